@@ -139,7 +139,7 @@ cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
     fields = {"name": "" if name == NULL else name.decode(errors="replace"), "op": names[layout.op],
               "ne": _longs(layout.ne, 4), "nb": _longs(layout.nb, 4)}
     if type_name == NULL:
-        # A type that only ggml knows is shown as so many bytes.
+        # A type that exists in ggml only is shown as its bytes.
         fields.update(type="i8", ne=[layout.nbytes, 1, 1, 1], nb=[1, layout.nbytes, layout.nbytes, layout.nbytes])
     else:
         fields["type"] = type_name.decode()

@@ -49,21 +49,21 @@ def install(level: str | None = None) -> str:
     ggml's is loaded already and nothing is installed, or for "off" after something was; ValueError for a level that
     there is not.
     """
-    asked = (os.environ.get(VARIABLE) or "alloc") if level is None else level
-    if asked not in LEVELS:
+    chosen = (os.environ.get(VARIABLE) or "alloc") if level is None else level
+    if chosen not in LEVELS:
         where = f"{VARIABLE}=" if level is None else "level="
-        raise ValueError(f"{where}{asked!r} is not one of {', '.join(LEVELS)}")
+        raise ValueError(f"{where}{chosen!r} is not one of {', '.join(LEVELS)}")
     with _lock:
         there = installed()
-        if asked == there or there != "off" and level is None:
+        if chosen == there or there != "off" and level is None:
             return there
-        if there != "off" and asked == "off":
+        if there != "off" and chosen == "off":
             raise HookError(f"level {there!r} is installed, and its library stays as long as the process: 'off' comes "
                             "too late")
         if there != "off":
-            hook().schedule(asked == "sched")
-            _installed["level"] = asked
-            return asked
+            hook().schedule(chosen == "sched")
+            _installed["level"] = chosen
+            return chosen
         found = loaded_bases()
         if found:
             raise HookError(f"{found[0]} is loaded already, and its calls are bound: import ggml_sched.llama_cpp "
@@ -74,10 +74,10 @@ def install(level: str | None = None) -> str:
             from ggml_sched.llama_cpp import _hook
         finally:
             sys.setdlopenflags(flags)
-        _hook.schedule(asked == "sched")
-        _installed.update(hook=_hook, level=asked)
+        _hook.schedule(chosen == "sched")
+        _installed.update(hook=_hook, level=chosen)
         sys.meta_path.insert(0, _Watch())
-    return asked
+    return chosen
 
 
 def installed() -> str:
@@ -131,8 +131,8 @@ def loaded_bases() -> list[str]:
 def check() -> None:
     """HookError unless the calls of every ggml that is loaded come to us.
 
-    Asks each for a scheduler of its CPU, which makes an allocator.  Where a library has no CPU backend loaded, or its
-    file was replaced since, there is nothing to ask, and nothing is said.  Also if a library is not as we know it, so
+    Lets each make a scheduler of its CPU, which makes an allocator.  A library without a loaded CPU backend, or whose
+    file was replaced since, is not checked.  HookError also if a library has another layout than supported, so
     that its own allocator works.
     """
     library = hook()
@@ -143,7 +143,7 @@ def check() -> None:
                             "symbols, or static), or it was loaded before us")
     why = library.unsupported()
     if why is not None:
-        raise HookError(f"a loaded ggml is not as we know it ({why}): its own allocator is used")
+        raise HookError(f"a loaded ggml has another layout than supported ({why}): its own allocator is used")
 
 
 def _make_scheduler(base: str) -> bool:
@@ -190,7 +190,7 @@ def _cpu_backend(folder: str) -> tuple[int, Callable[[int], None]] | None:
 
 
 class _Watch:
-    """Asks `check` once a client has been imported, so that a hook which is not reached does not go unnoticed."""
+    """Calls `check` once a client has been imported, so that a hook which is not reached does not go unnoticed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
@@ -203,7 +203,7 @@ class _Watch:
 
 
 class _Checked:
-    """A loader that asks `check` when its module has run."""
+    """A loader that calls `check` when its module has run."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader

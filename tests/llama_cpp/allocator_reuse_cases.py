@@ -7,8 +7,33 @@ from __future__ import annotations
 
 import ctypes as c
 import gc
+import random
 import sys
 from pathlib import Path
+
+from ggml_allocators import (
+    INPUT,
+    Allocator,
+    Context,
+    FakeType,
+    add_node,
+    alloc_buffer,
+    apart,
+    base,
+    buffer_base,
+    cpu_buft,
+    cpu_init,
+    expand,
+    free,
+    hooked,
+    new_tensor,
+    ours,
+    random_graph,
+    read,
+    span,
+    tensor_alloc,
+    verified,
+)
 
 NODE_ROOM = 700
 
@@ -16,8 +41,6 @@ NODE_ROOM = 700
 def allocator_after_allocator() -> None:
     """A released allocator's cache serves the next allocator of the same buffer type, in no more memory than that
     needs."""
-    from ggml_allocators import Allocator, FakeType, base, cpu_init, hooked, ours, random_graph, verified
-
     backend, seed = cpu_init(), 4
     fresh, kept = FakeType(), FakeType()
     first = Allocator(ours, fresh.handle)
@@ -49,8 +72,6 @@ def allocator_after_allocator() -> None:
 
 
 def other_type_at_the_same_address() -> None:
-    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
-
     made, kind = random_graph(1), FakeType(alignment=16)
     allocator = Allocator(ours, kind.handle)
     assert allocator.reserve(made.graph)
@@ -65,13 +86,10 @@ def other_type_at_the_same_address() -> None:
 
 def memory_that_came_and_went() -> None:
     """Of an allocated tensor only its allocation matters to the plan; it is checked on every call."""
-    from ggml_allocators import Allocator, Context, buffer_base, cpu_buft, hooked, ours, span, tensor_alloc
-    from ggml_allocators import alloc_buffer as buffer_of
-
     made = Context()
     x, weight = made.leaf(16, 8), made.leaf(16, 16)
     made.output(made.mul_mat(weight, x))
-    buffer = buffer_of(cpu_buft(), 4096)
+    buffer = alloc_buffer(cpu_buft(), 4096)
     start = buffer_base(buffer)
     tensor_alloc(buffer, weight, start)
     allocator = Allocator(ours)
@@ -98,8 +116,6 @@ def memory_that_came_and_went() -> None:
 
 def shapes_that_changed() -> None:
     """Tensors at the same addresses that became larger, or nodes of another op."""
-    from ggml_allocators import Allocator, Context, apart, hooked, ours, span
-
     made = Context()
     x = made.leaf(16, 8)
     y = made.output(made.silu(made.view_2d(made.scale(x, 2.0), 16, 4, 64, 0)))
@@ -137,8 +153,6 @@ def shapes_that_changed() -> None:
 
 def sources_behind_the_first() -> None:
     """Ops with more sources than most: the last source matters as well."""
-    from ggml_allocators import Allocator, Context, apart, hooked, ours
-
     def chain(kept: int) -> Context:
         made = Context()
         x, w = made.leaf(16, 32), made.leaf(16, 16)
@@ -157,8 +171,7 @@ def sources_behind_the_first() -> None:
         assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
         held = made.nodes()[kept - 1]
         assert all(apart(held, t) for t in made.nodes()[kept:]), f"result {kept} is read by the last node"
-        for t in (*made.leafs, *made.nodes()):
-            t.contents.data = t.contents.buffer = None
+        made.forget()
     other = chain(2)
     hooked.clear_counters()
     assert allocator.alloc(other.graph) and hooked.served()["equal"] == 1
@@ -177,8 +190,7 @@ def sources_behind_the_first() -> None:
         made.outputs[0].contents.src[7] = None
         allocator = Allocator(ours)
         assert allocator.alloc(made.graph)
-        for t in (*made.leafs, *made.nodes()):
-            t.contents.data = t.contents.buffer = None
+        made.forget()
         held = made.nodes()[1]
         made.outputs[0].contents.src[place] = held
         assert allocator.alloc(made.graph) and all(apart(held, t) for t in made.nodes()[2:]), place
@@ -187,14 +199,8 @@ def sources_behind_the_first() -> None:
 
 def lists_that_differ() -> None:
     """Unread leafs, and nodes in another order: the graph's lists matter, not only the tensors that they contain."""
-    from ggml_allocators import INPUT, Allocator, Context, hooked, ours
-
     def listed(made, at: int, count: int):
         return (c.c_void_p * count).from_address(c.c_void_p.from_address(made.graph + at).value)
-
-    def forget(made, *more) -> None:
-        for t in (*made.leafs, *made.nodes(), *more):
-            t.contents.data = t.contents.buffer = None
 
     for plain in (True, False):
         made = Context()
@@ -212,22 +218,22 @@ def lists_that_differ() -> None:
         extra = made.leaf(16, 16)
         for unread in (other, extra):
             listed(made, 40, 3)[2] = c.addressof(unread.contents)
-            forget(made, other, extra)
+            made.forget(other, extra)
             assert allocator.alloc(made.graph) and unread.contents.data, plain
         # A node replaced by one with equal fields.
         twin = made.silu(y)
         twin.contents.flags |= made.outputs[0].contents.flags
         listed(made, 16, 2)[1] = c.addressof(twin.contents)
-        forget(made, *made.outputs)
+        made.forget(*made.outputs)
         assert allocator.alloc(made.graph) and twin.contents.data and not made.outputs[0].contents.data, plain
         # Without the weight in the list: its allocation is checked nevertheless.
         leafs = listed(made, 40, 3)
         leafs[0], leafs[1] = (c.addressof(t.contents) for t in (x, extra))
         n_leafs.value = 2
-        forget(made, twin)
+        made.forget(twin)
         w.contents.data = 4096
         assert all(allocator.alloc(made.graph) for _ in range(2)) and w.contents.data == 4096
-        forget(made, twin)
+        made.forget(twin)
         assert allocator.alloc(made.graph) and w.contents.data not in (None, 4096), plain
         allocator.close()
     assert hooked.served()["failed"] == 0
@@ -235,15 +241,9 @@ def lists_that_differ() -> None:
 
 def wanted_elsewhere() -> None:
     """The same graph, wanted in one type of buffers and then in the other, wherever its tensors are."""
-    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
-
     kinds = FakeType(), FakeType()
     made, alive = random_graph(3), []
     n_nodes, n_leafs = len(made.nodes()), len(made.leafs)
-
-    def forget() -> None:
-        for t in (*made.leafs, *made.nodes()):
-            t.contents.data = t.contents.buffer = None
 
     for elsewhere in (False, True):
         found = {0: set(), 1: set()}
@@ -251,12 +251,12 @@ def wanted_elsewhere() -> None:
         for wanted in (0, 1, 0, 1, 1, 0):
             alive.append(made)
             made = random_graph(3) if elsewhere else made
-            forget()
+            made.forget()
             assert allocator.reserve(made.graph, [wanted] * n_nodes, [wanted] * n_leafs)
             assert allocator.alloc(made.graph)
             found[wanted] |= {t.contents.buffer for t in made.nodes() if not t.contents.view_src}
         assert [len(buffers) for buffers in found.values()] == [1, 1] and not found[0] & found[1], found
-    forget()
+    made.forget()
     assert not allocator.reserve(made.graph, [2] * n_nodes, [0] * n_leafs), "there are two"
     assert not allocator.reserve(made.graph, [0] * n_nodes, [2] * n_leafs)
     assert allocator.reserve(made.graph, [0] * n_nodes, [0] * n_leafs) and hooked.served()["failed"] == 2
@@ -265,8 +265,6 @@ def wanted_elsewhere() -> None:
 def asked_again() -> None:
     """A buffer type whose alloc size grew since the last allocator: for the same graph at the same and at other
     addresses."""
-    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
-
     kind = FakeType()
     made, more = random_graph(5), 0
     for elsewhere in (False, False, True, True):
@@ -274,8 +272,7 @@ def asked_again() -> None:
         alone = FakeType(extra=more)
         want, allocator = Allocator(ours, alone.handle), Allocator(ours, kind.handle)
         kind.extra = more
-        for t in (*made.leafs, *made.nodes()):
-            t.contents.data = t.contents.buffer = None
+        made.forget()
         assert want.reserve(made.graph) and allocator.alloc(made.graph) and allocator.size() == want.size(), more
         allocator.close()
         want.close()
@@ -285,8 +282,6 @@ def asked_again() -> None:
 
 def few_are_kept() -> None:
     """The pool keeps the caches of the last two released allocators."""
-    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
-
     made, kinds = random_graph(1), [FakeType() for _ in range(3)]
 
     def planned(kind) -> int:
@@ -302,13 +297,10 @@ def few_are_kept() -> None:
 
 def two_places_in_turn() -> None:
     """A client that builds its graph at two addresses in turn: one plan serves both, each compared every time."""
-    from ggml_allocators import Allocator, apart, hooked, ours, random_graph, read
-
     allocator, made = Allocator(ours), [random_graph(3), random_graph(3)]
 
     def alloc(k: int) -> None:
-        for t in (*made[k].leafs, *made[k].nodes()):
-            t.contents.data = t.contents.buffer = None
+        made[k].forget()
         assert allocator.alloc(made[k].graph)
         assert all(t.contents.data for t in made[k].nodes()), "views among them"
 
@@ -332,8 +324,6 @@ def two_places_in_turn() -> None:
 
 def nodes_without_op() -> None:
     """Nodes without op may name later nodes, which has no effect on plans: such a graph, too, matches elsewhere."""
-    from ggml_allocators import Allocator, Context, add_node, expand, hooked, ours
-
     def build() -> tuple:
         made = Context()
         a, y = made.scale(made.leaf(64), 2.0), made.leaf(64)
@@ -350,8 +340,7 @@ def nodes_without_op() -> None:
 
     def alloc(k: int) -> dict:
         made = two[k][0]
-        for t in (*made.leafs, *made.nodes()):
-            t.contents.data = t.contents.buffer = None
+        made.forget()
         assert allocator.alloc(made.graph)
         return hooked.served()
 
@@ -365,11 +354,8 @@ def nodes_without_op() -> None:
 
 def other_weights() -> None:
     """Graphs whose weights differ in layout are different, at any address; with equal layouts they are equal."""
-    from ggml_allocators import Allocator, Context, buffer_base, cpu_buft, hooked, new_tensor, ours, tensor_alloc
-    from ggml_allocators import alloc_buffer as buffer_of
-
     f16, f32 = 1, 0
-    there, buffer = Context(), buffer_of(cpu_buft(), 1 << 14)
+    there, buffer = Context(), alloc_buffer(cpu_buft(), 1 << 14)
     weights = [new_tensor(there.ctx, kind, 32, 16) for kind in (f32, f32, f16)]
     for i, weight in enumerate(weights):
         assert tensor_alloc(buffer, weight, buffer_base(buffer) + (i << 12)) == 0
@@ -390,8 +376,6 @@ def other_weights() -> None:
 
 def buffers_are_told() -> None:
     """init_tensor is called for each tensor of each buffer that has it, views included, on every allocation."""
-    from ggml_allocators import Allocator, Context, FakeType, hooked, ours
-
     def build(rows: int) -> tuple:
         made = Context()
         x = made.leaf(16, rows)
@@ -417,8 +401,6 @@ def buffers_are_told() -> None:
 
 def one_tensor_for_two() -> None:
     """A graph that names one tensor twice differs from a planned graph with two tensors there, at any address."""
-    from ggml_allocators import Allocator, Context, hooked, ours
-
     def made_of(twice: bool) -> Context:
         made = Context()
         a, b = made.leaf(16, 4), made.leaf(16, 4)
@@ -440,8 +422,6 @@ def one_tensor_for_two() -> None:
 
 def views_of_views() -> None:
     """A root that is reachable only through an unlisted tensor: such a graph never matches a cached one."""
-    from ggml_allocators import Allocator, Context, hooked, ours
-
     made = Context()
     x = made.leaf(16, 8)
     between = made.view_2d(x, 16, 4, 64, 0)
@@ -456,13 +436,10 @@ def views_of_views() -> None:
 
 def roots_that_nobody_lists() -> None:
     """Nodes without op and sources that are views of unlisted roots: such graphs, too, match at other addresses."""
-    from ggml_allocators import Allocator, Context, add_node, buffer_base, cpu_buft, hooked, ours, tensor_alloc
-    from ggml_allocators import alloc_buffer as buffer_of
-
     count = 1900
     there = Context()
     weights = [there.leaf(4) for _ in range(count)]
-    buffer = buffer_of(cpu_buft(), 4096)
+    buffer = alloc_buffer(cpu_buft(), 4096)
     for weight in weights:
         assert tensor_alloc(buffer, weight, buffer_base(buffer)) == 0
     allocator, alive = Allocator(ours), []
@@ -483,8 +460,6 @@ def roots_that_nobody_lists() -> None:
 
 def looks_without_end() -> None:
     """Graphs of ever new shapes leak no memory."""
-    from ggml_allocators import Allocator, Context, free, ours
-
     def resident() -> int:
         return int(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines()
                         if line.startswith("VmRSS"))) << 10
@@ -509,8 +484,6 @@ def looks_without_end() -> None:
 
 def chain(rows: int, embedded: bool = False):
     """Layers over a batch of so many rows; two wirings, which differ in how they begin."""
-    from ggml_allocators import Context
-
     made = Context()
     table, weight = made.leaf(16, 16, name="table"), made.leaf(16, 16, name="weight")
     x = made.leaf(16, rows, name="x")
@@ -525,10 +498,6 @@ def chain(rows: int, embedded: bool = False):
 
 def reserved_plans_stay() -> None:
     """Ever new shapes of two wirings, one reserved and one first allocated at a small size: each is planned once."""
-    import random
-
-    from ggml_allocators import Allocator, base, cpu_init, hooked, ours, verified
-
     backend, rng, allocator, alive = cpu_init(), random.Random(1), Allocator(ours), []
     largest = chain(400)
     assert allocator.reserve(largest.graph) and hooked.served()["planned"] == 1
@@ -551,8 +520,6 @@ def reserved_plans_stay() -> None:
 def larger_graphs_of_a_wiring() -> None:
     """A graph that grows is planned for the largest sizes so far: wide and high graphs then alternate without
     planning."""
-    from ggml_allocators import Allocator, Context, hooked, ours
-
     def made_of(width: int, rows: int):
         made = Context()
         wide, high = made.leaf(width, 2), made.leaf(8, rows)
@@ -571,8 +538,6 @@ def larger_graphs_of_a_wiring() -> None:
 
 def first_tensor_is_a_node() -> None:
     """A graph that lists no leafs: its first tensor is a node."""
-    from ggml_allocators import Allocator, Context, add_node, hooked, ours
-
     made = Context()
     node = made.silu(made.leaf(16))
     add_node(made.graph, node)

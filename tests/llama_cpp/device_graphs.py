@@ -1,4 +1,4 @@
-"""Graphs for the cases of test_scheduler_devices.py, and the backends that their nodes get."""
+"""Graphs for cases on devices, and the backends that their nodes get."""
 
 from __future__ import annotations
 

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 
 import numpy as np
 from device_graphs import CPU, ROWS, WIDTH, chain_of, first_source, numbers, places, start
-from ggml_schedulers import Graph, hook, view
+from ggml_schedulers import Graph, hook, run, view
 from scheduler_cases import Weights, check_same, run_all
 
 
@@ -88,7 +87,6 @@ def older_library() -> None:
     want = 2 * values[0] / (1 + np.exp(-2 * values[0])) * values[1]
     assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-5)
     assert [t["op"] for t in hook().last_scheduled()[0]["graph"]["tensors"]].count("CUSTOM") == 1
-    g.backend_sched_free(s)
 
 
 def schedulers_that_cannot_be() -> None:
@@ -153,7 +151,6 @@ def ops_that_are_refused() -> None:
         reader.refuses = set()
         assert places(g, [reader.handle, *backends], chain_of(weights.square[0]), ours) == [0, 0, 0, 0]
         reader.refuses = {"MUL_MAT"}
-    weights.close()
 
 
 def choices_of_one_place() -> None:
@@ -176,7 +173,6 @@ def choices_of_one_place() -> None:
     other = bench.device("B")
     assert places(g, [device.handle, other.handle, bench.cpu], chain_of(weights.square[0]),
                   choose={1: other.handle, 3: bench.cpu}) == [1, 1, 1, 2]
-    weights.close()
 
 
 def many_choices() -> None:
@@ -196,7 +192,6 @@ def many_choices() -> None:
         found = [backends.index(g.backend_sched_get_tensor_backend(s, node)) for node in nodes]
         assert found == [(k + first + (k < 100)) % 3 for k in range(150)]
         g.backend_sched_reset(s)
-    g.backend_sched_free(s)
 
 
 def memory_without_a_buffer() -> None:
@@ -215,7 +210,6 @@ def memory_without_a_buffer() -> None:
     assert g.backend_sched_graph_compute(s, graph.graph) == 0
     assert np.array_equal(graph.get(out).reshape(ROWS, WIDTH), values * 3 + values)
     assert view(x).data == values.ctypes.data
-    g.backend_sched_free(s)
 
 
 def buffers_are_told() -> None:
@@ -232,7 +226,6 @@ def buffers_are_told() -> None:
         device.told.clear()
         graph.allocate(s, dict.fromkeys(nodes, device.handle))
         assert [device.told.count(node) for node in nodes] == [1, 1, 1], "a view among them"
-    g.backend_sched_free(s)
 
 
 def too_large_for_a_buffer() -> None:
@@ -258,7 +251,6 @@ def too_large_for_a_buffer() -> None:
     assert g.backend_sched_graph_compute(s, graph.graph) == 0
     bench.sound()
     assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), values / (1 + np.exp(-values)) * 2, atol=1e-5)
-    g.backend_sched_free(s)
 
 
 def too_many_types() -> None:
@@ -287,7 +279,6 @@ def too_many_types() -> None:
     graph.put(first_source(few), np.zeros(WIDTH, np.float32))
     assert g.backend_sched_graph_compute(s, fewer.graph) == 0
     assert np.array_equal(fewer.get(few), np.full(WIDTH, sum(range(41)), np.float32))
-    g.backend_sched_free(s)
 
 
 def graphs_that_are_circles() -> None:
@@ -308,7 +299,6 @@ def graphs_that_are_circles() -> None:
             assert hook().last_error() == "a graph of 2 nodes cannot be read"
         else:
             assert g.backend_sched_reserve(s, graph.graph)
-    g.backend_sched_free(s)
 
 
 def ops_that_nobody_supports() -> None:
@@ -337,8 +327,6 @@ def ops_that_nobody_supports() -> None:
         assert view(nodes[2]).name.decode() in str(error) and "H" in str(error), error
     else:
         raise AssertionError("its backend refused it")
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def pools_apart() -> None:
@@ -371,5 +359,4 @@ def pools_apart() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    print("done")
+    run(globals())

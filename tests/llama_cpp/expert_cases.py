@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 from device_graphs import ROWS, WIDTH, aside, numbers, start
 from ggml_devices import Bench
-from ggml_schedulers import I32, Graph, view
+from ggml_schedulers import I32, Graph, run, view
 from scheduler_cases import Weights
 
 ALL = [(-1, 6 * WIDTH * WIDTH * 4)]
@@ -81,8 +79,6 @@ def used_experts_travel() -> None:
     for used, runs in (((4, 0), [(0, 512), (1024, 512)]), ((5, 1), [(256, 512), (1280, 256)])):
         assert mixture.run(used) == runs
         assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4), used
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def ids_of_no_expert() -> None:
@@ -97,8 +93,6 @@ def ids_of_no_expert() -> None:
     for used in ((0, 6), (-1, 2), (1 << 30, 0), (-(1 << 31), 1)):
         assert mixture.run(used) == ALL, used
     assert mixture.run((1, 1)) == [(ONE, ONE + 512)]
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def experts_that_others_read() -> None:
@@ -131,8 +125,6 @@ def experts_that_others_read() -> None:
         assert np.allclose(mixture.got(), mixture.want((0, 1)), atol=1e-4)
         assert np.allclose(mixture.graph.get(mixture.graph.nodes()[-1]), other, atol=1e-4)
         mixture.graph.close()
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def experts_that_are_no_weights() -> None:
@@ -170,8 +162,6 @@ def experts_of_no_mixture() -> None:
         assert g.backend_sched_graph_compute(s, graph.graph) == 0
         found.append(graph.get(out))
     assert np.array_equal(*found)
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def ids_seen_through_a_view() -> None:
@@ -192,8 +182,6 @@ def ids_seen_through_a_view() -> None:
         mixture.graph.put(kept[0], np.array([[1, 1, *used, 1, 1]] * ROWS, np.int32))
         assert mixture.run() == ALL
         assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4)
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def computed_ids() -> None:
@@ -221,9 +209,7 @@ def computed_ids() -> None:
             assert found == (ALL if whole else [(e * ONE, ONE + (512 if e < 5 else 0)) for e in used]), (where, found)
             assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4)
         g.backend_sched_free(s)
-    weights.close()
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    print("done")
+    run(globals())

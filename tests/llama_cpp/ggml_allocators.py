@@ -158,6 +158,11 @@ class Context:
     def nodes(self) -> list:
         return [node_at(self.graph, i) for i in range(n_nodes(self.graph))]
 
+    def forget(self, *more) -> None:
+        """Take the memory from all tensors, as those of a graph that is built again."""
+        for t in (*self.leafs, *self.nodes(), *more):
+            t.contents.data = t.contents.buffer = None
+
     def run(self, backend, seed: int = 0) -> list[bytes]:
         """The outputs' bytes, of leafs filled by a seed."""
         rng = np.random.default_rng(seed)

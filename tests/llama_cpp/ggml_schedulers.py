@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
@@ -87,6 +88,12 @@ class Ggml:
                                        parallel, offload)
         assert found
         return found
+
+
+def run(cases: dict) -> None:
+    """Run the case that the command line names, and print "done"."""
+    cases[sys.argv[1]](*sys.argv[2:])
+    print("done")
 
 
 class Graph:
@@ -181,4 +188,4 @@ SIGNATURES = {
     "backend_sched_set_tensor_backend": (None, [P, P, P]), "backend_sched_get_tensor_backend": (P, [P, P]),
 }
 
-__all__ = ["CALLBACK", "F32", "I32", "Ggml", "Graph", "Tensor", "byref", "c_size_t", "hook", "view"]
+__all__ = ["CALLBACK", "F32", "I32", "Ggml", "Graph", "Tensor", "byref", "c_size_t", "hook", "run", "view"]

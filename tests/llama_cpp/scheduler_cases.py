@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from ctypes import byref, c_size_t, c_void_p
 
 import numpy as np
-from ggml_schedulers import CALLBACK, I32, Ggml, Graph, hook, view
+from ggml_schedulers import CALLBACK, I32, Ggml, Graph, hook, run, view
 
 WIDTH, ROWS = 32, 24
 WEIGHTS = 1
@@ -263,8 +262,6 @@ def answers(library: str) -> None:
         g.backend_sched_set_tensor_backend(s, small[2][0], chosen)
         assert compute(g, s, small, 5, times=1) == want
         assert g.backend_sched_get_tensor_backend(s, small[2][0]) == chosen
-    g.backend_sched_free(s)
-    g.backend_sched_free(None)
 
 
 def compute_again(g: Ggml, s: int, made, seed: int) -> list[bytes]:
@@ -312,7 +309,6 @@ def wiring() -> None:
     ctypes.c_int.from_address(graph.graph + 4).value -= 1
     assert g.backend_sched_alloc_graph(s, graph.graph) and g.backend_sched_get_tensor_backend(s, out)
     assert not g.backend_sched_get_tensor_backend(s, more)
-    g.backend_sched_free(s)
 
 
 def replayed(library: str) -> None:
@@ -338,7 +334,6 @@ def replayed(library: str) -> None:
     served = {k: v - before[k] for k, v in hook().served().items()}
     assert served["equal"] >= 4 and served["replayed"] >= 3 and served["grown"] == len([n for n in sizes if n]), served
     assert [g.backend_sched_get_buffer_size(s, b) for b in backends] == sizes
-    g.backend_sched_free(s)
 
 
 def explained(library: str) -> None:
@@ -392,7 +387,6 @@ def refused() -> None:
         assert g.backend_sched_get_buffer_size(s, g.backend_sched_get_backend(s, 0)) == 0
         g.backend_sched_reset(s)
         assert compute(g, s, random_graph(g, weights, weights, 4), 5, times=1) == want
-    g.backend_sched_free(s)
 
 
 def experts(library: str) -> None:
@@ -466,7 +460,6 @@ def callers(library: str) -> None:
     for _ in range(3):
         places.callers_call(function, scheduler)
     assert places.callers_asked() == asked > before, (before, asked, places.callers_asked())
-    g.backend_sched_free(scheduler)
 
 
 def empty() -> None:
@@ -498,5 +491,4 @@ def empty() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
-    print("done")
+    run(globals())

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import ctypes as c
-import sys
+
+from ggml_schedulers import Ggml, hook, run
+from numpy.random import default_rng
+from scheduler_cases import Weights, compute, random_graph
 
 
 def graphs_elsewhere(library: str) -> None:
     """The same graph at other addresses is not collected again; with other assignments it is."""
-    from ggml_schedulers import Ggml, hook
-    from numpy.random import default_rng
-    from scheduler_cases import Weights, compute, random_graph
-
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]
     weights = [Weights(g, b, default_rng(1)) for b in backends]
@@ -80,15 +79,10 @@ def graphs_elsewhere(library: str) -> None:
     for other in elsewhere[0], elsewhere[1]:
         elsewhere[None] = other
         assert placed(None) == first and placed(0)[0] == elsewhere[0] and placed(1)[1] == elsewhere[1]
-    g.backend_sched_free(s)
 
 
 def only_backend(library: str) -> None:
     """Assigning tensors to the only backend changes no plan: llama.cpp assigns the norms of small batches."""
-    from ggml_schedulers import Ggml, hook
-    from numpy.random import default_rng
-    from scheduler_cases import Weights, compute, random_graph
-
     g = Ggml()
     backends = [g.cpu_backend()]
     weights = [Weights(g, backends[0], default_rng(1))]
@@ -111,10 +105,6 @@ def only_backend(library: str) -> None:
 
 def under_ggml_s_scheduler(library: str) -> None:
     """ggml's scheduler adds nodes to the graphs of an allocator: copies, and views that keep their roots alive."""
-    from ggml_schedulers import Ggml, hook
-    from numpy.random import default_rng
-    from scheduler_cases import Weights, compute, random_graph
-
     from ggml_sched.llama_cpp import plans
 
     g = Ggml("alloc")
@@ -147,10 +137,6 @@ def under_ggml_s_scheduler(library: str) -> None:
 
 def next_scheduler(library: str) -> None:
     """A released scheduler's cache serves the next one for the same devices, in no more memory than that needs."""
-    from ggml_schedulers import Ggml, hook
-    from numpy.random import default_rng
-    from scheduler_cases import Weights, compute, random_graph
-
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]
     weights = [Weights(g, b, default_rng(1)) for b in backends]
@@ -206,5 +192,4 @@ def next_scheduler(library: str) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
-    print("done")
+    run(globals())

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import numpy as np
 from device_graphs import CPU, ROWS, WIDTH, aside, numbers, start
 from ggml_devices import Bench
-from ggml_schedulers import CALLBACK, Ggml, Graph, hook, view
+from ggml_schedulers import CALLBACK, Ggml, Graph, hook, run, view
 from scheduler_cases import Weights
 
 ABORTED, FAILED = 1, -1
@@ -50,7 +49,6 @@ def memory_that_others_read() -> None:
         graph.close()
     assert copies["B", False] == 1 and copies["B", True] == 2, "what is not read: the input, and what comes back"
     assert copies["C", False] == 3 and copies["C", True] == 4, copies
-    weights.close()
 
 
 def memory_that_two_share() -> None:
@@ -83,8 +81,6 @@ def memory_that_two_share() -> None:
     w = [weights.own.get(t).reshape(WIDTH, WIDTH) for t in weights.square]
     want = values[1] / (1 + np.exp(-values[1])) + (values[0] @ w[0].T @ w[1].T).sum(axis=1, keepdims=True)
     assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-3)
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def writes_that_others_read() -> None:
@@ -116,7 +112,6 @@ def writes_that_others_read() -> None:
                                       numbers(2, WIDTH, ROWS) * 2 + numbers(11, WIDTH, ROWS))
                 g.backend_sched_free(s)
                 graph.close()
-    store.close()
 
 
 def two_devices(g: Ggml, bench: Bench, weights: Weights, scheduler: int, devices: list):
@@ -196,7 +191,6 @@ def pipeline() -> None:
     assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), answer(numbers(8, WIDTH, ROWS)), atol=1e-5)
     g.backend_sched_free(s)
     assert not devices[0]._events
-    weights.close()
 
 
 def views_of_copies() -> None:
@@ -225,7 +219,6 @@ def views_of_copies() -> None:
             want = want if not whole else [*want[:3], values * np.float32(4)]
             assert np.array_equal(graph.get(out).reshape(-1, WIDTH), np.concatenate(want))
         graph.close()
-    g.backend_sched_free(s)
 
 
 def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
@@ -294,8 +287,6 @@ def copies_of_graphs_that_take_turns() -> None:
         assert g.backend_sched_graph_compute(s, graph.graph) == 0
         bench.sound()
         assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), sum(values) @ w.T, atol=1e-3), k
-    g.backend_sched_free(s)
-    weights.close()
 
 
 def in_place_through_a_copy() -> None:
@@ -317,7 +308,6 @@ def in_place_through_a_copy() -> None:
     assert g.backend_sched_graph_compute(s, graph.graph) == 0
     bench.sound()
     assert np.array_equal(graph.get(last).reshape(ROWS, WIDTH), values[0][ROWS:] * np.float32(6) + values[1])
-    g.backend_sched_free(s)
 
 
 def errors_of_devices() -> None:
@@ -362,10 +352,7 @@ def errors_of_devices() -> None:
                 assert np.array_equal(weights.own.get(weights.store).reshape(-1, WIDTH)[:ROWS],
                                       numbers(1, WIDTH, ROWS) * 2)
     bench.sound()
-    g.backend_sched_free(s)
-    weights.close()
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    print("done")
+    run(globals())

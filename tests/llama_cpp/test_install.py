@@ -153,3 +153,23 @@ print(next(line for line in log if "compute buffer" in line).split("is ")[1].spl
 """
     stock, hooked = (run(code, GGML_SCHED=level).splitlines() for level in ("off", "alloc"))
     assert stock[0] == hooked[0] and float(hooked[1]) < float(stock[1])
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+def test_memory_is_the_sum_of_the_buffers_of_open_contexts(level):
+    run("""
+import os
+import ggml_sched.llama_cpp as hooked
+from llama_cpp import Llama
+assert hooked.memory() == {}
+first = Llama(os.environ["MODEL"], n_ctx=256, n_batch=64, verbose=False)
+held = hooked.memory()
+assert len(held) == 1 and sum(held.values()) == sum(hooked.plans()[0].buffer_sizes) > 0, held
+second = Llama(os.environ["MODEL"], n_ctx=256, n_batch=64, verbose=False)
+assert hooked.memory() == {name: 2 * nbytes for name, nbytes in held.items()}
+first.close()
+assert hooked.memory() == held
+second.close()
+assert hooked.memory() == {}
+""", GGML_SCHED=level, MODEL=str(ROOT / "tests/data/models/tiny-llama-q4_0.gguf"))

@@ -49,7 +49,8 @@ static int find_alloc_size(const gh_ggml *lib, const gx_tensor *t)
         return GH_UNKNOWN;
     }
     type.function[called] = NULL;
-    return lib->backend_buft_get_alloc_size(&type, t) == answer && calls == 1 ? called * (int)sizeof(void *) : GH_UNKNOWN;
+    return lib->backend_buft_get_alloc_size(&type, t) == answer && calls == 1 ? called * (int)sizeof(void *)
+                                                                             : GH_UNKNOWN;
 }
 
 /* The offset of init_tensor. */

@@ -148,22 +148,22 @@ const gh_ggml *gh_ggml_of_caller(const void *caller)
     static _Thread_local struct {
         const void *caller;
         const gh_ggml *lib;
-    } known[places];
+    } cached[places];
     const size_t home = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 56) % places;
     size_t at = home;
     for (size_t i = 0; i < probes; i++) {
         at = (home + i) % places;
-        if (known[at].lib == NULL) {
+        if (cached[at].lib == NULL) {
             break;
         }
-        if (known[at].caller == caller) {
-            return known[at].lib;
+        if (cached[at].caller == caller) {
+            return cached[at].lib;
         }
     }
-    if (known[at].lib != NULL) {
+    if (cached[at].lib != NULL) {
         at = home;
     }
-    known[at].lib = gh_ggml_find(caller, NULL, 0);
-    known[at].caller = caller;
-    return known[at].lib;
+    cached[at].lib = gh_ggml_find(caller, NULL, 0);
+    cached[at].caller = caller;
+    return cached[at].lib;
 }

@@ -48,11 +48,23 @@ typedef struct gh_optimize_params {
 
 typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params *params);
 
-/* Who needs a function of ggml's: both levels; the scheduler alone; or it may be missing, and is NULL then. */
+/* Which level needs a function of ggml's; an optional one is NULL where a library has none. */
 enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
 
 /* X(result, name without "ggml_", parameters, gh_need) */
 #define GH_FUNCTIONS(X) \
+    X(void *, init, (gx_init_params params), GH_BY_BOTH)                                                             \
+    X(void, free, (void *ctx), GH_BY_BOTH)                                                                           \
+    X(gx_tensor *, new_tensor_4d, (void *ctx, int, int64_t, int64_t, int64_t, int64_t), GH_BY_BOTH)                  \
+    X(gx_tensor *, view_1d, (void *ctx, gx_tensor *, int64_t, size_t), GH_BY_BOTH)                                   \
+    X(gx_tensor *, scale, (void *ctx, gx_tensor *, float), GH_BY_BOTH)                                               \
+    X(gx_tensor *, add, (void *ctx, gx_tensor *, gx_tensor *), GH_BY_BOTH)                                           \
+    X(gx_tensor *, set_name, (gx_tensor *, const char *), GH_BY_BOTH)                                                \
+    X(void, set_output, (gx_tensor *), GH_BY_BOTH)                                                                   \
+    X(void *, get_data, (const gx_tensor *), GH_BY_BOTH)                                                             \
+    X(size_t, tensor_overhead, (void), GH_BY_BOTH)                                                                   \
+    X(void *, new_graph_custom, (void *ctx, size_t size, bool grads), GH_BY_BOTH)                                    \
+    X(void, build_forward_expand, (void *graph, gx_tensor *), GH_BY_BOTH)                                            \
     X(const char *, op_name, (int op), GH_BY_BOTH)                                                                   \
     X(const char *, unary_op_name, (int op), GH_BY_BOTH)                                                             \
     X(const char *, glu_op_name, (int op), GH_OPTIONAL)                                                              \
@@ -225,8 +237,8 @@ static inline bool gh_has_alloc_size(const gh_ggml *lib, const void *buft)
 /* Bytes that a tensor of `own` bytes takes in buffers of a type: not less than its own. */
 static inline int64_t gh_alloc_size(const gh_ggml *lib, void *buft, const gx_tensor *t, int64_t own)
 {
-    const int64_t asked = gh_has_alloc_size(lib, buft) ? (int64_t)lib->backend_buft_get_alloc_size(buft, t) : own;
-    return asked > own ? asked : own;
+    const int64_t nbytes = gh_has_alloc_size(lib, buft) ? (int64_t)lib->backend_buft_get_alloc_size(buft, t) : own;
+    return nbytes > own ? nbytes : own;
 }
 
 /* The planner's number of a tensor's op, its sub-op included. */

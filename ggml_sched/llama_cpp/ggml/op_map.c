@@ -58,7 +58,7 @@ static void find_ops(gh_ggml *lib)
     }
 }
 
-/* Map sub-ops.  `last` is the last name that all versions have.  Names behind it count as long as the planner knows
+/* Map sub-ops.  `last` is the last name that all versions have.  Names behind it count as long as the planner has
  * them: behind the end of an enum there may be any other text of the library. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
@@ -82,7 +82,7 @@ static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), co
     }
 }
 
-/* Map types.  A type has the same number in all versions; if name or size differ, it is one that only ggml knows.
+/* Map types.  A type has the same number in all versions; if name or size differ, it exists in ggml only.
  * Behind the last type of a version there may be anything instead of a name. */
 static void find_types(gh_ggml *lib)
 {

@@ -7,56 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    void *(*init)(gx_init_params);
-    void (*free)(void *);
-    gx_tensor *(*new_tensor_4d)(void *, int, int64_t, int64_t, int64_t, int64_t);
-    gx_tensor *(*view_1d)(void *, gx_tensor *, int64_t, size_t);
-    gx_tensor *(*scale)(void *, gx_tensor *, float);
-    gx_tensor *(*add)(void *, gx_tensor *, gx_tensor *);
-    gx_tensor *(*set_name)(gx_tensor *, const char *);
-    void (*set_output)(gx_tensor *);
-    void *(*get_data)(const gx_tensor *);
-    size_t (*tensor_overhead)(void);
-    void *(*new_graph_custom)(void *, size_t, bool);
-    void (*build_forward_expand)(void *, gx_tensor *);
-} gh_maker;
-
-static bool find_maker(gh_maker *m, void *handle)
-{
-    static const struct {
-        const char *name;
-        size_t offset;
-    } all[] = {
-#define GH_M(field) {"ggml_" #field, offsetof(gh_maker, field)}
-        GH_M(init), GH_M(free), GH_M(new_tensor_4d), GH_M(view_1d), GH_M(scale), GH_M(add), GH_M(set_name),
-        GH_M(set_output), GH_M(get_data), GH_M(tensor_overhead), GH_M(new_graph_custom), GH_M(build_forward_expand),
-    };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        void *found = dlsym(handle, all[i].name);
-        if (found == NULL) {
-            return false;
-        }
-        memcpy((char *)m + all[i].offset, &found, sizeof found);
-    }
-    return true;
-}
-
 /* Bytes that ggml puts in front of each tensor of a context. */
 #define GH_OBJECT_SIZE 32
 #define GH_PROBE_LEAFS 3
 
 /* The first field of a tensor that is not where abi.h says, or NULL. */
-static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx)
+static const char *probe_tensor(const gh_ggml *lib, void *ctx)
 {
-    gx_tensor *a = m->new_tensor_4d(ctx, 1, 3, 5, 7, 2), *b, *c;
+    gx_tensor *a = lib->new_tensor_4d(ctx, 1, 3, 5, 7, 2), *b, *c;
     if (a == NULL) {
         return "no tensor";
     }
-    m->set_name(a, "a probe");
-    m->set_output(a);
-    b = m->view_1d(ctx, a, 4, 6);
-    c = m->scale(ctx, a, 0.5f);
+    lib->set_name(a, "a probe");
+    lib->set_output(a);
+    b = lib->view_1d(ctx, a, 4, 6);
+    c = lib->scale(ctx, a, 0.5f);
     if (a->type != 1 || a->ne[0] != 3 || a->ne[1] != 5 || a->ne[2] != 7 || a->ne[3] != 2 || a->nb[0] != 2
         || a->nb[1] != 6 || a->nb[2] != 30 || a->nb[3] != 210) {
         return "ne and nb";
@@ -64,7 +29,7 @@ static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx
     if (strcmp(a->name, "a probe") != 0 || a->flags != GH_FLAG_OUTPUT || a->buffer != NULL || a->extra != NULL) {
         return "name, flags and buffer";
     }
-    if (a->data == NULL || a->data != m->get_data(a) || b->view_src != a || b->view_offs != 6
+    if (a->data == NULL || a->data != lib->get_data(a) || b->view_src != a || b->view_offs != 6
         || (char *)b->data != (char *)a->data + 6) {
         return "data and views";
     }
@@ -77,20 +42,20 @@ static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx
 
 /* Find where ggml's graph struct has its leafs and their number: search a graph of two nodes and three leafs, whose
  * addresses are known. */
-static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
+static const char *probe_graph(gh_ggml *lib, void *ctx)
 {
     gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;
-    char *graph = m->new_graph_custom(ctx, 16, false);
+    char *graph = lib->new_graph_custom(ctx, 16, false);
     const int counts[2] = {2, GH_PROBE_LEAFS};
     if (graph == NULL) {
         return "no graph";
     }
     for (int i = 0; i < GH_PROBE_LEAFS; i++) {
-        leaf[i] = m->new_tensor_4d(ctx, 0, 4, 1, 1, 1);
+        leaf[i] = lib->new_tensor_4d(ctx, 0, 4, 1, 1, 1);
     }
-    x = m->add(ctx, leaf[0], leaf[1]);
-    y = m->add(ctx, x, leaf[2]);
-    m->build_forward_expand(graph, y);
+    x = lib->add(ctx, leaf[0], leaf[1]);
+    y = lib->add(ctx, x, leaf[2]);
+    lib->build_forward_expand(graph, y);
     if (lib->graph_n_nodes(graph) != 2 || lib->graph_nodes(graph)[0] != x || lib->graph_nodes(graph)[1] != y) {
         return "the nodes of a graph";
     }
@@ -119,30 +84,26 @@ static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
 
 const char *gh_probe(gh_ggml *lib)
 {
-    gh_maker m;
     gx_init_params params = {.mem_size = 1 << 16, .mem_buffer = NULL, .no_alloc = false};
     const char *unsupported;
     void *ctx;
-    if (!find_maker(&m, lib->handle)) {
-        return "a function to make tensors";
-    }
-    if (m.tensor_overhead() != sizeof(gx_tensor) + GH_OBJECT_SIZE) {
+    if (lib->tensor_overhead() != sizeof(gx_tensor) + GH_OBJECT_SIZE) {
         return "the size of a tensor";
     }
-    ctx = m.init(params);
+    ctx = lib->init(params);
     if (ctx == NULL) {
         return "no context";
     }
-    unsupported = probe_tensor(&m, lib, ctx);
+    unsupported = probe_tensor(lib, ctx);
     if (unsupported == NULL) {
-        unsupported = probe_graph(&m, lib, ctx);
+        unsupported = probe_graph(lib, ctx);
     }
-    m.free(ctx);
+    lib->free(ctx);
     return unsupported;
 }
 
-/* Find the offset of a graph's unique id.  The size of a view of a graph tells the version: the id is its last word.
- * The size shows in the bytes that the call leaves untouched. */
+/* Find the offset of a graph's unique id.  The size of a view of a graph depends on the version: the id is its last
+ * word.  The size shows in the bytes that the call leaves untouched. */
 void gh_find_uid(gh_ggml *lib)
 {
     enum { previous = 88, with = 96 };
@@ -166,8 +127,8 @@ void gh_find_uid(gh_ggml *lib)
     }
 }
 
-/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions tells the
- * version: the last of 14, and the last of 16, reorders nodes. */
+/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions depends on
+ * the version: the last of 14, and the last of 16, reorders nodes. */
 gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend)
 {
     const void *device = lib->backend_get_device(backend);

@@ -2,7 +2,7 @@
  *
  * A fused kernel reads the sources of its first node while it writes the result of its last, and no backend checks
  * whether the two overlap.  Under ggml's own allocator they never do: it computes the later node in place of the
- * earlier one, whose memory was taken while those sources were still in use.  A planner that knows all lifetimes may
+ * earlier one, whose memory was taken while those sources were still in use.  A planner that packs all lifetimes may
  * put the result where such a source has just died.  Pairs that conflict become alloc dependencies: the source keeps
  * its memory until the last node is done.
  */

@@ -176,12 +176,12 @@ static int intern_listed(gh_reader *r)
 static int32_t read_id(gh_reader *r, gx_tensor *t, int32_t reader)
 {
     for (int left = GH_MAX_CHAIN; left > 0; left--) {
-        const int32_t known = r->n;
+        const int32_t n_before = r->n;
         const int32_t id = intern(r, t);
         if (id < 0) {
             return -1;
         }
-        if (id == known) {
+        if (id == n_before) {
             r->item[id].reader = reader;
             classify(r, &r->item[id]);
         }
@@ -230,7 +230,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
         put_src(r, n_src, s, k);
         last = k;
     }
-    /* A view without an op has an effect on nothing, but its root gets an id: the graph names it. */
+    /* A view without an op is no node to the planner, but its root gets an id: the graph names it. */
     if (r->item[id].role == GH_ROLE_ALIAS && read_id(r, t->view_src, position) < 0) {
         return r->n >= r->room_items ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
     }
@@ -262,7 +262,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
     return GS_OK;
 }
 
-/* Add an id that only the planner knows. */
+/* Add an id without a tensor of ggml's. */
 static int32_t add_planner_tensor(gh_reader *r, int op)
 {
     gh_item *item;

@@ -4,7 +4,7 @@
  * allocates nothing once the largest graph was read.
  *
  * Every tensor gets an id: first the leafs, then the nodes, then tensors that nodes read and the graph does not list.
- * Behind these come ids that only the planner knows.  A tensor of ggml's without an op may be several things:
+ * Behind these come ids of the planner's graph alone.  A tensor of ggml's without an op may be several things:
  *   - a leaf that is a view: readers read the tensor that it views;
  *   - a node that views another tensor, with which a scheduler marks "still in use here": a node without bytes;
  *   - a node that views nothing, such as the destination of a copy: a node whose memory begins there, or a leaf if it
@@ -32,7 +32,7 @@ enum gh_role {
 #define GH_NOWHERE (-1)     /* a position: not among the graph's nodes, or leafs                */
 
 typedef struct gh_item {
-    gx_tensor *tensor;      /* NULL: an id that only the planner knows                          */
+    gx_tensor *tensor;      /* NULL: an id of the planner's graph alone                         */
     int32_t node;           /* position among the graph's nodes                                 */
     int32_t leaf;           /* position among the graph's leafs                                 */
     int32_t reader;         /* of a tensor that is not listed: position of its first reader     */
@@ -45,7 +45,7 @@ typedef struct gh_item {
 typedef struct gh_reader {
     const gh_ggml *lib;
     int32_t n;              /* ids of tensors                                                   */
-    int32_t n_all;          /* and ids that only the planner knows                              */
+    int32_t n_all;          /* and ids of the planner's graph alone                             */
     int32_t n_nodes;        /* of ggml's graph                                                  */
     int32_t n_leafs;
     bool plain;             /* ids are positions: leafs, nodes, others; `src` has what nodes name, leafs name nothing */

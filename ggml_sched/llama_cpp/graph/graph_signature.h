@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graph/graph_signature.h -- tells whether a graph is one that was read before.
+/* ggml_sched/llama_cpp/graph/graph_signature.h -- whether a graph equals one that was read before.
  *
  * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as
  * sources and root, and whether it has memory.  Graphs that differ in any of these differ.  Matching a graph with a
@@ -54,8 +54,8 @@ typedef struct gh_signature {
 /* Fill a signature with the graph that was just read.  False without memory. */
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
-/* Whether a graph has the same tensors, unchanged.  Meanwhile the addresses of n slots in `arenas`, ascending by id, are
- * written into the tensors: these are in the processor's cache now.  If the graph does not match, they are removed
+/* Whether a graph has the same tensors, unchanged.  Meanwhile the addresses of n slots in `arenas`, ascending by id,
+ * are written into the tensors: these are in the processor's cache now.  If the graph does not match, they are removed
  * again. */
 bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n);
 

@@ -2,7 +2,7 @@
  *
  * A descriptor is everything of a tensor that a plan or a backend's answer depends on, except its memory and the
  * tensors that it names.  The thousands of tensors of a graph have a few dozen descriptors, so comparing a tensor with
- * its own reads memory that is in the processor's cache.  A descriptor is known by its number.
+ * its own reads memory that is in the processor's cache.  A descriptor is identified by its number.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H

@@ -127,7 +127,8 @@ static int32_t count_views(const gh_plan_entry *e)
     return n;
 }
 
-/* Let the copies be of this graph's tensors.  The originals of the graph before it are kept: it may come again. */
+/* Let the copies be of this graph's tensors.  The originals of the graph before it are kept: the client may allocate
+ * that graph again. */
 static bool set_nodes(gh_copies *copies, gx_tensor *const *nodes, int32_t n)
 {
     if (copies->n_nodes == n && gh_same(copies->nodes, nodes, n, sizeof *nodes)) {

@@ -40,7 +40,7 @@ static void wait_for_others(gh_sched *s, int b)
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
 /* Whether each allocation has a copy of its own.  A weight has one copy for all: the events of this allocation do not
- * tell whether an earlier compute still reads it. */
+ * cover an earlier compute that still reads it. */
 static bool has_several_copies(const gs_plan *v, int32_t c)
 {
     for (int32_t k = 0; k < v->n_slots; k++) {
@@ -75,18 +75,18 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
 }
 
 /* Compute nodes first .. stop - 1 of a split with the client's callback, as ggml does: it is called once for each node,
- * and says whether it wants the result; for those it is called again when the node is computed.  *stopped: it wants no
- * more of this split. */
+ * and returns whether it reads the result; for those it is called again when the node is computed, and returns whether
+ * the split goes on: else *stopped. */
 static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
 {
     gx_tensor **nodes = s->lib->graph_nodes(part);
     for (int i = first; i < stop && !*stopped; i++) {
-        bool wanted = s->callback(nodes[i], true, s->callback_user);
+        bool is_read = s->callback(nodes[i], true, s->callback_user);
         const int from = i;
         gh_part some;
         int status;
-        while (!wanted && i < stop - 1) {
-            wanted = s->callback(nodes[++i], true, s->callback_user);
+        while (!is_read && i < stop - 1) {
+            is_read = s->callback(nodes[++i], true, s->callback_user);
         }
         some = s->lib->graph_view(part, from, i + 1);
         status = s->lib->backend_graph_compute_async(s->backend[b], &some);
@@ -94,7 +94,7 @@ static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, boo
             return status;
         }
         s->lib->backend_synchronize(s->backend[b]);
-        *stopped = wanted && !s->callback(nodes[i], false, s->callback_user);
+        *stopped = is_read && !s->callback(nodes[i], false, s->callback_user);
     }
     return GH_STATUS_SUCCESS;
 }
@@ -122,7 +122,7 @@ static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *cop
     gx_tensor *node = s->lib->graph_nodes(part)[at];
     void *const buffer = node->buffer, *const data = node->data, *const extra = node->extra;
     gh_part one = s->lib->graph_view(part, at, at + 1);
-    bool wanted = s->callback != NULL && s->callback(node, true, s->callback_user);
+    bool is_read = s->callback != NULL && s->callback(node, true, s->callback_user);
     int status;
     node->buffer = copy->buffer;
     node->data = copy->data;
@@ -136,7 +136,7 @@ static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *cop
         return status;
     }
     s->lib->backend_tensor_copy(copy, node);
-    *stopped = wanted && !s->callback(node, false, s->callback_user);
+    *stopped = is_read && !s->callback(node, false, s->callback_user);
     return GH_STATUS_SUCCESS;
 }
 

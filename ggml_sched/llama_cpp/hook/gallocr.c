@@ -16,20 +16,20 @@ typedef struct gh_gallocr {
     gh_plan_cache *cache;
     int32_t n_bufts;
     int32_t *arena_of;      /* [n_bufts] backend of the cache; equal types share one            */
-    int32_t *wanted;        /* [n_nodes + n_leafs] arenas that the client chose for the last reserved graph; -1: none */
+    int32_t *chosen;        /* [n_nodes + n_leafs] arenas that the client chose for the last reserved graph; -1: none */
     int32_t n_nodes;
     int32_t n_leafs;
     int32_t room;
 } gh_gallocr;
 
-/* -- members of the cache level -------------------------------------------------------------------------------------- */
+/* -- members of the cache level ------------------------------------------------------------------------------------- */
 
 static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
 {
     const gh_gallocr *a = owner;
     (void)tensors;
     return e->signature.n_nodes == a->n_nodes && e->signature.n_leafs == a->n_leafs
-        && gh_same(e->demand.value, a->wanted, e->demand.n, sizeof *a->wanted);
+        && gh_same(e->demand.value, a->chosen, e->demand.n, sizeof *a->chosen);
 }
 
 static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
@@ -37,20 +37,20 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
     const gh_signature *s = &e->signature;
     const gh_gallocr *a = owner;
     (void)r;
-    return gh_demand_set(&e->demand, a->wanted, a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs);
+    return gh_demand_set(&e->demand, a->chosen, a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs);
 }
 
 /* The arena that the client has assigned to an id; -1: none. */
-static int32_t wanted_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
+static int32_t chosen_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
 {
     const gh_item *item = &r->item[id];
     if (item->leaf != GH_NOWHERE && item->op == GS_OP_NONE) {
-        return a->wanted[a->n_nodes + item->leaf];
+        return a->chosen[a->n_nodes + item->leaf];
     }
     if (item->node != GH_NOWHERE) {
-        return a->wanted[item->node];
+        return a->chosen[item->node];
     }
-    return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->wanted[item->reader] : 0;
+    return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->chosen[item->reader] : 0;
 }
 
 /* Arenas and residents of a graph that was just read. */
@@ -59,14 +59,14 @@ static int collect_arenas(const gh_gallocr *a, const gh_plan *p, gh_problem *pro
     const gh_reader *r = &a->cache->reader;
     for (int32_t id = 0; id < p->n_all; id++) {
         const gh_item *item = &r->item[id];
-        const int32_t wanted = wanted_arena(a, p, r, id);
+        const int32_t arena = chosen_arena(a, p, r, id);
         const bool external = (item->role == GH_ROLE_EXTERNAL && item->tensor != NULL)
                            || (item->role == GH_ROLE_ALIAS && item->op == GS_OP_NONE);
-        problem->assigned[id] = wanted;
-        problem->resident[id] = !external ? -1 : wanted < 0 ? 0 : wanted;
-        if (id < p->n && item->role == GH_ROLE_PLACED && wanted < 0) {
+        problem->assigned[id] = arena;
+        problem->resident[id] = !external ? -1 : arena < 0 ? 0 : arena;
+        if (id < p->n && item->role == GH_ROLE_PLACED && arena < 0) {
             error->tensor = id;
-            strcpy(error->message, "a tensor is wanted in a buffer that the allocator has not");
+            strcpy(error->message, "a tensor is to be in a buffer that the allocator does not have");
             return GS_BAD_PLACEMENT;
         }
     }
@@ -106,7 +106,7 @@ static void destroy(gh_gallocr *a)
         gh_plan_cache_release(a->cache);
     }
     free(a->arena_of);
-    free(a->wanted);
+    free(a->chosen);
     a->magic = 0;
     free(a);
 }
@@ -218,11 +218,11 @@ static bool is_of_demand(const gh_gallocr *a, void *graph)
 static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
     const int32_t n_nodes = a->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(a->lib, graph);
-    if (!gh_make_room(&a->wanted, sizeof *a->wanted, &a->room, (int64_t)n_nodes + n_leafs)) {
+    if (!gh_make_room(&a->chosen, sizeof *a->chosen, &a->room, (int64_t)n_nodes + n_leafs)) {
         return false;
     }
-    take_arenas(a, node_ids, a->wanted, n_nodes);
-    take_arenas(a, leaf_ids, a->wanted + n_nodes, n_leafs);
+    take_arenas(a, node_ids, a->chosen, n_nodes);
+    take_arenas(a, leaf_ids, a->chosen + n_nodes, n_leafs);
     a->n_nodes = n_nodes;
     a->n_leafs = n_leafs;
     return true;
@@ -277,7 +277,8 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
 
 /* -- allocating ---------------------------------------------------------------------------------------------------- */
 
-/* With several buffer types only the client knows where nodes go, and only it can wait for its devices before buffers
+/* With several buffer types only the client can choose where nodes go, and only it can wait for its devices before
+ * buffers
  * change.  At false it does, reserves and calls again. */
 static bool request_reserve(void)
 {

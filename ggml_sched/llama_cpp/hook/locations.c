@@ -42,8 +42,8 @@ static bool overlaps(const gs_plan *v, int32_t a, int32_t b)
         && v->offset[a] < v->offset[b] + v->size[b] && v->offset[b] < v->offset[a] + v->size[a];
 }
 
-/* When the memory of each id is free: as planned, save for copies that two consecutive nodes may read as one kernel
- * (fusion.h).  Such a copy lives until the second node is done.  The planner cannot know this: its alloc dependencies
+/* When the memory of each id is free: as planned, except for copies that two consecutive nodes may read as one kernel
+ * (fusion.h).  Such a copy lives until the second node is done.  The planner cannot do this: its alloc dependencies
  * are between tensors of the graph.  True: some copy that lives longer would be overwritten. */
 static bool extend_copies(const gh_plan *p, const gh_reader *r, int32_t *until)
 {
@@ -326,4 +326,29 @@ bool gh_pools_own(const gh_plan_cache *c, const void *buffer)
         }
     }
     return false;
+}
+
+/* -- addresses ----------------------------------------------------------------------------------------------------- */
+
+void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool placed)
+{
+    const gh_plan *p = e->plan;
+    for (int pool = 0; pool < c->n_pools; pool++) {
+        gh_arena_reset(&c->pool[pool], c->lib);
+    }
+    for (int32_t i = 0; i < p->n_slots && (!placed || gh_arenas_have_init_tensor(c->pool, c->n_pools, c->lib)); i++) {
+        const gh_slot *slot = &gh_entry_slots(e)[i];
+        gx_tensor *t = gh_entry_tensor(e, slot->id);
+        gh_place(t, slot, gh_chunk_at(c->pool, slot->chunk));
+        gh_init_tensor(c->lib, t->buffer, t);
+    }
+    for (int32_t i = 0; i < p->n_viewers; i++) {
+        gx_tensor *t = gh_entry_tensor(e, p->viewer[i]), *root = t->view_src;
+        /* A view of memory without a buffer has none either. */
+        if (t->buffer == NULL && root->buffer != NULL) {
+            t->buffer = root->buffer;
+            t->data = (char *)root->data + t->view_offs;
+            gh_init_tensor(c->lib, t->buffer, t);
+        }
+    }
 }

@@ -1,10 +1,10 @@
 /* ggml_sched/llama_cpp/hook/plan_cache.c -- lookup, insertion and eviction of entries.  See plan_cache.h.
  *
  * A lookup tries, in this order:
- *   1. the same tensors as an entry's: plan and addresses are known;
+ *   1. the same tensors as an entry's, which has plan and addresses;
  *   2. the same signature at other addresses: the entry is rebound to these tensors;
  *   3. the same wiring with nothing larger: a new entry reuses the plan;
- *   4. the graph is read; it equals that of an entry, an entry's plan is replayed for it, or it is planned (planning.c).
+ *   4. the graph is read; it equals that of an entry, an entry's plan is replayed for it; or it is planned.
  * The first three are for plain graphs (graph_signature.h).
  */
 #include "plan_cache.h"

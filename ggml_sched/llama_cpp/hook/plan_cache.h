@@ -15,8 +15,7 @@
  *     plan_reuse.c    whether a larger graph's plan serves
  *     planning.c      plans of graphs that were read: another's, replayed, or new
  *     size_hints.c    the sizes for which a new plan makes room
- *     locations.c     in which buffer of which pool every id lies; buffers that grow
- *     placement.c     addresses for tensors
+ *     locations.c     in which buffer of which pool every id lies; buffers that grow; addresses for tensors
  *     registry.c      all caches of the process; released caches
  *
  * A cache belongs to one allocator or scheduler and is used by one thread at a time.  Its lock is held while entries
@@ -32,8 +31,6 @@
 #include "counters.h"
 #include "fusion.h"
 #include "graph_signature.h"
-#include "problem.h"
-#include "tensor_names.h"
 
 #define GH_EXPORT __attribute__((visibility("default")))
 #define GH_CALLER __builtin_return_address(0)
@@ -53,6 +50,29 @@
 typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;
 
+/* What the planner is given besides a graph: placements, sizes, device answers, by id.  A gh_problem is filled again
+ * and again: its arrays grow. */
+typedef struct gh_problem {
+    int32_t n;              /* ids                                                                  */
+    int32_t n_backends;
+    int32_t *resident;      /* [n] backend whose memory holds the tensor; -1: the planner places it  */
+    int32_t *assigned;      /* [n] backend that the client chose; -1: none                          */
+    int64_t *nbytes;        /* [n_backends][n] bytes that the tensor takes there                    */
+    bool some_larger;       /* some tensor takes more than its own bytes: nbytes counts             */
+    bool some_assigned;
+    /* Of schedulers only: */
+    bool has_answers;
+    int32_t *buffer;        /* [n] index of the kind of buffer that holds a resident tensor         */
+    unsigned char *usage;   /* [n] GS_USAGE_*                                                       */
+    unsigned char *supports; /* [n_backends][n]                                                     */
+    unsigned char *offloads; /* [n_backends][n]                                                     */
+    unsigned char *reads_buffer; /* [n_backends][n_buffers]                                         */
+    int32_t n_buffers;
+    int32_t room;
+    int32_t room_backends;
+    int32_t room_buffers;
+} gh_problem;
+
 /* Where an id lies: `offset` bytes into a buffer of a pool. */
 typedef struct gh_location {
     int32_t pool;           /* -1: outside of the plan                                                      */
@@ -65,7 +85,7 @@ typedef struct gh_plan {
     int32_t refs;
     /* Of the graph that was read: */
     int32_t n;              /* ids of tensors                                                               */
-    int32_t n_all;          /* and ids that only the planner knows                                          */
+    int32_t n_all;          /* and ids of the planner's graph alone                                         */
     int32_t n_nodes;        /* of ggml's graph                                                              */
     unsigned char *role;    /* [n] gh_role                                                                  */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
@@ -73,7 +93,8 @@ typedef struct gh_plan {
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
     gs_graph_arrays arrays;
-    gh_tensor_names names;
+    int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
+    char *names;            /* each with its end                                                            */
     gh_alloc_deps deps;     /* pairs that the planner keeps apart                                           */
     gh_problem problem;     /* nbytes are those that the plan has room for                                  */
     int64_t max_size[GH_MAX_BACKENDS]; /* of buffers, as planned                                            */
@@ -95,8 +116,8 @@ typedef struct gh_plan {
     bool waits;             /* a split reads another backend's memory: backends wait for each other         */
 } gh_plan;
 
-/* What the client demanded of a graph, besides the graph itself: of an allocator with several buffer types, the arena of
- * each node and then of each leaf, -1: none; of a scheduler, the ids of the tensors that were assigned, -1: not in the
+/* What the client demanded of a graph, besides the graph itself: of an allocator with several buffer types, the arena
+ * of each node and then of each leaf, -1: none; of a scheduler, the ids of the tensors that were assigned, -1: not in the
  * graph, and then the backend of each. */
 typedef struct gh_demand {
     int32_t *value;         /* [n]                                                                          */
@@ -169,7 +190,7 @@ typedef struct gh_cache_level {
     bool (*reorder)(void *owner, const gh_plan_entry *e, void *graph, bool *same);
     /* Plan again after reordering. */
     int (*plan_reordered)(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
-    bool writes_addresses;  /* a lookup may write the addresses of a known graph at once                    */
+    bool writes_addresses;  /* a lookup may write the addresses of a cached graph at once                    */
 } gh_cache_level;
 
 struct gh_plan_cache {
@@ -207,7 +228,7 @@ enum gh_lookup {
     GH_HINTS = 4            /* a new plan makes room for larger graphs of its wiring                        */
 };
 
-/* The entry of a graph with its plan: known, reused or planned now; NULL: *error says why.  Where *placed becomes
+/* The entry of a graph with its plan: cached, reused or planned now; NULL: *error says why.  Where *placed becomes
  * true the tensors have their addresses already; placed may be NULL. */
 gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error);
 
@@ -242,6 +263,15 @@ void gh_plan_cache_unlock(gh_plan_cache *c);
 
 /* -- plan_entry.c */
 
+/* Make room for n ids, with or without the arrays of device answers.  False without memory. */
+bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers);
+
+/* Whether two problems are the same, sizes aside; or sizes and assignments aside. */
+bool gh_problem_same(const gh_problem *a, const gh_problem *b);
+bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b);
+
+void gh_problem_free(gh_problem *p);
+
 gh_plan_entry *gh_plan_entry_new(void);
 void gh_plan_entry_free(gh_plan_entry *e);
 gh_plan *gh_plan_new(void);
@@ -252,8 +282,15 @@ void gh_plan_entry_clear(gh_plan_entry *e);
 
 bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n);
 
-/* What the reader knows of a graph, for a plan to be made. */
+/* Take from a graph that was read what a plan needs; and the tensors' names: a plan outlives its graph. */
 bool gh_plan_take_graph(gh_plan *p, const gh_reader *r);
+bool gh_plan_take_names(gh_plan *p, const gh_reader *r);
+
+/* The name of a tensor; NULL for an id that only the planner has. */
+static inline const char *gh_plan_name(const gh_plan *p, int32_t id)
+{
+    return id < p->n ? p->names + p->name_at[id] : NULL;
+}
 
 static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
 {
@@ -287,7 +324,7 @@ int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error
 /* What the planner is given for a plan; info is [n_backends]. */
 gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backend_info *info);
 
-/* -- size_hints.c: raise the bytes in e's problem to those of known graphs that it resembles. */
+/* -- size_hints.c: raise the bytes in e's problem to those of cached graphs that it resembles. */
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e);
 
 /* -- locations.c */
@@ -300,9 +337,7 @@ bool gh_pools_own(const gh_plan_cache *c, const void *buffer);
 /* Bytes that a plan needs of a pool. */
 size_t gh_plan_nbytes(const gh_plan *p, int pool);
 
-/* -- placement.c */
-
-/* Give an entry's tensors their addresses, unless they are `placed`; initialise tensors in buffers that want it; place
+/* Give an entry's tensors their addresses, unless they are `placed`; call init_tensor of buffers that have it; place
  * views.  The buffers hold the plan. */
 void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool placed);
 

@@ -1,5 +1,58 @@
-/* ggml_sched/llama_cpp/hook/plan_entry.c -- memory of cache entries and plans.  See plan_cache.h. */
+/* ggml_sched/llama_cpp/hook/plan_entry.c -- memory of cache entries, plans and problems.  See plan_cache.h. */
 #include "plan_cache.h"
+
+
+bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers)
+{
+    if (n > p->room || n_backends > p->room_backends || p->has_answers != has_answers) {
+        const int32_t room = n + n / 4 + 1;
+        const int64_t answers = (int64_t)room * n_backends;
+        if (!gh_grow(&p->resident, sizeof *p->resident, room) || !gh_grow(&p->assigned, sizeof *p->assigned, room)
+            || !gh_grow(&p->nbytes, sizeof *p->nbytes, answers)
+            || (has_answers && (!gh_grow(&p->buffer, sizeof *p->buffer, room) || !gh_grow(&p->usage, 1, room)
+                                || !gh_grow(&p->supports, 1, answers) || !gh_grow(&p->offloads, 1, answers)))) {
+            p->room = 0;
+            return false;
+        }
+        p->room = room;
+        p->room_backends = n_backends;
+        p->has_answers = has_answers;
+    }
+    p->n = n;
+    p->n_backends = n_backends;
+    p->n_buffers = 0;
+    p->some_larger = p->some_assigned = false;
+    return true;
+}
+
+bool gh_problem_same(const gh_problem *a, const gh_problem *b)
+{
+    return gh_problem_same_answers(a, b) && gh_same(a->assigned, b->assigned, a->n, sizeof *a->assigned);
+}
+
+bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b)
+{
+    const int64_t n = a->n, m = a->n_backends;
+    return n == b->n && m == b->n_backends && a->has_answers == b->has_answers && a->n_buffers == b->n_buffers
+        && gh_same(a->resident, b->resident, n, sizeof *a->resident)
+        && (!a->has_answers
+            || (gh_same(a->buffer, b->buffer, n, sizeof *a->buffer) && gh_same(a->usage, b->usage, n, 1)
+                && gh_same(a->reads_buffer, b->reads_buffer, m * a->n_buffers, 1)
+                && gh_same(a->supports, b->supports, m * n, 1) && gh_same(a->offloads, b->offloads, m * n, 1)));
+}
+
+void gh_problem_free(gh_problem *p)
+{
+    free(p->resident);
+    free(p->assigned);
+    free(p->nbytes);
+    free(p->buffer);
+    free(p->usage);
+    free(p->supports);
+    free(p->offloads);
+    free(p->reads_buffer);
+    memset(p, 0, sizeof *p);
+}
 
 gh_plan *gh_plan_new(void)
 {
@@ -17,7 +70,8 @@ void gh_plan_drop(gh_plan *p)
     }
     gh_api->plan_free(p->plan);
     gh_api->graph_free(p->graph);
-    gh_tensor_names_free(&p->names);
+    free(p->name_at);
+    free(p->names);
     free(p->deps.dep);
     gh_problem_free(&p->problem);
     free(p->hazards.hazard);
@@ -60,6 +114,29 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
     return true;
 }
 
+bool gh_plan_take_names(gh_plan *p, const gh_reader *r)
+{
+    enum { longest = 64 };  /* bytes of a name in ggml, its end included */
+    int32_t n = 0;
+    if (!gh_grow(&p->name_at, sizeof *p->name_at, (int64_t)r->n + 1)) {
+        return false;
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        p->name_at[id] = n;
+        n += (int32_t)strnlen(r->item[id].tensor->name, longest - 1) + 1;
+    }
+    p->name_at[r->n] = n;
+    if (!gh_grow(&p->names, 1, n)) {
+        return false;
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        const int32_t at = p->name_at[id], last = p->name_at[id + 1] - 1;
+        memcpy(p->names + at, r->item[id].tensor->name, (size_t)(last - at));
+        p->names[last] = 0;
+    }
+    return true;
+}
+
 gh_plan_entry *gh_plan_entry_new(void)
 {
     return calloc(1, sizeof(gh_plan_entry));
@@ -73,7 +150,7 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     e->is_pinned = e->reuses = e->is_compact = false;
     gh_signature_clear(&e->signature);
     e->deps.n = e->demand.n = 0;
-    /* The copies stay: nodes of a graph that comes again may name them. */
+    /* The copies stay: nodes of a graph that is allocated again may name them. */
     e->copies.n_nodes = e->copies.n_previous = 0;
     free(e->reordered);
     e->reordered = NULL;

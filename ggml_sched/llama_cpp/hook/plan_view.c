@@ -59,7 +59,7 @@ static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
     return gh_api->graph_finish(view->own_graph, &error) == GS_OK;
 }
 
-/* Bytes of the smaller graph: its own, save in buffer types that take more than a tensor's bytes. */
+/* Bytes of the smaller graph: its own, except in buffer types that take more than a tensor's bytes. */
 static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
     int64_t *nbytes = malloc((size_t)p->n_all * (size_t)c->n_backends * sizeof *nbytes + 1);
@@ -102,7 +102,7 @@ bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view)
     view->size = e->plan->size;
     view->arrays = e->plan->arrays;
     view->plan = e->plan->view;
-    view->names = &e->plan->names;
+    view->named = e->plan;
     view->problem = &e->plan->problem;
     view->nbytes = e->plan->problem.nbytes;
     view->reads = c->key.reads;

@@ -19,7 +19,7 @@ typedef struct gh_plan_view {
     gs_graph_size size;
     gs_graph_arrays arrays;
     gs_plan plan;
-    const gh_tensor_names *names;
+    const gh_plan *named;       /* has the tensors' names               */
     const gh_problem *problem;
     const int64_t *nbytes;      /* [n_backends][n_tensors]              */
     const unsigned char *reads; /* [n_backends][n_backends]             */
@@ -35,10 +35,9 @@ typedef struct gh_plan_view {
 bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view);
 void gh_plan_view_close(gh_plan_view *view);
 
-/* The name of an id; NULL for one that only the planner knows. */
 static inline const char *gh_plan_view_name(const gh_plan_view *view, int32_t id)
 {
-    return gh_tensor_name(view->names, id);
+    return gh_plan_name(view->named, id);
 }
 
 #endif

@@ -74,8 +74,8 @@ static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
     return status;
 }
 
-/* Find out where everything lies, and the first hazard from which a fused kernel would overwrite what it reads: *conflict
- * is -1 where there is none. */
+/* Find out where everything lies, and the first hazard from which a fused kernel would overwrite what it reads:
+ * *conflict is -1 where there is none. */
 static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflict)
 {
     gh_api->plan_view(p->plan, &p->view);
@@ -119,7 +119,7 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
         added = status == GS_OK ? add_deps(c, p, conflict) : status;
         if (added == 0) {
             gh_count_one(GH_COUNT_PLANNED);
-            return gh_tensor_names_fill(&p->names, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
+            return gh_plan_take_names(p, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
         }
         drop_plan(p);
         status = added > 0 ? build_graph(c, p, error) : GS_NO_HOST_MEMORY;
@@ -199,15 +199,15 @@ static bool replay(gh_plan_cache *c, gh_plan_entry *e, const gh_plan *o, gs_erro
     if (gh_api->plan_replay(o->plan, o->graph, p->graph, &q, &p->plan, &serves, error) != GS_OK || !serves) {
         return false;
     }
-    p->is_replayed = inspect(c, p, &conflict) == GS_OK && conflict < 0 && gh_tensor_names_fill(&p->names, &c->reader);
+    p->is_replayed = inspect(c, p, &conflict) == GS_OK && conflict < 0 && gh_plan_take_names(p, &c->reader);
     if (!p->is_replayed) {
         drop_plan(p);
     }
     return p->is_replayed;
 }
 
-/* Whether entry `other` may lend its plan: in the first pass to an equal graph, in the second to a smaller one. */
-static bool may_lend(const gh_plan_cache *c, const gh_plan_entry *other, const gh_plan *p, int flags, int pass)
+/* Whether the plan of entry `other` may serve: in the first pass an equal graph, in the second a smaller one. */
+static bool may_share(const gh_plan_cache *c, const gh_plan_entry *other, const gh_plan *p, int flags, int pass)
 {
     const gh_plan *o = other->plan;
     return !other->reuses && gh_problem_same(&o->problem, &p->problem)
@@ -222,7 +222,7 @@ static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *er
         for (int i = 0; i < c->n_entries; i++) {
             gh_plan *o = c->entry[i]->plan;
             int status;
-            if (!may_lend(c, c->entry[i], p, flags, pass)) {
+            if (!may_share(c, c->entry[i], p, flags, pass)) {
                 continue;
             }
             /* Alloc dependencies that backends named are not replaced. */

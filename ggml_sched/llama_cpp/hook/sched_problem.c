@@ -1,7 +1,7 @@
 /* ggml_sched/llama_cpp/hook/sched_problem.c -- the planner's problem of a scheduler's graph.  See scheduler.h.
  *
- * Backends and buffers are queried when a graph is planned, reuses a plan, or meets an entry of a released cache; a
- * graph that is known is not queried about.
+ * Backends and buffers are queried when a graph is planned, reuses a plan, or has an entry of a released cache; they
+ * are not queried for other cached graphs.
  */
 #include "scheduler.h"
 

@@ -1,8 +1,8 @@
 /* ggml_sched/llama_cpp/hook/size_hints.c -- the sizes for which a new plan makes room.  See plan_cache.h.
  *
- * A client reserves some wirings at their largest and meets others only later, at whatever size comes first: batches of
+ * A client reserves some wirings at their largest, and allocates others only later, of any size at first: batches of
  * embeddings, for example.  Such a graph shares most of its nodes with a reserved one.  It is planned for the sizes of
- * those, so that larger batches of its wiring need no other plan.  A wiring that is known and has become larger is
+ * those, so that larger batches of its wiring need no other plan.  A cached wiring that has become larger is
  * planned for the largest sizes that were seen, whatever backends the client assigned.
  */
 #include "plan_cache.h"
@@ -36,7 +36,7 @@ static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
         const gx_tensor *input = e->signature.tensor[id];
         for (int32_t k = 0; e->plan->role[id] == GH_ROLE_PLACED && input->name[0] != 0 && k < other->plan->n; k++) {
             if (other->plan->role[k] == GH_ROLE_PLACED && gh_descriptor_at(&other->signature, k)->type == input->type
-                && strcmp(gh_tensor_name(&other->plan->names, k), input->name) == 0) {
+                && strcmp(gh_plan_name(other->plan, k), input->name) == 0) {
                 raise_size(&e->plan->problem, &e->plan->arrays, id, &other->plan->problem, k);
             }
         }
