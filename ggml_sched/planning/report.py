@@ -6,6 +6,7 @@ The functions read a plan and return text.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backend import measure_buffer
@@ -52,11 +53,9 @@ def summary(plan: Plan) -> str:
 def _fused(plan: Plan) -> list[str]:
     """A line that counts the fusion groups by their ops; no line without groups."""
     kinds = Counter(" + ".join(t.op for t in group) for group in plan.groups)
-    shown = [f"{n} of {ops}" for ops, n in kinds.most_common(_SHOWN_INPUTS)]
-    rest = len(kinds) - len(shown)
-    more = f", and {rest} other kinds" if rest > 0 else ""
+    shown = _listed([f"{n} of {ops}" for ops, n in kinds.most_common()], "other kinds")
     n_nodes = sum(map(len, plan.groups))
-    return [f"computed as one: {n_nodes} nodes in {len(plan.groups)} groups, {', '.join(shown)}{more}"] if kinds else []
+    return [f"computed as one: {n_nodes} nodes in {len(plan.groups)} groups, {shown}"] if kinds else []
 
 
 def _work(plan: Plan) -> list[str]:
@@ -73,9 +72,13 @@ def program(plan: Plan) -> str:
 
 
 def _inputs(inputs: tuple[Tensor, ...]) -> str:
-    shown = ", ".join(f"{_name(t)} {t.nbytes:,}" for t in inputs[:_SHOWN_INPUTS])
-    rest = len(inputs) - _SHOWN_INPUTS
-    return f"{shown}, and {rest} more" if rest > 0 else shown
+    return _listed([f"{_name(t)} {t.nbytes:,}" for t in inputs])
+
+
+def _listed(words: Sequence[str], others: str = "more") -> str:
+    """The first of `words`, and how many others there are."""
+    shown, rest = ", ".join(words[:_SHOWN_INPUTS]), len(words) - _SHOWN_INPUTS
+    return f"{shown}, and {rest} {others}" if rest > 0 else shown
 
 
 # -- one tensor ------------------------------------------------------------------------------------
@@ -131,9 +134,7 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
             missing = [s for s in dict.fromkeys(t.src) if s is not None and (root is None or s.root is not root)
                        and _reads(plan, here, s) and not _reads(plan, b, s) and not _is_placed_with(plan, t, s)]
             if missing:
-                names = ", ".join(_whose(plan, s) for s in missing[:_SHOWN_INPUTS])
-                rest = len(missing) - _SHOWN_INPUTS
-                against.append(f"cannot read without a copy: {names}{f', and {rest} more' if rest > 0 else ''}")
+                against.append(f"cannot read without a copy: {_listed([_whose(plan, s) for s in missing])}")
         lines.append(f"{plan.backends[b].name} supports it, but {' and '.join(against)}" if against else
                      f"{plan.backends[b].name} supports it, too, and reads what it reads; the rule that placed the "
                      "node does not compare backends")
@@ -235,8 +236,7 @@ def _sharers(plan: Plan, i: int) -> list[str]:
 
 
 def _some(plan: Plan, ids: list[int]) -> str:
-    names = ", ".join(_id_name(plan, k) for k in ids[:_SHOWN_INPUTS])
-    return f"{names}, and {len(ids) - _SHOWN_INPUTS} more" if len(ids) > _SHOWN_INPUTS else names
+    return _listed([_id_name(plan, k) for k in ids])
 
 
 def _copies(plan: Plan, i: int) -> list[str]:

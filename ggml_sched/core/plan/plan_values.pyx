@@ -98,13 +98,16 @@ cdef list _numbers(object values, str field, object count, object low, object hi
     return values
 
 
-cdef list _rows(object values, str field, object count, Py_ssize_t width):
-    """A list of `count` lists of `width` values each."""
+cdef list _rows(object values, str field, object count, tuple highest):
+    """A list of `count` lists, each with an integer in 0 .. h for every h of `highest`, or any value for None."""
     if not isinstance(values, list) or count is not None and len(values) != count:
         raise GraphError(f"plan: {field!r} is not a list of {count} rows")
     for row in values:
-        if not isinstance(row, list) or len(row) != width:
-            raise GraphError(f"plan: {field!r} holds {row!r}, not {width} values")
+        if not isinstance(row, list) or len(row) != len(highest):
+            raise GraphError(f"plan: {field!r} holds {row!r}, not {len(highest)} values")
+        for value, high in zip(row, highest, strict=True):
+            if high is not None:
+                _numbers([value], field, 1, 0, high)
     return values
 
 
@@ -127,26 +130,17 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
     if not n_backends:
         raise GraphError("plan: no backends")
     top_backend, top_tensor, big = n_backends - 1, n_tensors - 1, (1 << 62) - 1
-    copies = _rows(get("copies"), "copies", None, 4)
+    copies = _rows(get("copies"), "copies", None, (top_tensor, top_tensor, top_backend, 1))
     n_copies, likes = len(copies), _column(copies, 0)
-    for like, source, backend, kept in copies:
-        _numbers([like, source], "copies", 2, 0, top_tensor)
-        _numbers([backend], "copies", 1, 0, top_backend)
-        _numbers([kept], "copies", 1, 0, 1)
     places = _numbers(get("places"), "places", None, 0, n_copies - 1)
     if sorted(places) != places:
         raise GraphError("plan: 'places' do not ascend")
     n = n_tensors + n_copies + len(places)
-    splits = _rows(get("splits"), "splits", None, 4)
+    splits = _rows(get("splits"), "splits", None, (top_backend, n_nodes, n_nodes, None))
     inputs = _column(splits, 3)
-    for backend, start, stop, read in splits:
-        _numbers([backend], "splits", 1, 0, top_backend)
-        _numbers([start, stop], "splits", 2, 0, n_nodes)
+    for read in inputs:
         _numbers(read, "splits", None, 0, n_copies - 1)
-    backs = _rows(get("write_backs"), "write_backs", None, 2)
-    for node, copy in backs:
-        _numbers([node], "write_backs", 1, 0, top_tensor)
-        _numbers([copy], "write_backs", 1, 0, n_copies - 1)
+    backs = _rows(get("write_backs"), "write_backs", None, (top_tensor, n_copies - 1))
     groups = get("groups", [])
     if not isinstance(groups, list):
         raise GraphError(f"plan: 'groups' is {groups!r}")
@@ -161,10 +155,9 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
     _check_roots(root)
     home = _numbers(get("home"), "home", n, -1, top_backend)
     offset = _numbers(get("offset"), "offset", n, -1, big)
-    arenas = _rows(get("arenas"), "arenas", n_backends, 4)
+    arenas = _rows(get("arenas"), "arenas", n_backends, (big, big, None, None))
     chunks = []
-    for live, stride, method, sizes in arenas:
-        _numbers([live, stride], "arenas", 2, 0, big)
+    for _, stride, method, sizes in arenas:
         _numbers([method], "arenas", 1, GS_METHOD_REPLAYED, GS_METHOD_PACKED + N_PACK_METHODS - 1)
         chunks.append(_numbers(sizes, "arenas", None, 0, big))
         if not sizes or sum(sizes) > big or len(sizes) > 1 and not stride:

@@ -8,7 +8,7 @@ so that the passes need no GIL.  An array is allocated only if an entry differs 
 Includes, before the code below:
 
     devices          Devices: the backends of one scheduler, with their constant properties and the support cache.
-    support_queries  Support queries: asking the backends about the nodes of a request, once for each kind of node.
+    support_queries  Support queries of a request: one to each backend for each kind of node.
     fusion_offers    Fusion groups that backends offer: queried and checked.
 """
 
@@ -282,7 +282,7 @@ cdef class Request:
         return 0
 
     cdef int query_nodes(self) except -1:
-        """Ask which backends support and offload each node, and the sizes of tensors there.
+        """Query which backends support and offload each node, and the sizes of tensors there.
 
         A backend with an `answers_version` gets one query for each kind of node, any other backend one for each node.
         """
@@ -307,7 +307,7 @@ cdef class Request:
     cdef int apply(self, int32_t b, SupportQueries queries) except -1:
         """Apply the results of a backend's queries by kind to all tensors of each kind.
 
-        Has no effect for a backend that was asked about each tensor.
+        Has no effect for a backend that got a query for each tensor.
         """
         cdef const gs_graph *g = &self.graph.flat
         cdef const int32_t *of = self.graph._kinds.of
@@ -326,7 +326,7 @@ cdef class Request:
         return 0
 
     cdef int query_each(self, int32_t b) except -1:
-        """Ask one backend about every tensor, because its answers may depend on more than the kind."""
+        """Make a query to one backend for every tensor, because the results may depend on more than the kind."""
         cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
         cdef int32_t i, wanted = self.devices.in_python[b] | self.devices.in_c[b]

@@ -1,4 +1,4 @@
-# Support queries: asking the backends of a request about its nodes, once for each kind of node.
+# Support queries of a request: one to each backend for each kind of node.
 #
 # Decides which support queries go to which backend, and whether in C or in Python.  The support cache has a record of
 # each kind under its hash: sizes and bits, with an entry for each backend, and the words that describe the kind.
@@ -10,7 +10,7 @@ cdef enum:
 
 
 cdef class SupportQueries:
-    """Support queries for the kinds of one graph: looked up in the support cache, or asked."""
+    """Support queries for the kinds of one graph: looked up in the support cache, or made."""
 
     def __cinit__(self, Graph graph not None, Devices devices not None):
         cdef const gs_graph *g = &graph.flat
@@ -78,7 +78,7 @@ cdef class SupportQueries:
         return 0
 
     cdef int query(self, int32_t b) except -1:
-        """Ask one backend about every kind that was not in the support cache."""
+        """Make the queries to one backend about every kind that was not in the support cache."""
         cdef BackendBase backend = self.devices.backends[b]
         cdef tuple tensors = self.graph.tensors
         cdef const gs_graph *g = &self.graph.flat
@@ -107,7 +107,7 @@ cdef class SupportQueries:
 cdef void query_in_c(BackendBase backend, int queries, const gs_graph *g, const int32_t *example, int32_t n,
                      int32_t step, const unsigned char *cached, unsigned char *pending, unsigned char *bits,
                      int64_t *size) noexcept nogil:
-    """Ask a compiled backend; queries that it leaves open (-1) stay pending.
+    """Make the queries to a compiled backend; those that it leaves open (-1) stay pending.
 
     `pending`, `bits` and `size` point to the backend's first entry; its entries are `step` apart.
     """
