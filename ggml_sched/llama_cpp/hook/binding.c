@@ -112,17 +112,12 @@ static source source_at(const gh_plan_entry *e, int32_t id, int32_t k)
     return found;
 }
 
-/* How many sources are views without an op of what the plan has copied: each needs a view of the copy. */
-static int32_t count_views(const gh_plan_entry *e)
+/* The most views of copies that nodes may need: one for each source that is a copy. */
+static int32_t count_views(const gs_plan *v)
 {
-    const gh_plan *p = e->plan;
     int32_t n = 0;
-    for (int32_t i = 0; i < p->size.n_nodes; i++) {
-        const int32_t id = p->arrays.node[i];
-        for (int32_t k = p->view.src_begin[id]; k < p->view.src_begin[id + 1]; k++) {
-            const source s = source_at(e, id, k);
-            n += s.at != NULL && *s.at != NULL && *s.at != source_of(e, s.copy);
-        }
+    for (int32_t k = 0; v->n_copies > 0 && k < v->src_begin[v->n]; k++) {
+        n += v->src[k] >= v->n_tensors;
     }
     return n;
 }
@@ -167,7 +162,7 @@ static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
 {
     const gs_plan *v = &e->plan->view;
     gh_copies *copies = &e->copies;
-    if (!make_room(copies, v->n_copies + (v->n_copies > 0 ? count_views(e) : 0))
+    if (!make_room(copies, v->n_copies + count_views(v))
         || (v->n_copies > 0 && !set_nodes(copies, s->lib->graph_nodes(graph), s->lib->graph_n_nodes(graph)))) {
         return false;
     }

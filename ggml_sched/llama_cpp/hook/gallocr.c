@@ -22,7 +22,7 @@ typedef struct gh_gallocr {
     int32_t room;
 } gh_gallocr;
 
-/* -- members of the cache level ------------------------------------------------------------------------------------- */
+/* -- members of the cache level ------------------------------------------------------------------------------------ */
 
 static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
 {

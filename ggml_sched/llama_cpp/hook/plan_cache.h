@@ -116,8 +116,8 @@ typedef struct gh_plan {
     bool waits;             /* a split reads another backend's memory: backends wait for each other         */
 } gh_plan;
 
-/* What the client demanded of a graph, besides the graph itself: of an allocator with several buffer types, the arena
- * of each node and then of each leaf, -1: none; of a scheduler, the ids of the tensors that were assigned, -1: not in the
+/* What the client demanded of a graph, besides the graph itself.  An allocator with several buffer types: the arena of
+ * each node and then of each leaf, -1: none.  A scheduler: the ids of the tensors that were assigned, -1: not in the
  * graph, and then the backend of each. */
 typedef struct gh_demand {
     int32_t *value;         /* [n]                                                                          */

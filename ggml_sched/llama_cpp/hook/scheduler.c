@@ -195,10 +195,7 @@ static void synchronize(gh_sched *s)
 
 static void wait_for_all(void *owner)
 {
-    const gh_sched *s = owner;
-    for (int b = 0; b < s->n_backends; b++) {
-        s->lib->backend_synchronize(s->backend[b]);
-    }
+    gh_synchronize(owner);
 }
 
 static void log_failure(const gh_sched *s, gs_error *error)
