@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -106,11 +108,27 @@ def source_of(path: Path) -> str:
     return module.kernel_source(path.stem, path.parent)
 
 
+def compiled(nvrtc: Nvrtc, file: Path, arch: str, cache: Path | None) -> tuple[bool, str, int]:
+    """`Nvrtc.compile` of a file; with a cache, equal sources are compiled once by each version of NVRTC."""
+    text = source_of(file)
+    key = hashlib.sha256(repr((nvrtc.version, OPTIONS, arch, file.name, text)).encode()).hexdigest()[:24]
+    kept = None if cache is None else cache / f"nvrtc-{key}.json"
+    if kept is not None and kept.is_file():
+        return tuple(json.loads(kept.read_text(encoding="utf-8")))
+    result = nvrtc.compile(file.name, text, arch)
+    if kept is not None:
+        half = kept.with_suffix(f".{os.getpid()}.part")
+        half.write_text(json.dumps(result), encoding="utf-8")
+        half.replace(kept)          # no reader sees half a file
+    return result
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="sources (default: the package's kernels)")
     parser.add_argument("--arch", action="append", help=f"default: {' and '.join(ARCHITECTURES)}")
     parser.add_argument("--all", action="store_true", help="list every kernel, not only those in trouble")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder for results, reused for equal sources")
     options = parser.parse_args(arguments)
     path = find_nvrtc()
     if path is None:
@@ -121,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     bad = kernels = 0
     jobs = [(file, arch) for file in files for arch in options.arch or ARCHITECTURES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda job: nvrtc.compile(job[0].name, source_of(job[0]), job[1]), jobs)
+        results = pool.map(lambda job: compiled(nvrtc, *job, options.cache), jobs)
         for (file, arch), (good, log, size) in zip(jobs, results, strict=True):
             found = usages(log)
             if not good or not found:

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from cuda_emulator.compile import cache_folder
 
 from ggml_sched.backends.cupy.real_kernels import OPTIONS
 
@@ -73,6 +74,27 @@ def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):
     assert "a.cu for sm_80 has no kernel" in capsys.readouterr().out
 
 
+def test_equal_sources_are_compiled_once(tool, monkeypatch, tmp_path):
+    compilations = []
+
+    class Compiler:
+        version = "0.0"
+
+        def compile(self, name, text, arch):
+            compilations.append((text, arch))
+            return True, LOG, 10
+
+    monkeypatch.setattr(tool, "find_nvrtc", lambda: "somewhere")
+    monkeypatch.setattr(tool, "Nvrtc", lambda path: Compiler())
+    for text in ("// first\n", "// second\n", "// first\n"):
+        (tmp_path / "a.cu").write_text(text)
+        assert tool.main([str(tmp_path / "a.cu"), "--cache", str(tmp_path)]) == 1
+    assert len(compilations) == 4 == len(list(tmp_path.glob("nvrtc-*.json")))       # two sources for two devices
+    Compiler.version = "0.1"
+    tool.main([str(tmp_path / "a.cu"), "--cache", str(tmp_path)])
+    assert len(compilations) == 6
+
+
 def test_without_nvrtc_it_says_what_to_install(tool, monkeypatch, capsys):
     monkeypatch.setattr(tool, "find_nvrtc", lambda: None)
     assert tool.main([]) == 2
@@ -117,4 +139,4 @@ def test_a_planted_spill_and_a_planted_stack_are_found(arch, with_nvrtc, tmp_pat
 
 
 def test_kernels_compile_for_gpus_without_spills(with_nvrtc, capsys):
-    assert with_nvrtc.main([]) == 0, capsys.readouterr().out
+    assert with_nvrtc.main(["--cache", str(cache_folder())]) == 0, capsys.readouterr().out

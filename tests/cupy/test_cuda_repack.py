@@ -10,7 +10,6 @@ from op_results import QUANTISED, random
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops, repack
-from ggml_sched.graph import quants
 
 RNG = np.random.default_rng(14)
 PACKED = tuple(str(kind) for kind in repack.FIELDS)
@@ -74,18 +73,6 @@ def test_experts_have_the_bits_of_ggmls_order(n_tokens):
     out = ctx.mul_mat_id(w, x, ids)
     values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), ids: RNG.integers(0, 3, (n_tokens, 2)).astype(np.int32)}
     assert products(ctx, out, values, (w,), False) == products(ctx, out, values, (), False)
-
-
-def test_rows_of_a_rearranged_table_are_found():
-    ctx = gs.Context()
-    for kind in ("q4_0", "q6_K", "mxfp4"):
-        k = 2048
-        table, ids = ctx.tensor(kind, (k, 5)), ctx.tensor("i32", (4,))
-        values = {table: random(RNG, k, 5), ids: np.int32([4, 0, 0, 3])}
-        out = ctx.get_rows(table, ids)
-        got = np.frombuffer(products(ctx, out, values, (table,), False), np.float32).reshape(4, k)
-        stored = quants.dequantize(quants.quantize(values[table], table.type), table.type)
-        np.testing.assert_allclose(got, stored[[4, 0, 0, 3]], rtol=0, atol=1e-6)
 
 
 def test_other_ops_refuse_rearranged_rows():

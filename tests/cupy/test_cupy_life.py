@@ -9,6 +9,7 @@ from contextlib import suppress
 import cupy_devices as devices
 import numpy as np
 import pytest
+from cuda_emulator.kernels import EmulatedFunction
 from cuda_emulator.simulator import EmulatedGraph
 from forks import in_child
 from processes import run_python
@@ -200,12 +201,7 @@ def test_a_kernel_that_fails_on_the_device_is_raised_where_the_host_waits(monkey
     with devices.backend() as cuda:
         graph, _ = sums(cuda)
         cuda.graph_compute(graph)
-        kernel = type(cuda.function("elementwise.binary"))
-
-        def broken(self, *args):
-            raise DeviceError("an illegal address")
-
-        monkeypatch.setattr(kernel, "_run", broken)
+        monkeypatch.setattr(EmulatedFunction, "_run", devices.illegal_address)
         cuda.graph_compute(graph)
         out = np.full(8, 5, np.float32)
         with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
@@ -220,12 +216,7 @@ def test_an_error_found_while_memory_goes_is_raised_by_the_next_synchronize(monk
     with devices.backend() as cuda:
         graph, _ = sums(cuda)
         other = cuda.alloc_buffer(64)
-        kernel = type(cuda.function("elementwise.binary"))
-
-        def broken(self, *args):
-            raise DeviceError("an illegal address")
-
-        monkeypatch.setattr(kernel, "_run", broken)
+        monkeypatch.setattr(EmulatedFunction, "_run", devices.illegal_address)
         cuda.graph_compute(graph)
         other.close()
         with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
@@ -252,11 +243,8 @@ def test_a_lost_device_refuses_everything_and_closing_gives_all_back(monkeypatch
         sched.compute(graph)
     assert cuda.work.size and device.counts.graph_launches
 
-    def lost(*args):
-        raise DeviceError("an illegal address")
-
-    monkeypatch.setattr(type(device), "check_open", lost)
-    monkeypatch.setattr(EmulatedGraph, "free", lost)
+    monkeypatch.setattr(type(device), "check_open", devices.illegal_address)
+    monkeypatch.setattr(EmulatedGraph, "free", devices.illegal_address)
     for use in (y.numpy, lambda: sched.compute(graph), lambda: cuda.alloc_buffer(8), w.numpy):
         with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
             use()

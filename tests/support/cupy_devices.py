@@ -56,6 +56,11 @@ def pair(seed: int = 0, peers: bool = True, **options) -> Iterator[tuple[gs.Cupy
         yield a, b
 
 
+def illegal_address(*args: object) -> None:
+    """A method of the device, in tests, that fails as kernels do which access memory that is not there."""
+    raise DeviceError("an illegal address")
+
+
 def waits(*backends: gs.CupyBackend) -> int:
     """How often the host has waited for these devices, in sum."""
     return sum(backend.device.counts.waits for backend in backends)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ggml_sched.backends.cupy.device import DeviceError
 
-__all__ = ["compiler", "kernels_of", "library", "sanitizers"]
+__all__ = ["cache_folder", "compiler", "kernels_of", "library", "sanitizers"]
 
 HERE = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas")
@@ -67,7 +67,7 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
         flags.append("-Werror")
     if sanitize:
         flags += ["-O0", "-g1", "-fno-omit-frame-pointer", f"-DHOST_CUDA_STACK={256 << 10}"]
-    path = _cache() / f"{name}-{_key(gxx, text, flags)}.so"
+    path = cache_folder() / f"{name}-{_key(gxx, text, flags)}.so"
     if not path.exists():
         _compile(gxx, name, text, flags, path)
     return path
@@ -120,7 +120,7 @@ def _has_asan() -> bool:
         return True         # the loader reports what is missing
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     """A folder that only this user can write; code is loaded from it."""
     named = os.environ.get("GGML_SCHED_EMULATOR_CACHE")
     path = Path(named or f"{tempfile.gettempdir()}/ggml-sched-emulator-{os.getuid()}")
