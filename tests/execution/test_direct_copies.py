@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -45,36 +46,34 @@ class WithBuffers(gs.CpuBackend):
         return self.kind(self, plain.memory)
 
 
-def summed(backend) -> tuple[gs.Graph, gs.Scheduler]:
+@contextmanager
+def summed(backend) -> Iterator[tuple[gs.Graph, gs.Scheduler]]:
+    """The allocated graph x + y, whose inputs are set, and its scheduler."""
     ctx = gs.Context()
     x, y = ctx.tensor("f32", 8, "x"), ctx.tensor("f32", 8, "y")
     graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
-    scheduler = gs.Scheduler([backend])
-    scheduler.alloc(graph)
-    x.set(np.arange(8, dtype=np.float32))
-    y.set(np.ones(8, np.float32))
-    return graph, scheduler
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        x.set(np.arange(8, dtype=np.float32))
+        y.set(np.ones(8, np.float32))
+        yield graph, scheduler
 
 
 def test_a_backend_that_brings_data_its_own_way_is_asked():
-    with asked() as backend:
-        graph, scheduler = summed(backend)
+    with asked() as backend, summed(backend) as (graph, scheduler):
         assert not graph.nodes[0].buffer.plain
-        with scheduler:
-            scheduler.compute(graph)
-            assert sorted(tensors(backend, "set_tensor_async")) == ["x", "y"]
-            out = np.empty(8, np.float32)
-            assert not graph.nodes[0].fetch(out)
-            backend.get_tensor(graph.nodes[0], out)
-            assert tensors(backend, "get_tensor_async") and out.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+        scheduler.compute(graph)
+        assert sorted(tensors(backend, "set_tensor_async")) == ["x", "y"]
+        out = np.empty(8, np.float32)
+        assert not graph.nodes[0].fetch(out)
+        backend.get_tensor(graph.nodes[0], out)
+        assert tensors(backend, "get_tensor_async") and out.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_buffer_that_writes_its_own_way_is_asked():
-    with WithBuffers() as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            scheduler.compute(graph)
-            assert backend.written == 2 and graph.nodes[0].numpy().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    with WithBuffers() as backend, summed(backend) as (graph, scheduler):
+        scheduler.compute(graph)
+        assert backend.written == 2 and graph.nodes[0].numpy().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_read_only_memory_is_not_plain():
@@ -86,51 +85,43 @@ def test_read_only_memory_is_not_plain():
 
 
 def test_a_compute_waits_for_backends_that_may_not_be_done():
-    with device(records={"synchronize"}) as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            backend.take()
-            scheduler.compute(graph)
-            assert backend.count("synchronize")
+    with device(records={"synchronize"}) as backend, summed(backend) as (graph, scheduler):
+        backend.take()
+        scheduler.compute(graph)
+        assert backend.count("synchronize")
 
 
 def test_a_backend_whose_wait_is_replaced_is_waited_for():
     """The method of an object, not of its class."""
-    with gs.CpuBackend(1) as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            waits = []
-            backend.synchronize = lambda: waits.append(1)
-            scheduler.compute(graph)
-            assert waits
-            del backend.synchronize
+    with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
+        waits = []
+        backend.synchronize = lambda: waits.append(1)
+        scheduler.compute(graph)
+        assert waits
+        del backend.synchronize
 
 
 def test_a_backend_whose_way_to_bring_data_is_replaced_is_asked():
     """The method is replaced after its buffers were allocated."""
-    with gs.CpuBackend(1) as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            scheduler.compute(graph)
-            brought = []
-            backend.set_tensor_async = lambda tensor, data, offset=0: brought.append(tensor.name)
-            for leaf in graph.leafs:
-                leaf.set(np.full(8, 7, np.float32))
-            scheduler.compute(graph)
-            assert sorted(brought) == ["x", "y"]
-            del backend.set_tensor_async
+    with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
+        scheduler.compute(graph)
+        brought = []
+        backend.set_tensor_async = lambda tensor, data, offset=0: brought.append(tensor.name)
+        for leaf in graph.leafs:
+            leaf.set(np.full(8, 7, np.float32))
+        scheduler.compute(graph)
+        assert sorted(brought) == ["x", "y"]
+        del backend.set_tensor_async
 
 
 def test_staged_bytes_are_what_set_keeps():
-    with gs.CpuBackend(1) as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            x = graph.leafs[0]
-            before = x.data_version
-            assert x.stage(np.full(8, 5, np.float32).tobytes()) and x.data_version == before + 1
-            assert x.numpy().tolist() == [5] * 8
-            scheduler.compute(graph)
-            assert graph.nodes[0].numpy().tolist() == [6] * 8
+    with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
+        x = graph.leafs[0]
+        before = x.data_version
+        assert x.stage(np.full(8, 5, np.float32).tobytes()) and x.data_version == before + 1
+        assert x.numpy().tolist() == [5] * 8
+        scheduler.compute(graph)
+        assert graph.nodes[0].numpy().tolist() == [6] * 8
 
 
 def test_what_does_not_wait_on_the_host_is_not_staged():
@@ -167,18 +158,17 @@ def test_bytes_are_not_kept_for_a_leaf_that_has_its_data_at_once():
 
 @pytest.mark.parametrize("size", [4, 7, 9])
 def test_another_number_of_bytes_is_not_fetched(size):
-    with gs.CpuBackend(1) as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            scheduler.compute(graph)
-            out = np.full(size, 3, np.float32)
-            assert not graph.nodes[0].fetch(out) and (out == 3).all()
-            whole = np.empty(8, np.float32)
-            assert graph.nodes[0].fetch(whole) and whole.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-            with pytest.raises(BufferError):
-                graph.nodes[0].fetch(bytes(32))
-            with pytest.raises((BufferError, ValueError)):
-                graph.nodes[0].fetch(np.empty(16, np.float32)[::2])
+    with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
+        scheduler.compute(graph)
+        out = np.full(size, 3, np.float32)
+        assert not graph.nodes[0].fetch(out) and (out == 3).all()
+        whole = np.empty(8, np.float32)
+        assert graph.nodes[0].fetch(whole) and whole.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+        with pytest.raises(BufferError):
+            graph.nodes[0].fetch(bytes(32))
+        with pytest.raises((BufferError, ValueError)):
+            graph.nodes[0].fetch(np.empty(16, np.float32)[::2])
+        scheduler.close()
         assert not graph.nodes[0].fetch(whole)          # no address
 
 
@@ -251,13 +241,11 @@ def test_what_is_on_its_way_stays_alive_until_the_device_was_waited_for(watched,
 
 def test_data_that_a_step_brings_is_kept_for_the_caller():
     """By name what `run_in_order` says: memory that is not plain may take it later."""
-    with asked() as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
-            x, alive = graph.leafs[0], []
-            load = _steps.BoundLoad(backend, x, x, 0, 0, None)
-            _steps.run_in_order([load], alive)
-            assert tensors(backend, "set_tensor_async") == ["x"] and any(data is x.stash for data in alive)
+    with asked() as backend, summed(backend) as (graph, scheduler):
+        x, alive = graph.leafs[0], []
+        load = _steps.BoundLoad(backend, x, x, 0, 0, None)
+        _steps.run_in_order([load], alive)
+        assert tensors(backend, "set_tensor_async") == ["x"] and any(data is x.stash for data in alive)
 
 
 @pytest.mark.parametrize("name", ["set_tensor_async", "get_tensor", "synchronize"])
@@ -280,21 +268,18 @@ def test_a_buffer_whose_memory_is_somewhere_else_is_not_plain():
 
 def test_memory_that_was_given_back_is_neither_read_nor_written():
     """`close` calls `free`; after a direct call of `free`, direct copies raise as the backend's methods do."""
-    with gs.CpuBackend(1) as backend:
-        graph, scheduler = summed(backend)
-        with scheduler:
+    with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
+        scheduler.compute(graph)
+        x, out = graph.leafs[0], graph.nodes[0]
+        x.buffer.free()
+        assert not out.fetch(np.empty(8, np.float32))
+        with pytest.raises(gs.BackendError, match="closed"):
             scheduler.compute(graph)
-            x, out = graph.leafs[0], graph.nodes[0]
-            x.buffer.free()
-            assert not out.fetch(np.empty(8, np.float32))
-            with pytest.raises(gs.BackendError, match="closed"):
-                scheduler.compute(graph)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="a class in Python gives no buffer before 3.12")
 def test_whoever_is_given_data_may_close_where_it_comes_from():
-    with gs.CpuBackend(1) as backend:
-        graph, scheduler = summed(backend)
+    with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
         scheduler.compute(graph)
 
         class Closes:

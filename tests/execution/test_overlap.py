@@ -7,59 +7,35 @@ import time
 
 import numpy as np
 import pytest
+from devices import device
 
 import ggml_sched as gs
 
 NAP = 0.004
 
 
-class Plain(gs.Buffer):
-    def __init__(self, backend, size):
-        super().__init__(backend, size)
-        self.bytes = np.zeros(size, np.uint8)
+def sleeper(name, concurrent):
+    """A backend that computes nothing, and sleeps: `naps` are the times, `crowded` whether two calls overlapped."""
+    inside = threading.Lock()
 
-    def write(self, offset, data):
-        self.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-
-    def read(self, offset, out):
-        np.frombuffer(out, np.uint8)[:] = self.bytes[offset : offset + len(out)]
-
-
-class Sleeper(gs.Backend):
-    """Computes nothing, and sleeps; records the times, and asserts that no two calls overlap."""
-
-    def __init__(self, name, concurrent):
-        super().__init__(name)
-        self.concurrent_copies = concurrent
-        self.naps: list[tuple[float, float]] = []
-        self.inside = threading.Lock()
-        self.crowded = False
-
-    def alloc_buffer(self, size):
-        return Plain(self, size)
-
-    def _enter(self, work):
-        if not self.inside.acquire(False):
-            self.crowded = True
-            return work()
+    def enter(work, *args):
+        if not inside.acquire(False):
+            backend.crowded = True
+            return work(*args)
         try:
-            return work()
+            return work(*args)
         finally:
-            self.inside.release()
+            inside.release()
 
-    def set_tensor_async(self, tensor, data, offset=0):
-        self._enter(lambda: super(Sleeper, self).set_tensor_async(tensor, data, offset))
+    def nap():
+        begin = time.perf_counter()
+        time.sleep(NAP)
+        backend.naps.append((begin, time.perf_counter()))
 
-    def get_tensor_async(self, tensor, out, offset=0):
-        self._enter(lambda: super(Sleeper, self).get_tensor_async(tensor, out, offset))
-
-    def graph_compute(self, graph):
-        def nap():
-            begin = time.perf_counter()
-            time.sleep(NAP)
-            self.naps.append((begin, time.perf_counter()))
-
-        self._enter(nap)
+    backend = device(name=name, answers={"set_tensor_async": enter, "get_tensor_async": enter, "cpy_tensor_from": enter,
+                                         "graph_plan_compute": lambda inherited, plan: enter(nap)},
+                     attributes={"concurrent_copies": concurrent, "naps": [], "crowded": False})
+    return backend
 
 
 def overlapping(first, second):
@@ -72,22 +48,22 @@ def overlapping(first, second):
 @pytest.mark.parametrize("order", ["the host last", "the host first", "in between"])
 def test_two_equal_backends_work_at_the_same_time(order, copies, concurrent):
     """Whichever of them is the host, where inputs are placed: what the caller sets does not queue behind it."""
-    device, host = Sleeper("device", concurrent), Sleeper("host", concurrent)
+    first, host = sleeper("device", concurrent), sleeper("host", concurrent)
     ctx = gs.Context()
     x = ctx.tensor("f32", (8, 2), "x", input=True)
     if order == "the host last":
-        nodes = ((ctx.sqr(x), device),)
+        nodes = ((ctx.sqr(x), first),)
         nodes += ((ctx.add(nodes[0][0], x), host),)
     elif order == "the host first":
         nodes = ((ctx.sqr(x), host),)
-        nodes += ((ctx.add(nodes[0][0], x), device),)
+        nodes += ((ctx.add(nodes[0][0], x), first),)
     else:
         y = ctx.tensor("f32", (8, 2), "y", input=True)
-        nodes = ((ctx.sqr(y), device), (ctx.sqr(x), host))
-        nodes += ((ctx.add(nodes[0][0], nodes[1][0]), device if copies > 1 else host),)
+        nodes = ((ctx.sqr(y), first), (ctx.sqr(x), host))
+        nodes += ((ctx.add(nodes[0][0], nodes[1][0]), first if copies > 1 else host),)
     graph = gs.Graph(ctx.set_output(nodes[-1][0]))
     n = 12
-    with gs.Scheduler([device, host], copies=copies) as scheduler:
+    with gs.Scheduler([first, host], copies=copies) as scheduler:
         for node, backend in nodes:
             scheduler.set_tensor_backend(node, backend)
         scheduler.alloc(graph).verify()
@@ -96,6 +72,6 @@ def test_two_equal_backends_work_at_the_same_time(order, copies, concurrent):
                 leaf.set(np.ones(leaf.ne[1::-1], np.float32))
             scheduler.compute_async(graph)
         scheduler.synchronize()
-    assert overlapping(device, host) >= n - 3 and overlapping(host, device) >= n - 3
+    assert overlapping(first, host) >= n - 3 and overlapping(host, first) >= n - 3
     if not concurrent:
-        assert not (device.crowded or host.crowded)
+        assert not (first.crowded or host.crowded)

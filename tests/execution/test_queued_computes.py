@@ -135,13 +135,8 @@ def test_an_error_that_somebody_else_was_told_leaves_no_results_either(monkeypat
         chain.set(1)
         another.set(2)
 
-        def broken(self, nodes):
-            raise gs.BackendError("broken")
-
         for wait in (late.synchronize, lambda: other.compute(another.graph)):
-            with monkeypatch.context() as patched:
-                patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
-                patched.setattr(gs.CpuBackend, "graph_compute", broken)
+            with broken_kernels(monkeypatch):
                 sched.compute(chain.graph, wait=False)
                 with pytest.raises(gs.BackendError, match="broken"):
                     wait()

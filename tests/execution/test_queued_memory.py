@@ -115,13 +115,13 @@ def test_memory_of_queued_computes_is_not_taken_from_under_them(act):
     for k, result in enumerate(world.results):
         assert np.array_equal(result, np.full(8, 10.0 + k))
     if buffer is not None:
-        assert not buffer.memory.any(), "somebody wrote to the new memory"
+        assert not buffer.memory.any(), "a queued compute wrote to the new memory"
     world.end()
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_nobody_waits_for_computes_that_ended(act):
-    """Nor for those of a scheduler that is gone."""
+def test_calls_do_not_wait_for_computes_that_ended(act):
+    """Also where the scheduler that queued them was closed."""
     for gone in (False, True):
         world = World()
         world.gate.set()

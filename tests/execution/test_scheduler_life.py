@@ -703,13 +703,7 @@ def test_errors_are_typed_and_survive_pickling():
 
 def test_a_plan_is_bound_to_no_other_graph():
     backend = gs.DryBackend("A")
-    graphs = []
-    for n in (1, 3):
-        ctx = gs.Context()
-        t = ctx.tensor("f32", 8, "x", input=True)
-        for _ in range(n):
-            t = ctx.sqr(t)
-        graphs.append(gs.Graph(t))
+    graphs = [chain(n)[2] for n in (1, 3)]
     with gs.Scheduler([backend]) as scheduler:
         plan = scheduler.plan(graphs[0])
         with pytest.raises(gs.HazardError, match="bound to another graph"):
@@ -718,14 +712,7 @@ def test_a_plan_is_bound_to_no_other_graph():
 
 
 def test_what_was_used_last_stays_in_the_cache():
-    graphs = []
-    for n in (1, 2, 3):
-        ctx = gs.Context()
-        t = ctx.tensor("f32", 8, "x", input=True)
-        for _ in range(n):
-            t = ctx.sqr(t)
-        graphs.append(gs.Graph(t))
-    a, b, c = graphs
+    a, b, c = (chain(n)[2] for n in (1, 2, 3))
     with gs.Scheduler([gs.DryBackend("A")], plan_cache=2) as scheduler:
         first, second = scheduler.plan(a).data, scheduler.plan(b).data
         assert scheduler.plan(a).data is first

@@ -312,7 +312,7 @@ HOSTILE = {
     "a block in itself": "{% block a %}{{ self.a() }}{% endblock %}",
     "a loop in itself": "{% for x in messages recursive %}{{ loop(messages) }}{% endfor %}",
     "a wide %": "{{ '%1000000000d' % 1 }}",
-    "a % as wide as it is told": "{{ '%*d' % (1000000000, 1) }}",
+    "a % as wide as an argument says": "{{ '%*d' % (1000000000, 1) }}",
     "a wide format": "{{ '{:1000000000}'.format(1) }}",
     "a wide format filter": "{{ '%1000000000d' | format(1) }}",
     "a wide method": "{{ 'a'.center(10**9) }}",
