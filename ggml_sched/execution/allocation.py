@@ -345,8 +345,8 @@ class Allocation:
 
     def _bind(self, k: int, step: Step, copy: int) -> BoundStep:
         """Step k of the program, bound for copy slot `copy` (modulo the number of slots of the step's copies)."""
-        n_places = max(map(len, _places_of(step)), default=1)
-        key = (k, copy % n_places)
+        n_copies = max(map(len, _places_of(step)), default=1)
+        key = (k, copy % n_copies)
         if key not in self.prepared:
             self.prepared[key] = self._new_bound(step, copy)
         return self.prepared[key]

@@ -20,8 +20,17 @@ import stat
 import numpy as np
 
 from ggml_sched.errors import FileFormatError
-from ggml_sched.llama.gguf_reader import DEFAULT_ALIGNMENT, MAGIC, Reader, TensorInfo, alignment_of
-from ggml_sched.llama.gguf_values import DTYPES, SCALARS, Array, Kind
+from ggml_sched.llama.gguf_reader import (
+    DEFAULT_ALIGNMENT,
+    DTYPES,
+    MAGIC,
+    SCALARS,
+    Array,
+    Kind,
+    Reader,
+    TensorInfo,
+    alignment_of,
+)
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "open_gguf"]
 

@@ -7,11 +7,21 @@ llama.cpp's llm_tokenizer_bpe.
 from __future__ import annotations
 
 from ggml_sched.llama.errors import TokenizerError
-from ggml_sched.llama.text.library import import_tokenizers
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS, of_unicode_15
 from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary
 
-__all__ = ["Bpe", "byte_letters"]
+__all__ = ["Bpe", "byte_letters", "import_tokenizers"]
+
+
+def import_tokenizers():
+    """The library; TokenizerError where it is not installed."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise TokenizerError(
+            f"tokenizers are built on the 'tokenizers' library, which is not there ({error}): "
+            "pip install 'ggml-sched[llama]'") from error
+    return tokenizers
 
 
 def byte_letters() -> dict[str, int]:

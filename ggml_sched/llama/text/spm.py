@@ -13,7 +13,7 @@ import heapq
 
 import numpy as np
 
-from ggml_sched.llama.text.library import import_tokenizers
+from ggml_sched.llama.text.bpe import import_tokenizers
 from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary
 
 __all__ = ["Exact", "Spm"]
