@@ -109,8 +109,9 @@ class Allocations:
         """The arguments with which `put` makes the current allocation again; None if there is none, or its graph was
         freed."""
         current = self.current
-        graph = None if current is None else current.asked()
-        return None if graph is None else (current.plan, current.residents, current.support_epoch, graph)
+        if current is None or current.plan is None or (graph := current.asked()) is None:
+            return None
+        return current.plan, current.residents, current.support_epoch, graph
 
     def forget_assignments(self) -> None:
         """Make every allocation stale, after the caller changed an assignment."""

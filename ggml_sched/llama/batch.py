@@ -44,7 +44,7 @@ def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
         raise TypeError("tokens are a sequence of ints, not of several sequences") from None
     if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
         raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")
-    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab)) if ids.size else ()
+    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(bad):
         raise ValueError(f"token {ids[bad[0]]} at {bad[0]} is not in 0 .. {n_vocab - 1}")
     return ids.astype(np.int32)

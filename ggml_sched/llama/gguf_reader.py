@@ -59,7 +59,7 @@ class Kind(enum.IntEnum):
     F64 = 12
 
 
-DTYPES = {
+DTYPES: dict[Kind, np.dtype] = {
     Kind.U8: np.dtype("u1"), Kind.I8: np.dtype("i1"), Kind.U16: np.dtype("<u2"), Kind.I16: np.dtype("<i2"),
     Kind.U32: np.dtype("<u4"), Kind.I32: np.dtype("<i4"), Kind.F32: np.dtype("<f4"), Kind.BOOL: np.dtype("?"),
     Kind.U64: np.dtype("<u8"), Kind.I64: np.dtype("<i8"), Kind.F64: np.dtype("<f8"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,8 @@ def write_gguf(file, metadata: Mapping[str, Any], tensors, *, alignment: int = D
         kind, value = _kinded(key, value)
         head += _string(key) + struct.pack("<I", kind) + _payload(key, kind, value)
     offset = 0
-    for name, kind, ne, data in entries:
-        head += _string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, kind, offset)
+    for name, type_, ne, data in entries:
+        head += _string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, type_, offset)
         offset += _padded(len(data), alignment)
     if hasattr(file, "write"):
         _write(file, head, entries, alignment)
@@ -107,7 +107,7 @@ def _payload(key: str, kind: Kind, value) -> bytes:
     return struct.pack("<IQ", inner, len(items)) + b"".join(_payload(key, inner, item[1]) for item in items)
 
 
-def _tensor(name: str, value) -> tuple[Type, Iterable[int], memoryview]:
+def _tensor(name: str, value) -> tuple[Type, tuple[int, ...], memoryview]:
     """Type, extents innermost first, bytes."""
     if isinstance(value, tuple):
         kind, ne, data = value
@@ -121,5 +121,5 @@ def _tensor(name: str, value) -> tuple[Type, Iterable[int], memoryview]:
     for kind, dtype in hostdata.DTYPES.items():
         if kind is not Type.BF16 and dtype == values.dtype and 1 <= values.ndim <= 4:
             data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-            return kind, values.shape[::-1], memoryview(data)
+            return kind, values.shape[::-1], data.data
     raise TypeError(f"tensor {name!r}: GGUF holds no {values.dtype} array of {values.ndim} dimensions")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggml_sched._graph import Context, Tensor, Type
-from ggml_sched.backend import Backend
+from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.placement import Place
@@ -51,7 +51,7 @@ class KVCache:
         self.r: list[Tensor | None] = []
         self.s: list[Tensor | None] = []
         self.contexts: dict[Backend, Context] = {}
-        self.buffers: dict[Backend, object] = {}
+        self.buffers: dict[Backend, Buffer] = {}
         try:
             for i, layer in enumerate(hparams.layers):
                 ssm = hparams.ssm if layer.recurrent else None
@@ -150,7 +150,7 @@ class KVCache:
         return out.reshape(v.ne[0], self.n_ctx, v.nb[0])
 
     def _attention(self) -> list[tuple[Tensor, Tensor]]:
-        return [(k, v) for k, v in zip(self.k, self.v, strict=True) if k is not None]
+        return [(k, v) for k, v in zip(self.k, self.v, strict=True) if k is not None and v is not None]
 
     # -- moving states ------------------------------------------------------------------------
 

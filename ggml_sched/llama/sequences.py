@@ -160,7 +160,8 @@ class SequenceStore:
 
     def _joined(self, parts: Iterable[tuple[int, object]]) -> Batch:
         """Pairs of sequence and tokens as a batch; the last token of each pair is an output."""
-        tokens, positions, sequences, outputs, past, n = [], [], [], [], {}, 0
+        tokens, positions, sequences, outputs, n = [], [], [], [], 0
+        past: dict[int, int] = {}
         try:
             pairs = [(i, given) for i, given in parts]
         except (TypeError, ValueError):
@@ -310,7 +311,8 @@ class SequenceStore:
             runner, cells, held = self.runner, self.runner.cells, self.tokens[i]
             ids, rows, states = state.read(source, runner)
             runner.begin((i,))
-            snapshot, before, written = cells.snapshot(), list(held), []
+            snapshot, before = cells.snapshot(), list(held)
+            written: list[tuple[np.ndarray, tuple[bytes, bytes]]] = []
 
             def undo() -> None:
                 held[:] = before

@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ SIZES = {"vocab_size": 64, "context_length": 128, "embedding_length": 32, "block
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
 
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
                "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3": {"block_count": 7, "attention.key_length": 16, "attention.value_length": 16,
@@ -79,14 +80,14 @@ def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, o
     type's name ("f16", "q4_K"), a `Type`, a numpy dtype, or a function from a tensor's name and float32 array to a
     value for `write_gguf`.  ValueError where rows do not hold whole blocks of it.
     """
-    metadata = {**SIZES, **OWN.get(arch, {}), **(metadata or {})}
-    return _file(*outline(arch, metadata, optional=(*OPTIONAL.get(arch, ()), *optional), tied=tied), seed, dtype)
+    values = {**SIZES, **OWN.get(arch, {}), **(metadata or {})}
+    return _file(*outline(arch, values, optional=(*OPTIONAL.get(arch, ()), *optional), tied=tied), seed, dtype)
 
 
 def _file(values: dict, specs: list[Spec], seed: int, dtype) -> bytes:
     tensors = {}
     for spec in specs:
-        array = _weight(spec, seed)
+        array: Any = _weight(spec, seed)
         if is_matrix(spec):
             is_function = callable(dtype) and not isinstance(dtype, type)
             array = dtype(spec.name, array) if is_function else as_type(array, dtype)
@@ -147,7 +148,7 @@ def _hparams(arch: str, values: Mapping, parts):
     with open_gguf(out.getvalue()) as file:
         present = dict.fromkeys((name for name, there in names.items() if there), None)
         present.update((f"{i}", None) for i in range(256))      # as many layers as the values say
-        stand_in = SimpleNamespace(name="random model", metadata=dict(file.metadata), tensors=present)
+        stand_in: Any = SimpleNamespace(name="random model", metadata=dict(file.metadata), tensors=present)
         return architectures.ARCHITECTURES[arch].hparams(stand_in)
 
 

@@ -45,7 +45,7 @@ class Budget:
         """Spend budget for reading all of a value, nested ones included; returns the depth of nesting."""
         depth, level = 0, [value]
         while level:
-            inner = []
+            inner: list[object] = []
             for item in level:
                 self.spend(1)
                 if isinstance(item, str):

@@ -71,10 +71,11 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, Array):
+            kind_of_elements = value.kind.name
             try:
                 value = value.numpy()
             except TypeError:
-                raise self.fail(key, f"is an array of {value.kind.name}, not of numbers") from None
+                raise self.fail(key, f"is an array of {kind_of_elements}, not of numbers") from None
         try:
             numbers = np.asarray(value)
         except (TypeError, ValueError, OverflowError) as error:

@@ -10,6 +10,7 @@ Corresponds to llama.cpp's llm_tokenizer_spm.
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Spm:
         symbols = ids | {letter: self._n_vocab + i for i, letter in enumerate(letters)}
         merges, tied = merges_of(vocabulary, symbols)
         self._exact = Exact(vocabulary, ids, self._fallback) if tied else None
-        self._library = None
+        self._library: Any = None
         if not tied:
             unknown = vocabulary.texts[vocabulary.unk_id] if vocabulary.unk_id is not None else None
             self._library = library.Tokenizer(library.models.BPE(
@@ -81,8 +82,8 @@ class Fallback:
         self._unknown = [] if vocabulary.unk_id is None else [vocabulary.unk_id]
 
     def __call__(self, text: str) -> list[int]:
-        ids = [self._bytes[byte] for byte in text.encode()]
-        return self._unknown if None in ids else ids
+        ids = [i for byte in text.encode() if (i := self._bytes[byte]) is not None]
+        return ids if len(ids) == len(text.encode()) else self._unknown
 
 
 def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tuple[str, str]], bool]:

@@ -105,7 +105,6 @@ class Vocabulary:
         types = _types(fields, n)
         spm = model == "spm"
         pre = "spm" if spm else _pre(fields)
-        known = PRETOKENIZERS.get(pre)
         special = {key: fields.token_id(PREFIX + key + "_token_id", n, default) for key, default in (
             ("bos", 1 if spm else None), ("eos", 2 if spm else None), ("eot", None), ("eom", None),
             ("unknown", 0 if spm else None), ("padding", None),
@@ -118,7 +117,7 @@ class Vocabulary:
             scores=_scores(fields, n, spm), merges=[] if spm else _merges(fields),
             bos_id=special["bos"], eos_id=special["eos"], eot_id=special["eot"], eom_id=special["eom"],
             unk_id=special["unknown"], pad_id=special["padding"], eos_ids=eos_ids,
-            add_bos=fields.flag(PREFIX + "add_bos_token", spm or known.adds_bos),
+            add_bos=fields.flag(PREFIX + "add_bos_token", spm or PRETOKENIZERS[pre].adds_bos),
             add_eos=fields.flag(PREFIX + "add_eos_token", False),
             add_space_prefix=spm and fields.flag(PREFIX + "add_space_prefix", True),
             strips_right=_strips_right(fields, texts, types))
@@ -206,20 +205,22 @@ def _scores(fields: Fields, n: int, needed: bool) -> np.ndarray:
 def _merges(fields: Fields) -> list[tuple[str, str]]:
     key = PREFIX + "merges"
     lines = fields.strings(key, "is missing: BPE needs them")
-    pairs = [tuple(line.split(" ", 1)) for line in lines]
-    for i, pair in enumerate(pairs):
-        if len(pair) != 2 or not pair[0] or not pair[1]:
+    pairs: list[tuple[str, str]] = []
+    for i, line in enumerate(lines):
+        left, _, right = line.partition(" ")
+        if not left or not right:
             # A space as the first character belongs to the merge, in some vocabularies; the next one is the separator.
-            at = lines[i].find(" ", 1)
-            if at < 0 or at == len(lines[i]) - 1:
-                raise fields.fail(f"{key}[{i}]", f"is {shown(lines[i])}, not two tokens with a space between")
-            pairs[i] = (lines[i][:at], lines[i][at + 1 :])
+            at = line.find(" ", 1)
+            if at < 0 or at == len(line) - 1:
+                raise fields.fail(f"{key}[{i}]", f"is {shown(line)}, not two tokens with a space between")
+            left, right = line[:at], line[at + 1 :]
+        pairs.append((left, right))
     return list(dict.fromkeys(pairs))  # the first of two equal ones counts
 
 
 def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
     """Correct the types of tokens with known texts; returns the ids that end a generation."""
-    ends = {special[key] for key in ("eos", "eot", "eom", *FILL_IN_ENDS)} - {None}
+    ends = {i for key in ("eos", "eot", "eom", *FILL_IN_ENDS) if (i := special[key]) is not None}
     marked = END_OF_GENERATION & ids.keys()
     ends |= {ids[text] for text in marked}
     for key, texts in FILL_IN.items():
