@@ -205,6 +205,16 @@ def test_a_copy_is_made_again_after_a_failure():
         assert np.array_equal(graph.nodes[0].numpy(), np.ones((2, 4)) @ np.arange(16).reshape(4, 4).T)
 
 
+def mixture(host, values):
+    """Layers of experts on the host, each of which two tokens use in turn: (graph, x, ids, result)."""
+    ctx = gs.Context()
+    value = x = ctx.tensor("f32", (values[0].shape[2], 1, 2), "x", input=True)
+    ids = ctx.tensor("i32", (1, 2), "ids", input=True)
+    for k, v in enumerate(values):
+        value = ctx.mul_mat_id(weights_on(host, **{f"e{k}": v})[f"e{k}"], value, ids)
+    return gs.Graph(ctx.set_output(value)), x, ids, value
+
+
 @pytest.mark.parametrize("queued", [False, True])
 def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
     """Three layers of experts on the host, computed on a device that offloads them and has too little memory to keep
@@ -214,14 +224,7 @@ def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
     rng = np.random.default_rng(5)
     n_expert, n = 6, 8
     values = [rng.integers(-2, 3, (n_expert, n, n)).astype(np.float32) for _ in range(3)]
-    experts = [weights_on(host, **{f"e{k}": v})[f"e{k}"] for k, v in enumerate(values)]
-    ctx = gs.Context()
-    x = ctx.tensor("f32", (n, 1, 2), "x", input=True)
-    ids = ctx.tensor("i32", (1, 2), "ids", input=True)
-    value = x
-    for e in experts:
-        value = ctx.mul_mat_id(e, value, ids)
-    graph = gs.Graph(ctx.set_output(value))
+    graph, x, ids, value = mixture(host, values)
     with gs.Scheduler([device, host], copies=2) as scheduler:
         plan = scheduler.alloc(graph)
         plan.verify()
@@ -248,7 +251,7 @@ def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
 def test_a_copy_that_a_node_writes_through_has_one_place():
     """Its write-back is immediate, so no other compute fills the slot."""
     a, b = gs.DryBackend("a"), gs.DryBackend("b")
-    cache = weights_on_dry(b)
+    cache = weights_on(b, "any", cache=np.zeros((2, 4), np.float32))["cache"]
     ctx = gs.Context()
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     write = ctx.cpy(ctx.sqr(x), cache)
@@ -259,13 +262,6 @@ def test_a_copy_that_a_node_writes_through_has_one_place():
     plan = scheduler.plan(graph)
     plan.verify()
     assert {name: len(offsets) for (name, _), offsets in rings(plan).items()} == {"x": 3, write.name: 1}
-
-
-def weights_on_dry(backend):
-    held = gs.Context()
-    cache = held.tensor("f32", (4, 2), "cache")
-    backend.alloc_tensors(held, "any")
-    return cache
 
 
 def test_experts_that_a_node_writes_on_the_device_travel_whole():
@@ -295,17 +291,10 @@ def test_experts_that_a_node_writes_on_the_device_travel_whole():
 
 def test_experts_that_are_not_there_are_left_to_the_kernel_to_refuse():
     """The error equals that of a mixture whose experts need no copy."""
-
     said = []
     for devices in ((), (recorded("device", offloads={"MUL_MAT_ID"}),)):
         host = recorded("host")
-        experts = [weights_on(host, **{f"e{k}": np.ones((3, 4, 4), np.float32)})[f"e{k}"] for k in range(3)]
-        ctx = gs.Context()
-        value = x = ctx.tensor("f32", (4, 1, 2), "x", input=True)
-        ids = ctx.tensor("i32", (1, 2), "ids", input=True)
-        for e in experts:
-            value = ctx.mul_mat_id(e, value, ids)
-        graph = gs.Graph(ctx.set_output(value))
+        graph, x, ids, value = mixture(host, [np.ones((3, 4, 4), np.float32)] * 3)
         with gs.Scheduler([*devices, host]) as scheduler:
             plan = scheduler.alloc(graph)
             assert any(step.kind == "copy experts" for step in plan.program.steps) is bool(devices)

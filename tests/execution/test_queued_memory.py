@@ -51,23 +51,10 @@ class World:
         self.scheduler.close()
 
 
-def alloc_tensors(world):
-    return world.backend.alloc_tensors(world.ctx)
-
-
-def bind_input(world):
+def bind(world, tensor):
+    """Bind a tensor to a new buffer."""
     buffer = world.backend.alloc_buffer(4096)
-    gs.bind_resident(world.x, buffer, 0)
-    return buffer
-
-
-def unbind_weight(world):
-    gs.bind_resident(world.cache, None, 0)
-
-
-def move_weight(world):
-    buffer = world.backend.alloc_buffer(4096)
-    gs.bind_resident(world.cache, buffer, 0)
+    gs.bind_resident(tensor, buffer, 0)
     return buffer
 
 
@@ -89,10 +76,10 @@ def another_scheduler(world):
 
 
 ACTS = {
-    "give the context memory of its own": alloc_tensors,
-    "bind an input": bind_input,
-    "take a weight's address": unbind_weight,
-    "give a weight another address": move_weight,
+    "give the context memory of its own": lambda world: world.backend.alloc_tensors(world.ctx),
+    "bind an input": lambda world: bind(world, world.x),
+    "take a weight's address": lambda world: gs.bind_resident(world.cache, None, 0),
+    "give a weight another address": lambda world: bind(world, world.cache),
     "place an input in an allocator": tensor_allocator,
     "place the graph in an allocator": graph_allocator,
     "free a weight": lambda world: world.allocator.free(world.w),
