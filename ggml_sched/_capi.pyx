@@ -10,7 +10,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memset, strcmp
+from libc.string cimport memcmp, strcmp
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
@@ -307,7 +307,8 @@ cdef int c_pack(int32_t n, const int64_t *lower, const int64_t *upper, const int
     if status == GS_OVERFLOW:
         return refuse(error, status, n, 0, b"the sizes of all buffers add up to more than 63 bits hold")
     if failed < 0:
-        return refuse(error, status, n, 0, b"n is negative or more than can be packed, or capacity or budget is negative")
+        return refuse(error, status, n, 0,
+                      b"n is negative or more than can be packed, or capacity or budget is negative")
     status = refuse(error, status, size[failed], 0, b"a buffer ends before it begins, or has a negative size")
     if error != NULL:
         error.index = failed

@@ -275,7 +275,8 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
     cdef int status
     for i in range(f.p.n):
         if (f.p.op[i] == GS_OP_NONE and f.p.root[i] < 0 and f.p.arena_of[i] != OUTSIDE
-                and (f.n_children[i] or f.n_views[i]) and (leafs_first or f.p.like[i] != i) and (f.p.like[i] == i or f.p.flags[i] & GS_FLAG_OUTPUT)):
+                and (f.n_children[i] or f.n_views[i]) and (leafs_first or f.p.like[i] != i)
+                and (f.p.like[i] == i or f.p.flags[i] & GS_FLAG_OUTPUT)):
             status = gallocr_place(f, arenas, inplace, i, 0)
             if status != GS_OK:
                 failed[0] = i

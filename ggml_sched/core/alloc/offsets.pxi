@@ -5,7 +5,8 @@
 # the live bytes, best fit, which does, is tried too, and the smaller arena is used.  An arena in chunks has offsets
 # from the walk already; it is packed into one buffer if that is possible.
 
-cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena, int32_t *method) noexcept nogil:
+cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena,
+                    int32_t *method) noexcept nogil:
     """Choose the offsets of one backend's arena; `owner` lists the ids that own memory in it, in order of birth."""
     cdef gs_pack p
     cdef gs_packing packing
@@ -87,7 +88,8 @@ cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *block
     return status
 
 
-cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_arena *arenas, int32_t *methods) noexcept nogil:
+cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_arena *arenas,
+                        int32_t *methods) noexcept nogil:
     """Choose the offsets of all arenas."""
     cdef int32_t *owner
     cdef int32_t *end

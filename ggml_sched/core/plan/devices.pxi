@@ -120,7 +120,8 @@ cdef str names_of(tuple backends):
 
 
 cdef bint overrides(object backend, str method):
-    return method in getattr(backend, "__dict__", ()) or getattr(type(backend), method) is not getattr(BackendBase, method)
+    return (method in getattr(backend, "__dict__", ())
+            or getattr(type(backend), method) is not getattr(BackendBase, method))
 
 
 cdef bint decides_in_python(object backend, str method):

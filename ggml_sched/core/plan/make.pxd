@@ -22,4 +22,3 @@ cdef int plan_alloc_groups(gs_plan *p, int32_t n_members) noexcept nogil
 cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil
 # Marks in `needed` the memories whose data must be valid after all nodes have run; `used`: scratch, zero.
 cdef void mark_needed_at_end(const gs_graph *g, unsigned char *needed, unsigned char *used) noexcept nogil
-

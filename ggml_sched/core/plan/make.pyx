@@ -142,7 +142,8 @@ cdef int plan_alloc_splits(gs_plan *p) noexcept nogil:
 
 cdef int plan_alloc_arenas(gs_plan *p) noexcept nogil:
     """Allocate the sizes of arenas and chunks."""
-    p.arena = <gs_arena_result *>calloc(1, max(p.n_backends, 1) * sizeof(gs_arena_result) + p.n_chunks * sizeof(int64_t))
+    p.arena = <gs_arena_result *>calloc(1, max(p.n_backends, 1) * sizeof(gs_arena_result)
+                                        + p.n_chunks * sizeof(int64_t))
     if p.arena == NULL:
         return GS_NO_HOST_MEMORY
     p.chunk_nbytes = <int64_t *>(p.arena + p.n_backends)

@@ -65,7 +65,8 @@ cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil
 cdef void splits_free(gs_splits *w) noexcept nogil
 cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogil
 cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) noexcept nogil
-cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil
+cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend,
+                             int32_t version) noexcept nogil
 cdef int32_t splits_known(const gs_splits *w, int32_t id, int32_t backend) noexcept nogil
 cdef void splits_note(gs_splits *w, int32_t id, int32_t copy) noexcept nogil
 cdef int splits_add_input(gs_splits *w, int32_t copy) noexcept nogil

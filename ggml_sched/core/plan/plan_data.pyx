@@ -13,7 +13,7 @@ Includes, before the code below:
 
 import itertools
 
-from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
+from ggml_sched.errors import HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
 
 cimport cython
 from cpython.list cimport PyList_GET_ITEM
@@ -288,8 +288,8 @@ cdef class PlanData:
                 return True
         size = f.rest[owner] if at >= f.trimmed[owner] else f.size[owner]
         for k in range(f.n):
-            if (k != owner and f.arena_of[k] == f.arena_of[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + size
-                    and f.offset[owner] < f.offset[k] + f.size[k]):
+            if (k != owner and f.arena_of[k] == f.arena_of[owner] and f.birth[k] > at
+                    and f.offset[k] < f.offset[owner] + size and f.offset[owner] < f.offset[k] + f.size[k]):
                 return True
         return False
 
@@ -409,5 +409,6 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
         for b in backends:
             if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:
                 raise OutOfMemory(f"{describe(t)}: {t.layout.nbytes} bytes exceed the maximum buffer size "
-                                  f"{b.max_buffer_size} of backend {b.name!r}", b.name, t.layout.nbytes, b.max_buffer_size)
+                                  f"{b.max_buffer_size} of backend {b.name!r}",
+                                  b.name, t.layout.nbytes, b.max_buffer_size)
     raise OutOfMemory(f"{describe(t)}: sizes leave the 64-bit range", None, t.layout.nbytes, None)

@@ -163,8 +163,9 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
         if not sizes or sum(sizes) > big or len(sizes) > 1 and not stride:
             raise GraphError(f"plan: an arena of buffers {sizes}, {stride} apart")
     for i in range(n):
-        if offset[i] >= 0 and (home[i] < 0 or arenas[home[i]][1] and offset[i] // arenas[home[i]][1] >= len(chunks[home[i]])):
-            raise GraphError(f"plan: id {i} lies at {offset[i]} of backend {home[i]}, where there is no buffer")
+        at, stride = home[i], arenas[home[i]][1]
+        if offset[i] >= 0 and (at < 0 or stride and offset[i] // stride >= len(chunks[at])):
+            raise GraphError(f"plan: id {i} has offset {offset[i]} of backend {at}, where there is no buffer")
     p.n_backends, p.n_tensors, p.n_copies, p.n_slots = n_backends, n_tensors, n_copies, len(places)
     p.n_splits, p.n_inputs, p.n_write_backs = len(splits), sum(map(len, inputs)), len(backs)
     p.n_chunks, p.n_groups = sum(map(len, chunks)), len(groups)

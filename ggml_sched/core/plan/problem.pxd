@@ -12,4 +12,5 @@ cdef int request_init(gs_request *r, const gs_graph *g, const gs_problem *p, gs_
 # Whether a reserved plan of one problem can serve the other: all but supports, offloads and nbytes are equal.
 cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogil
 # Describes a failure of planning in `error`; returns the status.
-cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status, int32_t id) noexcept nogil
+cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status,
+                        int32_t id) noexcept nogil

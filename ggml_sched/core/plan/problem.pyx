@@ -291,7 +291,8 @@ cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogi
             and memcmp(a.memory, b.memory, a.n_bytes) == 0)
 
 
-cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status, int32_t id) noexcept nogil:
+cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status,
+                        int32_t id) noexcept nogil:
     """Describe a failure of planning in `error`: the tensor, the backend and the numbers; returns the status."""
     cdef const gs_graph *g = r.g
     cdef const char *op

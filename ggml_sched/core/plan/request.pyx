@@ -315,7 +315,7 @@ cdef class Request:
         for k in range(queries.n):
             at = k * queries.n_backends + b
             differs |= ((0 if queries.bits[at] & ASKS_SUPPORTS else ASKS_SUPPORTS) | queries.bits[at] & ASKS_OFFLOAD
-                     | (0 if queries.size[at] == g.nbytes[queries.example[k]] else ASKS_SIZE))
+                        | (0 if queries.size[at] == g.nbytes[queries.example[k]] else ASKS_SIZE))
         if differs & (ASKS_SUPPORTS | ASKS_OFFLOAD):
             for i in range(g.n_work):
                 at = of[g.work[i]] * queries.n_backends + b
@@ -335,7 +335,7 @@ cdef class Request:
             for i in range(g.n_work):
                 t = <Tensor>tensors[g.work[i]]
                 self.set_support(b, g.work[i], not wanted & ASKS_SUPPORTS or backend.supports_op(t),
-                          wanted & ASKS_OFFLOAD and backend.offload_op(t))
+                                 wanted & ASKS_OFFLOAD and backend.offload_op(t))
         if wanted & ASKS_SIZE:
             for i in range(g.n_tensors):
                 t = <Tensor>tensors[i]

@@ -56,7 +56,8 @@ cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) n
     return GS_OK
 
 
-cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil:
+cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend,
+                             int32_t version) noexcept nogil:
     """Add a copy on `backend` with the layout of `like`; returns its index, or -1 if malloc fails."""
     if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
             or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK
