@@ -6,7 +6,7 @@ from devices import device
 
 import ggml_sched as gs
 from ggml_sched._graph import bind_resident
-from ggml_sched.backends.cpu.backend import copy_on_host
+from ggml_sched.backends.cpu.buffer import copy_on_host
 
 
 def refuses(_inherited, _src, _dst) -> bool:

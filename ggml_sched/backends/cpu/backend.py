@@ -17,9 +17,9 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
-from ggml_sched.backend import Backend, as_nodes
+from ggml_sched.backend import as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, copy_on_host, wrap
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend, allocate
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
@@ -212,7 +212,7 @@ class CpuPlan:
             run_steps(self._steps, self.resolver.name)
 
 
-class CpuBackend(Backend):
+class CpuBackend(HostBackend):
     """Real memory and real compute on the host.
 
     `n_threads` counts the calling thread (None: the CPUs this process may use); `memory` bounds all
@@ -222,7 +222,6 @@ class CpuBackend(Backend):
 
     is_host = True
     is_cpu = True
-    concurrent_copies = True
 
     def __init__(self, n_threads: int | None = None, name: str = "CPU", memory: int | None = None,
                  kernels: str = "compiled") -> None:
@@ -231,48 +230,10 @@ class CpuBackend(Backend):
             raise ValueError(f"backend {name!r}: kernels={kernels!r} is none of {', '.join(KERNELS_OF)}")
         self.kernels = kernels
         self.memory = None if memory is None else index(memory)
-        self.used = 0
-        self._closed = False
         self._lock = ForkLock()
         self._work = np.empty(0, np.uint8)
         self.n_threads = thread_count(n_threads, MAX_THREADS)
         self._pool = Pool(self.n_threads) if kernels == "compiled" else None
-
-    # -- memory -----------------------------------------------------------------
-
-    def memory_available(self) -> int | None:
-        return None if self.memory is None else self.memory - self.used
-
-    def alloc_buffer(self, size: int) -> CpuBuffer:
-        """`size` zero bytes at a multiple of 64."""
-        self._require_open()
-        if size < 0:
-            raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
-        if self.memory is not None and size > self.memory - self.used:
-            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
-                              f"{self.memory} left", self.name, size, self.memory - self.used)
-        buffer = CpuBuffer(self, allocate(size, self.name))
-        self.used += size
-        return buffer
-
-    def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> CpuBuffer:
-        """A buffer over the caller's memory; the buffer keeps that memory alive and never frees it.
-
-        `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may
-        hold weights), or an address with a `size` in bytes.  `base` is its real address, aligned or not.
-        """
-        self._require_open()
-        return CpuBuffer(self, wrap(source, size), usage, owned=False)
-
-    def give_back(self, size: int) -> None:
-        """Called by a buffer of alloc_buffer when it closes."""
-        self.used -= size
-
-    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        return copy_on_host(src, dst)
-
-    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        return copy_on_host(src, dst)
 
     # -- computing ----------------------------------------------------------------
 
@@ -331,10 +292,6 @@ class CpuBackend(Backend):
 
     # -- life -------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Stop the threads and drop the work memory; buffers keep their memory until they are closed."""
         with self._lock:
@@ -342,10 +299,6 @@ class CpuBackend(Backend):
             if self._pool is not None:
                 self._pool.close()
             self._work = np.empty(0, np.uint8)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise BackendError(f"backend {self.name!r} is closed")
 
 
 def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU") -> None:

@@ -17,7 +17,7 @@ from ggml_sched.backend import Backend, Buffer, same_layout
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.graph.hostdata import array_over
 
-__all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "copy_on_host", "wrap"]
+__all__ = ["ALIGNMENT", "CpuBuffer", "HostBackend", "address_of", "allocate", "copy_on_host", "wrap"]
 
 ALIGNMENT = 64
 MOVES = ("set_tensor_async", "get_tensor_async", "set_tensor", "get_tensor", "synchronize")
@@ -71,6 +71,65 @@ class CpuBuffer(Buffer):
             raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
                                f"of backend {self.backend.name!r}")
         return memory[offset : offset + size]
+
+
+class HostBackend(Backend):
+    """A backend over host memory: a bound of all its buffers together, copies, and what happens after `close`.
+
+    `memory` bytes may be allocated at a time (None: no bound), of which `used` are.
+    """
+
+    concurrent_copies = True
+    memory: int | None = None
+    used: int = 0
+    buffer_class: type[CpuBuffer] = CpuBuffer
+    _closed = False
+
+    def memory_available(self) -> int | None:
+        """Bytes that can still be allocated here."""
+        return None if self.memory is None else self.memory - self.used
+
+    def _check_size(self, size: int) -> None:
+        """Check that a buffer of `size` bytes may be allocated; BackendError, ValueError, OutOfMemory."""
+        self._require_open()
+        if size < 0:
+            raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
+        if self.memory is not None and size > self.memory - self.used:
+            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
+                              f"{self.memory} left", self.name, size, self.memory - self.used)
+
+    def alloc_buffer(self, size: int) -> CpuBuffer:
+        """`size` zero bytes at a multiple of 64."""
+        self._check_size(size)
+        buffer = self.buffer_class(self, allocate(size, self.name))
+        self.used += size
+        return buffer
+
+    def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> CpuBuffer:
+        """A buffer over the caller's memory; the buffer keeps that memory alive and never frees it.
+
+        `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may
+        hold weights), or an address with a `size` in bytes.  `base` is its real address, aligned or not.
+        """
+        self._require_open()
+        return self.buffer_class(self, wrap(source, size), usage, owned=False)
+
+    def give_back(self, size: int) -> None:
+        """Called by a buffer of alloc_buffer when it closes."""
+        self.used -= size
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        return copy_on_host(src, dst)
+
+    cpy_tensor_to = cpy_tensor_from
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BackendError(f"backend {self.name!r} is closed")
 
 
 def _is_left_as(mine: object, base: type, names: tuple[str, ...]) -> bool:

@@ -16,10 +16,10 @@ from functools import partial
 from operator import index
 
 from ggml_sched._graph import Tensor, op_numbers
-from ggml_sched.backend import Backend, Buffer, as_nodes
+from ggml_sched.backend import Buffer, as_nodes
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.backend import StagedLeafs
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, copy_on_host, wrap
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
@@ -38,7 +38,7 @@ STARTED_IN = os.getpid()
 """The process that loaded this module: threads of OpenMP may have been started there."""
 
 
-class GgmlBackend(GgmlBase, Backend):
+class GgmlBackend(GgmlBase, HostBackend):
     """`GgmlBackend(device="CPU", n_threads=None, library=None)`: ggml's kernels.
 
     `device` is a name of `GgmlBackend.devices()`; `n_threads` counts the calling thread (None: the CPUs that this
@@ -52,7 +52,7 @@ class GgmlBackend(GgmlBase, Backend):
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
 
-    concurrent_copies = True
+    buffer_class = HostBuffer
     kv_padding = 64
     """Keys of a cache, padded: what ggml's flash attention takes at a time."""
 
@@ -69,8 +69,6 @@ class GgmlBackend(GgmlBase, Backend):
         super().__init__(name or ("GGML" if self.device.kind == "cpu" else self.device.name),
                          max(ALIGNMENT, self.library.alignment(self._buft)))
         self.memory = None if memory is None else index(memory)
-        self.used = 0
-        self._closed = False
         self._lock = ForkLock()
         self._crew: Crew | None = None
         self._pid = os.getpid()
@@ -101,9 +99,8 @@ class GgmlBackend(GgmlBase, Backend):
 
     def memory_available(self) -> int | None:
         """Bytes that can still be allocated here."""
-        if self.memory is not None:
-            return self.memory - self.used
-        return None if self.is_host else self.library.memory(self.device)[0]
+        return super().memory_available() if self.is_host or self.memory is not None else (
+            self.library.memory(self.device)[0])
 
     def alloc_size(self, tensor: Tensor) -> int:
         if self.is_host:
@@ -112,41 +109,16 @@ class GgmlBackend(GgmlBase, Backend):
 
     def alloc_buffer(self, size: int) -> Buffer:
         """`size` bytes, zero on the host, at a multiple of the alignment."""
-        self._require_open()
-        if size < 0:
-            raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
-        if self.memory is not None and size > self.memory - self.used:
-            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
-                              f"{self.memory} left", self.name, size, self.memory - self.used)
         if self.is_host:
-            buffer: Buffer = HostBuffer(self, allocate(size, self.name))
-        else:
-            handle, base = self._device.allocate(self._buft, max(size, 1))
-            if not handle:
-                free = self.memory_available()
-                raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free",
-                                  self.name, size, free)
-            buffer = DeviceBuffer(self, self._device, handle, base, size)
+            return super().alloc_buffer(size)
+        self._check_size(size)
+        handle, base = self._device.allocate(self._buft, max(size, 1))
+        if not handle:
+            free = self.memory_available()
+            raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free", self.name, size,
+                              free)
         self.used += size
-        return buffer
-
-    def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> HostBuffer:
-        """A buffer over the caller's memory, which it keeps alive and never frees; see CpuBackend.buffer_from_ptr.
-
-        None, and no method, on a device that does not read the host's memory.
-        """
-        self._require_open()
-        return HostBuffer(self, wrap(source, size), usage, owned=False)
-
-    def give_back(self, size: int) -> None:
-        """Called by a buffer of alloc_buffer when it closes."""
-        self.used -= size
-
-    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        return copy_on_host(src, dst)
-
-    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        return copy_on_host(src, dst)
+        return DeviceBuffer(self, self._device, handle, base, size)
 
     # -- packed weights -----------------------------------------------------------
 
@@ -230,10 +202,6 @@ class GgmlBackend(GgmlBase, Backend):
 
     # -- life -------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Compute no more; buffers keep their memory until they are closed."""
         with self._lock:
@@ -241,10 +209,6 @@ class GgmlBackend(GgmlBase, Backend):
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.close()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise BackendError(f"backend {self.name!r} is closed")
 
 
 def _named(library: Library, name: str) -> Offered:
