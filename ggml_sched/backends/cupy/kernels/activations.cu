@@ -1,8 +1,8 @@
-// What matrix products multiply weights with: columns as dense f32, or rounded to 8 bits.
+// The columns of matrix products, which weights are multiplied with: as dense f32, or rounded to 8 bits.
 //
 // Rounded: 32 neighbours share a scale, largest / 127; for each 16 of them (scale, scale * their sum) is kept, which
-// weights with a minimum need.  A column in which something is not finite gets scales of NaN there: no number that
-// comes out of it could be right.
+// weights with a minimum need.  Where 32 neighbours have a value that is not finite, their scale is NaN, and so are
+// all results of that column.
 #include "common.cuh"
 
 // Four neighbours a thread, eight threads a scale; x.ne[0] is a multiple of 32.

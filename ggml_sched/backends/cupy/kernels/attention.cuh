@@ -4,14 +4,14 @@
 // take 32 cells in turn.  A warp reads the mask first and passes over cells that no column sees.  For scores eight
 // lanes share a cell; then every lane has one cell of each column for the soft max; for values every lane has two
 // neighbours of each 64 elements.  Warps, and then splits (kernel `combine`), are joined in a fixed order.
-// Invariant: what a masked cell holds, NaN included, reaches nothing; a column that sees no cell is 0.
+// Invariant: no result depends on the contents of a masked cell, NaN included; a column without any cell is 0.
 #pragma once
 
 #include "caches.cuh"
 
 enum { A_WARPS = 4, CELLS = 32 };
 
-// A NaN counts as nothing here: it shows in the weights.
+// A NaN is ignored here; the weights make it visible.
 struct Largest {
     static __device__ __forceinline__ float of(float a, float b) { return a > b || b != b ? a : b; }
 };
@@ -37,7 +37,7 @@ __device__ __forceinline__ Column column_of(const Attention& a, int matrix, int 
     return r;
 }
 
-// What stands in front of exp in the next sum: exp(from - to), where both may be -inf.
+// The factor of a sum when its largest score changes: exp(from - to), where both may be -inf.
 __device__ __forceinline__ float carry(float from, float to) { return from == to ? 1.0f : expf(from - to); }
 
 // Values over the total of their weights; 0 where there were none.
@@ -45,7 +45,7 @@ __device__ __forceinline__ float finished(float sum, float total) {
     return total != 0.0f || total != total ? sum / total : 0.0f;
 }
 
-// A column's largest score and total with its sink; returns the factor of what was summed up so far.
+// A column's largest score and total with its sink; returns the factor for the sums so far.
 __device__ __forceinline__ float with_sink(const float* sinks, int head, float top, float& total) {
     if (sinks == nullptr) return 1.0f;
     const float sink = sinks[head], to = sink > top ? sink : top, factor = carry(top, to);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            // Loads of values under way: what one column leaves of the registers.
+            // How many cells are loaded ahead: more with one column, which needs fewer registers.
             enum { AHEAD = (COLUMNS == 1 ? 16 : 8) / PAIRS < 2 ? 2 : (COLUMNS == 1 ? 16 : 8) / PAIRS };
             UNROLL_BY(1)
             for (int here = 0; here < CELLS; here += AHEAD) {

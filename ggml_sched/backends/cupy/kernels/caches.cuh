@@ -1,4 +1,4 @@
-// What attention reads: the numbers of a node, and keys and values of a cache of any plain type, q8_0 or q4_0.
+// Arguments of attention, and its loads of keys and values of a cache of any plain type, q8_0 or q4_0.
 #pragma once
 
 #include "units.cuh"

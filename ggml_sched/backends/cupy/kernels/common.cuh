@@ -36,7 +36,7 @@ __device__ __forceinline__ unsigned short __float_to_half_bits(float f) {
 
 // -- views ------------------------------------------------------------------------------------------------------------
 
-// A tensor as it lies in memory: extents and strides in bytes, innermost first.  An argument by value, 72 bytes.
+// The layout of a tensor in memory: extents, and strides in bytes, innermost first.  An argument by value, 72 bytes.
 struct View {
     char* p;
     int64_t ne[4];
@@ -109,12 +109,12 @@ __device__ __forceinline__ Index wrap(const Index& k, const View& t) {
     return r;
 }
 
-// Every thread of the grid takes its share of n elements: a grid may be smaller than what it computes.
+// A loop over the elements of this thread, of n in all: a grid may have fewer threads than elements.
 #define FOR_EACH(i, n)                                                                                          \
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i##_step = (int64_t)gridDim.x * blockDim.x; \
          i < (n); i += i##_step)
 
-// Every block its share of n rows; threads of a block stay together, so that they may meet at barriers.
+// A loop over the rows of this block, of n in all; all its threads run it equally often, as barriers require.
 #define FOR_EACH_ROW(i, n) for (int64_t i = blockIdx.x; i < (n); i += gridDim.x)
 
 // -- types ------------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ enum Kind {
     Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, I32 = 26, I64 = 27, BF16 = 30, MXFP4 = 39
 };
 
-// Products and sums that are never joined to one rounding: for what has to be another backend's bits.
+// Products and sums that the compiler does not fuse, for results that must equal another backend's bits.
 __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float add_rn(float a, float b) { return __fadd_rn(a, b); }
 
@@ -138,7 +138,7 @@ __device__ __forceinline__ uint16_t float_to_bf16(float f) {
     return (uint16_t)((bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
 }
 
-// As x86 converts: what no int32 can hold becomes the least one.
+// As x86 converts: a value outside of int32, or NaN, becomes the least int32.
 __device__ __forceinline__ int32_t float_to_int(float f) {
     return f >= -2147483648.0f && f < 2147483648.0f ? (int32_t)f : (int32_t)0x80000000u;
 }
@@ -202,7 +202,7 @@ __device__ __forceinline__ T block_reduce(T v, T* part) {
 
 // -- faults -----------------------------------------------------------------------------------------------------------
 
-// What a kernel found wrong: the first fault stays.  The host reads and clears it.
+// A fault in the data, such as an id out of range; the first one is kept until the host reads and clears it.
 struct Fault {
     int32_t position;                      // of the node, plus one; 0: nothing is wrong
     int32_t source;

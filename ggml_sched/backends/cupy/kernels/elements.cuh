@@ -1,6 +1,6 @@
-// One element of a row of any type, as f32: what general kernels read weights with, one at a time.
+// One element of a row of any type, as f32: general kernels read weights so.
 //
-// What bytes mean is ggml's (dequantize_row_*); products and sums round as the CPU's do, so the bits are the same.
+// The layout of blocks is ggml's (dequantize_row_*); products and sums round as the CPU's do, so the bits are the same.
 // Invariant: nothing is loaded at a wider alignment than blocks have: two bytes, of mxfp4 one.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Ops that compute each element from those at its place: arithmetic, functions of one element, gated units.
+// Ops that compute each element from those with the same indices: arithmetic, functions of one element, gated units.
 //
 // All in f32; f16 and bf16 are converted on the way in and out.  A result may lie over a source of the same layout:
 // each element is read before it is written, by the same thread.
@@ -48,7 +48,7 @@ struct Parameters {
     float p[4];
 };
 
-// Rounded to f16 and back, but for what f16 cannot hold.
+// Rounded to f16 and back; values beyond the range of f16 stay.
 __device__ __forceinline__ float of_half(float x) {
     return fabsf(x) <= 65504.0f ? __half_bits_to_float(__float_to_half_bits(x)) : x;
 }

@@ -1,10 +1,10 @@
 // Weights times many columns, in tiles of 64 rows and 64 columns.
 //
-// What a tile needs of k lies in shared memory, both sides by runs, so that threads read neighbouring words; meanwhile
-// the next piece is under way from global memory.  Blocks meet columns of 8 bits in dp4a; plain types, and blocks where
-// nothing is to be rounded, meet f32.  With a table of tiles (experts.cu) the columns of a tile are pairs of (token,
-// slot) that go through one expert, by a list; without one they are neighbours.
-// Invariant: every element of the result is added up in the same order, wherever its column stands in a tile.
+// Shared memory has a piece of k of the tile's rows and columns, ordered by runs, so that threads read neighbouring
+// words; meanwhile the next piece is loaded from global memory.  Blocks times 8-bit columns use dp4a; plain types, and
+// blocks in exact products, are multiplied with f32 columns.  With a table of tiles (experts.cu) the columns of a tile
+// are pairs of (token, slot) that go through one expert, by a list; without one they are neighbours.
+// Invariant: every element of the result is added up in the same order, whatever its position in a tile.
 #pragma once
 
 #include "matvec.cuh"
@@ -19,10 +19,10 @@ struct Group {
 #define TILED PRODUCT, const int32_t *__restrict__ pairs, const Group *__restrict__ groups
 #define TILED_ARGS PRODUCT_ARGS, pairs, groups
 
-// Where the columns of a tile are.
+// The location of a tile's columns.
 struct Span {
     int64_t w, x, d;                       // offsets of the matrices
-    int64_t first, end;                    // columns, or places in the list of pairs
+    int64_t first, end;                    // columns, or positions in the list of pairs
 };
 
 __device__ __forceinline__ bool find_span(const Product& a, const Group* groups, int64_t matrix, Span& s) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void many(TILED) {
         for (int u = part - STEP; u < units + part; u += STEP) {
             const int next = u + STEP;
             if (u >= part) {
-                __syncthreads();           // all threads have multiplied what was here
+                __syncthreads();           // all threads have read the last piece
                 UNROLL
                 for (int r = 0; r < 2; ++r) {
                     int4 q;
@@ -204,7 +204,7 @@ __device__ __forceinline__ void load_part(const Product& a, const uint8_t* row, 
         uint32_t low = 0, high = 0;
         float scale = 0.0f, minimum = 0.0f;
         UNROLL
-        for (int i = 0; i < 4; ++i) {      // constant indices: what is indexed by a variable lies in local memory
+        for (int i = 0; i < 4; ++i) {      // constant indices: with variable ones the array would be in local memory
             if (i == part) {
                 low = unit.q[2 * i];
                 high = unit.q[2 * i + 1];
@@ -241,7 +241,7 @@ __device__ __forceinline__ void many_exact(TILED) {
             float v[8];
             load_part<KIND>(a, weights, u, part, v);
             const int64_t start = place_of_part<KIND>(u, part);
-            __syncthreads();               // all threads have multiplied what was here
+            __syncthreads();               // all threads have read the last piece
             UNROLL
             for (int j = 0; j < 8; ++j) {
                 t->w[part * 8 + j][line] = v[j];

@@ -1,7 +1,7 @@
-// Weights times few columns: what reading the weights costs is what it costs.
+// Weights times few columns, which takes as long as reading the weights once.
 //
 // A warp computes two rows of the result, or, with a second matrix, the same row of both, which become one element of a
-// gated unit.  Lanes take units of the rows in turn, four of them under way at once, and add up in a fixed tree.
+// gated unit.  Each lane takes every 32nd unit of the rows, four loads at once; sums are added in a fixed order.
 // Matrices of a batch, or those that ids name, are numbered by blockIdx.y.  Weights times 8-bit columns add up in 32
 // bits; `exact` ones multiply in f32 what the blocks hold.
 // Invariant: an id that names no matrix sets the error word, and nothing is written for it.
@@ -15,7 +15,7 @@ struct Product {
     int64_t w1, w2, w3;
     int64_t x1, x2, x3;
     int64_t d1, d2, d3;
-    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices meet one of w
+    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices share one of w
     int64_t id0, id1, n_used, n_slots, n_experts;
     int32_t gate;                          // with a second matrix: enum Gate
     int32_t wide;                          // f32, f16, bf16: loads of 16 bytes are aligned
@@ -44,7 +44,7 @@ __device__ __forceinline__ float gated(int gate, float x, float up) {
     return through_half((t + 1.0f) * 0.5f * v) * up;
 }
 
-// Which matrices meet in one element of the batch, as offsets.
+// The matrices that one element of the batch multiplies, and its result, as offsets.
 struct Pair {
     int64_t w, x, d;
 };

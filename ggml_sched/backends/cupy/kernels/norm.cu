@@ -1,4 +1,4 @@
-// Norms of rows and of groups of channels, alone or with what stands around them: a sum before, factors after.
+// Norms of rows and of groups of channels, alone or fused with a sum before and factors and terms after.
 //
 // A block a row; sums run in a fixed tree.  A result may lie over a source of the same layout: a thread reads an
 // element for the last time before it writes there.
@@ -13,7 +13,7 @@ __device__ __forceinline__ char* row_of(const View& t, const Index& k) { return 
 
 enum { HELD = 8 };                         // elements of a row that a thread can keep in registers
 
-// What the row of one block is: the operand, what is read around it, and the places that are written.
+// Addresses of one row: operands `x` and `y`, their sum `kept`, factors and terms, and the result.
 struct Row {
     char *x, *y, *kept, *factor, *term, *out;
 };
@@ -22,7 +22,7 @@ __device__ __forceinline__ float root_of(float sum, int mode, float eps, int64_t
     return mode == L2 ? max_nan(sqrtf(sum), eps) : sqrtf(sum / (float)n + eps);
 }
 
-// A row that its threads hold: everything is read at once, ahead of the first barrier.
+// A row that fits into registers: all sources are read before the first barrier.
 __device__ __forceinline__ void norm_held(const Row& row, const View& a, const View& b, const View& s, const View& w,
                                           const View& shift, const View& d, int mode, float eps, int around,
                                           float* part) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void norm_held(const Row& row, const View& a, const V
     }
 }
 
-// A longer row: read again for each pass.  What was kept may have been written over a or b: it is read from there.
+// A longer row is read again for each pass.  A kept sum may overwrite a or b, so later passes read the sum instead.
 __device__ __forceinline__ void norm_long(const Row& row, const View& a, const View& b, const View& s, const View& w,
                                           const View& shift, const View& d, int mode, float eps, int around,
                                           float* part) {

@@ -1,4 +1,4 @@
-// Rows by number out of a table whose blocks are rearranged (repack.py): GET_ROWS of embeddings.
+// Rows by id of a table whose blocks are rearranged (repack.py): GET_ROWS of embeddings.
 #include "blocks.cuh"
 
 // A thread a unit of d[row] = a[ids[row]], n of them; d is f32.

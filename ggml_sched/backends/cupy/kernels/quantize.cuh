@@ -54,7 +54,7 @@ __device__ __forceinline__ void put_fifth_bits(char* p, int q, int lane) {
     if (lane < 2) ((uint16_t*)p)[lane] = (uint16_t)(bits >> 16 * lane);
 }
 
-// The place in UNEVEN_LEVELS that is nearest to x; of a NaN the last one.
+// The index of the level in UNEVEN_LEVELS that is nearest to x; of a NaN the last one.
 __device__ __forceinline__ int uneven_place(float x) {
     int place = 0;
     UNROLL
@@ -62,8 +62,8 @@ __device__ __forceinline__ int uneven_place(float x) {
     return place;
 }
 
-// Some steps around the one that just spans the block are tried: which explains most of its sum of squares, once it is
-// the least-squares step for the levels that it gave?
+// Tries steps around the one that just spans the block.  Each gives levels, and these a least-squares step; the result
+// is the one with the smallest squared error.
 __device__ __forceinline__ float uneven_step(float x, int lane) {
     const float spanning = furthest_of(x, lane).x / -127.0f;
     float best = 0.0f, step = spanning;
@@ -77,7 +77,7 @@ __device__ __forceinline__ float uneven_step(float x, int lane) {
             step = with_x / alone;
         }
     }
-    return step - step == 0.0f ? step : 0.0f;         // what is not finite leaves zeros
+    return step - step == 0.0f ? step : 0.0f;         // a step that is not finite gives zeros
 }
 
 __device__ __forceinline__ void quantize_uneven(float x, char* p, int lane) {

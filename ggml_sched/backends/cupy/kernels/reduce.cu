@@ -1,6 +1,6 @@
-// Sums, means, the place of the largest; numbers in steps.
+// Sums, means, the index of the largest element, and ranges of numbers.
 //
-// `sum` adds in f64, in two launches: a share for each block, then the shares.  All trees are fixed.
+// `sum` adds in f64, in two launches: a part for each block, then the parts.  The order of additions is fixed.
 #include "common.cuh"
 
 // parts[block] = the sum of its share of a.
@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(1024) sum_rows(View a, View d, int6
     }
 }
 
-// An element and where it stood, as one number that is larger for what argmax prefers: larger elements, a NaN before
-// all, and of equals the first.
+// An element and its index as one number.  The larger number wins in argmax: a NaN before all others, then the larger
+// element, and of equal elements the first.
 struct MostBits {
     static __device__ __forceinline__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
     static __device__ __forceinline__ uint64_t none() { return 0; }

@@ -1,7 +1,8 @@
 // Rotary position embedding, alone or with the write of its rows to a cache.
 //
-// Angles are f64 until they are within a turn, for positions are large; the rotation is f32.  What depends on the node
-// alone (frequencies, scalings) comes as an argument.  A result may lie over the source: a thread rotates its own pair.
+// Angles are f64 until whole turns are subtracted, because positions are large; the rotation is f32.  Frequencies and
+// scalings, which depend on the node alone, are arguments.  A result may lie over the source: a thread rotates its own
+// pair.
 #include "common.cuh"
 
 enum { PAIRS = 128 };

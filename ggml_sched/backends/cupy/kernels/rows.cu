@@ -1,7 +1,7 @@
-// Rows by number: get_rows, set_rows, add_id.
+// Rows by id: get_rows, set_rows, add_id.
 //
-// A number outside the table sets the error word and nothing is written for it.  Of several rows for one place the
-// last one stays.
+// An id outside the table sets the error word, and nothing is written for it.  Of several rows with the same id the
+// last one is written.
 #include "common.cuh"
 #include "quantize.cuh"
 
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, V
     }
 }
 
-// The rows of b that own their places; a thread an element, or (blocks) a warp a block.
+// The rows of b that own their ids; a thread an element, or (blocks) a warp a block.
 extern "C" __global__ void __launch_bounds__(256) write_owned(View b, View ids, View d, int64_t n, int kind, int wide,
                                                               const int32_t* owner) {
     const int lane = threadIdx.x & 31;

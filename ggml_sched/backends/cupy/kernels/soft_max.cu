@@ -16,8 +16,8 @@ __device__ __forceinline__ float slope_of(int64_t head, int64_t n_head, float ma
     return (float)exp2(-(double)max_bias * exponent);
 }
 
-// d = soft_max(a * scale + slope * mask), with one more score of each head (its sink) that gets no place in d.
-// A block a row.  Of one block at once it has to be sure, no more: to fit two, ptxas would spill.
+// d = soft_max(a * scale + slope * mask), with one more score of each head (its sink) that is not part of d.
+// A block a row.  The launch bound demands one block at once: for two, ptxas would spill.
 extern "C" __global__ void __launch_bounds__(1024, 1) soft_max(View a, View mask, View sinks, View d, int64_t rows,
                                                             float scale, float max_bias, int mask_kind, int has_sinks) {
     __shared__ float part[32];

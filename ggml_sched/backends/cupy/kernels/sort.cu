@@ -1,7 +1,7 @@
 // Indices in the order of their elements: argsort, top_k.
 //
-// An element and its index become one 64-bit key, so that no two are equal: the order is unique, whatever network finds
-// it, equal elements stay in order, and NaNs come last.  Rows of up to CHUNK are sorted by one block in shared memory;
+// An element and its index become one 64-bit key, so that no two keys are equal: the order is unique, equal elements
+// keep their order, and NaNs come last.  Rows of up to CHUNK are sorted by one block in shared memory;
 // longer ones lie in scratch, padded to a power of two, where far exchanges are launches of their own.
 #include "common.cuh"
 

@@ -1,9 +1,9 @@
-// What matrix products read weights with: units of 32 elements, loads of whole words, and dot products.
+// How matrix products read weights: units of 32 elements, loads of whole words, and dot products.
 //
 // A `Unit` is 32 elements of a row as two runs of 16 neighbours: small integers, four to a word, and for each run a
 // scale and a minimum, element = s * q + m.  Which elements these are differs by type (blocks.cuh), so that a thread
 // loads whole words and uses all of their bits.
-// Invariant: no load is wider than what its address is known to be a multiple of.
+// Invariant: every load is at an address that is a multiple of its width.
 #pragma once
 
 #include "common.cuh"
