@@ -252,10 +252,7 @@ class BackendContract:
     def _check_node(self, device, op, ctx, x, y, out):
         """Compute `out` from x and y of the context, and compare it with the NumPy kernel's result."""
         device.alloc_tensors(ctx)
-        x.set(_values(1))
-        y.set(_values(2))
-        device.graph_compute(gs.Graph(out))
-        device.synchronize()
+        _compute(device, gs.Graph(out), x, y)
         self.check(out, _expected(op, _values(1), _values(2)))
 
     @pytest.mark.parametrize("op", OPS)
@@ -272,10 +269,7 @@ class BackendContract:
         if not sources:
             pytest.skip(f"{device!r} does not compute {op} in place")
         device.alloc_tensors(ctx)
-        x.set(_values(1))
-        y.set(_values(2))
-        device.graph_compute(gs.Graph(out))
-        device.synchronize()
+        _compute(device, gs.Graph(out), x, y)
         apart = out.numpy().tobytes()
         for i in sources:
             _, x, y, out = _node(device, op)
@@ -284,10 +278,7 @@ class BackendContract:
                 gs.bind_resident(x, buffer, 0)
                 gs.bind_resident(y, buffer, step)
                 gs.bind_resident(out, buffer, out.src[i].offset)
-                x.set(_values(1))
-                y.set(_values(2))
-                device.graph_compute(gs.Graph(out))
-                device.synchronize()
+                _compute(device, gs.Graph(out), x, y)
                 assert out.numpy().tobytes() == apart, f"{op} over its source {i}"
 
     def test_graphs_views_of_graphs_and_plans_are_computed(self, device):
@@ -297,10 +288,7 @@ class BackendContract:
         graph = gs.Graph(first, second)
         device.alloc_tensors(ctx)
         a, b = _values(1), _values(2)
-        x.set(a)
-        y.set(b)
-        device.graph_compute(graph)
-        device.synchronize()
+        _compute(device, graph, x, y)
         self.check(first, _expected(op, a, b))
         self.check(second, _expected(op, b, a))
         plan = device.graph_plan_create(graph)
@@ -361,6 +349,14 @@ class BackendContract:
 def _values(seed: int) -> np.ndarray:
     """Positive values, so that every op of OPS is defined and no sum cancels."""
     return np.random.default_rng(seed).uniform(0.5, 2, (4, 8)).astype(np.float32)
+
+
+def _compute(device: gs.Backend, graph: gs.Graph, x: gs.Tensor, y: gs.Tensor) -> None:
+    """Set x and y to `_values` 1 and 2, and compute the graph."""
+    x.set(_values(1))
+    y.set(_values(2))
+    device.graph_compute(graph)
+    device.synchronize()
 
 
 def _leafs() -> tuple[gs.Context, gs.Tensor, gs.Tensor]:

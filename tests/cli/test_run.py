@@ -94,7 +94,7 @@ def test_any_number_of_backends_generates_the_same_ids(model_file, capsys):
         assert seen == {"generated: " + ",".join(map(str, model.generate([1, 2, 3], 5))) + "\n"}
 
 
-def test_statistics_are_told_aside(model_file, capsys):
+def test_statistics_go_to_standard_error(model_file, capsys):
     out, err = run(capsys, model_file, "--tokens", "1,2,3", "-n", 5, "--stats")
     assert out.count("\n") == 1
     for word in ("small.gguf", "splits", "copies", "copied bytes", "time to plan", "arena bytes", "tokens/s",

@@ -166,7 +166,7 @@ def events(steps, wanted):
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("every", [1, 2, 3, 4, 5, 100])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_nodes_that_nobody_asks_for_run_with_the_next_that_is(n, every, copies):
+def test_unselected_nodes_run_together_with_the_next_selected_one(n, every, copies):
     log = []
     made, chain, names = long_chain(n, lambda n: [Noted(f"b{k}", log) for k in range(n)])
     wanted = set(names[every - 1 :: every])
@@ -290,7 +290,7 @@ class Waited(Noted):
 
 
 @pytest.mark.parametrize("wanted", [(), ("read",), ("end",), ("read", "end")])
-def test_backends_wait_for_each_other_whether_asked_or_not(wanted):
+def test_backends_wait_for_each_other_whether_nodes_are_observed_or_not(wanted):
     """A node's backend is done before it is observed; its alloc dependencies on other backends stay until then."""
     log = []
     made = [Waited("w0", log), Waited("w1", log)]

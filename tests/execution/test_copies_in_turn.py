@@ -117,7 +117,7 @@ def test_backends_that_take_no_data_while_they_compute_still_give_right_results(
         chain.check_queued(scheduler, 6)
 
 
-def test_the_first_generation_knows_no_ring():
+def test_the_seed_policy_gives_each_copy_one_slot():
     backends = [gs.DryBackend(name) for name in "ab"]
     chain = Chain(backends)
     sizes = {gs.Scheduler(backends, policy="seed", copies=n).plan(chain.graph).buffer_sizes for n in (1, 3)}
@@ -309,7 +309,7 @@ def test_experts_that_are_not_there_are_left_to_the_kernel_to_refuse():
     assert said[0] == said[1]
 
 
-def test_nothing_is_pushed_back_to_who_takes_no_data_while_it_computes():
+def test_nothing_is_pushed_to_a_backend_that_takes_no_data_while_it_computes():
     here, there = gs.CpuBackend(1, name="here"), gs.CpuBackend(1, name="there")
     cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
     pushed = []

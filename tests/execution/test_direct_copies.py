@@ -278,7 +278,7 @@ def test_memory_that_was_given_back_is_neither_read_nor_written():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="a class in Python gives no buffer before 3.12")
-def test_whoever_is_given_data_may_close_where_it_comes_from():
+def test_a_destination_may_close_the_source_while_it_is_filled():
     with gs.CpuBackend(1) as backend, summed(backend) as (graph, scheduler):
         scheduler.compute(graph)
 

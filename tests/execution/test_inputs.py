@@ -35,7 +35,7 @@ def test_an_input_that_was_never_set_is_an_error_that_names_it(policy, flagged, 
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_zeros_when_they_are_asked_for(queued):
+def test_zero_sets_inputs_that_were_never_set_to_zeros(queued):
     ctx = gs.Context()
     x, y = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y", input=True)
     graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
@@ -158,7 +158,7 @@ def test_writes_to_all_parts_are_enough(complete):
         assert x.numpy().tolist() == [[1, 1, 2, 2]] * 4
 
 
-def test_bytes_know_what_is_in_them():
+def test_bytes_cover_the_ranges_that_were_added():
     rng = np.random.default_rng(0)
     for _ in range(200):
         known, slow = Bytes(), np.zeros(64, bool)

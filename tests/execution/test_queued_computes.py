@@ -129,7 +129,7 @@ def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch)
         assert (chain.y.numpy() == 4).all()
 
 
-def test_an_error_that_somebody_else_was_told_leaves_no_results_either(monkeypatch):
+def test_an_error_raised_by_another_call_leaves_no_results_either(monkeypatch):
     with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched, gs.Scheduler([late]) as other:
         chain, another = Chain(sched, late, late), Chain(other, late, late)
         chain.set(1)
@@ -192,7 +192,7 @@ def test_switching_graphs_and_closing_wait():
         sched.close()
 
 
-def test_what_was_set_is_kept_until_somebody_waits():
+def test_data_that_was_set_is_kept_until_a_call_waits():
     """A backend may read the data that late, although new data has been set since."""
     world = DeferredQueues(0)
     with DeferredBackend("L", world) as late, gs.Scheduler([late]) as sched:
@@ -207,7 +207,7 @@ def test_what_was_set_is_kept_until_somebody_waits():
         assert not pipeline._kept
 
 
-def test_not_for_ever():
+def test_data_is_kept_for_a_bounded_number_of_computes():
     world = DeferredQueues(0)
     with DeferredBackend("L", world) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)

@@ -394,7 +394,7 @@ def test_a_buffer_that_may_not_be_so_large(policy):
     assert failed.value.backend == "A" and backend.used == 0
 
 
-def test_an_arena_closed_behind_the_schedulers_back_is_replaced():
+def test_an_arena_that_the_caller_closed_is_replaced():
     backend = gs.CpuBackend(1)
     with gs.Scheduler([backend]) as sched:
         graph = computed(sched)

@@ -168,7 +168,7 @@ def test_rows_that_were_given_back_come_first():
     assert cells.rows_in_use() == 4
 
 
-def test_shared_rows_live_until_nobody_holds_them():
+def test_shared_rows_live_until_no_sequence_holds_them():
     cells = Cells(8, 3)
     put(cells, 0, 0, 1, 2)
     cells.copy(0, 1, 0, 2)

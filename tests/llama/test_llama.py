@@ -328,7 +328,7 @@ def test_reset_forgets():
         assert model.eval(TOKENS).tobytes() == first.tobytes()
 
 
-def test_a_closed_model_says_so():
+def test_a_closed_model_raises_model_closed():
     model = load(SMALL, n_ctx=16)
     assert "llama" in repr(model)
     model.close()
@@ -435,7 +435,7 @@ def test_heads_given_for_each_layer_may_agree():
         assert model.hparams.n_head == 4
 
 
-def test_old_tensors_that_say_nothing_are_ignored():
+def test_tensors_of_old_files_that_rope_computes_are_ignored():
     data = edited(SMALL, tensors={"blk.0.attn_rot_embd": np.zeros(4, np.float32)})
     with load(data, n_ctx=16) as model:
         assert "blk.0.attn_rot_embd" not in model.weights.tensors

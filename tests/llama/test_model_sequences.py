@@ -306,7 +306,7 @@ def test_a_shift_that_forgets_the_end_cuts_it(alone, shifted):
     assert close(got, alone(SMALL, [*TOKENS[:5], 7]))
 
 
-def test_a_shift_keeps_its_hands_off_other_sequences(load, alone):
+def test_a_shift_changes_no_other_sequence(load, alone):
     with load(SMALL, n_ctx=48, n_seq=3) as model:
         model.eval(TOKENS)
         model.sequence(1).eval(TOKENS[::-1])

@@ -320,7 +320,7 @@ def test_a_conversation_evaluates_what_is_new(model):
     assert beside.tokens == second.tokens and beside.stats.n_cached == 0
 
 
-def test_control_tokens_in_messages_are_text_where_the_caller_says_so(model):
+def test_control_tokens_in_messages_are_text_without_parse_special(model):
     pytest.importorskip("jinja2")
     name = model.tokenizer.token_text(next(iter(model.tokenizer.eos_ids)))
     n_ends = []
