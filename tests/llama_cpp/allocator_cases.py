@@ -611,6 +611,22 @@ def passed_through() -> None:
     allocator.close()
 
 
+def many_types() -> None:
+    """An allocator of more buffer types than ours serves is ggml's own; a type counts once."""
+    backend, made = cpu_init(), random_graph(7)
+    fakes = [FakeType() for _ in range(17)]
+    for bufts, stock in ([fake.handle for fake in fakes], 1), ([fake.handle for fake in fakes[:16]] * 2, 0):
+        hook().clear_counters()
+        allocator = Allocator(ours, *bufts)
+        assert hooked.served()["stock"] == stock and hooked.served()["allocators"] == 1
+        made = random_graph(7)
+        assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+        made.run(backend)
+        assert read(made.outputs[0]) and allocator.size() > 0
+        allocator.close()
+    backend_free(backend)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
     print("done")

@@ -111,8 +111,8 @@ static void destroy(gh_gallocr *a)
     free(a);
 }
 
-/* The key of the buffer types, each counted once; false: they are too many. */
-static bool make_key(gh_gallocr *a, void **bufts, gh_cache_key *key)
+/* The key of the buffer types, each counted once. */
+static void make_key(gh_gallocr *a, void **bufts, gh_cache_key *key)
 {
     memset(key, 0, sizeof *key);
     key->lib = a->lib;
@@ -122,9 +122,6 @@ static bool make_key(gh_gallocr *a, void **bufts, gh_cache_key *key)
         while (at < key->n_backends && key->type[at].buft != bufts[i]) {
             at++;
         }
-        if (at == GH_MAX_BACKENDS) {
-            return false;
-        }
         a->arena_of[i] = at;
         if (at == key->n_backends) {
             gh_arena_init(&key->type[at], a->lib, bufts[i]);
@@ -132,7 +129,6 @@ static bool make_key(gh_gallocr *a, void **bufts, gh_cache_key *key)
         }
     }
     memset(key->reads, 1, sizeof key->reads);
-    return true;
 }
 
 static gh_gallocr *make(const gh_ggml *lib, void **bufts, int n)
@@ -146,8 +142,11 @@ static gh_gallocr *make(const gh_ggml *lib, void **bufts, int n)
     a->lib = lib;
     a->n_bufts = n;
     a->arena_of = calloc((size_t)n, sizeof *a->arena_of);
-    if (a->arena_of == NULL || !make_key(a, bufts, &key)
-        || (a->cache = gh_plan_cache_acquire(&key, &level, a)) == NULL) {
+    if (a->arena_of != NULL) {
+        make_key(a, bufts, &key);
+        a->cache = gh_plan_cache_acquire(&key, &level, a);
+    }
+    if (a->cache == NULL) {
         destroy(a);
         return NULL;
     }
@@ -158,14 +157,28 @@ static gh_gallocr *make(const gh_ggml *lib, void **bufts, int n)
     return a;
 }
 
+/* Whether an allocator of ours serves these buffer types: they are not too many. */
+static bool serves(void *const *bufts, int n)
+{
+    int n_types = 0;
+    for (int i = 0; i < n; i++) {
+        int k = 0;
+        while (k < i && bufts[k] != bufts[i]) {
+            k++;
+        }
+        n_types += k == i;
+    }
+    return n_types <= GH_MAX_BACKENDS;
+}
+
 static gh_gallocr *new_n(const void *caller, void **bufts, int n)
 {
-    const gh_ggml *lib = n > 0 && n <= GS_MAX_BACKENDS ? gh_ggml_find(caller, bufts, n) : NULL;
+    const gh_ggml *lib = n > 0 ? gh_ggml_find(caller, bufts, n) : NULL;
     if (lib == NULL) {
         gh_failed_with(GS_BAD_ARGUMENT, "no library of ggml is found for the buffer types of a graph allocator");
         return NULL;
     }
-    if (lib->unsupported != NULL || atomic_load(&gh_pass_through)) {
+    if (lib->unsupported != NULL || atomic_load(&gh_pass_through) || !serves(bufts, n)) {
         if (lib->unsupported != NULL) {
             gh_note_unsupported(lib->unsupported);
         }
