@@ -83,7 +83,8 @@ def test_a_library_without_functions_that_we_use_works_as_before(case, tmp_path)
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
 @pytest.mark.parametrize("level", ["alloc", "sched"])
-@pytest.mark.parametrize(("model", "n_seq", "cache"), [("tiny-llama", 4, "split"), ("mamba", 16, "unified")])
+@pytest.mark.parametrize(("model", "n_seq", "cache"), [("tiny-llama", 4, "split"), ("mamba", 16, "unified"),
+                                                       ("mamba", 4, "split")])
 def test_after_the_first_graph_of_each_wiring_random_batches_of_llama_cpp_plan_nothing(model, n_seq, cache, level,
                                                                                       tmp_path):
     path = HERE.parent / "data" / "models" / "tiny-llama-f16.gguf"

@@ -326,6 +326,8 @@ gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backe
 
 /* -- size_hints.c: raise the bytes in e's problem to those of cached graphs that it resembles. */
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e);
+/* Raise the bytes of nodes that gather rows to those of all rows that they may gather; whether some had fewer. */
+bool gh_size_hints_raise_rows(gh_plan_entry *e);
 
 /* -- locations.c */
 

@@ -118,7 +118,6 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
         status = inspect(c, p, &conflict);
         added = status == GS_OK ? add_deps(c, p, conflict) : status;
         if (added == 0) {
-            gh_count_one(GH_COUNT_PLANNED);
             return gh_plan_take_names(p, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
         }
         drop_plan(p);
@@ -250,15 +249,41 @@ static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *er
     return e->deps.n == 0 ? take_deps(c, p, &(gh_alloc_deps){0}, error) : GS_OK;
 }
 
-int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error)
+/* The planner's graph and problem of the plan of e. */
+static int prepare(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
-    int status = build_graph(c, e->plan, error);
+    const int status = build_graph(c, e->plan, error);
     for (int b = 0; b < c->n_backends; b++) {
         e->plan->max_size[b] = gh_max_buffer(c->key.type[b].max_size);
     }
-    if (status == GS_OK) {
-        status = c->level->collect(c->owner, e->plan, e, &e->plan->problem, error);
+    return status == GS_OK ? c->level->collect(c->owner, e->plan, e, &e->plan->problem, error) : status;
+}
+
+/* Plan a graph that the client reserves, and whose rows that are gathered were raised: graphs of recurrent models move
+ * any number of states.  The raised sizes stay if no buffer is larger for them. */
+static int plan_with_rows(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
+{
+    gh_plan *raised = e->plan;
+    bool stays = plan_until_sound(c, e, error) == GS_OK;
+    int status = GS_NO_HOST_MEMORY;
+    e->plan = gh_plan_new();
+    if (e->plan != NULL && gh_plan_take_graph(e->plan, &c->reader)) {
+        status = prepare(c, e, error);
+        status = status == GS_OK ? plan_until_sound(c, e, error) : status;
     }
+    for (int pool = 0; status == GS_OK && pool < c->n_pools; pool++) {
+        stays = stays && gh_plan_nbytes(raised, pool) <= gh_plan_nbytes(e->plan, pool);
+    }
+    if (status == GS_OK && stays) {
+        GH_SWAP(gh_plan *, e->plan, raised);
+    }
+    gh_plan_drop(raised);
+    return status;
+}
+
+int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error)
+{
+    int status = prepare(c, e, error);
     if (status == GS_OK) {
         status = find_plan(c, e, flags, error);
     }
@@ -268,5 +293,10 @@ int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error
     if (flags & GH_HINTS) {
         gh_size_hints_raise(c, e);
     }
-    return plan_until_sound(c, e, error);
+    status = (flags & GH_PIN) != 0 && e->deps.n == 0 && gh_size_hints_raise_rows(e) ? plan_with_rows(c, e, error)
+                                                                                     : plan_until_sound(c, e, error);
+    if (status == GS_OK) {
+        gh_count_one(GH_COUNT_PLANNED);
+    }
+    return status;
 }

@@ -7,11 +7,14 @@
  */
 #include "plan_cache.h"
 
-static void raise_to(gh_problem *p, const gs_graph_arrays *arrays, int b, int32_t id, int64_t most)
+/* Raise the bytes of an id on backend b; whether they were fewer. */
+static bool raise_to(gh_problem *p, const gs_graph_arrays *arrays, int b, int32_t id, int64_t most)
 {
     int64_t *nbytes = &p->nbytes[(int64_t)b * p->n + id];
-    *nbytes = most > *nbytes ? most : *nbytes;
+    const bool raised = most > *nbytes;
+    *nbytes = raised ? most : *nbytes;
     p->some_larger |= *nbytes > arrays->layout[id].nbytes;
+    return raised;
 }
 
 static void raise_size(gh_problem *p, const gs_graph_arrays *arrays, int32_t id, const gh_problem *from, int32_t other)
@@ -91,11 +94,12 @@ static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
         - (gh_descriptor_at(&e->signature, view)->view_offs > 0);
 }
 
-/* Raise nodes that gather rows, and their row numbers: copies of views take memory. */
-static void raise_gathered_rows(gh_plan_entry *e)
+/* Copies of views take memory, so that row numbers are raised, too. */
+bool gh_size_hints_raise_rows(gh_plan_entry *e)
 {
     const gs_graph_arrays *arrays = &e->plan->arrays;
-    for (int32_t id = 0; id < e->plan->n; id++) {
+    bool raised = false;
+    for (int32_t id = 0; e->signature.plain && id < e->plan->n; id++) {
         const int32_t begin = arrays->src_begin[id];
         if (arrays->layout[id].op != GS_OP_GET_ROWS || arrays->src_begin[id + 1] - begin != 2) {
             continue;
@@ -105,11 +109,12 @@ static void raise_gathered_rows(gh_plan_entry *e)
             const int64_t n_rows = most_rows(e, b, numbers);
             int64_t nbytes;
             if (n_rows > 0 && !__builtin_mul_overflow(n_rows, arrays->layout[id].nb[1], &nbytes)) {
-                raise_to(&e->plan->problem, arrays, b, id, nbytes);
+                raised |= raise_to(&e->plan->problem, arrays, b, id, nbytes);
                 raise_to(&e->plan->problem, arrays, b, numbers, n_rows * (int64_t)sizeof(int32_t));
             }
         }
     }
+    return raised;
 }
 
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e)
@@ -129,7 +134,5 @@ void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e)
             }
         }
     }
-    if (e->signature.plain) {
-        raise_gathered_rows(e);
-    }
+    gh_size_hints_raise_rows(e);
 }
