@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ggml_sched as gs  # whose backends load when their names are first used
 from ggml_sched.backend import Backend
 from ggml_sched.errors import Error
 
@@ -37,13 +38,11 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
             same = [k for k, other in enumerate(names) if other == name]
             title = (device or name).upper() + ("" if len(same) == 1 else str(same.index(i)))
             if kind == "cpu" and not device:
-                from ggml_sched import CpuBackend
-
-                made.append(CpuBackend(n_threads, name=title))
+                made.append(gs.CpuBackend(n_threads, name=title))
             elif name == "cuda" or kind == "cuda" and device.isdecimal():
-                made.append(_cuda(int(device or same.index(i))))
+                made.append(gs.CupyBackend(int(device or same.index(i))))
             elif kind == "ggml":
-                made.append(_ggml(device or "CPU", n_threads, title))
+                made.append(gs.GgmlBackend(device or "CPU", n_threads, name=title))
             else:
                 raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
     except BaseException:
@@ -51,15 +50,3 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
             backend.close()
         raise
     return made
-
-
-def _cuda(number: int) -> Backend:
-    from ggml_sched import CupyBackend
-
-    return CupyBackend(number)
-
-
-def _ggml(device: str, n_threads: int | None, name: str) -> Backend:
-    from ggml_sched import GgmlBackend
-
-    return GgmlBackend(device, n_threads, name=name)
