@@ -94,5 +94,5 @@ def spread(location: Location, ne: tuple[int, ...]) -> Location | None:
     """A location whose extents of 1 repeat, by strides of 0, to extents `ne`; None where longer ones would."""
     if any(have not in (1, want) for have, want in zip(location.ne, ne, strict=True)):
         return None
-    return location.shaped(ne, (nb if have == want else 0
-                                for have, want, nb in zip(location.ne, ne, location.nb, strict=True)))
+    return location.shaped(ne, [nb if have == want else 0
+                                for have, want, nb in zip(location.ne, ne, location.nb, strict=True)])
