@@ -14,13 +14,7 @@ from libc.string cimport memcmp, strcmp
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
-    flat_bytes,
-    flat_check,
-    flat_classify,
-    flat_equal,
-    flat_fingerprint,
-    flat_lay_out,
-    flat_same_wiring,
+    flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_lay_out, flat_same_wiring,
 )
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
 from ggml_sched.core.pack.solve cimport gs_packing

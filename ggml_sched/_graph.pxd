@@ -2,27 +2,11 @@
 
 from ggml_sched.core.graph.context cimport ContextBase
 from ggml_sched.core.graph.flat cimport (
-    flat_bytes,
-    flat_check,
-    flat_classify,
-    flat_equal,
-    flat_fingerprint,
-    flat_lay_out,
-    flat_same_wiring,
-    kind_words,
+    flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_lay_out, flat_same_wiring, kind_words,
     node_of_kind,
 )
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
-    ASKS_OFFLOAD,
-    ASKS_SIZE,
-    ASKS_SUPPORTS,
-    BackendBase,
-    BufferBase,
-    Home,
-    Lease,
-    NodeTable,
-    Tensor,
-    TensorSet,
+    ASKS_OFFLOAD, ASKS_SIZE, ASKS_SUPPORTS, BackendBase, BufferBase, Home, Lease, NodeTable, Tensor, TensorSet,
 )
 from ggml_sched.core.graph.types cimport layout_equal, layout_same_ne, op_is_view

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from typing_extensions import disjoint_base
 
@@ -11,16 +12,14 @@ from ggml_sched.errors import Error
 class OneAtATime:
     closed: bool
     def __init__(self, busy: Callable[[], Error], ended: Callable[[], Error]) -> None: ...
-    @property
-    def locked(self) -> bool: ...
+    locked: Final[bool]
     def __enter__(self) -> None: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
                  /) -> None: ...
 
 @disjoint_base
 class ForkLock:
-    @property
-    def locked(self) -> bool: ...
+    locked: Final[bool]
     def __enter__(self) -> None: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
                  /) -> None: ...

@@ -1,7 +1,7 @@
 """The typed view of _ggml, written by hand.  Addresses and handles of ggml's are ints."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from typing_extensions import disjoint_base
 
@@ -15,20 +15,15 @@ QUIET: int
 class Api:
     def __new__(cls, addresses: dict[str, int], ops: Mapping[Any, int], sub_ops: Mapping[int, int],
                 types: Iterable[int]) -> Self: ...
-    @property
-    def has_plans(self) -> bool: ...
+    has_plans: Final[bool]
 
 @disjoint_base
 class Device:
     def __new__(cls, api: Api, dev: int, n_threads: int, host: bool) -> Self: ...
-    @property
-    def api(self) -> Api: ...
-    @property
-    def n_threads(self) -> int: ...
-    @property
-    def host(self) -> bool: ...
-    @property
-    def has_host_plans(self) -> bool: ...
+    api: Final[Api]
+    n_threads: Final[int]
+    host: Final[bool]
+    has_host_plans: Final[bool]
     def use_threads(self, n: int) -> None: ...
     def work_bytes(self) -> int: ...
     def allocate(self, buft: int, size: int) -> tuple[int, int]: ...
@@ -39,8 +34,7 @@ class Device:
 
 @disjoint_base
 class RepackedWeight:
-    @property
-    def size(self) -> int: ...
+    size: Final[int]
 
 @disjoint_base
 class Segment: ...
@@ -52,10 +46,8 @@ class OwnProducts: ...
 class GraphPlan:
     def __new__(cls, backend: BackendBase, device: Device, nodes: tuple[Tensor, ...], staged: Callable[[Tensor],
                 list[Callable[[], object]]]) -> Self: ...
-    @property
-    def device(self) -> Device: ...
-    @property
-    def freed(self) -> bool: ...
+    device: Final[Device]
+    freed: Final[bool]
     def free(self) -> None: ...
 
 @disjoint_base

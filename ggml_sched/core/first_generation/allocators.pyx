@@ -19,36 +19,15 @@ from libc.string cimport memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport (
-    OUTSIDE,
-    gallocr_run,
-    gs_arena,
-    gs_walk,
-    walk_alloc,
-    walk_can_replay,
-    walk_free,
-    walk_from_graph,
-    walk_replay,
+    OUTSIDE, gallocr_run, gs_arena, gs_walk, walk_alloc, walk_can_replay, walk_free, walk_from_graph, walk_replay,
     walk_wiring,
 )
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
-    BackendBase,
-    BufferBase,
-    Lease,
-    Tensor,
-    checked_alloc_size,
-    describe,
-    fill_inplace_masks,
+    BackendBase, BufferBase, Lease, Tensor, checked_alloc_size, describe, fill_inplace_masks,
 )
 from ggml_sched.core.pack.passes cimport (
-    blocks_copy,
-    blocks_cut,
-    blocks_free,
-    blocks_give,
-    blocks_largest,
-    blocks_reset,
-    blocks_take,
-    gs_blocks,
+    blocks_copy, blocks_cut, blocks_free, blocks_give, blocks_largest, blocks_reset, blocks_take, gs_blocks,
 )
 
 include "tallocr.pxi"

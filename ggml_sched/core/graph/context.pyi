@@ -5,7 +5,7 @@ Sizes and offsets are bytes; `ne` and `nb` are innermost first.
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias
+from typing import Any, Final, Literal, Self, SupportsIndex, TypeAlias
 
 from typing_extensions import disjoint_base
 
@@ -18,12 +18,9 @@ _Exit: TypeAlias = type[BaseException] | BaseException | TracebackType | None
 @disjoint_base
 class ContextBase:
     def __new__(cls, name: object = "") -> Self: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
+    name: Final[str]
+    closed: Final[bool]
+    tensors: Final[tuple[Tensor, ...]]
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: _Exit) -> None: ...

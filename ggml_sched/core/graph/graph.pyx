@@ -19,14 +19,7 @@ from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
-    MAX_KIND_WORDS,
-    flat_alloc,
-    flat_classify,
-    flat_fingerprint,
-    flat_free,
-    gs_kinds,
-    kind_words,
-    kinds_free,
+    MAX_KIND_WORDS, flat_alloc, flat_classify, flat_fingerprint, flat_free, gs_kinds, kind_words, kinds_free,
     kinds_sort,
 )
 from ggml_sched.core.graph.tensor cimport Home, Tensor, TensorSet, describe, flag_names

@@ -16,7 +16,7 @@ from ggml_sched.errors import GraphError
 
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t
 
 from ggml_sched._c cimport *
 

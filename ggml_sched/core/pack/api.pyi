@@ -3,7 +3,7 @@
 Sizes and offsets are bytes; `ne` and `nb` are innermost first.
 """
 
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +12,12 @@ from typing_extensions import disjoint_base
 @disjoint_base
 class Packing:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    @property
-    def offsets(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def arena(self) -> int: ...
-    @property
-    def bound(self) -> int: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def optimal(self) -> bool: ...
-    @property
-    def tries(self) -> int: ...
+    offsets: Final[npt.NDArray[np.int64]]
+    arena: Final[int]
+    bound: Final[int]
+    method: Final[str]
+    optimal: Final[bool]
+    tries: Final[int]
     def __len__(self) -> int: ...
 
 def pack(lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, capacity: SupportsIndex | None = None,

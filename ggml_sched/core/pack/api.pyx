@@ -22,12 +22,7 @@ from libc.string cimport memcpy
 from ggml_sched._c cimport GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY, GS_OK, GS_OVERFLOW
 from ggml_sched.core.pack.passes cimport PACK_MAX
 from ggml_sched.core.pack.solve cimport (
-    N_PACK_METHODS,
-    PACK_DEFAULT_BUDGET,
-    PACK_NO_CAPACITY,
-    PACK_PLANNER_BUDGET,
-    gs_packing,
-    pack_run,
+    N_PACK_METHODS, PACK_DEFAULT_BUDGET, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, gs_packing, pack_run,
 )
 
 include "times.pxi"

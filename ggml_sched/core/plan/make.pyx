@@ -16,32 +16,14 @@ from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.arenas cimport (
-    allocate,
-    allocation_free,
-    allocation_init,
-    fill_chunks,
-    gs_allocation,
-    walk_from_splits,
+    allocate, allocation_free, allocation_init, fill_chunks, gs_allocation, walk_from_splits,
 )
 from ggml_sched.core.alloc.gallocr cimport (
-    compact_offsets,
-    gs_groups,
-    gs_walk,
-    plan_mark_late,
-    plan_owner,
-    walk_can_replay,
-    walk_free,
-    walk_replay,
+    compact_offsets, gs_groups, gs_walk, plan_mark_late, plan_owner, walk_can_replay, walk_free, walk_replay,
 )
 from ggml_sched.core.first_generation.seed cimport plan_seed
 from ggml_sched.core.plan.placement cimport (
-    gs_ints,
-    gs_request,
-    gs_splits,
-    plan_default,
-    request_supports,
-    splits_free,
-    splits_init,
+    gs_ints, gs_request, gs_splits, plan_default, request_supports, splits_free, splits_init,
 )
 
 include "groups.pxi"

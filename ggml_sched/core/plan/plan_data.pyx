@@ -29,11 +29,7 @@ from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, descr
 from ggml_sched.core.graph.types cimport ints_tuple
 from ggml_sched.core.pack.api cimport method_name
 from ggml_sched.core.plan.make cimport (
-    gs_plan_free,
-    gs_plan_make,
-    gs_plan_replay,
-    mark_needed_at_end,
-    plan_mark_exclusive,
+    gs_plan_free, gs_plan_make, gs_plan_replay, mark_needed_at_end, plan_mark_exclusive,
 )
 from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
 from ggml_sched.core.plan.request cimport Request, names_of

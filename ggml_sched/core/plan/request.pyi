@@ -4,7 +4,7 @@ Sizes and offsets are bytes; `ne` and `nb` are innermost first.
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from typing_extensions import disjoint_base
 
@@ -16,10 +16,8 @@ from ggml_sched.core.plan.policy import Policy
 @disjoint_base
 class Devices:
     def __new__(cls, backends: tuple[BackendBase, ...]) -> Self: ...
-    @property
-    def backends(self) -> tuple[Backend, ...]: ...
-    @property
-    def n_cached(self) -> int: ...
+    backends: Final[tuple[Backend, ...]]
+    n_cached: Final[int]
     def epoch(self) -> int: ...
     def unchanged(self, graph: Graph, buffers: list[Buffer], residence: int, support: int) -> bool: ...
     def clear(self) -> None: ...
@@ -31,10 +29,8 @@ class SupportQueries:
 @disjoint_base
 class Request:
     def __new__(cls, graph: Graph, devices: Devices, assigned: Mapping[Tensor, BackendBase] | None) -> Self: ...
-    @property
-    def key(self) -> int: ...
-    @property
-    def buffers(self) -> list[Buffer]: ...
+    key: Final[int]
+    buffers: Final[list[Buffer]]
     def groups(self, policy: Policy) -> tuple[tuple[int, tuple[int, ...]], ...]: ...
 
 __pyx_capi__: dict[str, Any]

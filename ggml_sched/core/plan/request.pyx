@@ -28,16 +28,7 @@ from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport MAX_KIND_WORDS, kind_words, node_of_kind
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
-    ASKS_OFFLOAD,
-    ASKS_SIZE,
-    ASKS_SUPPORTS,
-    BackendBase,
-    BufferBase,
-    Home,
-    Lease,
-    Tensor,
-    checked_alloc_size,
-    describe,
+    ASKS_OFFLOAD, ASKS_SIZE, ASKS_SUPPORTS, BackendBase, BufferBase, Home, Lease, Tensor, checked_alloc_size, describe,
     fill_inplace_masks,
 )
 
