@@ -271,7 +271,7 @@ class Gated(CpuBackend):
 
 
 def wait(event: threading.Event) -> None:
-    assert event.wait(PATIENCE), "nobody came"
+    assert event.wait(PATIENCE), "the event was not set"
 
 
 class StreamBuffer(gs.Buffer):

@@ -9,17 +9,8 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
 from ggml_sched._c cimport *
 from ggml_sched.core.plan.placement cimport (
-    gs_splits,
-    place_deps,
-    reads_tensor,
-    request_supports,
-    splits_add_input,
-    splits_finish,
-    splits_known,
-    splits_new_copy,
-    splits_note,
-    splits_open,
-    splits_write_through,
+    gs_splits, place_deps, reads_tensor, request_supports, splits_add_input, splits_finish, splits_known,
+    splits_new_copy, splits_note, splits_open, splits_write_through,
 )
 
 
@@ -120,7 +111,7 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
     for i in range(g.n_views):
         id = g.view[i]
         if g.position[id] < 0:
-            # A leaf that is a view: ggml's passes know none.
+            # A leaf that is a view: ggml has none.
             root = g.memory[id]
             if assign[root] < 0:
                 assign[root] = assign[id]

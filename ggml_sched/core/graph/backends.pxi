@@ -85,9 +85,9 @@ cdef class BackendBase:
 
     `name` is unique within a scheduler, `alignment` in bytes.
 
-    A scheduler asks `supports_op`, `offload_op` and `alloc_size` once for each kind of node (see `Graph.kinds`) and
+    A scheduler calls `supports_op`, `offload_op` and `alloc_size` once for each kind of node (see `Graph.kinds`) and
     remembers the answers as long as `answers_version` stays as it is: an int that the backend raises when answers
-    change.  With `answers_version` None every node is asked about for every plan, and answers may depend on anything.
+    change.  With `answers_version` None every node is queried for every plan, and answers may depend on anything.
     """
 
     def __cinit__(self):
@@ -156,8 +156,8 @@ cdef class BackendBase:
         """
         return ()
 
-    # A compiled subclass overrides these to be asked in C, without the GIL.  They look neither at flags nor at
-    # addresses, and of sources at nothing but the layout.  -1 asks the method above.
+    # A compiled subclass overrides these to answer support queries in C, without the GIL.  They look neither at flags nor at
+    # addresses, and of sources at nothing but the layout.  -1: call the method above.
 
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
         return -1
@@ -194,8 +194,8 @@ cdef class BufferBase:
 
     `backend` owns the memory, `size` is in bytes, `base` is the address that offsets
     count from (0 where addresses mean nothing), `usage` is "weights", "compute" or "any".  `plain` promises that
-    whatever brings data here or fetches it, `Backend.set_tensor_async` and the like included, does nothing but copy
-    bytes from or to `base`, which is then done without asking.
+    all functions that write or read its data, such as `Backend.set_tensor_async`, only copy bytes to or from `base`;
+    the copy is then made without calling them.
     """
 
     def __init__(self, BackendBase backend not None, size, base=0, usage="any"):
@@ -251,24 +251,24 @@ def measure_buffer(BackendBase backend=None, alignment=64):
 def new_buffer(BackendBase backend not None, size):
     """A buffer of at least `size` bytes from a backend's alloc_buffer.
 
-    Raises what alloc_buffer raises; BackendError unless it returns an open buffer of that backend, as large as asked
-    for, and not given before.
+    Raises what alloc_buffer raises; BackendError unless it returns an open buffer of that backend, at least as large,
+    and not returned before.
     """
     size = _index(size)
     found = backend.alloc_buffer(size)
-    asked = f"backend {backend.name!r}: alloc_buffer({size}) returned"
+    returned = f"backend {backend.name!r}: alloc_buffer({size}) returned"
     if not isinstance(found, BufferBase):
-        raise BackendError(f"{asked} {found!r}, not a Buffer")
+        raise BackendError(f"{returned} {found!r}, not a Buffer")
     cdef BufferBase buffer = found
     if buffer.backend is not backend:
-        raise BackendError(f"{asked} a buffer of backend {buffer.backend.name!r}")
+        raise BackendError(f"{returned} a buffer of backend {buffer.backend.name!r}")
     if buffer.closed:
-        raise BackendError(f"{asked} a closed buffer")
+        raise BackendError(f"{returned} a closed buffer")
     if buffer.given:
-        raise BackendError(f"{asked} a buffer that it has given before")
+        raise BackendError(f"{returned} a buffer that it has returned before")
     if buffer.size < size:
         buffer.close()
-        raise BackendError(f"{asked} a buffer of {buffer.size} bytes")
+        raise BackendError(f"{returned} a buffer of {buffer.size} bytes")
     buffer.given = True
     return buffer
 

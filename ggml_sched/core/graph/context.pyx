@@ -27,34 +27,12 @@ from libc.string cimport memcpy, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.tensor cimport (
-    ENDS_CONT,
-    ENDS_COPY,
-    ENDS_PERMUTED,
-    ENDS_RESHAPED,
-    ENDS_TRANSPOSED,
-    ENDS_VIEW,
-    Home,
-    Tensor,
-    describe,
+    ENDS_CONT, ENDS_COPY, ENDS_PERMUTED, ENDS_RESHAPED, ENDS_TRANSPOSED, ENDS_VIEW, Home, Tensor, describe,
 )
 from ggml_sched.core.graph.types cimport (
-    OP_IDS,
-    OP_NAMES,
-    TYPE_NAMES,
-    layout_can_repeat,
-    layout_contiguous,
-    layout_equal,
-    layout_is_empty,
-    layout_may_overlap,
-    layout_n_elements,
-    layout_permutes,
-    layout_same_ne,
-    layout_set_dense,
-    layout_set_nbytes,
-    numbers_of,
-    op_is_view,
-    traits,
-    type_id,
+    OP_IDS, OP_NAMES, TYPE_NAMES, layout_can_repeat, layout_contiguous, layout_equal, layout_is_empty,
+    layout_may_overlap, layout_n_elements, layout_permutes, layout_same_ne, layout_set_dense, layout_set_nbytes,
+    numbers_of, op_is_view, traits, type_id,
 )
 
 include "wiring.pxi"
@@ -85,7 +63,7 @@ cdef Tensor with_params(Tensor t, const int32_t *words, int n):
 
 
 cdef extern from "Python.h":
-    # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
+    # Cython declares the second argument as an exception; with NULL numbers that are too large are clipped, not raised.
     Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
 
 

@@ -8,7 +8,7 @@ Includes, before the code below:
     check        Checking graphs whose arrays were written by a caller of the C API.
     equal        Comparing two flat graphs entry by entry.
     fingerprint  Fingerprints: hashes of flat graphs, equal for graphs that can share plans.
-    kinds        Kinds of tensors: those that no backend may tell apart.
+    kinds        Kinds of tensors: tensors that every backend must treat alike.
 """
 
 from ggml_sched.errors import no_host_memory

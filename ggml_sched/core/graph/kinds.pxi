@@ -1,4 +1,4 @@
-# Kinds of tensors: those that no backend may tell apart.
+# Kinds of tensors: tensors that every backend must treat alike.
 #
 # The results of support queries may depend on op, parameters, type, extents and strides of a node, and on types,
 # extents and strides of its sources by slot; not on names, flags, addresses, or the rest of the graph.  Invariant:

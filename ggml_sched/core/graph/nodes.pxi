@@ -3,7 +3,7 @@
 # Also has functions on lists of nodes.  Invariant: `src` of a gs_node points into the same table, or is NULL.
 
 cdef enum:
-    MAX_SEATED = 1 << 28
+    MAX_IN_TABLE = 1 << 28
 
 
 cdef class NodeTable:
@@ -15,52 +15,52 @@ cdef class NodeTable:
 
     def __cinit__(self, tensors):
         cdef tuple given = tuple(tensors)
-        cdef gs_seats seats
+        cdef gs_tensor_table table
         cdef int32_t *src
         cdef int64_t n_src = 0
         for t in given:
             if not isinstance(t, Tensor):
                 raise TypeError(f"a node is a Tensor, not {t!r}")
             n_src += PyTuple_GET_SIZE((<Tensor>t).src)
-        if len(given) + n_src > MAX_SEATED:
+        if len(given) + n_src > MAX_IN_TABLE:
             raise GraphError(f"a table of {len(given)} nodes with {n_src} sources is too large")
         self.n = len(given)
         src = <int32_t *>malloc(max(n_src, 1) * sizeof(int32_t))
-        if seats_init(&seats, len(given) + n_src) != GS_OK or src == NULL:
-            free(seats.seat)
+        if table_init(&table, len(given) + n_src) != GS_OK or src == NULL:
+            free(table.slot)
             free(src)
             raise no_host_memory(f"a table of {self.n} nodes")
         try:
-            self.seat(given, &seats, src)
+            self.number(given, &table, src)
             self.connect(given, src)
         finally:
-            free(seats.seat)
+            free(table.slot)
             free(src)
 
-    cdef int seat(self, tuple given, gs_seats *seats, int32_t *src) except -1:
+    cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1:
         """Collect `tensors`, and for each source of the given ones its position there, -1 for an empty slot."""
         # Borrowed references: `given` owns them.
         cdef void *t
         cdef void *s
         cdef list known = list(given)
-        cdef gs_seat *seat
+        cdef gs_table_slot *slot
         cdef int32_t n = <int32_t>self.n, n_src = 0
         cdef Py_ssize_t i, k
         for i in range(self.n):
-            seat = seats_find(seats, PyTuple_GET_ITEM(given, i))
-            seat.of, seat.at = PyTuple_GET_ITEM(given, i), <int32_t>i
+            slot = table_find(table, PyTuple_GET_ITEM(given, i))
+            slot.of, slot.at = PyTuple_GET_ITEM(given, i), <int32_t>i
         for i in range(self.n):
             t = PyTuple_GET_ITEM(given, i)
             for k in range(PyTuple_GET_SIZE((<Tensor>t).src)):
                 s = PyTuple_GET_ITEM((<Tensor>t).src, k)
                 src[n_src] = -1
                 if s != <void *>None:
-                    seat = seats_find(seats, s)
-                    if seat.of == NULL:
-                        seat.of, seat.at = s, n
+                    slot = table_find(table, s)
+                    if slot.of == NULL:
+                        slot.of, slot.at = s, n
                         known.append(<Tensor>s)
                         n += 1
-                    src[n_src] = seat.at
+                    src[n_src] = slot.at
                 n_src += 1
         self.tensors = tuple(known)
         return 0

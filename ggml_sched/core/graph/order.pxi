@@ -11,24 +11,24 @@ ctypedef struct gs_frame:
 cdef class Walk:
     """One walk: the tensors seen, in order, and the leafs and nodes that are done."""
 
-    cdef void **met                     # owned; t.mark indexes it
+    cdef void **seen                     # owned; t.mark indexes it
     cdef void **done                    # owned, [room] like the others: nodes from the front, leafs from the back
     cdef gs_frame *stack                # owned
-    cdef Py_ssize_t n_met, n_nodes, n_leafs, depth, room
+    cdef Py_ssize_t n_seen, n_nodes, n_leafs, depth, room
 
     def __dealloc__(self):
-        free(self.met)
+        free(self.seen)
         free(self.done)
         free(self.stack)
 
     cdef int grow(self) except -1:
         """Room for twice as many tensors."""
         cdef Py_ssize_t room = max(2 * self.room, 256)
-        cdef void **met = <void **>realloc(self.met, room * sizeof(void *))
+        cdef void **seen = <void **>realloc(self.seen, room * sizeof(void *))
         cdef void **done = NULL
         cdef gs_frame *stack = NULL
-        if met != NULL:
-            self.met = met
+        if seen != NULL:
+            self.seen = seen
             stack = <gs_frame *>realloc(self.stack, room * sizeof(gs_frame))
         if stack != NULL:
             self.stack = stack
@@ -41,16 +41,16 @@ cdef class Walk:
 
     cdef inline bint is_new(self, void *t) noexcept:
         cdef int32_t mark = (<Tensor>t).mark
-        return not (0 <= mark < self.n_met and self.met[mark] == t)
+        return not (0 <= mark < self.n_seen and self.seen[mark] == t)
 
     cdef inline int enter(self, void *t) except -1:
-        """Meet a tensor that is new."""
-        if self.n_met == self.room:
+        """Add a tensor that is new, and push it."""
+        if self.n_seen == self.room:
             self.grow()
-        (<Tensor>t).mark = <int32_t>self.n_met
-        self.met[self.n_met] = t
+        (<Tensor>t).mark = <int32_t>self.n_seen
+        self.seen[self.n_seen] = t
         self.stack[self.depth].t, self.stack[self.depth].next = t, 0
-        self.n_met += 1
+        self.n_seen += 1
         self.depth += 1
         return 0
 

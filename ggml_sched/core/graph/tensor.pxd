@@ -61,7 +61,7 @@ cdef class BufferBase:
     cdef public str usage
     cdef readonly bint closed
     cdef public bint plain              # whose reads and writes are copies at `base`, done at once, on the host
-    cdef bint given                     # by new_buffer, to the only one who may put tensors into it
+    cdef bint given                     # new_buffer has returned it: alloc_buffer must not return it again
     cdef object leases                  # weakly, those under which computes that use it were queued; or None
     cdef object __weakref__
     cdef int settle(self) except -1
@@ -98,7 +98,7 @@ cdef class Tensor:
     cdef str _name                      # without its endings
     cdef uint64_t endings               # digits to the base N_ENDINGS, the last one lowest: what ops put after it
     cdef str _resident                  # None: ""
-    cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
+    cdef readonly int64_t version       # of a root's data: how often it was set, or written by a compute
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
     cdef str full_name(self)
@@ -113,32 +113,32 @@ cdef class Tensor:
     cdef int settle(self) except -1
 
 
-# Which place each tensor of a table has: open addressing over a power of two of seats, at least half of them free.
-ctypedef struct gs_seat:
+# Which place each tensor of a table has: open addressing over a power of two of table, at least half of them free.
+ctypedef struct gs_table_slot:
     void *of                    # NULL: free
     int32_t at
 
-ctypedef struct gs_seats:
-    gs_seat *seat
-    int shift                   # 64 - log2 of the number of seats
+ctypedef struct gs_tensor_table:
+    gs_table_slot *slot
+    int shift                   # 64 - log2 of the number of table
 
-cdef int seats_init(gs_seats *seats, int64_t n) noexcept nogil
+cdef int table_init(gs_tensor_table *table, int64_t n) noexcept nogil
 
 
-cdef inline gs_seat *seats_find(const gs_seats *seats, const void *t) noexcept nogil:
-    """The seat of a tensor, or the free one where it would sit."""
-    cdef uint64_t mask = (<uint64_t>1 << (64 - seats.shift)) - 1
-    cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> seats.shift
-    while seats.seat[h].of != NULL and seats.seat[h].of != t:
+cdef inline gs_table_slot *table_find(const gs_tensor_table *table, const void *t) noexcept nogil:
+    """The slot of a tensor, or the free one where it would sit."""
+    cdef uint64_t mask = (<uint64_t>1 << (64 - table.shift)) - 1
+    cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> table.shift
+    while table.slot[h].of != NULL and table.slot[h].of != t:
         h = (h + 1) & mask
-    return &seats.seat[h]
+    return &table.slot[h]
 
 
 cdef class NodeTable:
     cdef readonly tuple tensors         # keeps them alive: those given, then their other sources
     cdef Py_ssize_t n                   # how many were given
     cdef gs_node *nodes                 # owned; one for each of `tensors`
-    cdef int seat(self, tuple given, gs_seats *seats, int32_t *src) except -1
+    cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1
     cdef int connect(self, tuple given, const int32_t *src) except -1
     cdef void fill(self, gs_node *out, Tensor t)
     cdef const gs_node *node(self, Py_ssize_t i) except NULL
@@ -146,5 +146,5 @@ cdef class NodeTable:
 
 cdef class TensorSet:
     cdef tuple tensors                  # keeps its members alive
-    cdef gs_seats seats                 # owned
+    cdef gs_tensor_table table                 # owned
     cdef int32_t find(self, object t)

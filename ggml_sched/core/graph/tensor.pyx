@@ -12,7 +12,7 @@ Corresponds to struct ggml_tensor, but with checked data and buffer.
 
 Includes, before the code below:
 
-    places      Leases, and the base classes of backends and buffers.
+    backends    Leases, and the base classes of backends and buffers.
     tensor_set  TensorSet: an open-addressing hash set of tensors with dense ids.
     nodes       NodeTable: tensors as gs_node structs, for compiled kernels and support queries in C.
 """
@@ -33,15 +33,10 @@ from libc.string cimport memcpy, memmove, memset
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport node_name_op
 from ggml_sched.core.graph.types cimport (
-    OP_NAMES,
-    TYPE_OBJECTS,
-    ints_tuple,
-    layout_contiguous,
-    layout_n_elements,
-    ints_tuple,
+    OP_NAMES, TYPE_OBJECTS, ints_tuple, layout_contiguous, layout_n_elements, ints_tuple,
 )
 
-include "places.pxi"
+include "backends.pxi"
 include "tensor_set.pxi"
 include "nodes.pxi"
 
@@ -76,11 +71,11 @@ cdef class Tensor:
 
     @property
     def name(self):
-        """What messages, plans and tables call it; "" unless it was given one or is a view of one that has."""
+        """Its name in messages, plans and tables; "" unless it was given one, or is a view of a tensor with one."""
         return self.full_name()
 
     cdef str full_name(self):
-        """The name, its endings put on when first asked for: most are never read."""
+        """The name; its endings are appended when it is first read, as most names never are."""
         cdef uint64_t rest = self.endings
         cdef str endings = ""
         while rest:
@@ -92,7 +87,7 @@ cdef class Tensor:
         return self._name
 
     cdef void name_after(self, Tensor t, int ending):
-        """Call it as t is called now, with an ending."""
+        """Name it after t's current name, with an ending."""
         if t.endings > <uint64_t>0xffffffffffffffff // N_ENDINGS - 1:
             t.full_name()
         self._name = t._name
@@ -144,7 +139,7 @@ cdef class Tensor:
 
     @property
     def deps(self):
-        """What `Context.keep_until` said: tensors that stay until this node is done, though it does not read them."""
+        """The alloc dependencies of a node, set by `Context.keep_until`: their memory stays allocated until it is done."""
         return () if self._deps is None else self._deps
 
     @property
@@ -192,7 +187,7 @@ cdef class Tensor:
         return <char *><size_t>buffer.base + at
 
     cdef BufferBase settled(self):
-        """The buffer that holds this tensor whatever is planned: None for an address that a scheduler lent."""
+        """The buffer of a permanent address, or of one from an allocator; None for an address from a scheduler."""
         cdef Tensor t = self if self.view_src is None else self.view_src
         if t._lease is not None and t._lease.transient:
             return None
@@ -242,7 +237,7 @@ cdef class Tensor:
     # -- data ---------------------------------------------------------------
 
     def touch(self):
-        """Say that the data (of a view: its root's) has changed, so that copies of it are stale.
+        """Mark the data (of a view: its root's) as changed, so that copies of it are stale.
 
         `set`, `tensor_copy`, `Backend.set_tensor` and computes do it themselves.
         """
@@ -289,7 +284,7 @@ cdef class Tensor:
         cdef Py_buffer view
         cdef bint fits
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
-        at = self.plain()       # only now: whoever gave that may have closed the tensor's buffer
+        at = self.plain()       # only now: the code that gave `out` may have closed the tensor's buffer
         fits = at != NULL and view.len == self.layout.nbytes
         if fits:
             memmove(view.buf, at, <size_t>view.len)
@@ -306,7 +301,7 @@ cdef class Tensor:
 
 
 cdef class TensorData:
-    """What reads and writes the data of tensors, on whatever backend: registered by the modules above this one."""
+    """The functions that read and write the data of tensors, registered by the modules above this one."""
 
     cdef object write, read
 

@@ -1,18 +1,18 @@
-# Filling space that should stay empty with further buffers.
+# Filling memory that should stay empty with additional buffers.
 #
 # Owns fill_prepare: a problem with more buffers, whose packings are packings of the first.  At the target every
 # time has slack.  Where it grows by some bytes at one time and shrinks by as many at a later one, that is most
-# likely one hole; a buffer of this size and lifetime says that nothing else is to lie there.  What is full to the last
-# byte is easier to join, and easier to search: a wrong place shows at once.
-# What fits may fit by chance, as in joining: a seed leaves out some holes.
+# likely one hole, and a buffer of this size and lifetime keeps it empty.  A problem without slack is easier to join and
+# to search, because a wrong offset fails at once.  Sizes may match by chance, as in joining: a seed leaves out some holes.
 # Invariants: no time is filled beyond the target; that a filled problem has no packing proves nothing.
 
 cdef enum:
     FILL_LOOK = 64              # holes that may be open at once, the latest ones
     FILL_EFFORT = 64            # times looked at, for each buffer
-    FILL_RARE = 48              # of 256 holes, how many a seed leaves out however little they are in doubt: that
-    FILL_RARER = 48             # and up to three times that in addition, by the seed
-    FILL_DOUBT = 64             # and so many for each one that is open, by its bytes: it may fit by chance
+    # Of 256 holes a seed leaves out this many,
+    FILL_RARE = 48
+    FILL_RARER = 48             # up to three times this many more, by the seed,
+    FILL_DOUBT = 64             # and this many more for each open hole, divided by the bytes: it may match by chance
 
 ctypedef struct gs_hole:
     int64_t size
@@ -112,7 +112,7 @@ cdef void fill_hole(gs_fill *g, int32_t lower, int32_t upper, int64_t size) noex
     g.effort -= upper - lower
     if <int64_t>(gs_mix(g.seed, <uint64_t>upper) & 255) < g.rare + doubt or g.effort < 0:
         return
-    # Another hole may have taken of it.
+    # Another hole may have been filled with part of it.
     for t in range(lower, upper):
         if g.slack[t] < size:
             return

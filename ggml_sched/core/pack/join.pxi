@@ -5,8 +5,8 @@
 #   chain   a buffer dies when another of its size is born: the second has the offset of the first;
 #   stack   two buffers have the same lifetime: one is directly above the other.
 # All chains come before any stack, and long stacks before short ones: equal sizes are stronger evidence of
-# belonging together than equal lifetimes, and those are the stronger the longer they are.
-# What fits may fit by chance, and one wrong join can leave nothing to find.  So there are many ways to join: with
+# belonging together than equal lifetimes, and long equal lifetimes are stronger evidence than short ones.
+# Buffers may match by chance, and after one wrong join there may be no packing.  So there are many ways to join: with
 # seed 0 all that fits is joined; any other seed leaves out some joins, the more doubtful the more often, takes
 # any of several that fit, and every other one looks at time backwards.
 # Invariants: no section's live bytes change, so neither does the bound; that a joined problem has no packing
@@ -14,9 +14,10 @@
 
 cdef enum:
     PACK_LOOK = 64
-    JOIN_RARE = 16              # of 256 joins, how many a seed leaves out however little they are in doubt: that
-    JOIN_RARER = 24             # and up to three times that in addition, by the seed
-    JOIN_DOUBT = 128            # and how many more at the most where they are
+    # Of 256 joins a seed leaves out this many,
+    JOIN_RARE = 16
+    JOIN_RARER = 24             # up to three times this many more, by the seed,
+    JOIN_DOUBT = 128            # and at most this many more where many pairs match by chance
 
 ctypedef struct gs_join:
     gs_pack *p                  # the first problem
@@ -95,7 +96,7 @@ cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept no
 
 cdef inline bint join_chains_rather(gs_join *g, int32_t t, int64_t size) noexcept nogil:
     """Whether a block that ends in t and one that begins there, both of `size`, are to be chained."""
-    # When no other ends or begins there, the place of one is the place of the other.
+    # If no other block ends or begins there, the second block can take the offset of the first.
     return g.n_ends[t] + g.n_starts[t] == 2 or not join_leaves_out(g, <int64_t>g.n_ends[t] * g.n_starts[t], size)
 
 
@@ -142,7 +143,7 @@ cdef inline bint join_stacks_rather(gs_join *g, int32_t a) noexcept nogil:
     cdef gs_pack *p = g.p
     cdef int32_t starts = g.n_starts[p.start[a]]
     cdef int32_t ends = g.n_ends[g.stop[a]]
-    # Two that alone begin where one ends, or alone end where one begins, touch.
+    # If only these two begin where at most one block ends, or end where at most one begins, they touch.
     if starts == 2 and g.n_ends[p.start[a]] <= 1 or ends == 2 and g.n_starts[g.stop[a]] <= 1:
         return True
     return not join_leaves_out(g, <int64_t>starts * ends, 8 * <int64_t>(g.stop[a] - p.start[a]))

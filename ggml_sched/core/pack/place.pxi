@@ -119,12 +119,12 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
 
 
 cdef inline int64_t pack_gap(int64_t *bottom, int64_t *top, int32_t m, int64_t size) noexcept nogil:
-    """The lowest offset at which `size` bytes meet none of the m ranges bottom .. top; may reorder them."""
+    """The lowest offset at which `size` bytes overlap none of the m ranges bottom .. top; may reorder them."""
     cdef int64_t at = 0
     cdef int64_t before, x, y
     cdef int32_t i, j, jump
     if m <= 24:
-        # Short lists: rise above whatever is hit until nothing is.  No branch to mispredict inside.
+        # Short lists: rise above each range that overlaps, until none does.  The loop has no branch to mispredict.
         while True:
             before = at
             for i in range(m):

@@ -162,7 +162,7 @@ cdef inline bint pack_comes_before(const gs_pack *p, int32_t a, int32_t b) noexc
 
 
 cdef void pack_settle(gs_pack *p) noexcept nogil:
-    """Put what is born in one section in order, so that a shuffled problem is the same problem; fill p.turn."""
+    """Sort the buffers of each section of birth, so that the order of the arguments does not matter; fill p.turn."""
     cdef int32_t *order = p.order
     cdef int32_t k, i, j, jump, b, first, n
     for i in range(p.n):

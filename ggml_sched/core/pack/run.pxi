@@ -27,9 +27,9 @@ cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that list
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
-# What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for layers of
-# the usual length first.  And whether what has a seventh of the bound is long, too, as in recurrent layers.  A pass
-# that fails mostly does so within the first layer.
+# For each pass of pack_two_ends: the lifetime in nodes above which a buffer is long-lived (longer than a layer's short
+# lives, shorter than its residual stream; layers of the usual length first), and whether buffers of a seventh of the
+# bound are treated as long-lived, too, as recurrent layers need.  A pass that fails mostly fails within the first layer.
 cdef int32_t[PACK_PASSES] PACK_LONG_LIFE
 cdef bint[PACK_PASSES] PACK_LARGE
 PACK_LONG_LIFE[:] = [14, 28, 7, 28, 3]
@@ -38,13 +38,13 @@ PACK_LARGE[:] = [False, True, False, False, False]
 ctypedef struct gs_pack_work:
     gs_pack *p
     gs_search q             # q.p is NULL where there is none
-    gs_pack filled          # one way to fill its slack
-    gs_join join            # and to join all that
+    gs_pack filled          # the problem with its slack filled, in the way of `seed`
+    gs_join join            # its buffers joined, in the way of `seed`
     gs_search joined        # a search of join.m; joined.p is NULL where there is none
-    int seed                # of that way
+    int seed                # of the way to fill and join
     int64_t target          # an arena of this size ends the work
     int64_t budget          # tries, of all searches together
-    int64_t varied          # those of joined problems, and what joining took
+    int64_t varied          # tries of joined problems, and the cost of joining in tries
     int64_t patience        # pairs that lists may still look at
     bint scales             # the budget is for quick tries
     bint fitted             # best fit has been tried
@@ -274,7 +274,7 @@ cdef inline bint pack_over(gs_pack_work *work) noexcept nogil:
 cdef int pack_vary(gs_pack_work *work) noexcept nogil:
     """Fill and join in another way, and search at the target for a few tries per block.
 
-    Few ways are wrong nowhere; with one of those, or nearly, a packing is found at once.
+    Most ways join some buffers wrongly; with a way that does not, a packing is found at once.
     """
     cdef int64_t cost = work.p.n // 4       # of filling and joining, in tries
     cdef int by, found = pack_join(work, work.seed + 1)

@@ -20,8 +20,8 @@ cdef enum:
     CHANGE_MINIMUM = 0
     CHANGE_FLOOR = 1
     CHANGE_PLACED = 2
-    CHANGE_LIFTED = 3           # old: the mask of the sections that a lift has changed.  Nothing to take back, nor in
-    CHANGE_REASON = 4           # old: and the mask of those that it followed from; comes right after
+    CHANGE_LIFTED = 3           # a lift; old: the mask of the sections that it has changed.  Nothing is restored
+    CHANGE_REASON = 4           # right after it; old: the mask of the sections that the lift's reason has
 
 ctypedef struct gs_change:      # how to take one assignment back
     int64_t old
@@ -33,7 +33,7 @@ ctypedef struct gs_piece:       # sections [left, right) that no unplaced buffer
     int32_t left
     int32_t right
 
-ctypedef struct gs_choice:      # buffer >= 0: a placement that may be a lift instead.  -1: pieces still to do
+ctypedef struct gs_choice:      # buffer >= 0: a placement, which a lift may replace.  -1: pieces to be searched
     int64_t mark                # trail length before the placement
     uint64_t changed            # mask of the sections that it has changed
     int32_t buffer
@@ -46,10 +46,10 @@ ctypedef struct gs_search:
     gs_pack *p
     int64_t capacity
     int64_t tries               # taken so far, over all runs
-    int64_t area                # of what is placed: bytes times sections, in units of 2**area_shift bytes
+    int64_t area                # of the placed buffers: bytes times sections, in units of 2**area_shift bytes
     int area_shift
-    uint64_t changed            # by the last placement
-    uint64_t reason             # of the last death, until the move that can prevent it is found
+    uint64_t changed            # mask of the sections that the last placement has changed
+    uint64_t reason             # of the last death, until the placement that caused it is replaced by a lift
     int64_t *minimum            # [n] lowest offset still possible; PACK_FAR once placed
     int64_t *floor              # [n_sections] PACK_FAR when nothing is left to place there
     int32_t *witness            # [n_sections] a buffer that was at the floor when last looked at
@@ -171,7 +171,7 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
         elif c.kind == CHANGE_FLOOR:
             q.floor[i] = c.old
         elif c.kind == CHANGE_REASON:
-            # What followed from the lift follows from its reason.
+            # A death that follows from the lift follows from the lift's reason.
             if <uint64_t>(c - 1).old & q.reason:
                 q.reason |= <uint64_t>c.old
         elif c.kind == CHANGE_PLACED:
@@ -228,7 +228,7 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
     cdef int64_t top = at + size
     cdef int32_t i, j, k
     q.changed = q.reason = search_mask(q, start, stop)
-    # Whatever else lives in these sections comes to lie above b.
+    # All other unplaced buffers of these sections will lie above b.
     for k in range(start, stop):
         if q.rest[k] > q.capacity - at:
             return False
@@ -277,7 +277,7 @@ cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
     cdef uint64_t changed = search_mask(q, p.start[b], p.stop[b])
     cdef int32_t c = b
     cdef int32_t i, j, k
-    q.reason |= changed         # all that it reads, too
+    q.reason |= changed         # the sections that it reads
     while True:
         if q.minimum[c] == old:
             least = PACK_FAR

@@ -121,7 +121,7 @@ cdef bint pack_two_ends(gs_pack *p, int32_t long_life, int64_t large) noexcept n
     long lives take the side of it where the neighbour stays longer.
     """
     cdef gs_gaps gaps
-    # Who dies as each section begins: lists through `next`, in scratch that is not in use yet, like the others.
+    # The buffers that die as each section begins, as lists linked by `next`; in p.keys, which is not in use yet.
     cdef int32_t *dies = <int32_t *>p.keys
     cdef int32_t *next = dies + p.n_sections + 1
     cdef int64_t *offset = p.offset
