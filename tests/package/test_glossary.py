@@ -24,7 +24,7 @@ def declared() -> set[str]:
     """Names of modules, and names that the package or its headers declare: classes, functions, structs, macros,
     enumerators."""
     patterns = (r"^\s*(?:cp?def )?(?:cdef )?class (\w+)", r"^\s*(?:def|cp?def [\w *]+?) (\w+)\(", r"\}\s*(\w+);",
-                r"^#define (\w+)", r"^\s+(?:enum: )?(GS_\w+)\s*[=,\n]", r"^([A-Z]\w+) = ",
+                r"^#define (\w+)", r"(?:^\s+|, |enum: )(GS_\w+)(?=,|\s*=|$)", r"^([A-Z]\w+) = ",
                 r"^ctypedef struct (\w+)")
     names = set()
     for folder in ("ggml_sched", "include", "tools"):
