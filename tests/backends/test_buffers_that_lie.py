@@ -66,7 +66,7 @@ USERS = (alloc_tensors, tensor_allocator, allocator, scheduler)
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("lie", LIES)
-def test_whoever_asks_for_a_buffer_notices(lie, user):
+def test_a_wrong_result_of_alloc_buffer_is_an_error(lie, user):
     make, message = LIES[lie]
     backend, ctx = liar(make), gs.Context()
     t = ctx.tensor("f32", 64, "t")

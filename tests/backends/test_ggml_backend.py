@@ -113,11 +113,11 @@ def test_types_of_other_sizes_are_not_the_librarys(monkeypatch):
         assert int(gs.Type.F32) in types and (int(gs.Type.Q4_0) in types) == (changed == "ggml_blck_size")
 
 
-def test_a_log_that_somebody_listens_to_stays_theirs():
+def test_a_log_callback_of_the_process_is_kept():
     with ggml_here.backend() as backend:
         base, where = backend.library._base, backend.library.folder
     if not hasattr(base, "ggml_log_get"):
-        pytest.skip("this ggml does not say who listens")
+        pytest.skip("this ggml has no ggml_log_get")
     listener = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *said: None)
     theirs, now, user = ctypes.cast(listener, ctypes.c_void_p), ctypes.c_void_p(), ctypes.c_void_p()
     log_set = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(("ggml_log_set", base))
@@ -432,7 +432,7 @@ def test_ids_that_a_tensor_over_them_has_overwritten_are_checked():
     assert in_child(attack) == 0
 
 
-def test_an_order_is_of_as_many_rows_as_there_are_until_somebody_changes_it():
+def test_results_of_argsort_are_checked_only_where_they_may_be_out_of_range():
     """What ARGSORT gives is not looked at where it must be in range, and only there."""
     def attack():
         ctx = gs.Context()

@@ -81,7 +81,7 @@ def check(ctx: gs.Context, out: gs.Tensor, values: dict) -> None:
 # -- which products ---------------------------------------------------------------------
 
 
-def test_where_they_are_faster_they_are_ours_unless_that_is_switched_off(isa):
+def test_own_products_are_computed_where_they_are_faster_unless_switched_off(isa):
     with ggml_here.backend() as backend:
         assert backend.own_products == (32 if isa == "avx512" else 0)
     with ggml_here.backend(own_products=False) as backend:

@@ -191,7 +191,7 @@ def test_attention_does_not_look_at_masked_cells(rows, type, isa):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_attention_to_what_is_no_number_is_none(rows, isa):
+def test_attention_to_a_nan_gives_nan_in_its_row_alone(rows, isa):
     """For a row that attends to one NaN cell only, and for one that attends to others, too."""
     rng = np.random.default_rng(9)
     d, heads, keys = 32, 2, 90
@@ -271,7 +271,7 @@ def one_of_each(ctx: gs.Context):
     yield ctx.flash_attn_ext(f32(8, 2, 4), f32(8, 6, 4), f32(8, 6, 4), ctx.tensor("f16", (6, 2)))
 
 
-def test_what_is_said_to_be_unsupported_is_not_computed():
+def test_unsupported_nodes_are_not_computed():
     """With a source too many."""
     ctx = gs.Context()
     nodes = list(one_of_each(ctx))
@@ -319,7 +319,7 @@ def misfits(ctx: gs.Context):
     yield "sinks of fewer heads", restored(attention, q, k, v, mask, f32(1))
 
 
-def test_layouts_that_the_kernels_do_not_take_are_as_the_oracle_has_them(isa):
+def test_layouts_without_a_compiled_kernel_are_computed_by_the_oracle(isa):
     def outcomes(kernels: str) -> dict:
         rng, found = np.random.default_rng(5), {}
         ctx = gs.Context()

@@ -122,7 +122,7 @@ def test_threads_sleep_when_no_plan_runs():
     backend.close()
 
 
-def test_small_work_wakes_nobody():
+def test_small_calls_start_no_thread():
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4))
     out = ctx.rms_norm(ctx.add(x, x), 1e-5)

@@ -125,6 +125,8 @@ def is_compiled(node: gs.Tensor) -> bool:
             return not node.type.is_quantized
         case "FLASH_ATTN_EXT":
             return node.src[1].n_elements > 0
+        case "MUL_MAT":
+            return node.src[0].n_elements > 0
         case _:
             return node.computes
 
@@ -132,10 +134,10 @@ def is_compiled(node: gs.Tensor) -> bool:
 def check_oracle(ctx: gs.Context, out: gs.Tensor, values: dict, got: np.ndarray) -> None:
     """Assert that compiled kernels computed the nodes, and that the oracle's result is near.
 
-    Products by quantised weights are not compared, as compiled kernels round activations to 8 bits.
+    Matrix products are not compared here: test_kernels_matmul.py compares them with f64, relative to their terms.
     """
     computed = [node for node in gs.Graph(out).nodes if node.computes]
-    if any(node.op.startswith("MUL_MAT") and node.src[0].type.is_quantized for node in computed):
+    if any(node.op.startswith("MUL_MAT") for node in computed):
         return
     with gs.CpuBackend(1, kernels="numpy") as backend, place(ctx, backend):
         for tensor, array in values.items():
