@@ -125,8 +125,8 @@ def is_compiled(node: gs.Tensor) -> bool:
             return not node.type.is_quantized
         case "FLASH_ATTN_EXT":
             return node.src[1].n_elements > 0
-        case "MUL_MAT":
-            return node.src[0].n_elements > 0
+        case "MUL_MAT" | "MUL_MAT_ID":
+            return node.n_elements > 0 and node.src[0].n_elements > 0
         case _:
             return node.computes
 
