@@ -4,7 +4,7 @@ Sizes and offsets are bytes; `ne` and `nb` are innermost first.
 """
 
 import enum
-from typing import Any, Final
+from typing import Any
 
 class Type(enum.IntEnum):
     F32 = 0
@@ -40,9 +40,12 @@ class Type(enum.IntEnum):
     TQ2_0 = 35
     MXFP4 = 39
 
-    block_size: Final[int]
-    type_size: Final[int]
-    is_quantized: Final[bool]
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def type_size(self) -> int: ...
+    @property
+    def is_quantized(self) -> bool: ...
 
 def op_names() -> tuple[str, ...]: ...
 def op_numbers() -> dict[str, int]: ...

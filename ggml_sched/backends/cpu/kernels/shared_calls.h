@@ -1,7 +1,7 @@
 /* shared_calls.h -- calls that the threads of another pool run, such as ggml's.
  *
- * All threads of that pool run each call, one call after the other, with the pool's barrier between two calls.  A thread
- * claims parts until none is left, so that a late thread delays no other.
+ * All threads of that pool run each call, one call after the other, with the pool's barrier between two calls.  A
+ * thread claims parts until none is left, so that a late thread delays no other.
  */
 #ifndef GGML_SCHED_KERNELS_SHARED_CALLS_H
 #define GGML_SCHED_KERNELS_SHARED_CALLS_H
