@@ -4,7 +4,7 @@ from ggml_sched._graph import *  # noqa: F403
 from ggml_sched._pack import *  # noqa: F403
 from ggml_sched._plan import *  # noqa: F403
 
-__all__ = [
+__all__ = [  # noqa: F405
     "ALL_SOURCES", "Allocator", "BackendBase", "BufferBase", "Context", "ContextBase", "Devices", "Graph",
     "GraphAllocator", "Home", "Lease", "NodeTable", "Packing", "PlanData", "Policy", "Request", "Tensor",
     "TensorAllocator", "TensorSet", "Type", "any_computes", "any_staged", "bind_plan", "bind_resident",

@@ -1,5 +1,5 @@
-/* ggml_sched/hash.h -- the one hash of this package (fingerprints of graphs, keys of requests, seeds of searches), and an
- * index of pointers. */
+/* ggml_sched/hash.h -- the one hash of this package (fingerprints of graphs, keys of requests, seeds of searches),
+ * and an index of pointers. */
 #ifndef GGML_SCHED_HASH_H
 #define GGML_SCHED_HASH_H
 

@@ -82,7 +82,7 @@ def planning() -> None:
 
 def plan_data() -> None:
     for data in PLANS:
-        for name in ("splits", "copies", "kept", "ring", "write_backs", "sequence", "chunk_sizes", "live_bytes",
+        for name in ("splits", "copies", "kept", "slot_copies", "write_backs", "sequence", "chunk_sizes", "live_bytes",
                      "methods"):
             getattr(data, name)
         for i in range(data.n_tensors):
