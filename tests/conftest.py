@@ -4,8 +4,6 @@
 processes that tests start; without a compiled core that tree can only fail.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.machinery
 import os

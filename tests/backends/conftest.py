@@ -1,7 +1,5 @@
 """Runs op tests with the oracle in NumPy, and with the compiled kernels of each instruction set of this machine."""
 
-from __future__ import annotations
-
 import op_results
 import pytest
 

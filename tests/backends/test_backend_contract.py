@@ -3,8 +3,6 @@
 `Minimal` has only the methods that are required, `Queued` copies at `synchronize`, as a device with a stream does.
 """
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

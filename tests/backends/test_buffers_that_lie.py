@@ -1,7 +1,5 @@
 """The result of alloc_buffer is checked before use: a BackendError names the backend and the wrong property."""
 
-from __future__ import annotations
-
 import pytest
 from devices import device
 

@@ -1,7 +1,5 @@
 """Memory, buffers over the caller's memory, plans, threads and errors of the CPU backend."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

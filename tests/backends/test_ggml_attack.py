@@ -4,8 +4,6 @@ Nodes are restored as from a graph file, without an op method's checks.  Nodes t
 are computed in a forked child.  Layouts are mutations of valid ones, so that many are admitted.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

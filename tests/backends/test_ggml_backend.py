@@ -1,7 +1,5 @@
 """GgmlBackend: loading, ids that name no row, packed weights, forks, closing; models within their files' logits."""
 
-from __future__ import annotations
-
 import ctypes
 import pickle
 import signal

@@ -3,8 +3,6 @@
 `ours` takes every instruction set, `GgmlBackend` itself only one where that is faster.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Random graphs on ggml, with the CPU backend for nodes that ggml does not compute: however they are planned, the same
 bits as node by node, with every tensor in memory of its own."""
 
-from __future__ import annotations
-
 import ggml_here
 import numpy as np
 import pytest

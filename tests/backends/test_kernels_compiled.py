@@ -3,8 +3,6 @@
 The op tests (test_ops_*.py) compare the two for ordinary values.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -5,8 +5,6 @@ the order of f32 additions remains to be compared.  The oracle rounds nothing.  
 and 3 threads.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import numpy as np

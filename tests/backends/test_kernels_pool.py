@@ -1,7 +1,5 @@
 """The threads of compiled kernels: bits, life, forks, and several plans, backends and threads at a time."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Masks, soft_max, rope and flash attention against f64 formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """dup cpy cont cast set repeat concat pad and views."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from op_results import FLOATS, QUANTISED, assert_close, compute, random, stored, width

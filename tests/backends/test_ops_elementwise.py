@@ -1,7 +1,5 @@
 """Element-wise ops against f64 formulas: arithmetic, functions, gated units."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

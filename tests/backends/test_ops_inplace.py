@@ -1,7 +1,5 @@
 """Properties that kernels declare: supported ops and types, and sources that may be overwritten."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from op_results import FLOATS, QUANTISED, place, random, raw, width

@@ -1,7 +1,5 @@
 """ssm_conv and ssm_scan against naive f64 loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from op_results import assert_close, compute, random

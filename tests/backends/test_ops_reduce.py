@@ -1,7 +1,5 @@
 """Sums, order and norms against f64 formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from op_results import FLOATS, assert_close, compute, random, stored

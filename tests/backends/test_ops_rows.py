@@ -1,7 +1,5 @@
 """get_rows and set_rows against NumPy's indexing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from op_results import FLOATS, QUANTISED, compute, random, stored, width

@@ -3,8 +3,6 @@
 Each runs in a process of its own, which a mistake would end, or hang.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Values that a type cannot represent raise an error, and the tensor keeps its data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ Each is built by the compiler itself, with all warnings as errors, and runs in a
 once more with the address and undefined-behaviour sanitizers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Graphs written in place: mistakes give errors with a message, and handles stay usable."""
 
-from __future__ import annotations
-
 from ctypes import byref, c_void_p
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Invalid problems give errors that name the field; reserved plans serve as in Python; packing, names, threads."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from ctypes import byref

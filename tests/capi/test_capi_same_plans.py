@@ -1,7 +1,5 @@
 """A plan made through the C API is, to the byte, the plan that Python makes of the same graph and answers."""
 
-from __future__ import annotations
-
 import pytest
 from capi_calls import CGraph, CPlan, Refused, arrays_of, functions
 from capi_problems import problem_of, python_plan, values_of

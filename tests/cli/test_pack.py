@@ -1,7 +1,5 @@
 """`ggml-sched pack`: output, written files, and errors for bad files."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

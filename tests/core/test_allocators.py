@@ -1,7 +1,5 @@
 """The allocators' promises, row by row: constructors, hooks, reset, errors; and graph allocation's edges."""
 
-from __future__ import annotations
-
 import gc
 import re
 

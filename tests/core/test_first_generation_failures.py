@@ -3,8 +3,6 @@
 The order is that of the list in the specification's section 3.
 """
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

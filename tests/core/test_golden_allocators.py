@@ -1,7 +1,5 @@
 """GraphAllocator gives every tensor of real models' graphs the first generation's offset."""
 
-from __future__ import annotations
-
 import pytest
 from configs import configured_graph, golden, golden_names
 

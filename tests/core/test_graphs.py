@@ -1,7 +1,5 @@
 """Graphs: order, files, errors, immutability."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Nodes for C code: op and type numbers that never change, and tables of nodes with addresses."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`pack`: valid offsets, never below the bound, never above best fit, and `optimal` only where proven."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """Allocators and seed policy agree with a second, slow implementation on random sequences and graphs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -4,8 +4,6 @@ Each case is a small file with one mistake.  A planner that took it would comput
 and in-place reuse are decided by sources and roots.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

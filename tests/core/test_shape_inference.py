@@ -3,8 +3,6 @@
 Shapes are written innermost first.  A tensor is spelled "f32:4,3" (leaf of that type and extents).
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -6,8 +6,6 @@ Each case: an f32 KV cache, explicit attention, the CPU; a prompt at once, then 
 logits of the prompt's last token and of all later ones, and the embedding of the last token.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import tempfile

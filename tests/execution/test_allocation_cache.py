@@ -1,7 +1,5 @@
 """Graphs computed in turn: backends' prepared plans stay, in bounded number, as long as the arena."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Queued computes: results after `synchronize`, permitted overlap, and failures."""
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings

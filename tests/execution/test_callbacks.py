@@ -1,7 +1,5 @@
 """The eval callback: gets each node (that it selected) in order with its data, can stop the compute, and may fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import Chain, Gated, weights_on

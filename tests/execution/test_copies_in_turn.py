@@ -1,7 +1,5 @@
 """`copies=n` gives each copy between backends n copy slots, used by consecutive computes in turn."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 

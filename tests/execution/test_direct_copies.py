@@ -1,7 +1,5 @@
 """Direct copies to plain memory equal copies through the backend's methods, which all other memory uses."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A scenario prepares a world, then acts.  The act is repeated on fresh worlds, wi
 each kind on each backend, until an act ends before its failure comes.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Inputs: an unset one is an error; data goes to each backend that reads it; leafs that nodes write to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import DATA_WRITES, device, poisoned

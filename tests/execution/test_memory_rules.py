@@ -1,7 +1,5 @@
 """Memory rules: inputs and outputs, chunked arenas, budgets, zero sizes, buffers of a whole context."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import DATA_WRITES, device, devices, poisoned, resident, verified

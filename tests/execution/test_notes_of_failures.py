@@ -1,7 +1,5 @@
 """A failure inside a backend says which backend it was, and which nodes it was computing."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

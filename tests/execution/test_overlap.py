@@ -1,7 +1,5 @@
 """Queued computes overlap: while one backend works on a compute, another already works on the next."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """`compute(wait=False)`: queued on the caller's thread; a read of a result or the next call waits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

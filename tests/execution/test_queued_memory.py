@@ -3,8 +3,6 @@
 A compute is held up until a call wants its memory; when that call returns, every queued compute has ended.
 """
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

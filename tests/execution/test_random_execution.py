@@ -5,8 +5,6 @@ The arena is poisoned first, so that a tensor placed over live data, an input lo
 copy not refreshed shows up as other bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import POISON, device, poisoned

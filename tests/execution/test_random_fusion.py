@@ -4,8 +4,6 @@ What such a backend does to memory is in tests/support/fusing.py: members' memor
 computed, and results that only the group reads are never written.
 """
 
-from __future__ import annotations
-
 import pytest
 from devices import poisoned
 from fusing import Fusing, FusingDeferred, anything

@@ -1,7 +1,5 @@
 """Reading a tensor gives data of the last compute or data that was set; otherwise an error names what is missing."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

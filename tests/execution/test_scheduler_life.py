@@ -1,7 +1,5 @@
 """The life of a scheduler: closing, failing, running out of memory, and working afterwards."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import threading

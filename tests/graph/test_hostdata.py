@@ -1,7 +1,5 @@
 """Arrays for tensors, flat or of the tensor's shape, of any type; another shape is refused and changes nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """K-quants and codebook types: any bytes against a scalar reader and gguf, and how well quantising does."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blocks of 32 against a scalar reimplementation, known bytes, and gguf where installed; bf16."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ways of attention that tests of sequences are run with."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

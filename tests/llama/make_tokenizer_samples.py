@@ -6,8 +6,6 @@ Needs llama-cpp-python, and the vocabularies that llama.cpp comes with.  The sma
 merged first; the BPE one is read once with each pre-tokenizer that we know.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

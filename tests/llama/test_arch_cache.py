@@ -1,7 +1,5 @@
 """The cache of a model: rows and states are cleared, saved, restored, shared and turned without changing a result."""
 
-from __future__ import annotations
-
 import arch_cases as cases
 import numpy as np
 import pytest

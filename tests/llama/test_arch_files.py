@@ -1,7 +1,5 @@
 """Files of every architecture: an error names each missing, superfluous or invalid field, quickly and always typed."""
 
-from __future__ import annotations
-
 import time
 
 import arch_cases as cases

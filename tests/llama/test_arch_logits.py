@@ -1,7 +1,5 @@
 """Architectures: logits and embeddings are llama.cpp's, however attention is computed and whatever the cache holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import arch_cases as cases

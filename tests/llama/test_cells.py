@@ -1,7 +1,5 @@
 """Which row of the cache holds which position of which sequences: against a list of sets."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

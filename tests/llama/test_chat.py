@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - templates have long lines
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """GGUF files: written files are read back, and every error in a file is a typed error, fast."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

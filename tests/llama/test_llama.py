@@ -1,7 +1,5 @@
 """Models: their logits are llama.cpp's, however they are placed, batched and interrupted."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Loading: choice of backend, context size and attention."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Every architecture through the model: parts, sequences, states and backends make no difference."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

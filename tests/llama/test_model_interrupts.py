@@ -1,7 +1,5 @@
 """Control-C at any instruction: the interrupted call has its full effect or none, and the model works afterwards."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

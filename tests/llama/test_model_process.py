@@ -1,7 +1,5 @@
 """Models among threads and processes: equal bits, and a fork goes on."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

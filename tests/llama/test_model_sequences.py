@@ -1,7 +1,5 @@
 """Several sequences in one model: each gives the results that it gives alone."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Saved sequences: restoring gives the saved sequence, and an invalid file changes nothing."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

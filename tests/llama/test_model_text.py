@@ -1,7 +1,5 @@
 """Text of a model: streamed in whole characters, ended at stop conditions, independent of earlier calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from interrupting import interrupted

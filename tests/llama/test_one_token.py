@@ -3,8 +3,6 @@
 Both give the same bits, the same state and the same errors.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import device

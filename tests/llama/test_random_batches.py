@@ -1,7 +1,5 @@
 """Random batches: after the first graph of each kind nothing is planned, no buffer grows, no device is waited for."""
 
-from __future__ import annotations
-
 import pytest
 from random_batches import ARCHITECTURES, Idle, measure
 

@@ -1,7 +1,5 @@
 """Loading reserves for the longest text: tokens of a growing text need no planning and no new buffers."""
 
-from __future__ import annotations
-
 import pytest
 
 import ggml_sched as gs

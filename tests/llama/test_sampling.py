@@ -1,7 +1,5 @@
 """Sampling: the candidates and frequencies of a naive sampler; equal results for equal seeds; typed errors."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

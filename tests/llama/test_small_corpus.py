@@ -1,7 +1,5 @@
 """The small model's training text: the library's sources, equal from run to run, some of them held out."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

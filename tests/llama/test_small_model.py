@@ -1,7 +1,5 @@
 """The small model of the package is whole, small, and has learnt Python."""
 
-from __future__ import annotations
-
 import ast
 import math
 import textwrap

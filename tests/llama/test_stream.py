@@ -1,7 +1,5 @@
 """Text piece by piece: never a part of a character, the same text in the end, nothing of a stop string."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

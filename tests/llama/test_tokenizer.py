@@ -1,7 +1,5 @@
 """Tokenizers: llama.cpp's ids for every pre-tokenizer, special tokens, bytes; text that comes back as it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

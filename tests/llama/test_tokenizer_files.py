@@ -1,7 +1,5 @@
 """Vocabularies that are missing, wrong or not supported: TokenizerError that names the field, in under a second."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

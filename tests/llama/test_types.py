@@ -1,7 +1,5 @@
 """Models of every type of weights: each computes what its dequantised twin does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_llama import written

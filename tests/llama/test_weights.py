@@ -1,7 +1,5 @@
 """Loading weights: mapped or copied, with progress, from one file or several, of known and unknown types."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

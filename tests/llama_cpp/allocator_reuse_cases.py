@@ -3,8 +3,6 @@
 Each case asserts the behaviour that its docstring names, and prints "done".
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import gc
 import random

@@ -1,7 +1,5 @@
 """Fixtures of the tests of the hook on devices."""
 
-from __future__ import annotations
-
 import pytest
 from hooked import build
 

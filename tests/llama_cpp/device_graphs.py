@@ -1,7 +1,5 @@
 """Graphs for cases on devices, and the backends that their nodes get."""
 
-from __future__ import annotations
-
 import numpy as np
 from ggml_devices import Bench
 from ggml_schedulers import Ggml, Graph, view

@@ -3,8 +3,6 @@
     python device_query_cases.py CASE      CASE a function of this module
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -3,8 +3,6 @@
     python expert_cases.py CASE      CASE a function of this module
 """
 
-from __future__ import annotations
-
 import numpy as np
 from device_graphs import ROWS, WIDTH, aside, numbers, start
 from ggml_devices import Bench

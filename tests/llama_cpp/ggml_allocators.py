@@ -3,8 +3,6 @@
 To be imported in processes of their own (allocator_cases.py), since a loaded hook cannot be unloaded.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 Run by tests in a process of its own, which loads the hook first and the libraries then.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -3,8 +3,6 @@
     python scheduler_cases.py CASE [DEVICES]     CASE a function of this module, DEVICES a library of devices
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from ctypes import byref, c_size_t, c_void_p

@@ -3,8 +3,6 @@
 "done".
 """
 
-from __future__ import annotations
-
 import ctypes as c
 
 from ggml_schedulers import Ggml, hook, run

@@ -3,8 +3,6 @@
     python synchronization_cases.py CASE      CASE a function of this module
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -3,8 +3,6 @@ and the libraries.  The files of cases document each; devices are those of bench
 ctypes and check every access.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The hook is installed before llama.cpp is loaded, raises when it is too late, and changes no token of llama.cpp."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

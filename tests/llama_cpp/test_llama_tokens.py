@@ -1,7 +1,5 @@
 """llama.cpp itself on our scheduler: the logits of models, bit by bit those of llama.cpp as it is."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Imports and C includes are those that docs/architecture.md draws: only upwards in its listing, without circles."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

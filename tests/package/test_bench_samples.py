@@ -1,7 +1,5 @@
 """Sizes and bounds that the benchmarks state for their sample problems are correct."""
 
-from __future__ import annotations
-
 import lifetimes
 import pytest
 import samples

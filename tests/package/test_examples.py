@@ -1,7 +1,5 @@
 """Every example, and the README's code, runs with warnings as errors."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

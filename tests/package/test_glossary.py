@@ -1,7 +1,5 @@
 """docs/glossary.md speaks of what the code has, and the code does not use the words that the glossary replaced."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of bench/hooking.py: sparse model files, built libraries, parsed logs, and its page."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import ggml_here

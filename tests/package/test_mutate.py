@@ -1,7 +1,5 @@
 """tools/mutate.py: its mutants change code, surviving mutants are listed, and the sources are restored."""
 
-from __future__ import annotations
-
 import ast
 import random
 import subprocess

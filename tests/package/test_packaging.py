@@ -3,8 +3,6 @@
 The soak tests build: a source distribution, a wheel from it, and a consumer of the C view.
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 import importlib

@@ -1,7 +1,5 @@
 """The memory maps in the README: the drawn tensors are those of the plan, and the file equals the command's output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import peer

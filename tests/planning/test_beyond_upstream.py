@@ -1,7 +1,5 @@
 """Known errors of today's ggml, one or a few tests each: here the result is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import DATA_WRITES, devices, poisoned, resident, verified

@@ -1,7 +1,5 @@
 """A graph that replays a larger one's plan lies densely at the low end of its arenas: few pages are touched."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

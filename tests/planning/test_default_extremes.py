@@ -1,7 +1,5 @@
 """Extremes: many holes, backends, splits, uses and nodes; nothing at all; several threads."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The placement rules of the default policy, one at a time, and the reasons that `plan.explain` gives."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -3,8 +3,6 @@
 test_verify.py checks that these plans are sound.
 """
 
-from __future__ import annotations
-
 import json
 from statistics import fmean
 

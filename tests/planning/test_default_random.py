@@ -4,8 +4,6 @@ Backends have separate, poisoned memory; ops are refused here and there (never b
 anywhere, the caller assigns tensors at random, nodes are views, in-place ops and writes through views.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import alone, poisoned, verified

@@ -1,7 +1,5 @@
 """Every plan is sound, whatever policy made it: placements, offsets, in-place reuse, leafs, arenas of many buffers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from random_graphs import quick

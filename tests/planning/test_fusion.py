@@ -1,7 +1,5 @@
 """Fusion groups: which offered groups a plan keeps, the memory of their members, and how backends receive them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`policy="seed"` places real models' graphs over several backends as the first generation did."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

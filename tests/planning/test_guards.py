@@ -1,7 +1,5 @@
 """Guards of the planner that only this file tests: each test fails when its guard is removed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import device, poisoned, resident

@@ -1,7 +1,5 @@
 """Plans as files and pickles: loading gives the same, sound, usable plan, or an error with the reason."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

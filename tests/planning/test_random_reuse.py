@@ -4,8 +4,6 @@ They verify, and compute the bits that the first generation's placement computes
 a reserved graph of the same wiring with larger tensors and views elsewhere.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

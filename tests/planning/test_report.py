@@ -1,7 +1,5 @@
 """Reports of a plan: the table, the explanation of a tensor, the drawing."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

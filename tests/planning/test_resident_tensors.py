@@ -1,8 +1,6 @@
 """Weights and caches of a graph file need memory outside the arena, where each compute would load them anew or lose
 them."""
 
-from __future__ import annotations
-
 import pytest
 from configs import sample_paths
 

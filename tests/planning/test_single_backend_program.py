@@ -1,7 +1,5 @@
 """Programs of one backend are made in one special pass; they equal those of the general compiler."""
 
-from __future__ import annotations
-
 import pytest
 from configs import sample_paths, sample_plan
 from small_graphs import plan_of, random_case

@@ -1,7 +1,5 @@
 """The support cache queries a backend once per kind of node, and again when its answers_version changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from configs import sample_paths

@@ -1,7 +1,5 @@
 """The independent checker: a corruption for every reason it can give, and sound plans that must pass."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Checked against a slow model: the steps of several computes as a graph, an edge for every queue and every wait.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

@@ -4,8 +4,6 @@ An act creates its objects, uses them, checks the result and frees everything; i
 repeated.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from capi_calls import NO_HOST_MEMORY, CGraph, CPlan, Refused, arrays_of, c_pack

@@ -5,8 +5,6 @@ backend has given an invalid answer.  Once the backends behave, all open objects
 closed, no backend has allocated memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 

@@ -1,7 +1,5 @@
 """Bytes with a few mistakes: flipped bits, extreme numbers, pieces lost, doubled, swapped or put in."""
 
-from __future__ import annotations
-
 import random
 import struct
 

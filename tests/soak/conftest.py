@@ -1,7 +1,5 @@
 """Fixtures of several soaks: the package built with sanitizers, once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Failures are drawn from the backend's own generator, so a seed decides them all 
 from another generator, since the order of threads varies).
 """
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -5,8 +5,6 @@ came out, plans it, and computes it twice: with every tensor in memory of its ow
 scheduler, on poisoned arenas.  Both give the same bits, or both refuse.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import random

@@ -3,8 +3,6 @@
 Owns a folder of jobs, models and adapters.  Invariant: acts that are compared ran with the same job but for the level.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

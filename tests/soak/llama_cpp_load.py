@@ -7,8 +7,6 @@ changes with each context), and `acts`, pairs of a function's name and its argum
 where their bits are; the test checks the other output of an act.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -4,8 +4,6 @@ Owns nothing.  Invariant: a walk depends only on its seed and on llama.cpp's res
 same bits take the same steps.
 """
 
-from __future__ import annotations
-
 import random
 
 from llama_cpp_contexts import Client, Context, Refused

@@ -1,7 +1,5 @@
 """GGUF models with a few mistakes: each is refused with a gs.Error, or it runs."""
 
-from __future__ import annotations
-
 import io
 import math
 import random

@@ -4,8 +4,6 @@ GGML_SCHED_SOAK=50 makes every attack 50 times as long; GGML_SCHED_SEED=123 make
 that fails says its seed; one that does not end is ended.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@ checking the exit status has no meaning, since Python itself leaks at its end; `
 code.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

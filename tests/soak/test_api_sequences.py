@@ -1,7 +1,5 @@
 """Random calls over backends that raise and give invalid answers: typed errors, and afterwards everything works."""
 
-from __future__ import annotations
-
 from api_attack import attempt
 from rounds import attack, rounds
 

@@ -1,7 +1,5 @@
 """Mutated graph files: each is refused with a gs.Error, or planned and computed as it is written."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

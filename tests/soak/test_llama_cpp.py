@@ -4,8 +4,6 @@ Each case is processes of their own that do the same (llama_cpp_load.py): stock,
 changes with each context.  GGML_SCHED_SOAK=5 makes them five times as long.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

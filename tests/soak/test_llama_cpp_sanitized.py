@@ -4,8 +4,6 @@ The sanitizer allocates all memory, so that it detects our accesses out of bound
 and our memory that is unreachable when the process ends.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ten thousand tokens leak nothing: no memory, no objects, no descriptors, no threads."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

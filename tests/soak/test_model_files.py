@@ -1,7 +1,5 @@
 """Mutated GGUF models: each is refused with a gs.Error, or it runs; nothing else may happen."""
 
-from __future__ import annotations
-
 import random
 
 from model_attack import MODELS, attempt, mutated_model, mutated_parts

@@ -3,8 +3,6 @@
 By hand: `python tools/mutate.py --seed 7 --sample 200`; GGML_SCHED_SEED and GGML_SCHED_SOAK are those of other soaks.
 """
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -4,8 +4,6 @@ The expected results come from a graph whose tensors all have memory of their ow
 lets a caller read must be readable by an accepted plan, too, unless that plan places tensors elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import random
 

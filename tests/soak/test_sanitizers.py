@@ -4,8 +4,6 @@ Built in a copy of the tree (GGML_SCHED_BUILD=sanitize), with every Python objec
 after it was freed is seen as well.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -5,8 +5,6 @@ allocations, computes, queued computes, switches and loaded plans.  `GGML_SCHED_
 `GGML_SCHED_SOAK=n` makes n times as many rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 

@@ -1,7 +1,5 @@
 """Mutated vocabularies and chat templates: each is refused with a gs.Error, or it works; nothing else may happen."""
 
-from __future__ import annotations
-
 import pytest
 from rounds import attack, rounds
 

@@ -3,8 +3,6 @@
 The acts run in without_memory.py, in processes of their own, which a crash would end.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

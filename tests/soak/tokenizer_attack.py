@@ -1,7 +1,5 @@
 """Vocabularies and chat templates with a few mistakes: refused with a gs.Error, or they work; nothing else."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -9,8 +9,6 @@ malloc  failing_malloc.so is preloaded; the n-th call of the core fails, then al
 python  Python's allocator fails at its n-th call, then at some in a row.  A failure must be a MemoryError.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

@@ -1,8 +1,6 @@
 """The models with reference logits from llama.cpp (tests/data/make_logits.py): `random_model` arguments and context
 size."""
 
-from __future__ import annotations
-
 N_PROMPT, N_TOKENS = 12, 28
 """Tokens of one batch, and tokens of the whole evaluation: more than the largest attention window."""
 

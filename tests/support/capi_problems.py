@@ -1,7 +1,5 @@
 """Converts Python's planning problems to gs_problem, and plan_view of a gs_plan to the values of PlanData."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

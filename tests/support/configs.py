@@ -9,8 +9,6 @@
 Outside the layers: token embeddings on the CPU, everything else on the last GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

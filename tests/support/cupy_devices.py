@@ -1,7 +1,5 @@
 """CUDA backends without a GPU, for tests: over emulated devices, which need a C++ compiler."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -6,8 +6,6 @@ threads that run forward, backward and in a shuffled order.  Where kernels are c
 memory of its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager

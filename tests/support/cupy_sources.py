@@ -1,7 +1,5 @@
 """Small CUDA sources of tests, on emulated devices."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -11,8 +11,6 @@ the scheduler treats all other methods as those of `base` (it does not query met
     weak.fail_next("cpy_tensor_from", gs.BackendError("lost"))
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Forked children of a test."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -5,8 +5,6 @@ group, or a later node, still reads is lost.  Then the members are computed in m
 results that are needed elsewhere reach the plan's memory.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise

@@ -3,8 +3,6 @@
 GGML_SCHED_TEST_GGML in the environment names a folder with other libraries than those of the `ggml` package.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Interrupts a call by SIGINT before a chosen bytecode instruction of the package's Python code."""
 
-from __future__ import annotations
-
 import _thread
 import signal
 import sys

@@ -5,8 +5,6 @@ Prints as JSON served() after batches of each kind, small ones and ones of half 
 batches alone; and how many of these the cache had no room for.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -4,8 +4,6 @@
 op test is a determinism test as well.  Where ggml is installed and supports the nodes, its results must be near.
 """
 
-from __future__ import annotations
-
 import ggml_here
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Fresh processes: Python code, programs, and the cases of a file, whose library stays loaded as long as a process."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

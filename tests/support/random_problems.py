@@ -1,7 +1,5 @@
 """Random planning problems: graphs, backends with seeded answers, and every policy."""
 
-from __future__ import annotations
-
 import zlib
 
 from hypothesis import strategies as st

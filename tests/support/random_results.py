@@ -1,7 +1,5 @@
 """Random graphs: expected results that are computed without a plan, and their comparison with computed ones."""
 
-from __future__ import annotations
-
 import numpy as np
 from random_graphs import Built, Recipe
 

@@ -1,7 +1,5 @@
 """Small graphs and backends for tests: by hand, and at random."""
 
-from __future__ import annotations
-
 import random
 
 from devices import device

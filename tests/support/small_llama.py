@@ -1,7 +1,5 @@
 """Small random models that many tests load, and the contents of model files."""
 
-from __future__ import annotations
-
 import io
 
 from ggml_sched.llama import open_gguf, random_llama, write_gguf

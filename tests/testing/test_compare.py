@@ -1,7 +1,5 @@
 """Node-by-node comparison of one graph on two backends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from devices import Stream, weights_on

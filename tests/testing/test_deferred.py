@@ -1,7 +1,5 @@
 """Devices whose queues run late: results are right in any order that waits allow, and every wait is needed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

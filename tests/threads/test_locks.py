@@ -1,7 +1,5 @@
 """Locks are free after an interrupt of their holder, and in the children of forks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -8,8 +8,6 @@ preloaded.  GGML_SCHED_EMULATOR_STRICT makes warnings errors.  GGML_SCHED_EMULAT
 another compiler.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

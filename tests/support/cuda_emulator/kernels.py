@@ -4,8 +4,6 @@ A GPU takes any bytes for arguments and any address in them.  Here the number, s
 the kernel's, and every pointer must lie in memory that is alive when the kernel runs.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path

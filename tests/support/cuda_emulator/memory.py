@@ -5,8 +5,6 @@ its device may use, or the launch fails.  New memory is full of 0xA5; freed memo
 addresses are not reused and a kernel with a stale pointer fails.
 """
 
-from __future__ import annotations
-
 import bisect
 import ctypes
 import weakref
