@@ -51,9 +51,8 @@ def test_caches_of_other_types(kind):
 
 
 @pytest.mark.parametrize("rows, heads", [(1, (1, 1)), (1, (8, 2)), (9, (8, 2))])
-def test_long_caches_are_split_and_joined(rows, heads):
+def test_long_caches_are_split_and_joined(ctx, rows, heads):
     n_kv = 600
-    ctx = gs.Context()
     k = ctx.tensor("f16", (64, n_kv, heads[1]))
     node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
     assert attention._splits(node, 132)[0] > 1
@@ -64,8 +63,7 @@ def test_long_caches_are_split_and_joined(rows, heads):
 
 @pytest.mark.parametrize("n_multiprocessors", [1, 7, 132, 1000])
 @pytest.mark.parametrize("cells", [1, 256, 257, 383, 384, 385, 4096, 100_003])
-def test_splits_cover_every_cell_once(cells, n_multiprocessors):
-    ctx = gs.Context()
+def test_splits_cover_every_cell_once(ctx, cells, n_multiprocessors):
     k = ctx.tensor("f16", (64, cells, 2))
     node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
     splits, split = attention._splits(node, n_multiprocessors)
@@ -78,8 +76,7 @@ def test_batches_and_unused_cells_of_anything():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["f16", "f32"])
-def test_what_is_not_finite_in_a_cell_reaches_the_rows_that_see_it(kind, value):
-    ctx = gs.Context()
+def test_what_is_not_finite_in_a_cell_reaches_the_rows_that_see_it(ctx, kind, value):
     q, k, v = ctx.tensor("f32", (32, 3, 2)), ctx.tensor(kind, (32, 300, 1)), ctx.tensor(kind, (32, 300, 1))
     mask = ctx.tensor("f16", (300, 3))
     out = ctx.flash_attn_ext(q, k, v, mask, 0.2)
@@ -91,8 +88,7 @@ def test_what_is_not_finite_in_a_cell_reaches_the_rows_that_see_it(kind, value):
     assert np.isfinite(want.reshape(3, 2, 32)[:2]).all()
 
 
-def test_work_memory_is_what_is_said():
-    ctx = gs.Context()
+def test_work_memory_is_what_is_said(ctx):
     for kind, n_kv in (("f16", 4096), ("q5_1", 300), ("f16", 100)):
         k = ctx.tensor(kind, (64, n_kv, 2))
         node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
@@ -102,8 +98,7 @@ def test_work_memory_is_what_is_said():
 
 @pytest.mark.parametrize(("shift", "d"), [(2, 64), (1, 64), (4, 64), (8, 60), (4, 58)])
 @pytest.mark.parametrize("kind", ["f16", "f32"])
-def test_caches_between_the_multiples_that_wide_loads_need(kind, shift, d):
-    ctx = gs.Context()
+def test_caches_between_the_multiples_that_wide_loads_need(ctx, kind, shift, d):
     q, mask = ctx.tensor("f32", (d, 3, 2)), ctx.tensor("f16", (40, 3))
     wholes = [ctx.tensor(kind, (80, 40)) for _ in "kv"]
     k, v = (ctx.view_3d(t, d, 40, 1, t.nb[1], t.nb[2], shift * t.type.type_size) for t in wholes)

@@ -61,8 +61,7 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "norm"])
 @pytest.mark.parametrize("ne", [(64, 3), (100, 4, 2), (1, 1), (5, 1, 1, 2)], ids=str)
-def test_a_norm_and_its_weight(norm, ne):
-    ctx = gs.Context()
+def test_a_norm_and_its_weight(ctx, norm, ne):
     x, w = ctx.tensor("f32", ne), ctx.tensor("f32", ne[:1])
     out = ctx.mul(getattr(ctx, norm)(x, 1e-5), w)
     assert found(gs.Graph(out)) == [(norm.upper(), "MUL")]
@@ -70,9 +69,8 @@ def test_a_norm_and_its_weight(norm, ne):
 
 
 @pytest.mark.parametrize("read", [False, True])
-def test_a_sum_its_norm_and_weight(read):
+def test_a_sum_its_norm_and_weight(ctx, read):
     """The residual goes on: then the sum is written, too."""
-    ctx = gs.Context()
     a, b, w = ctx.tensor("f32", (96, 5)), ctx.tensor("f32", (96, 5)), ctx.tensor("f32", (96,))
     total = ctx.add(a, b)
     normed = ctx.mul(ctx.rms_norm(total, 1e-6), w)
@@ -83,8 +81,7 @@ def test_a_sum_its_norm_and_weight(read):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_a_norm_with_weight_and_bias(before):
-    ctx = gs.Context()
+def test_a_norm_with_weight_and_bias(ctx, before):
     x, y, w, bias = (ctx.tensor("f32", ne) for ne in ((40, 6), (40,), (40,), (40,)))
     start = ctx.add(x, y) if before else x
     out = ctx.add(ctx.mul(ctx.norm(start, 1e-5), w), bias)
@@ -92,8 +89,7 @@ def test_a_norm_with_weight_and_bias(before):
     check(ctx, [out], values_of(ctx), n_launches=1)
 
 
-def test_a_norm_with_weight_and_residual():
-    ctx = gs.Context()
+def test_a_norm_with_weight_and_residual(ctx):
     x, rest, w = ctx.tensor("f32", (40, 6)), ctx.tensor("f32", (40, 6)), ctx.tensor("f32", (40,))
     out = ctx.add(ctx.mul(ctx.rms_norm(x, 1e-5), w), rest)
     assert found(gs.Graph(out)) == [("RMS_NORM", "MUL", "ADD")]
@@ -102,9 +98,8 @@ def test_a_norm_with_weight_and_residual():
 
 @pytest.mark.parametrize("norm", ["rms_norm", "norm"])
 @pytest.mark.parametrize("read", [False, True])
-def test_rows_too_long_to_be_held(norm, read):
+def test_rows_too_long_to_be_held(ctx, norm, read):
     """Their elements are read again from memory, where the group wrote them."""
-    ctx = gs.Context()
     a, b, w, bias = (ctx.tensor("f32", ne) for ne in ((8300, 2), (8300, 2), (8300,), (8300,)))
     total = ctx.add(a, b)
     out = ctx.add(ctx.mul(getattr(ctx, norm)(total, 1e-6), w), bias)
@@ -133,23 +128,20 @@ def test_a_sum_kept_over_its_first_operand():
                 assert np.array_equal(total.numpy(), (values[a] + values[b]).reshape(2, n))
 
 
-def test_what_others_read_stays_a_node_of_its_own():
-    ctx = gs.Context()
+def test_what_others_read_stays_a_node_of_its_own(ctx):
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     normed = ctx.rms_norm(x, 1e-5)
     assert found(gs.Graph(ctx.mul(normed, w), ctx.sqr(normed))) == []
     assert found(gs.Graph(ctx.mul(normed, normed))) == []
 
 
-def test_an_output_inside_is_no_inner_member():
-    ctx = gs.Context()
+def test_an_output_inside_is_no_inner_member(ctx):
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     normed = ctx.set_output(ctx.rms_norm(x, 1e-5))
     assert found(gs.Graph(ctx.mul(normed, w))) == []
 
 
-def test_a_weight_that_is_a_member_is_not_left_unwritten():
-    ctx = gs.Context()
+def test_a_weight_that_is_a_member_is_not_left_unwritten(ctx):
     a, b, w = (ctx.tensor("f32", (16, 2)) for _ in range(3))
     total = ctx.add(a, b)
     out = ctx.add(ctx.mul(ctx.rms_norm(total, 1e-5), w), total)
@@ -159,8 +151,7 @@ def test_a_weight_that_is_a_member_is_not_left_unwritten():
 
 
 @pytest.mark.parametrize("which", ["other operand", "narrow weight", "other type"])
-def test_other_wirings_are_left_alone(which):
-    ctx = gs.Context()
+def test_other_wirings_are_left_alone(ctx, which):
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16, 2))
     normed = ctx.rms_norm(x, 1e-5)
     out = {
@@ -171,9 +162,8 @@ def test_other_wirings_are_left_alone(which):
     assert found(gs.Graph(out)) == []
 
 
-def test_a_result_over_a_source_element_by_element():
+def test_a_result_over_a_source_element_by_element(ctx):
     """A plan may put the product where the operand of the norm lies."""
-    ctx = gs.Context()
     x, y, w = ctx.tensor("f32", (48, 4)), ctx.tensor("f32", (48, 4)), ctx.tensor("f32", (48,))
     total = ctx.add(x, y)
     out = ctx.mul(ctx.rms_norm(total, 1e-5), w)
@@ -204,9 +194,8 @@ def rope_into_cache(ctx, type, n_dims, mode, factors, wide, n_tokens, n_head=3, 
 @pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("form", [(16, False, True), (8, True, False), (0, False, True)], ids=str)
-def test_rope_and_the_write_of_its_rows(type, mode, form):
+def test_rope_and_the_write_of_its_rows(ctx, type, mode, form):
     n_dims, factors, wide = form
-    ctx = gs.Context()
     out, _, _, values, positions, ids = rope_into_cache(ctx, type, n_dims, mode, factors, wide, 4)
     assert found(gs.Graph(out)) == [("ROPE", "SET_ROWS")]
     values |= {positions: np.int32([0, 1, 700, 100000]), ids: np.array([7, 0, 3, 8])}
@@ -215,8 +204,7 @@ def test_rope_and_the_write_of_its_rows(type, mode, form):
     check(ctx, [out], values, n_launches=1)
 
 
-def test_a_rope_that_others_read_is_not_fused_with_a_write():
-    ctx = gs.Context()
+def test_a_rope_that_others_read_is_not_fused_with_a_write(ctx):
     out, turned, *_ = rope_into_cache(ctx, "f16", 8, "neox", False, True, 4)
     assert found(gs.Graph(out, ctx.sqr(turned))) == []
     many = gs.Context()
@@ -228,8 +216,7 @@ def test_a_rope_that_others_read_is_not_fused_with_a_write():
 
 
 @pytest.mark.parametrize("bad", [-1, 9, 1 << 40])
-def test_a_fused_write_to_a_row_that_is_not_there(bad):
-    ctx = gs.Context()
+def test_a_fused_write_to_a_row_that_is_not_there(ctx, bad):
     out, _, cache, values, positions, ids = rope_into_cache(ctx, "f32", 16, "normal", False, True, 2)
     values |= {positions: np.int32([1, 2]), ids: np.array([4, bad])}
     graph = gs.Graph(out)
@@ -265,9 +252,8 @@ def test_groups_of_models(sample, launches, wanted):
     assert all(ops.supports(node) for node in computing if not node.op.startswith(("MUL_MAT", "FLASH")))
 
 
-def test_members_that_are_read_outside_are_computed_one_by_one():
+def test_members_that_are_read_outside_are_computed_one_by_one(ctx):
     """Their results must be written."""
-    ctx = gs.Context()
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     graph = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w))
     with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
@@ -313,9 +299,8 @@ def test_chosen_experts(kind, n_tokens):
     check_gated(*experts(kind, n_tokens), n_launches=2 if kind == "q4_K" else 1)
 
 
-def test_what_is_no_feed_forward_of_few_tokens_is_left_alone():
+def test_what_is_no_feed_forward_of_few_tokens_is_left_alone(ctx):
     assert not ops.fusion_groups(gs.Graph(feed_forward("q4_0", 9)[1]).nodes)
-    ctx = gs.Context()
     x, y = ctx.tensor("f32", (64, 1)), ctx.tensor("f32", (64, 1))
     w, v, small = ctx.tensor("q4_0", (64, 8)), ctx.tensor("q4_0", (64, 8)), ctx.tensor("q8_0", (64, 8))
 

@@ -36,8 +36,7 @@ def test_scratch_is_taken_again_by_the_next_node():
     assert b.scratch(10).offset == 0 and b.work_size == 1024
 
 
-def test_tensors_that_cannot_be_used_are_named():
-    ctx = gs.Context()
+def test_tensors_that_cannot_be_used_are_named(ctx):
     a = ctx.tensor("f32", (4,), "a")
     node = ctx.set_name(ctx.sqr(a), "squared")
     with pytest.raises(gs.PlacementError, match="'EMULATED'.*'squared'.*'a'.*no address"):
@@ -50,22 +49,19 @@ def test_tensors_that_cannot_be_used_are_named():
             cupy_kernels.build([node])
 
 
-def test_a_node_without_a_kernel_is_named():
-    ctx = gs.Context()
+def test_a_node_without_a_kernel_is_named(ctx):
     node = ctx.set_name(ctx.cast(ctx.tensor("f32", (256, 2)), "q6_K"), "packed")
     assert not ops.supports(node)
     with pytest.raises(gs.UnsupportedOp, match="'EMULATED'.*'packed'.*CPY.*f32.*q6_K"):
         cupy_kernels.build([node])
 
 
-def test_strides_between_elements_are_refused_beforehand():
-    ctx = gs.Context()
+def test_strides_between_elements_are_refused_beforehand(ctx):
     a = ctx.restore("NONE", "f32", (4, 2, 1, 1), (4, 18, 36, 36))
     assert not ops.supports(ctx.sqr(a))
 
 
-def test_every_op_that_needs_scratch_says_how_much():
-    ctx = gs.Context()
+def test_every_op_that_needs_scratch_says_how_much(ctx):
     a, long = ctx.tensor("f32", (64, 3)), ctx.tensor("f32", (5000, 2))
     cache, rows, ids = ctx.tensor("f16", (1, 9000)), ctx.tensor("f32", (1, 3000)), ctx.tensor("i64", (3000,))
     nodes = [ctx.sum(a), ctx.sum(long), ctx.argsort(long), ctx.argsort(a), ctx.set_rows(cache, rows, ids), ctx.sqr(a)]
@@ -108,8 +104,7 @@ def test_four_neighbours_at_once_give_the_same_bits():
         assert np.array_equal(seen[0], seen[1]) and np.array_equal(seen[0], seen[2])
 
 
-def test_a_bias_is_added_to_four_neighbours_at_once():
-    ctx = gs.Context()
+def test_a_bias_is_added_to_four_neighbours_at_once(ctx):
     a, row, one, few = (ctx.tensor("f32", ne) for ne in ((64, 5, 3), (64,), (1, 5), (32,)))
     values = {t: op_results.random(RNG, *t.ne) for t in (a, row, one, few)}
     for b, kernel in ((row, "binary_by_4"), (one, "binary"), (few, "binary")):

@@ -56,36 +56,31 @@ def test_every_type(kind):
     ("f16", (64, 19, 2, 3), (64, 33, 6, 3), 6), ("q4_0", (64, 19, 2, 3), (64, 33, 6, 3), 6),
     ("f16", (64, 19, 4, 2), (64, 33, 4, 4), 4), ("q4_0", (64, 19, 4, 1), (64, 33, 4, 2), 8),
 ])
-def test_batches(kind, a, b, calls):
-    ctx = gs.Context()
+def test_batches(ctx, kind, a, b, calls):
     w, x = ctx.tensor(kind, a), ctx.tensor("f32", b)
     check(ctx, ctx.mul_mat(w, x), {w: random(RNG, *a), x: random(RNG, *b)}, calls)
 
 
-def test_weights_in_pieces(monkeypatch):
+def test_weights_in_pieces(ctx, monkeypatch):
     monkeypatch.setattr(library, "PIECE", 64 * 256)
-    ctx = gs.Context()
     w, x = ctx.tensor("q8_0", (64, 600)), ctx.tensor("f16", (64, 40))
     check(ctx, ctx.mul_mat(w, x), {w: random(RNG, 64, 600), x: random(RNG, 64, 40)}, 3)
 
 
-def test_caches_and_queries_as_attention_has_them():
-    ctx = gs.Context()
+def test_caches_and_queries_as_attention_has_them(ctx):
     cache, q = ctx.tensor("f16", (128, 60)), ctx.tensor("f32", (64, 4, 40))
     k = ctx.permute(ctx.view_3d(cache, 64, 2, 50, 128, cache.nb[1]), 0, 2, 1, 3)
     out = ctx.mul_mat(k, ctx.permute(q, 0, 2, 1, 3))
     check(ctx, out, {cache: random(RNG, 128, 60), q: random(RNG, 64, 4, 40)}, 2)
 
 
-def test_rows_that_share_elements_are_taken_apart():
-    ctx = gs.Context()
+def test_rows_that_share_elements_are_taken_apart(ctx):
     signal, x = ctx.tensor("f16", 400), ctx.tensor("f32", (64, 40))
     windows = ctx.view_2d(signal, 64, 30, 16)
     check(ctx, ctx.mul_mat(windows, x), {signal: random(RNG, 400), x: random(RNG, 64, 40)}, 1)
 
 
-def test_it_is_not_used_for_few_columns_exact_products_or_f32():
-    ctx = gs.Context()
+def test_it_is_not_used_for_few_columns_exact_products_or_f32(ctx):
     w, x = ctx.tensor("q4_0", (64, 64)), ctx.tensor("f32", (64, 64))
     nodes = [ctx.mul_mat(w, ctx.tensor("f32", (64, 15))), ctx.mul_mat(ctx.tensor("f32", (64, 64)), x)]
     used = ctx.mul_mat(w, ctx.tensor("f32", (64, 16)))

@@ -79,10 +79,9 @@ def test_columns_of_other_types_and_strides():
 
 
 @pytest.mark.parametrize("kind", FLOATS)
-def test_views_of_a_cache_and_permuted_queries(kind):
+def test_views_of_a_cache_and_permuted_queries(ctx, kind):
     """Attention as llama-style graphs write it; of the values, rows are one channel over the positions."""
     d, n_head, n_kv_head, n_tokens, n_kv, n_ctx = 8, 6, 2, 3, 5, 9
-    ctx = gs.Context()
     cache, q = ctx.tensor(kind, (d * n_kv_head, n_ctx)), ctx.tensor("f32", (d, n_head, n_tokens))
     k = ctx.permute(ctx.view_3d(cache, d, n_kv_head, n_kv, d * cache.nb[0], cache.nb[1]), 0, 2, 1, 3)
     v_cache, scores = ctx.tensor(kind, (n_ctx, d * n_kv_head)), ctx.tensor("f32", (n_kv, n_tokens, n_head))
@@ -93,8 +92,7 @@ def test_views_of_a_cache_and_permuted_queries(kind):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_not_hidden_by_rounding(value):
-    ctx = gs.Context()
+def test_what_is_not_finite_is_not_hidden_by_rounding(ctx, value):
     w, x = ctx.tensor("q4_0", (64, 5)), ctx.tensor("f32", (64, 2))
     data = random(RNG, 64, 2)
     data[0, 40] = value
@@ -104,8 +102,7 @@ def test_what_is_not_finite_is_not_hidden_by_rounding(value):
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-36, 1e30])
-def test_activations_of_any_size_stay_in_range(size):
-    ctx = gs.Context()
+def test_activations_of_any_size_stay_in_range(ctx, size):
     w, x = ctx.tensor("q4_1", (64, 5)), ctx.tensor("f32", (64, 1))
     values = {w: random(RNG, 64, 5), x: (random(RNG, 64, 1) * size).astype(np.float32)}
     out = ctx.mul_mat(w, x)
@@ -119,9 +116,8 @@ def test_activations_of_any_size_stay_in_range(size):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["f16", "q4_0", "q4_K", "mxfp4"])
 @pytest.mark.parametrize("n_tokens, n_experts, slots", [(1, 8, 1), (8, 5, 3), (9, 40, 1), (70, 3, 3)])
-def test_experts_of_one_token_and_of_prompts(kind, n_tokens, n_experts, slots, exact):
+def test_experts_of_one_token_and_of_prompts(ctx, kind, n_tokens, n_experts, slots, exact):
     k, n_used = width(64, kind), 3
-    ctx = gs.Context()
     w, x = ctx.tensor(kind, (k, 37, n_experts)), ctx.tensor("f32", (k, slots, n_tokens))
     ids = ctx.tensor("i32", (n_used, n_tokens))
     out = ctx.mul_mat_id(w, x, ids)
@@ -134,8 +130,7 @@ def test_experts_of_one_token_and_of_prompts(kind, n_tokens, n_experts, slots, e
     assert error(got, cupy_kernels.oracle(ctx, out, values)) <= bound
 
 
-def test_ids_in_a_strided_view():
-    ctx = gs.Context()
+def test_ids_in_a_strided_view(ctx):
     w, x, table = ctx.tensor("f32", (32, 5, 6)), ctx.tensor("f32", (32, 1, 12)), ctx.tensor("i32", (4, 12))
     out = ctx.mul_mat_id(w, x, ctx.view_2d(table, 2, 12, table.nb[1], 4))
     values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), table: RNG.integers(0, 6, (12, 4)).astype(np.int32)}
@@ -145,8 +140,7 @@ def test_ids_in_a_strided_view():
 @pytest.mark.parametrize("order", cupy_kernels.ORDERS)
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("n_tokens", [2, 20])
-def test_an_id_of_no_expert_sets_the_error_word_and_writes_nothing(n_tokens, bad, order):
-    ctx = gs.Context()
+def test_an_id_of_no_expert_sets_the_error_word_and_writes_nothing(ctx, n_tokens, bad, order):
     w, x, ids = ctx.tensor("f32", (32, 70, 4)), ctx.tensor("f32", (32, 1, n_tokens)), ctx.tensor("i32", (2, n_tokens))
     out = ctx.mul_mat_id(w, x, ids)
     names = RNG.integers(0, 4, (n_tokens, 2)).astype(np.int32)
@@ -165,8 +159,7 @@ def test_an_id_of_no_expert_sets_the_error_word_and_writes_nothing(n_tokens, bad
 # -- launches ---------------------------------------------------------------------------------------------
 
 
-def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host():
-    ctx = gs.Context()
+def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host(ctx):
     w, few, many = (ctx.tensor(kind, ne) for kind, ne in (("q4_0", (64, 5)), ("f32", (64, 8)), ("f32", (64, 9))))
     experts, one, more = (ctx.tensor(kind, ne) for kind, ne in (
         ("q4_0", (64, 5, 3)), ("f32", (64, 1, 1)), ("f32", (64, 1, 30))))
@@ -198,8 +191,7 @@ def test_work_memory_is_what_is_said():
                                 assert used == ops.work_size([node], exact, blas)
 
 
-def test_what_kernels_cannot_count_or_load_is_not_theirs():
-    ctx = gs.Context()
+def test_what_kernels_cannot_count_or_load_is_not_theirs(ctx):
     for a, b, fits in (((32, 4), (32, 1 << 20), True), ((32, 4), (32, 1 << 22), False),
                        ((32, 4), (32, 1, 1 << 15, 1 << 15), True), ((32, 4), (32, 1, 1 << 16, 1 << 15), False)):
         assert ops.supports(ctx.mul_mat(ctx.tensor("f16", a), ctx.tensor("f32", b))) == fits
@@ -212,8 +204,7 @@ def test_what_kernels_cannot_count_or_load_is_not_theirs():
     assert not ops.supports(ctx.mul_mat(ctx.view_2d(w, 256, 3, w.nb[1], 142), x))       # loads of 16 bytes
 
 
-def test_grids_stay_within_what_a_device_takes():
-    ctx = gs.Context()
+def test_grids_stay_within_what_a_device_takes(ctx):
     node = ctx.mul_mat(ctx.tensor("f16", (8, 3, 1)), ctx.tensor("f32", (8, 2, 70_000)))
     with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
         for launch in cupy_kernels.build([node]).launches:
@@ -222,8 +213,7 @@ def test_grids_stay_within_what_a_device_takes():
 
 @pytest.mark.parametrize("columns", [1, 3, 12])
 @pytest.mark.parametrize("kind", ["f32", "f16"])
-def test_columns_between_the_multiples_that_wide_loads_need(kind, columns):
-    ctx = gs.Context()
+def test_columns_between_the_multiples_that_wide_loads_need(ctx, kind, columns):
     w, whole = ctx.tensor(kind, (64, 9)), ctx.tensor("f32", (68, columns))
     out = ctx.mul_mat(w, ctx.view_2d(whole, 64, columns, whole.nb[1], 4))
     values = {w: random(RNG, 64, 9), whole: random(RNG, 68, columns)}

@@ -47,31 +47,27 @@ def weights(ctx: gs.Context, n: int, kind: str = "q4_0") -> list[gs.Tensor]:
 
 
 @pytest.mark.parametrize("columns", [1, 3, 12])
-def test_queries_keys_and_values_share_what_was_rounded(columns):
-    ctx = gs.Context()
+def test_queries_keys_and_values_share_what_was_rounded(ctx, columns):
     x = ctx.sqr(ctx.tensor("f32", (64, columns)))
     outs = [ctx.mul_mat(w, x) for w in (*weights(ctx, 2), *weights(ctx, 1, "q8_0"))]
     check(ctx, outs, n_rounded=1)
 
 
-def test_work_memory_of_its_own_ends_it():
-    ctx = gs.Context()
+def test_work_memory_of_its_own_ends_it(ctx):
     x, y = (ctx.sqr(ctx.tensor("f32", (64, 1))) for _ in range(2))
     a, b, c = weights(ctx, 3)
     check(ctx, [ctx.mul_mat(a, x), ctx.mul_mat(b, y), ctx.mul_mat(c, x)], n_rounded=3)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_experts_of_prompts_have_their_lists_beside_it(slots):
-    ctx = gs.Context()
+def test_experts_of_prompts_have_their_lists_beside_it(ctx, slots):
     x, ids = ctx.sqr(ctx.tensor("f32", (64, slots, 12))), ctx.tensor("i32", (2, 12), "ids")
     outs = [ctx.mul_mat_id(ctx.tensor("q4_0", (64, 9, 4)), x, ids) for _ in range(2)]
     check(ctx, [ctx.mul_mat(weights(ctx, 1)[0], x), outs[0]], n_rounded=1)
     check(ctx, outs, n_rounded=2)
 
 
-def test_columns_that_a_node_writes_are_rounded_again():
-    ctx = gs.Context()
+def test_columns_that_a_node_writes_are_rounded_again(ctx):
     x = ctx.sqr(ctx.tensor("f32", (64, 2)))
     a, b = weights(ctx, 2)
     first = ctx.mul_mat(a, x)
@@ -82,14 +78,12 @@ def test_columns_that_a_node_writes_are_rounded_again():
     check(ctx, [first, changed, second], n_rounded=2)
 
 
-def test_inputs_may_be_set_between_two_nodes():
-    ctx = gs.Context()
+def test_inputs_may_be_set_between_two_nodes(ctx):
     x = ctx.tensor("f32", (64, 1))
     check(ctx, [ctx.mul_mat(w, x) for w in weights(ctx, 2)], n_rounded=2)
 
 
-def test_gate_and_up_share_it_too():
-    ctx = gs.Context()
+def test_gate_and_up_share_it_too(ctx):
     x = ctx.sqr(ctx.tensor("f32", (64, 1)))
     a, b, c, d = weights(ctx, 4)
     gated = ctx.swiglu_split(ctx.mul_mat(a, x), ctx.mul_mat(b, x))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import cupy_kernels
 import pytest
+from load_tests import load_tests
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -28,7 +29,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True):
 
 
 for _name in FILES:
-    _module = cupy_kernels.cpu_tests(_name)
+    _module = load_tests(f"backends/{_name}")
     _module.compute = compute
     _found = {key: value for key, value in vars(_module).items() if key.startswith("test_")
               and "compute" in value.__code__.co_names and key not in FOR_THE_CPU}

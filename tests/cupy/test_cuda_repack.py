@@ -56,10 +56,9 @@ def products(ctx: gs.Context, out: gs.Tensor, values: dict, packed: tuple, exact
 
 @pytest.mark.parametrize("columns, exact", [(1, False), (3, False), (9, False), (2, True), (10, True)])
 @pytest.mark.parametrize("kind", PACKED)
-def test_products_have_the_bits_of_ggmls_order(kind, columns, exact):
+def test_products_have_the_bits_of_ggmls_order(ctx, kind, columns, exact):
     member = gs.Type[kind.upper()]
     k = repack.together(member) * member.block_size
-    ctx = gs.Context()
     w, x = ctx.tensor(kind, (k, 6)), ctx.tensor("f32", (k, columns))
     out = ctx.mul_mat(ctx.view_2d(w, k, 4, w.nb[1], w.nb[1]), x)          # rows stay rows: views go on working
     values = {w: random(RNG, k, 6), x: random(RNG, k, columns)}
@@ -67,16 +66,14 @@ def test_products_have_the_bits_of_ggmls_order(kind, columns, exact):
 
 
 @pytest.mark.parametrize("n_tokens", [1, 12])
-def test_experts_have_the_bits_of_ggmls_order(n_tokens):
-    ctx = gs.Context()
+def test_experts_have_the_bits_of_ggmls_order(ctx, n_tokens):
     w, x, ids = ctx.tensor("q4_0", (256, 9, 3)), ctx.tensor("f32", (256, 1, n_tokens)), ctx.tensor("i32", (2, n_tokens))
     out = ctx.mul_mat_id(w, x, ids)
     values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), ids: RNG.integers(0, 3, (n_tokens, 2)).astype(np.int32)}
     assert products(ctx, out, values, (w,), False) == products(ctx, out, values, (), False)
 
 
-def test_other_ops_refuse_rearranged_rows():
-    ctx = gs.Context()
+def test_other_ops_refuse_rearranged_rows(ctx):
     w = ctx.tensor("q4_0", (256, 2), "w")
     node = ctx.cpy(w, ctx.tensor("f32", (256, 2)))
     with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx) as buffer:
@@ -86,8 +83,7 @@ def test_other_ops_refuse_rearranged_rows():
             cupy_kernels.build([node])
 
 
-def test_a_view_into_a_group_is_refused():
-    ctx = gs.Context()
+def test_a_view_into_a_group_is_refused(ctx):
     w, x = ctx.tensor("q4_0", (512, 4), "w"), ctx.tensor("f32", (256, 1))
     inside = ctx.mul_mat(ctx.set_name(ctx.view_2d(w, 256, 4, w.nb[1], 18), "inside") or w, x)
     whole = ctx.mul_mat(ctx.view_2d(w, 256, 4, w.nb[1], 8 * 18), x)

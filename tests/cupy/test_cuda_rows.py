@@ -69,18 +69,16 @@ AWKWARD = {
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_blocks_are_those_of_the_cpu(kind):
-    ctx = gs.Context()
+def test_blocks_are_those_of_the_cpu(ctx, kind):
     x = np.concatenate([*AWKWARD.values(), RNG.normal(size=64 * 32)]).astype(np.float32).reshape(-1, 96)
     a = ctx.tensor("f32", (96, len(x)))
     same_bits(ctx, ctx.cast(a, kind), {a: x})
     same_bits(ctx, ctx.cast(ctx.view_2d(a, 64, len(x) // 2, 2 * a.nb[1], 4), kind), {a: x})
 
 
-def test_uneven_blocks_are_as_near_as_those_of_the_cpu():
+def test_uneven_blocks_are_as_near_as_those_of_the_cpu(ctx):
     """The search for their scale adds in another order; scales that explain equally much may differ."""
     x = np.concatenate([RNG.normal(size=(300, 32)), RNG.uniform(-1, 1, (300, 32)) ** 3]).astype(np.float32)
-    ctx = gs.Context()
     a = ctx.tensor("f32", (32, 600))
     got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), op_results.stored(x, "iq4_nl")
     assert (got == want).all(-1).mean() > 0.95
@@ -88,8 +86,7 @@ def test_uneven_blocks_are_as_near_as_those_of_the_cpu():
     assert (errors[0] <= 1.01 * errors[1] + 1e-12).all()
 
 
-def test_awkward_uneven_blocks():
-    ctx = gs.Context()
+def test_awkward_uneven_blocks(ctx):
     x = np.concatenate(list(AWKWARD.values())).astype(np.float32).reshape(-1, 32)
     x = np.concatenate([x, np.where(np.arange(32) == 3, np.nan, x[3])[None]]).astype(np.float32)
     a = ctx.tensor("f32", (32, len(x)))
@@ -99,8 +96,7 @@ def test_awkward_uneven_blocks():
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_a_block_with_a_nan_spoils_itself_alone(kind):
-    ctx = gs.Context()
+def test_a_block_with_a_nan_spoils_itself_alone(ctx, kind):
     x = RNG.normal(size=(3, 32)).astype(np.float32)
     x[1, 5] = np.nan
     a = ctx.tensor("f32", (32, 3))
@@ -112,10 +108,9 @@ def test_a_block_with_a_nan_spoils_itself_alone(kind):
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("ids", ["i32", "i64"])
 @pytest.mark.parametrize("type", [*op_results.FLOATS, *BLOCKS])
-def test_of_several_rows_for_one_place_the_last_stays(type, ids, many, monkeypatch):
+def test_of_several_rows_for_one_place_the_last_stays(ctx, type, ids, many, monkeypatch):
     if many:
         monkeypatch.setattr(row_ops, "MANY", 3)
-    ctx = gs.Context()
     cache, b, names = ctx.tensor(type, (64, 7, 2)), ctx.tensor("f32", (64, 30, 2)), ctx.tensor(ids, (30, 1))
     values = {cache: op_results.random(RNG, 64, 7, 2), b: op_results.random(RNG, 64, 30, 2),
               names: RNG.integers(0, 6, 30)}
@@ -153,10 +148,9 @@ def with_bad_id(op: str, ctx: gs.Context):
 
 @pytest.mark.parametrize("bad", [-1, 9, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("op", ["get_rows", "set_rows", "set_rows of many", "add_id", "ssm_scan"])
-def test_an_id_that_names_nothing_sets_the_error_word_and_writes_nothing(op, bad, monkeypatch):
+def test_an_id_that_names_nothing_sets_the_error_word_and_writes_nothing(ctx, op, bad, monkeypatch):
     if op == "set_rows of many":
         monkeypatch.setattr(row_ops, "MANY", 2)
-    ctx = gs.Context()
     node, ids, n_rows, source = with_bad_id(op.partition(" ")[0], ctx)
     for order in cupy_kernels.ORDERS:
         with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend, 256, 0x11) as buffer:
@@ -195,8 +189,7 @@ def unwritten(op: str, node: gs.Tensor, memory: np.ndarray) -> np.ndarray:
     return rows[[i for i in range(9) if i not in (3, 5)]].ravel()
 
 
-def test_the_first_fault_stays():
-    ctx = gs.Context()
+def test_the_first_fault_stays(ctx):
     table, ids = ctx.tensor("f32", (8, 4)), [ctx.tensor("i32", (1,)) for _ in range(3)]
     nodes = [ctx.get_rows(table, t) for t in ids]
     with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):

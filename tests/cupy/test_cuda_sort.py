@@ -19,11 +19,10 @@ def order(rows: np.ndarray, descending: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 64, 100, 1025, CHUNK])
-def test_rows_of_one_block(n):
+def test_rows_of_one_block(ctx, n):
     x = RNG.integers(-20, 20, (3, n)).astype(np.float32)          # many are equal
     x[0, RNG.integers(0, n)], x[1, 0] = np.nan, -0.0
     x[2, RNG.integers(0, n)] = -np.inf
-    ctx = gs.Context()
     a = ctx.tensor("f32", (n, 3))
     for way in ("asc", "desc"):
         got = cupy_kernels.compute(ctx, ctx.argsort(a, way), {a: x})
@@ -33,10 +32,9 @@ def test_rows_of_one_block(n):
 
 
 @pytest.mark.parametrize("n", [CHUNK + 1, 3 * CHUNK - 5])
-def test_rows_of_several_blocks(n):
+def test_rows_of_several_blocks(ctx, n):
     x = RNG.integers(-300, 300, (2, n)).astype(np.float32)
     x[0, [5, n - 1]], x[1, [0, 4000]] = np.nan, (np.inf, -np.inf)
-    ctx = gs.Context()
     a = ctx.tensor("f32", (n + 3, 2))
     view = ctx.view_2d(a, n, 2, a.nb[1], 8)
     values = {a: np.pad(x, ((0, 0), (2, 1)))}
@@ -49,9 +47,8 @@ def test_rows_of_several_blocks(n):
             2 if n == CHUNK + 1 else 1)
 
 
-def test_many_short_rows():
+def test_many_short_rows(ctx):
     x = RNG.normal(size=(70, 64)).astype(np.float32)
-    ctx = gs.Context()
     a = ctx.tensor("f32", (64, 10, 7))
     got = cupy_kernels.compute(ctx, ctx.top_k(a, 8), {a: x.reshape(7, 10, 64)})
     assert np.array_equal(got.reshape(70, 8), order(x, True)[:, :8])

@@ -8,6 +8,7 @@ import cupy_kernels
 import numpy as np
 import op_results
 import pytest
+from load_tests import load_tests
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
@@ -22,7 +23,7 @@ ELEMENTWISE = sorted(op for op in ops.OPS if op.startswith(("UNARY:", "GLU:"))
                      or op in ("ADD", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "LOG", "CLAMP"))
 
 
-inplace = cupy_kernels.cpu_tests("test_ops_inplace")
+inplace = load_tests("backends/test_ops_inplace")
 
 
 def assert_alike(got: np.ndarray, want: np.ndarray, tolerance: float = 1e-5) -> None:
@@ -52,8 +53,7 @@ def of_op(ctx: gs.Context, op: str, type: str, ne: tuple[int, ...], arguments: t
 
 @pytest.mark.parametrize("type", op_results.FLOATS)
 @pytest.mark.parametrize("op", ELEMENTWISE)
-def test_what_is_no_number_or_has_no_end(op, type):
-    ctx = gs.Context()
+def test_what_is_no_number_or_has_no_end(ctx, op, type):
     node = of_op(ctx, op, type, (len(SPECIAL), len(SPECIAL)))
     gates, factors = np.meshgrid(SPECIAL, SPECIAL, indexing="ij")
     if op == "GLU:GEGLU_ERF":
@@ -125,11 +125,10 @@ ROWS = {
 
 
 @pytest.mark.parametrize("op", ROWS)
-def test_rows_with_nan_or_infinity_among_them(op):
+def test_rows_with_nan_or_infinity_among_them(ctx, op):
     x = RNG.uniform(-2, 2, (7, 40)).astype(np.float32)
     x[1, 17], x[2, 3], x[3, 39], x[4, 5], x[5, :] = np.nan, np.inf, -np.inf, 3e38, -np.inf
     x[4, 6] = x[4, 30] = x[4, 5]
-    ctx = gs.Context()
     a = ctx.tensor("f32", (40, 7))
     node = ROWS[op](ctx, a)
     assert_alike(cupy_kernels.compute(ctx, node, {a: x}), cupy_kernels.oracle(ctx, node, {a: x}))
@@ -137,9 +136,8 @@ def test_rows_with_nan_or_infinity_among_them(op):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 50), (33, 33), (4, 1000)], ids=str)
 @pytest.mark.parametrize("mask", ["f32", "f16"])
-def test_soft_max_of_masked_rows_and_heads_that_share_masks(mask, shape):
+def test_soft_max_of_masked_rows_and_heads_that_share_masks(ctx, mask, shape):
     n_rows, n_kv = shape
-    ctx = gs.Context()
     a, m = ctx.tensor("f32", (n_kv, n_rows, 6, 2)), ctx.tensor(mask, (n_kv, n_rows + 1, 2, 1))
     sinks = ctx.tensor("f32", (6,))
     x, masks = op_results.random(RNG, n_kv, n_rows, 6, 2), op_results.random(RNG, n_kv, n_rows + 1, 2, 1)
@@ -149,8 +147,7 @@ def test_soft_max_of_masked_rows_and_heads_that_share_masks(mask, shape):
         assert_alike(cupy_kernels.compute(ctx, node, values), cupy_kernels.oracle(ctx, node, values))
 
 
-def test_floats_that_no_integer_holds():
-    ctx = gs.Context()
+def test_floats_that_no_integer_holds(ctx):
     a = ctx.tensor("f32", (8,))
     x = np.float32([2147483520, 2147483648, -2147483648, -2147483904, np.nan, np.inf, -np.inf, -0.99])
     got = cupy_kernels.compute(ctx, ctx.cast(a, "i32"), {a: x})
@@ -159,9 +156,8 @@ def test_floats_that_no_integer_holds():
 
 @pytest.mark.parametrize("type", op_results.FLOATS)
 @pytest.mark.parametrize("op", sorted(op for op in inplace.TOLERANT if op in ops.OPS))
-def test_a_tolerated_source_may_be_the_destination(op, type):
+def test_a_tolerated_source_may_be_the_destination(ctx, op, type):
     assert ops.OPS[op].inplace == KERNELS[op].inplace
-    ctx = gs.Context()
     node = inplace.build(ctx, op, type)
     if node is None:
         return                              # the op does not take the type
@@ -186,8 +182,7 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
 
 
 @pytest.mark.parametrize("op", sorted(set(ops.OPS) & set(inplace.TOLERANT)))
-def test_a_source_half_over_the_result_is_read_before(op):
-    ctx = gs.Context()
+def test_a_source_half_over_the_result_is_read_before(ctx, op):
     node = inplace.build(ctx, op, "f32")
     with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
         inplace.fill(ctx)
@@ -215,9 +210,8 @@ def table_row(ctx: gs.Context, t: gs.Tensor) -> gs.Tensor:
 
 
 @pytest.mark.parametrize("number", range(19))
-def test_no_result_over_any_source_changes_what_it_is(number):
+def test_no_result_over_any_source_changes_what_it_is(ctx, number):
     """Planners never place a result over such a source; a caller may, and the result is right."""
-    ctx = gs.Context()
     nodes = over_sources(ctx)
     assert len(nodes) == 19
     node = nodes[number]
@@ -234,10 +228,9 @@ def test_no_result_over_any_source_changes_what_it_is(number):
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_grids_smaller_than_what_they_compute(blocks, monkeypatch):
+def test_grids_smaller_than_what_they_compute(ctx, blocks, monkeypatch):
     """What one grid cannot hold is folded: with room for few blocks everything is."""
     monkeypatch.setattr(launch, "MAX_BLOCKS", blocks)
-    ctx = gs.Context()
     a, w, table = ctx.tensor("f32", (96, 9, 5)), ctx.tensor("f32", (96,)), ctx.tensor("q4_0", (96, 9))
     ids, wide = ctx.tensor("i32", (40,)), ctx.tensor("i64", (9,))
     cache = ctx.tensor("q8_0", (96, 20))
@@ -256,8 +249,7 @@ def test_grids_smaller_than_what_they_compute(blocks, monkeypatch):
     ((24, 96, 96, 0), True), ((24, 96, 96, 2), False), ((26, 96, 96, 0), False),
     ((8, 96, 96, 0), False), ((12, 96, 96, 4), True),
 ])
-def test_a_window_has_whole_elements_that_share_no_bytes(words, fits):
-    ctx = gs.Context()
+def test_a_window_has_whole_elements_that_share_no_bytes(ctx, words, fits):
     a, b = ctx.tensor("f32", (6, 4)), ctx.tensor("f32", (3, 2))
     node = ctx.restore("SET", "f32", a.ne, a.nb, (a, b), op_params=words)
     assert KERNELS["SET"].fits(node) and ops.supports(node) is fits

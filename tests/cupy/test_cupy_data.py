@@ -60,18 +60,33 @@ def test_a_small_load_is_one_copy():
     assert device.counts.copies_in - before == 10
 
 
-def test_nothing_is_fetched_before_the_host_waits():
-    with devices.backend() as cuda:
-        a, out = weight(cuda), np.full(64, 7, np.float32)
-        queue_set(a, values())
-        waits = cuda.device.counts.waits
-        queue_get(a, out)
-        assert (out == 7).all() and cuda.device.counts.waits == waits
+def test_nothing_is_fetched_before_the_host_waits(cuda):
+    a, out = weight(cuda), np.full(64, 7, np.float32)
+    queue_set(a, values())
+    waits = cuda.device.counts.waits
+    queue_get(a, out)
+    assert (out == 7).all() and cuda.device.counts.waits == waits
+    cuda.synchronize()
+    assert not (out == 7).any()
+    waits = cuda.device.counts.waits
+    cuda.synchronize()
+    assert cuda.device.counts.waits == waits, "waited for an empty queue"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_than_the_staging_holds(seed):
+    """Queued at once; the caller's memory may change after each call."""
+    with devices.backend(seed=seed, staging=4096) as cuda:
+        vectors = [weight(cuda, 200) for _ in range(40)]
+        for i, t in enumerate(vectors):
+            given = np.full(200, i, np.float32)
+            queue_set(t, given)
+            given[:] = -1
+        outs = [np.empty(200, np.float32) for _ in vectors]
+        for t, out in zip(vectors, outs, strict=True):
+            queue_get(t, out)
         cuda.synchronize()
-        assert not (out == 7).any()
-        waits = cuda.device.counts.waits
-        cuda.synchronize()
-        assert cuda.device.counts.waits == waits, "waited for an empty queue"
+        assert [out[0] for out in outs] == [out[-1] for out in outs] == list(range(40))
 
 
 # -- events ---------------------------------------------------------------------------
@@ -120,38 +135,38 @@ def test_copies_between_devices_follow_events(seed, peers):
             assert first.cpy_tensor_async(a, b)
             first.synchronize()
             assert np.array_equal(b.numpy(), y)
-        gs.tensor_copy(a, b)
-        assert np.array_equal(a.numpy(), b.numpy())
+        for turn in range(4):
+            queue_set(a, x + turn)
+            gs.tensor_copy(a, b)
+            assert np.array_equal(b.numpy(), x + turn)
 
 
-def test_an_event_brings_copies_to_host_memory():
-    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
-        a, b, x = weight(cuda), weight(cpu), values()
-        b.set(np.zeros(64, np.float32))
-        queue_set(a, x)
-        assert cuda.cpy_tensor_async(a, b)
-        assert not b.numpy().any()
-        event = cuda.event_new()
-        cuda.event_record(event)
-        cpu.event_wait(event)
-        assert np.array_equal(b.numpy(), x)
-        b.set(2 * x)
-        assert cuda.cpy_tensor_from(b, a)
-        b.set(x)            # the bytes were taken
-        assert np.array_equal(a.numpy(), 2 * x)
+def test_an_event_brings_copies_to_host_memory(cuda, cpu):
+    a, b, x = weight(cuda), weight(cpu), values()
+    b.set(np.zeros(64, np.float32))
+    queue_set(a, x)
+    assert cuda.cpy_tensor_async(a, b)
+    assert not b.numpy().any()
+    event = cuda.event_new()
+    cuda.event_record(event)
+    cpu.event_wait(event)
+    assert np.array_equal(b.numpy(), x)
+    b.set(2 * x)
+    assert cuda.cpy_tensor_from(b, a)
+    b.set(x)            # the bytes were taken
+    assert np.array_equal(a.numpy(), 2 * x)
 
 
-def test_what_is_under_way_to_host_memory_is_waited_for_before_it_is_read_from_there():
-    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
-        a, b, c, d, x = weight(cuda), weight(cpu), weight(cuda), weight(cpu), values()
-        for tensor in (b, d):
-            tensor.set(np.zeros(64, np.float32))
-        queue_set(a, x)
-        assert cuda.cpy_tensor_to(a, b)
-        waits = devices.waits(cuda)
-        assert cuda.cpy_tensor_from(d, c) and devices.waits(cuda) == waits, "it waited for what goes elsewhere"
-        assert cuda.cpy_tensor_from(b, c)
-        assert np.array_equal(c.numpy(), x)
+def test_what_is_under_way_to_host_memory_is_waited_for_before_it_is_read_from_there(cuda, cpu):
+    a, b, c, d, x = weight(cuda), weight(cpu), weight(cuda), weight(cpu), values()
+    for tensor in (b, d):
+        tensor.set(np.zeros(64, np.float32))
+    queue_set(a, x)
+    assert cuda.cpy_tensor_to(a, b)
+    waits = devices.waits(cuda)
+    assert cuda.cpy_tensor_from(d, c) and devices.waits(cuda) == waits, "it waited for what goes elsewhere"
+    assert cuda.cpy_tensor_from(b, c)
+    assert np.array_equal(c.numpy(), x)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -168,21 +183,20 @@ def test_another_device_waits_for_what_an_event_brings_to_host_memory(seed):
         assert np.array_equal(c.numpy(), x)
 
 
-def test_gaps_between_elements_stay_as_they_are():
-    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
-        ctx = [gs.Context() for _ in range(2)]
-        a, b = (c.tensor("f32", (8, 4)) for c in ctx)
-        cuda.alloc_tensors(ctx[0])
-        cpu.alloc_tensors(ctx[1])
-        part = [c.view_2d(t, 4, 4, t.nb[1]) for c, t in zip(ctx, (a, b), strict=True)]
-        x = RNG.standard_normal((4, 8)).astype(np.float32)
-        for there, here, source, target in ((a, b, *part), (b, a, *reversed(part))):
-            there.set(x)
-            here.set(np.zeros((4, 8), np.float32))
-            gs.tensor_copy(source, target)
-            expected = x.copy()
-            expected[:, 4:] = 0
-            assert np.array_equal(here.numpy(), expected)
+def test_gaps_between_elements_stay_as_they_are(cuda, cpu):
+    ctx = [gs.Context() for _ in range(2)]
+    a, b = (c.tensor("f32", (8, 4)) for c in ctx)
+    cuda.alloc_tensors(ctx[0])
+    cpu.alloc_tensors(ctx[1])
+    part = [c.view_2d(t, 4, 4, t.nb[1]) for c, t in zip(ctx, (a, b), strict=True)]
+    x = RNG.standard_normal((4, 8)).astype(np.float32)
+    for there, here, source, target in ((a, b, *part), (b, a, *reversed(part))):
+        there.set(x)
+        here.set(np.zeros((4, 8), np.float32))
+        gs.tensor_copy(source, target)
+        expected = x.copy()
+        expected[:, 4:] = 0
+        assert np.array_equal(here.numpy(), expected)
 
 
 # -- memory ---------------------------------------------------------------------------
@@ -233,20 +247,19 @@ def test_a_buffer_closes_after_the_copies_that_use_it(seed):
         first.synchronize()
 
 
-def test_ranges_outside_a_buffer_and_closed_buffers():
-    with devices.backend() as cuda:
-        buffer = cuda.alloc_buffer(64)
-        for use in (lambda: buffer.write(60, memoryview(bytes(8))), lambda: buffer.read(-1, memoryview(bytearray(4)))):
-            with pytest.raises(gs.BackendError, match="lie outside a buffer of 64 bytes"):
-                use()
-        buffer.clear(3)
-        out = bytearray(64)
-        buffer.read(0, memoryview(out))
-        assert bytes(out) == bytes([3]) * 64
-        with pytest.raises(ValueError):
-            buffer.clear(256)
-        buffer.close()
-        for use in (lambda: buffer.write(0, memoryview(bytes(8))), lambda: buffer.read(0, memoryview(bytearray(4))),
-                    lambda: buffer.clear(0)):
-            with pytest.raises(gs.BackendError, match="is closed"):
-                use()
+def test_ranges_outside_a_buffer_and_closed_buffers(cuda):
+    buffer = cuda.alloc_buffer(64)
+    for use in (lambda: buffer.write(60, memoryview(bytes(8))), lambda: buffer.read(-1, memoryview(bytearray(4)))):
+        with pytest.raises(gs.BackendError, match="lie outside a buffer of 64 bytes"):
+            use()
+    buffer.clear(3)
+    out = bytearray(64)
+    buffer.read(0, memoryview(out))
+    assert bytes(out) == bytes([3]) * 64
+    with pytest.raises(ValueError):
+        buffer.clear(256)
+    buffer.close()
+    for use in (lambda: buffer.write(0, memoryview(bytes(8))), lambda: buffer.read(0, memoryview(bytearray(4))),
+                lambda: buffer.clear(0)):
+        with pytest.raises(gs.BackendError, match="is closed"):
+            use()

@@ -167,64 +167,61 @@ def test_closing_brings_what_was_being_fetched():
     assert np.array_equal(out, 2 * np.arange(8))
 
 
-def test_a_child_process_gets_an_error_and_may_close_everything():
-    with devices.backend() as cuda:
-        graph, buffer = sums(cuda)
-        plan = cuda.graph_plan_create(graph)
-        cuda.graph_plan_compute(plan)
-        event = cuda.event_here()
-        a = graph.tensors[0]
-        other = cuda.alloc_buffer(64)
+def test_a_child_process_gets_an_error_and_may_close_everything(cuda):
+    graph, buffer = sums(cuda)
+    plan = cuda.graph_plan_create(graph)
+    cuda.graph_plan_compute(plan)
+    event = cuda.event_here()
+    a = graph.tensors[0]
+    other = cuda.alloc_buffer(64)
 
-        def child():
-            for use in (lambda: cuda.graph_plan_compute(plan), lambda: cuda.alloc_buffer(8), cuda.synchronize,
-                        a.numpy, lambda: a.set(np.zeros(8, np.float32)), lambda: cuda.graph_compute(graph),
-                        lambda: cuda.event_synchronize(event), lambda: cuda.event_record(event), other.clear):
-                with pytest.raises(gs.BackendError, match="forked from it cannot use its device"):
-                    use()
-            cuda.graph_plan_free(plan)
-            other.close()
-            cuda.close()
-            buffer.close()
-            with gs.CpuBackend(1) as cpu:
-                cpu.graph_compute(sums(cpu)[0])
+    def child():
+        for use in (lambda: cuda.graph_plan_compute(plan), lambda: cuda.alloc_buffer(8), cuda.synchronize,
+                    a.numpy, lambda: a.set(np.zeros(8, np.float32)), lambda: cuda.graph_compute(graph),
+                    lambda: cuda.event_synchronize(event), lambda: cuda.event_record(event), other.clear):
+            with pytest.raises(gs.BackendError, match="forked from it cannot use its device"):
+                use()
+        cuda.graph_plan_free(plan)
+        other.close()
+        cuda.close()
+        buffer.close()
+        with gs.CpuBackend(1) as cpu:
+            cpu.graph_compute(sums(cpu)[0])
 
-        assert in_child(child) == 0
-        cuda.graph_plan_compute(plan)
-        assert graph.nodes[0].numpy()[3] == 6
+    assert in_child(child) == 0
+    cuda.graph_plan_compute(plan)
+    assert graph.nodes[0].numpy()[3] == 6
 
 
 # -- errors in the middle ---------------------------------------------------------------
 
 
-def test_a_kernel_that_fails_on_the_device_is_raised_where_the_host_waits(monkeypatch):
-    with devices.backend() as cuda:
-        graph, _ = sums(cuda)
-        cuda.graph_compute(graph)
-        monkeypatch.setattr(EmulatedFunction, "_run", devices.illegal_address)
-        cuda.graph_compute(graph)
-        out = np.full(8, 5, np.float32)
-        with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
-            cuda.get_tensor(graph.nodes[0], out)
-        assert (out == 5).all(), "data of a failed compute was fetched"
-        monkeypatch.undo()
-        cuda.graph_compute(graph)
-        assert graph.nodes[0].numpy()[3] == 6
+def test_a_kernel_that_fails_on_the_device_is_raised_where_the_host_waits(cuda, monkeypatch):
+    graph, _ = sums(cuda)
+    cuda.graph_compute(graph)
+    monkeypatch.setattr(EmulatedFunction, "_run", devices.illegal_address)
+    cuda.graph_compute(graph)
+    out = np.full(8, 5, np.float32)
+    with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
+        cuda.get_tensor(graph.nodes[0], out)
+    assert (out == 5).all(), "data of a failed compute was fetched"
+    monkeypatch.undo()
+    cuda.graph_compute(graph)
+    assert graph.nodes[0].numpy()[3] == 6
 
 
-def test_an_error_found_while_memory_goes_is_raised_by_the_next_synchronize(monkeypatch):
-    with devices.backend() as cuda:
-        graph, _ = sums(cuda)
-        other = cuda.alloc_buffer(64)
-        monkeypatch.setattr(EmulatedFunction, "_run", devices.illegal_address)
-        cuda.graph_compute(graph)
-        other.close()
-        with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
-            cuda.synchronize()
+def test_an_error_found_while_memory_goes_is_raised_by_the_next_synchronize(cuda, monkeypatch):
+    graph, _ = sums(cuda)
+    other = cuda.alloc_buffer(64)
+    monkeypatch.setattr(EmulatedFunction, "_run", devices.illegal_address)
+    cuda.graph_compute(graph)
+    other.close()
+    with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
         cuda.synchronize()
-        monkeypatch.undo()
-        cuda.graph_compute(graph)
-        assert graph.nodes[0].numpy()[3] == 6
+    cuda.synchronize()
+    monkeypatch.undo()
+    cuda.graph_compute(graph)
+    assert graph.nodes[0].numpy()[3] == 6
 
 
 def test_a_lost_device_refuses_everything_and_closing_gives_all_back(monkeypatch):
@@ -258,24 +255,23 @@ def test_a_lost_device_refuses_everything_and_closing_gives_all_back(monkeypatch
 
 
 @pytest.mark.parametrize("queued", [True, False])
-def test_a_scheduler_works_after_a_device_ran_out_of_memory(queued, monkeypatch):
-    with devices.backend() as cuda, gs.Scheduler([cuda]) as sched:
-        ctx = gs.Context("inputs")
-        x = ctx.tensor("f32", 8, "x", input=True)
-        graph = gs.Graph(ctx.add(x, x))
-        alloc = type(cuda.device).alloc
+def test_a_scheduler_works_after_a_device_ran_out_of_memory(cuda, sched, queued, monkeypatch):
+    ctx = gs.Context("inputs")
+    x = ctx.tensor("f32", 8, "x", input=True)
+    graph = gs.Graph(ctx.add(x, x))
+    alloc = type(cuda.device).alloc
 
-        def none(self, n):
-            raise DeviceOutOfMemory(n, 3)
+    def none(self, n):
+        raise DeviceOutOfMemory(n, 3)
 
-        monkeypatch.setattr(type(cuda.device), "alloc", none)
-        with pytest.raises(gs.OutOfMemory) as caught:
-            sched.alloc(graph)
-        assert caught.value.backend == "CUDA0" and caught.value.available == 3
-        monkeypatch.setattr(type(cuda.device), "alloc", alloc)
+    monkeypatch.setattr(type(cuda.device), "alloc", none)
+    with pytest.raises(gs.OutOfMemory) as caught:
         sched.alloc(graph)
-        x.set(np.ones(8, np.float32))
-        for _ in range(3):
-            sched.compute_async(graph) if queued else sched.compute(graph, wait=False)
-        sched.synchronize()
-        assert (graph.nodes[0].numpy() == 2).all()
+    assert caught.value.backend == "CUDA0" and caught.value.available == 3
+    monkeypatch.setattr(type(cuda.device), "alloc", alloc)
+    sched.alloc(graph)
+    x.set(np.ones(8, np.float32))
+    for _ in range(3):
+        sched.compute_async(graph) if queued else sched.compute(graph, wait=False)
+    sched.synchronize()
+    assert (graph.nodes[0].numpy() == 2).all()

@@ -137,8 +137,8 @@ def counted(cuda) -> dict[str, int]:
 
 
 def test_a_token_is_a_few_loads_one_graph_and_one_wait():
-    """A thousand tokens: none is captured, for none but its logits the host waits."""
-    n = 1000
+    """None is captured, for none but its logits the host waits, and a reset changes neither."""
+    n = 300
     with devices.backend() as cuda, load(TINY, [cuda], n_ctx=256) as model:
         for t in TOKENS[:4]:
             model.eval([t])
@@ -199,18 +199,17 @@ def test_a_model_works_after_an_error_of_the_device(monkeypatch):
         assert nmse(expected, np.concatenate(got)) < 1e-6
 
 
-def test_device_memory_that_is_not_there_is_an_error_before_anything_is_kept():
-    with devices.backend() as cuda:
-        with load(TINY, [cuda], n_ctx=64) as model:
-            weights, buffers = cuda.used, cuda.device.used
-            model.eval(TOKENS)
-            needed = cuda.used
-        assert cuda.used == cuda.work.size < needed and cuda.device.used < buffers
-        for memory in (weights // 3, weights // 2, weights - 300):
-            cuda.memory = memory
-            with pytest.raises(gs.OutOfMemory, match="CUDA0"):
-                load(TINY, [cuda], n_ctx=64)
-            assert cuda.used == cuda.work.size
-        cuda.memory = needed
-        with load(TINY, [cuda], n_ctx=64) as model:
-            model.eval(TOKENS)
+def test_device_memory_that_is_not_there_is_an_error_before_anything_is_kept(cuda):
+    with load(TINY, [cuda], n_ctx=64) as model:
+        weights, buffers = cuda.used, cuda.device.used
+        model.eval(TOKENS)
+        needed = cuda.used
+    assert cuda.used == cuda.work.size < needed and cuda.device.used < buffers
+    for memory in (weights // 3, weights // 2, weights - 300):
+        cuda.memory = memory
+        with pytest.raises(gs.OutOfMemory, match="CUDA0"):
+            load(TINY, [cuda], n_ctx=64)
+        assert cuda.used == cuda.work.size
+    cuda.memory = needed
+    with load(TINY, [cuda], n_ctx=64) as model:
+        model.eval(TOKENS)

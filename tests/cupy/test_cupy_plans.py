@@ -13,6 +13,7 @@ import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError
 
 RNG = np.random.default_rng(4)
+KERNEL = "elementwise.binary"
 
 
 class Sums:
@@ -24,7 +25,8 @@ class Sums:
         self.sum = self.ctx.set_name(self.ctx.add(self.a, self.b), "sum")
         self.out = self.ctx.set_name(self.ctx.mul(self.sum, self.a), "out")
         self.graph = gs.Graph(self.out)
-        self.buffer = backend.alloc_tensors(self.ctx)
+        self.backend, self.buffer = backend, backend.alloc_tensors(self.ctx)
+        self.plan = backend.graph_plan_create(self.graph)
 
     def set(self) -> np.ndarray:
         """New values; what `out` must be."""
@@ -33,93 +35,81 @@ class Sums:
         self.b.set(b)
         return (a + b) * a
 
+    def check(self, n_runs: int = 1) -> None:
+        """Compute new values by the plan, outside of a capture afterwards."""
+        for _ in range(n_runs):
+            expected = self.set()
+            self.backend.graph_plan_compute(self.plan)
+            assert not self.backend.stream.is_capturing
+            assert np.array_equal(self.out.numpy(), expected)
+
+
+@pytest.fixture
+def sums(cuda) -> Sums:
+    return Sums(cuda)
+
 
 def counted(backend) -> tuple[int, int, int]:
     counts = backend.device.counts
     return counts.launches, counts.captures, counts.graph_launches
 
 
-def test_a_plan_runs_eagerly_then_is_captured_then_replayed():
-    with devices.backend() as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
-        seen = []
-        for _ in range(4):
-            expected, before = sums.set(), counted(cuda)
-            cuda.graph_plan_compute(plan)
-            assert np.array_equal(sums.out.numpy(), expected)
-            seen.append(tuple(b - a for a, b in zip(before, counted(cuda), strict=True)))
-        launches = seen[0][0]
-        assert launches == 2 and seen[0] == (2, 0, 0)
-        assert [step[1:] for step in seen[1:]] == [(1, 1), (0, 1), (0, 1)]
-        cuda.graph_plan_free(plan)
-        cuda.graph_plan_free(plan)
-        with pytest.raises(gs.BackendError, match="was freed"):
-            cuda.graph_plan_compute(plan)
+def test_a_plan_runs_eagerly_then_is_captured_then_replayed(cuda, sums):
+    seen = []
+    for _ in range(4):
+        before = counted(cuda)
+        sums.check()
+        seen.append(tuple(b - a for a, b in zip(before, counted(cuda), strict=True)))
+    assert seen[0] == (2, 0, 0) and [step[1:] for step in seen[1:]] == [(1, 1), (0, 1), (0, 1)]
+    for _ in range(2):
+        cuda.graph_plan_free(sums.plan)
+    with pytest.raises(gs.BackendError, match="was freed"):
+        cuda.graph_plan_compute(sums.plan)
 
 
 def test_without_capture_every_kernel_is_launched():
     with devices.backend(capture=False) as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
-        for _ in range(3):
-            expected = sums.set()
-            cuda.graph_plan_compute(plan)
-            assert np.array_equal(sums.out.numpy(), expected)
+        Sums(cuda).check(3)
         assert counted(cuda) == (6, 0, 0)
 
 
-def test_captured_plans_live_side_by_side():
-    with devices.backend() as cuda:
-        pairs = [Sums(cuda, n) for n in (5, 300, 1000)]
-        plans = [cuda.graph_plan_create(sums.graph) for sums in pairs]
-        for _ in range(4):
-            expected = [sums.set() for sums in pairs]
-            for plan in plans:
-                cuda.graph_plan_compute(plan)
-            for sums, result in zip(pairs, expected, strict=True):
-                assert np.array_equal(sums.out.numpy(), result)
-        assert cuda.device.counts.captures == 3
-        cuda.graph_plan_free(plans[1])
-        expected = pairs[2].set()
-        cuda.graph_plan_compute(plans[2])
-        assert np.array_equal(pairs[2].out.numpy(), expected) and cuda.device.counts.captures == 3
+def test_captured_plans_live_side_by_side(cuda):
+    many = [Sums(cuda, n) for n in (5, 300, 1000)]
+    for _ in range(4):
+        expected = [sums.set() for sums in many]
+        for sums in many:
+            cuda.graph_plan_compute(sums.plan)
+        assert all(np.array_equal(sums.out.numpy(), result) for sums, result in zip(many, expected, strict=True))
+    cuda.graph_plan_free(many[1].plan)
+    many[2].check()
+    assert cuda.device.counts.captures == 3
 
 
 @pytest.mark.parametrize("runs", [0, 1, 3])
-def test_a_plan_whose_memory_is_gone_is_refused(runs):
-    with devices.backend() as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
-        sums.set()
-        for _ in range(runs):
-            cuda.graph_plan_compute(plan)
-        sums.buffer.close()
-        with pytest.raises(gs.PlacementError, match="uses a buffer of backend .* that is closed"):
-            cuda.graph_plan_compute(plan)
-        cuda.synchronize()
-        cuda.graph_plan_free(plan)
-        again = Sums(cuda)
-        expected = again.set()
-        cuda.graph_compute(again.graph)
-        assert np.array_equal(again.out.numpy(), expected)
+def test_a_plan_whose_memory_is_gone_is_refused(cuda, sums, runs):
+    sums.check(runs)
+    sums.buffer.close()
+    with pytest.raises(gs.PlacementError, match="uses a buffer of backend .* that is closed"):
+        cuda.graph_plan_compute(sums.plan)
+    cuda.synchronize()
+    cuda.graph_plan_free(sums.plan)
+    Sums(cuda).check()
 
 
-def test_tensors_elsewhere_and_nodes_without_a_kernel_are_refused():
-    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
-        here, there = gs.Context(), gs.Context()
-        a, b = here.tensor("f32", 4, "a"), there.tensor("f32", 4, "b")
-        node = here.set_name(here.add(a, b), "node")
-        strange = here.set_name(here.add(a, here.tensor("i32", 4, "numbers")), "strange")
-        cuda.alloc_tensors(here)
-        with pytest.raises(gs.PlacementError, match="'node'.*'b' has no address"):
-            cuda.graph_compute(gs.GraphView([node]))
-        cpu.alloc_tensors(there)
-        with pytest.raises(gs.PlacementError, match="'node'.*on backend 'CPU'"):
-            cuda.graph_plan_create(gs.GraphView([node]))
-        assert not cuda.supports_op(strange)
-        with pytest.raises(gs.UnsupportedOp, match="'strange'"):
-            cuda.graph_plan_create(gs.GraphView([strange]))
+def test_tensors_elsewhere_and_nodes_without_a_kernel_are_refused(cuda, cpu):
+    here, there = gs.Context(), gs.Context()
+    a, b = here.tensor("f32", 4, "a"), there.tensor("f32", 4, "b")
+    node = here.set_name(here.add(a, b), "node")
+    strange = here.set_name(here.add(a, here.tensor("i32", 4, "numbers")), "strange")
+    cuda.alloc_tensors(here)
+    with pytest.raises(gs.PlacementError, match="'node'.*'b' has no address"):
+        cuda.graph_compute(gs.GraphView([node]))
+    cpu.alloc_tensors(there)
+    with pytest.raises(gs.PlacementError, match="'node'.*on backend 'CPU'"):
+        cuda.graph_plan_create(gs.GraphView([node]))
+    assert not cuda.supports_op(strange)
+    with pytest.raises(gs.UnsupportedOp, match="'strange'"):
+        cuda.graph_plan_create(gs.GraphView([strange]))
 
 
 def test_a_callback_sees_each_node_and_may_stop():
@@ -140,62 +130,60 @@ def test_a_callback_sees_each_node_and_may_stop():
 # -- work memory ------------------------------------------------------------------------
 
 
-def overlapping(backend, n: int):
+class Overlapping:
     """A sum whose second source lies across its result: it needs a copy in work memory."""
-    ctx = gs.Context("overlapping")
-    memory = ctx.tensor("f32", n + 8, "memory")
-    a, b = ctx.view_1d(memory, n, 0), ctx.view_1d(memory, n, 16)
-    node = ctx.set_name(ctx.add(a, b, inplace=True), "node")
-    backend.alloc_tensors(ctx)
-    return memory, gs.GraphView([node]), n
+
+    def __init__(self, backend, n: int) -> None:
+        self.backend, self.n, ctx = backend, n, gs.Context("overlapping")
+        self.memory = ctx.tensor("f32", n + 8, "memory")
+        a, b = ctx.view_1d(self.memory, n, 0), ctx.view_1d(self.memory, n, 16)
+        self.graph = gs.GraphView([ctx.set_name(ctx.add(a, b, inplace=True), "node")])
+        backend.alloc_tensors(ctx)
+
+    def make_plan(self):
+        self.plan = self.backend.graph_plan_create(self.graph)
+        return self.plan
+
+    def check(self) -> None:
+        x = RNG.standard_normal(self.n + 8).astype(np.float32)
+        self.memory.set(x)
+        self.backend.graph_plan_compute(self.plan)
+        x[: self.n] += x[4 : self.n + 4].copy()
+        assert np.array_equal(self.memory.numpy(), x)
 
 
-def check_overlapping(backend, plan, case) -> None:
-    memory, _, n = case
-    x = RNG.standard_normal(n + 8).astype(np.float32)
-    memory.set(x)
-    backend.graph_plan_compute(plan)
-    expected = x.copy()
-    expected[:n] = x[:n] + x[4 : n + 4]
-    assert np.array_equal(memory.numpy(), expected)
-
-
-def test_work_memory_grows_and_graphs_that_used_it_are_captured_anew():
-    with devices.backend(memory=1 << 20) as cuda:
-        sums = Sums(cuda)
-        other = cuda.graph_plan_create(sums.graph)
-        small = overlapping(cuda, 100)
-        first = cuda.graph_plan_create(small[1])
+def test_work_memory_grows_and_graphs_that_used_it_are_captured_anew(seed=0):
+    with devices.backend(seed=seed, memory=1 << 20) as cuda:
+        sums, small = Sums(cuda), Overlapping(cuda, 100)
+        first = small.make_plan()
         assert cuda.work.size >= first.work_size > 0
         for _ in range(3):
-            cuda.graph_plan_compute(other)
-            check_overlapping(cuda, first, small)
+            sums.check()
+            small.check()
         assert cuda.device.counts.captures == 2
         used, held = cuda.used, cuda.work.size
-        large = overlapping(cuda, 5000)
-        second = cuda.graph_plan_create(large[1])
+        large = Overlapping(cuda, 5000)
+        second = large.make_plan()
         assert cuda.work.size == second.work_size > held
-        assert cuda.used == used + large[0].buffer.size + second.work_size - held
+        assert cuda.used == used + large.memory.buffer.size + second.work_size - held
         for _ in range(3):
-            cuda.graph_plan_compute(other)
-            check_overlapping(cuda, first, small)
-            check_overlapping(cuda, second, large)
+            for case in (sums, small, large):
+                case.check()
         assert cuda.device.counts.captures == 4
-        assert first.captures == 2 and other.captures == 1
+        assert first.captures == 2 and sums.plan.captures == 1
 
 
 def test_work_memory_that_is_not_to_be_had_is_an_error_that_plans_survive():
     with devices.backend(memory=100_000) as cuda:
-        small, large = overlapping(cuda, 100), overlapping(cuda, 15_000)
-        plan = cuda.graph_plan_create(small[1])
-        for _ in range(2):
-            check_overlapping(cuda, plan, small)
+        small, large = Overlapping(cuda, 100), Overlapping(cuda, 15_000)
+        small.make_plan()
+        small.check()
         with pytest.raises(gs.OutOfMemory, match="work memory") as caught:
-            cuda.graph_plan_create(large[1])
+            large.make_plan()
         assert caught.value.backend == cuda.name and caught.value.needed >= 60_000
         for _ in range(2):
-            check_overlapping(cuda, plan, small)
-        large[0].buffer.close()
+            small.check()
+        large.memory.buffer.close()
         assert cuda.used <= 2000
 
 
@@ -206,97 +194,93 @@ class Rows:
     """rows of a table, picked by ids."""
 
     def __init__(self, backend, name: str) -> None:
-        self.ctx = gs.Context(name)
+        self.backend, self.ctx = backend, gs.Context(name)
         self.table, self.ids = self.ctx.tensor("f32", (4, 10), "table"), self.ctx.tensor("i32", 3, "ids")
         self.sum = self.ctx.set_name(self.ctx.add(self.table, self.table), f"{name} sum")
         self.out = self.ctx.set_name(self.ctx.get_rows(self.sum, self.ids), f"{name} rows")
         self.graph = gs.Graph(self.out)
         backend.alloc_tensors(self.ctx)
         self.table.set(np.arange(40, dtype=np.float32).reshape(10, 4))
+        self.plan = backend.graph_plan_create(self.graph)
 
-    def check(self, backend, plan, ids) -> None:
+    def check(self, *ids: int) -> None:
         self.ids.set(np.int32(ids))
-        backend.graph_plan_compute(plan)
-        assert np.array_equal(self.out.numpy(), 2 * np.arange(40, dtype=np.float32).reshape(10, 4)[ids])
+        self.backend.graph_plan_compute(self.plan)
+        assert np.array_equal(self.out.numpy()[:, 0], 8 * np.float32(ids))
 
 
 @pytest.mark.parametrize("runs", [0, 1, 2, 3])
-def test_a_row_that_is_not_there_names_its_node(runs):
+def test_a_row_that_is_not_there_names_its_node(runs, seed=0):
     """The error text is the CPU backend's, whether the kernel was launched or replayed; the backend then works as
     before."""
-    with devices.backend() as cuda:
+    with devices.backend(seed=seed) as cuda:
         cases = [Rows(cuda, name) for name in ("first", "second", "third")]
-        plans = [cuda.graph_plan_create(case.graph) for case in cases]
         for case in cases:
             case.ids.set(np.int32([4, 4, 4]))
-        for _ in range(runs):
-            for case, plan in zip(cases, plans, strict=True):
-                case.check(cuda, plan, [1, 9, 0])
+        for case in cases * runs:
+            case.check(1, 9, 0)
         for wrong in (10, -1, 2**31 - 1):
             cases[1].ids.set(np.int32([3, wrong, wrong]))
-            for plan in plans:
-                cuda.graph_plan_compute(plan)
+            for case in cases:
+                cuda.graph_plan_compute(case.plan)
             with pytest.raises(gs.BackendError) as caught:
                 cuda.synchronize()
             assert str(caught.value) == (f"backend {cuda.name!r}: node 'second rows' (GET_ROWS): id {wrong} does not "
                                          "name one of 10 rows")
             cuda.synchronize()
-            for case, plan in zip(cases, plans, strict=True):
-                case.check(cuda, plan, [2, 2, 7])
+            for case in cases:
+                case.check(2, 2, 7)
 
 
-def test_the_first_of_several_faults_is_the_one_that_is_raised_even_of_a_plan_that_is_freed():
-    with devices.backend() as cuda:
-        cases = [Rows(cuda, name) for name in ("first", "second")]
-        for case in cases:
-            case.ids.set(np.int32([0, 77, 0]))
-        for case in cases:
-            cuda.graph_compute(case.graph)
-        with pytest.raises(gs.BackendError, match="'first rows'.*id 77"):
-            cases[0].out.numpy()
-        for case in cases:
-            plan = cuda.graph_plan_create(case.graph)
-            case.check(cuda, plan, [5, 6, 7])
-
-
-def test_a_fault_is_raised_in_one_of_the_threads_that_wait(monkeypatch):
-    """The other has fetched the word already, and sees it after the first one forgot it."""
-    with devices.backend() as cuda:
-        case, errors = Rows(cuda, "rows"), []
+def test_the_first_of_several_faults_is_the_one_that_is_raised_even_of_a_plan_that_is_freed(cuda):
+    cases = [Rows(cuda, name) for name in ("first", "second")]
+    for case in cases:
         case.ids.set(np.int32([0, 77, 0]))
+    for case in cases:
         cuda.graph_compute(case.graph)
-        has_fetched, may_look = threading.Event(), threading.Event()
-        wait = cuda.stream.synchronize
+    with pytest.raises(gs.BackendError, match="'first rows'.*id 77"):
+        cases[0].out.numpy()
+    for case in cases:
+        case.check(5, 6, 7)
 
-        def wait_in_turns():
-            if threading.current_thread() is second:
-                has_fetched.set()
-                assert may_look.wait(20)
-                wait()
-            else:
-                wait()
-                second.start()
-                assert has_fetched.wait(20)
 
-        def synchronize():
-            try:
-                cuda.synchronize()
-            except gs.BackendError as error:
-                errors.append(error)
+def test_a_fault_is_raised_in_one_of_the_threads_that_wait(cuda, monkeypatch):
+    """The other has fetched the word already, and sees it after the first one forgot it."""
+    case, errors = Rows(cuda, "rows"), []
+    case.ids.set(np.int32([0, 77, 0]))
+    cuda.graph_compute(case.graph)
+    has_fetched, may_look = threading.Event(), threading.Event()
+    wait = cuda.stream.synchronize
 
-        second = threading.Thread(target=synchronize)
-        with monkeypatch.context() as patched:
-            patched.setattr(cuda.stream, "synchronize", wait_in_turns)
-            synchronize()
-            may_look.set()
-            second.join()
-        assert [str(error) for error in errors] == [
-            f"backend {cuda.name!r}: node 'rows rows' (GET_ROWS): id 77 does not name one of 10 rows"]
-        cuda.synchronize()
-        case.ids.set(np.int32([0, 78, 0]))
-        cuda.graph_compute(case.graph)
-        with pytest.raises(gs.BackendError, match="id 78"):
+    def wait_in_turns():
+        if threading.current_thread() is second:
+            has_fetched.set()
+            assert may_look.wait(20)
+            wait()
+        else:
+            wait()
+            second.start()
+            assert has_fetched.wait(20)
+
+    def synchronize():
+        try:
             cuda.synchronize()
+        except gs.BackendError as error:
+            errors.append(error)
+
+    second = threading.Thread(target=synchronize)
+    with monkeypatch.context() as patched:
+        patched.setattr(cuda.stream, "synchronize", wait_in_turns)
+        synchronize()
+        may_look.set()
+        second.join()
+    assert [str(error) for error in errors] == [
+        f"backend {cuda.name!r}: node 'rows rows' (GET_ROWS): id 77 does not name one of 10 rows"]
+    cuda.synchronize()
+    case.ids.set(np.int32([0, 78, 0]))
+    cuda.graph_compute(case.graph)
+    with pytest.raises(gs.BackendError, match="id 78"):
+        cuda.synchronize()
 
 
 class Lookup:
@@ -368,29 +352,26 @@ def test_a_bad_row_of_a_compute_that_was_left_is_raised_once_and_leaves_no_resul
         other.check([0, 0, 0])
 
 
-def test_results_that_are_there_outlive_what_goes_wrong_later():
-    with devices.backend() as cuda, gs.Scheduler([cuda]) as sched:
-        lookup, rows = Lookup(cuda), Rows(cuda, "rows")
-        sched.alloc(lookup.graph)
-        rows.ids.set(np.int32([0, 77, 0]))
-        for wait in (True, False):
-            lookup.ids.set(np.int32([1, 2, 3]))
-            sched.compute(lookup.graph, wait=wait)
-            sched.synchronize()
-            cuda.graph_compute(rows.graph)
-            with pytest.raises(gs.BackendError, match="id 77"):
-                cuda.synchronize()
-            lookup.check([1, 2, 3])
+def test_results_that_are_there_outlive_what_goes_wrong_later(cuda, sched):
+    lookup, rows = Lookup(cuda), Rows(cuda, "rows")
+    sched.alloc(lookup.graph)
+    rows.ids.set(np.int32([0, 77, 0]))
+    for wait in (True, False):
+        lookup.ids.set(np.int32([1, 2, 3]))
+        sched.compute(lookup.graph, wait=wait)
+        sched.synchronize()
+        cuda.graph_compute(rows.graph)
+        with pytest.raises(gs.BackendError, match="id 77"):
+            cuda.synchronize()
+        lookup.check([1, 2, 3])
 
 
-def test_numbers_of_nodes_are_used_again():
-    with devices.backend() as cuda:
+def test_numbers_of_nodes_are_used_again(cuda):
+    for _ in range(20):
         case = Rows(cuda, "rows")
-        for _ in range(20):
-            plan = cuda.graph_plan_create(case.graph)
-            case.check(cuda, plan, [1, 2, 3])
-            assert plan.numbers.first < 2 * len(case.graph)
-            cuda.graph_plan_free(plan)
+        case.check(1, 2, 3)
+        assert case.plan.numbers.first < 2 * len(case.graph)
+        cuda.graph_plan_free(case.plan)
 
 
 def refusing(monkeypatch, owner: type, method: str, is_refused) -> list[bool]:
@@ -410,106 +391,66 @@ def refusing(monkeypatch, owner: type, method: str, is_refused) -> list[bool]:
 
 
 @pytest.mark.parametrize("method", ["begin_capture", "launch", "end_capture"])
-def test_what_cannot_be_captured_runs_as_it_is_and_is_tried_again_later(method, monkeypatch):
-    with devices.backend() as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
-        owner = type(cuda.function("elementwise.binary") if method == "launch" else cuda.stream)
-        no_room = [True]
-        calls = refusing(monkeypatch, owner, method,
-                         lambda one: no_room[0] and (method != "launch" or cuda.stream.is_capturing))
-        tried = []
-        for run in range(40):
-            if run == 8:
-                no_room.clear()
-                no_room.append(False)
-            before = sum(calls) + plan.captures
-            expected = sums.set()
-            cuda.graph_plan_compute(plan)
+def test_what_cannot_be_captured_runs_as_it_is_and_is_tried_again_later(cuda, sums, method, monkeypatch):
+    owner, no_room, tried = type(cuda.function(KERNEL) if method == "launch" else cuda.stream), [True], []
+    calls = refusing(monkeypatch, owner, method,
+                     lambda one: no_room[0] and (method != "launch" or cuda.stream.is_capturing))
+    for run in range(40):
+        no_room[0] = run < 8
+        before = sum(calls) + sums.plan.captures
+        sums.check()
+        if sum(calls) + sums.plan.captures > before:
+            tried.append(run)
+    assert tried == [1, 4, 16] and sums.plan.captures == 1
+    assert cuda.device.counts.graph_launches == 40 - 16
+
+
+def test_a_graph_that_cannot_be_launched_is_left(sums, monkeypatch):
+    sums.check(2)
+    refused = [True]
+    with monkeypatch.context() as patched:
+        refusing(patched, type(sums.plan.graph), "launch", lambda _: refused.pop() if refused else False)
+        sums.check(20)
+    assert sums.plan.captures == 2 and sums.plan.graph is not None
+
+
+@pytest.mark.parametrize(("error", "n", "raised"), [
+    (DeviceError("no"), 2, pytest.raises(gs.BackendError, match="'CUDA0': no")),
+    (KeyboardInterrupt(), 1, pytest.raises(KeyboardInterrupt))], ids=["errors", "an interrupt"])
+def test_errors_of_launches_leave_a_stream_and_a_plan_that_work(cuda, sums, monkeypatch, error, n, raised):
+    """The first launch that raises is one of a capture; after an error of that, kernels are launched as they are."""
+    def launch(*args):
+        raise error
+
+    sums.check()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(cuda.function(KERNEL)), "launch", launch)
+        for _ in range(n):
+            with raised:
+                cuda.graph_plan_compute(sums.plan)
             assert not cuda.stream.is_capturing
-            assert np.array_equal(sums.out.numpy(), expected)
-            if sum(calls) + plan.captures > before:
-                tried.append(run)
-        assert tried == [1, 4, 16] and plan.captures == 1
-        assert cuda.device.counts.graph_launches == 40 - 16
+    sums.check(4)
+    assert sums.plan.captures == 1
 
 
-def test_a_graph_that_cannot_be_launched_is_left(monkeypatch):
-    with devices.backend() as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
+def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use(cuda):
+    ctx = gs.Context("inputs")
+    a, b = (ctx.tensor("f32", 16, name, input=True) for name in "ab")
+    out = ctx.set_output(ctx.mul(ctx.add(a, b), ctx.add(b, b)))
+    graph = gs.Graph(out)
+    tallocr = gs.TensorAllocator.from_backend(cuda, 4096)
+    allocator = gs.GraphAllocator()
+    allocator.alloc_graph(tallocr, graph)
+    x, y = (RNG.standard_normal(16).astype(np.float32) for _ in "ab")
+    a.set(x)
+    b.set(y)
+    plan = cuda.graph_plan_create(graph)
+    for _ in range(3):
         cuda.graph_plan_compute(plan)
-        cuda.graph_plan_compute(plan)
-        refused = [True]
-        with monkeypatch.context() as patched:
-            refusing(patched, type(plan.graph), "launch", lambda _: refused.pop() if refused else False)
-            for _ in range(20):
-                expected = sums.set()
-                cuda.graph_plan_compute(plan)
-                assert np.array_equal(sums.out.numpy(), expected)
-        assert plan.captures == 2 and plan.graph is not None
-
-
-def test_an_error_of_launches_is_raised_and_leaves_a_stream_and_a_plan_that_work(monkeypatch):
-    with devices.backend() as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
-        sums.set()
-        cuda.graph_plan_compute(plan)
-        with monkeypatch.context() as patched:
-            refusing(patched, type(cuda.function("elementwise.binary")), "launch", lambda _: True)
-            for _ in range(2):
-                with pytest.raises(gs.BackendError, match=f"{cuda.name!r}: no"):
-                    cuda.graph_plan_compute(plan)
-                assert not cuda.stream.is_capturing
-        for _ in range(4):
-            expected = sums.set()
-            cuda.graph_plan_compute(plan)
-            assert np.array_equal(sums.out.numpy(), expected)
-        assert plan.captures == 1
-
-
-def test_an_interrupt_while_capturing_leaves_a_stream_and_a_plan_that_work(monkeypatch):
-    with devices.backend() as cuda:
-        sums = Sums(cuda)
-        plan = cuda.graph_plan_create(sums.graph)
-        sums.set()
-        cuda.graph_plan_compute(plan)
-
-        def interrupted(*args):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(type(cuda.function("elementwise.binary")), "launch", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                cuda.graph_plan_compute(plan)
-        assert not cuda.stream.is_capturing
-        for _ in range(3):
-            expected = sums.set()
-            cuda.graph_plan_compute(plan)
-            assert np.array_equal(sums.out.numpy(), expected)
-        assert plan.captures == 1
-
-
-def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use():
-    with devices.backend() as cuda:
-        ctx = gs.Context("inputs")
-        a, b = (ctx.tensor("f32", 16, name, input=True) for name in "ab")
-        out = ctx.set_output(ctx.mul(ctx.add(a, b), ctx.add(b, b)))
-        graph = gs.Graph(out)
-        tallocr = gs.TensorAllocator.from_backend(cuda, 4096)
-        allocator = gs.GraphAllocator()
-        allocator.alloc_graph(tallocr, graph)
-        x, y = (RNG.standard_normal(16).astype(np.float32) for _ in "ab")
-        a.set(x)
-        b.set(y)
-        plan = cuda.graph_plan_create(graph)
-        for _ in range(3):
-            cuda.graph_plan_compute(plan)
-            assert np.array_equal(out.numpy(), (x + y) * (y + y))
-        assert cuda.device.counts.captures == 0
-        cuda.graph_plan_free(plan)
-        tallocr.close()
+        assert np.array_equal(out.numpy(), (x + y) * (y + y))
+    assert cuda.device.counts.captures == 0
+    cuda.graph_plan_free(plan)
+    tallocr.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -561,37 +502,35 @@ def test_plans_say_what_kernels_need_and_no_kernel_takes_more(n, library, monkey
         assert cuda.work.size >= 2 * 64 * (300 + n) or library is None or n == 1
 
 
-def test_budgets_count_what_kernels_need():
-    with devices.backend() as cuda:
-        _, _, graph = product_of_a_prompt()
-        with gs.Scheduler([cuda]) as sched:
-            plan = sched.plan(graph)
-        arena, work = plan.buffer_sizes[0], plan.work_sizes[0]
-        for budget, fits in ((arena + work, True), (arena + work - 1, False)):
-            with gs.Scheduler([cuda], budgets={cuda: budget}) as sched:
-                if fits:
-                    sched.alloc(graph)
-                    continue
-                with pytest.raises(gs.OutOfMemory, match=f"'CUDA0': the arena needs {arena} bytes and the kernels "
-                                                         f"{work}, {budget} are available, 1 are missing"):
-                    sched.alloc(graph)
-        assert cuda.used == 0
-
-
-def test_work_memory_that_is_there_is_not_asked_for_again():
-    with devices.backend() as cuda, gs.Scheduler([cuda]) as sched:
-        w, x, graph = product_of_a_prompt()
+def test_budgets_count_what_kernels_need(cuda):
+    _, _, graph = product_of_a_prompt()
+    with gs.Scheduler([cuda]) as sched:
         plan = sched.plan(graph)
-        cuda.memory = plan.buffer_sizes[0] + plan.work_sizes[0] - 1
-        with pytest.raises(gs.OutOfMemory, match="1 are missing"):
-            sched.alloc(graph)
-        assert cuda.used == 0
-        cuda.memory += 1
-        for _ in range(2):
-            sched.alloc(graph)
-            w.set(np.ones((300, 64), np.float32))
-            x.set(np.ones((40, 64), np.float32))
-            sched.compute(graph)
-            assert cuda.work.size and np.allclose(graph.nodes[-1].numpy(), 64, rtol=1e-2)
-            cuda.memory = cuda.used         # full; the same graph fits again
-            sched.reset()
+    arena, work = plan.buffer_sizes[0], plan.work_sizes[0]
+    for budget, fits in ((arena + work, True), (arena + work - 1, False)):
+        with gs.Scheduler([cuda], budgets={cuda: budget}) as sched:
+            if fits:
+                sched.alloc(graph)
+                continue
+            with pytest.raises(gs.OutOfMemory, match=f"'CUDA0': the arena needs {arena} bytes and the kernels "
+                                                     f"{work}, {budget} are available, 1 are missing"):
+                sched.alloc(graph)
+    assert cuda.used == 0
+
+
+def test_work_memory_that_is_there_is_not_asked_for_again(cuda, sched):
+    w, x, graph = product_of_a_prompt()
+    plan = sched.plan(graph)
+    cuda.memory = plan.buffer_sizes[0] + plan.work_sizes[0] - 1
+    with pytest.raises(gs.OutOfMemory, match="1 are missing"):
+        sched.alloc(graph)
+    assert cuda.used == 0
+    cuda.memory += 1
+    for _ in range(2):
+        sched.alloc(graph)
+        w.set(np.ones((300, 64), np.float32))
+        x.set(np.ones((40, 64), np.float32))
+        sched.compute(graph)
+        assert cuda.work.size and np.allclose(graph.nodes[-1].numpy(), 64, rtol=1e-2)
+        cuda.memory = cuda.used         # full; the same graph fits again
+        sched.reset()

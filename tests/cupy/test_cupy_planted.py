@@ -1,16 +1,18 @@
 """Bugs that a CUDA backend might have, planted one by one: each gives wrong data on an emulated device, or an error.
 
-The scenarios are those of the other tests, small.  Without a bug they pass for every seed; with a bug they fail for
-every seed, so that no detection is luck.
+The scenarios are tests of other files.  Without a bug they pass for every seed; with a bug they fail for every seed, so
+that no detection is luck.
 """
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 
 import cupy_devices as devices
 import numpy as np
 import pytest
+from load_tests import load_tests
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import buffer, fault, plan, staging
@@ -18,16 +20,6 @@ from ggml_sched.backends.cupy.backend import CupyBackend, CupyEvent
 
 SEEDS = range(12)
 
-
-def vector(backend, n: int = 64):
-    ctx = gs.Context("vector")
-    tensor = ctx.tensor("f32", n, "v")
-    backend.alloc_tensors(ctx, usage="any")
-    return tensor
-
-
-def queue_set(tensor, array) -> None:
-    tensor.backend.set_tensor_async(tensor, memoryview(array).cast("B"))
 
 
 def two_devices_take_turns(seed: int) -> None:
@@ -55,108 +47,31 @@ def two_devices_take_turns(seed: int) -> None:
                 assert np.array_equal(node.numpy(), np.full(64, expected))
 
 
-def copies_without_events(seed: int) -> None:
-    """Copies in both directions: in one of them the source device is late."""
-    with devices.pair(seed) as (first, second):
-        a, b, x = vector(first), vector(second), np.arange(64, dtype=np.float32)
-        for turn in range(8):
-            queue_set(a, x + turn)
-            gs.tensor_copy(a, b)
-            assert np.array_equal(b.numpy(), x + turn)
-        queue_set(a, x)
-        c = vector(second)
-        assert second.cpy_tensor_from(a, c)
-        a.buffer.close()
-        assert np.array_equal(c.numpy(), x)
+def scenario(file: str, name: str, **arguments):
+    """A test of another file as a function of the seed of its devices."""
+    test = getattr(load_tests(f"cupy/test_cupy_{file}"), f"test_{name}")
+
+    def run(seed: int) -> None:
+        with devices.backend(seed=seed) as cuda, gs.CpuBackend(1) as cpu:
+            given = {"cuda": cuda, "cpu": cpu, "seed": seed, **arguments}
+            test(**{name: given[name] for name in signature(test).parameters})
+
+    return run
 
 
-def much_data(seed: int) -> None:
-    """More than the staging holds, queued at once."""
-    with devices.backend(seed=seed, staging=4096) as cuda:
-        vectors = [vector(cuda, 200) for _ in range(40)]
-        for i, t in enumerate(vectors):
-            given = np.full(200, i, np.float32)
-            queue_set(t, given)
-            given[:] = -1
-        outs = [np.empty(200, np.float32) for _ in vectors]
-        for t, out in zip(vectors, outs, strict=True):
-            cuda.get_tensor_async(t, memoryview(out).cast("B"))
-        cuda.synchronize()
-        assert [out[0] for out in outs] == [out[-1] for out in outs] == list(range(40))
-
-
-def fetched_by_an_event(seed: int) -> None:
-    with devices.backend(seed=seed) as cuda, gs.CpuBackend(1) as cpu:
-        a, b, x = vector(cuda), vector(cpu), np.arange(64, dtype=np.float32)
-        b.set(0 * x)
-        queue_set(a, x)
-        assert cuda.cpy_tensor_async(a, b)
-        event = cuda.event_new()
-        cuda.event_record(event)
-        cpu.event_wait(event)
-        assert np.array_equal(b.numpy(), x)
-
-
-def work_memory_moves(seed: int) -> None:
-    with devices.backend(seed=seed) as cuda:
-        made = []
-        for n in (100, 3000):
-            ctx = gs.Context("overlapping")
-            memory = ctx.tensor("f32", n + 8, "memory")
-            node = ctx.add(ctx.view_1d(memory, n, 0), ctx.view_1d(memory, n, 16), inplace=True)
-            cuda.alloc_tensors(ctx)
-            made.append((memory, n, cuda.graph_plan_create(gs.GraphView([node]))))
-            for _ in range(3):
-                for memory, n, ready in made:
-                    x = np.arange(n + 8, dtype=np.float32)
-                    memory.set(x)
-                    cuda.graph_plan_compute(ready)
-                    assert np.array_equal(memory.numpy()[:n], x[:n] + x[4 : n + 4])
-
-
-def a_bad_row(seed: int) -> None:
-    with devices.backend(seed=seed) as cuda:
-        plans = []
-        for name in ("first", "second"):
-            ctx = gs.Context(name)
-            table, ids = ctx.tensor("f32", (4, 10)), ctx.tensor("i32", 2)
-            node = ctx.set_name(ctx.get_rows(table, ids), name)
-            cuda.alloc_tensors(ctx)
-            table.set(np.zeros((10, 4), np.float32))
-            ids.set(np.int32([0, 0]))
-            plans.append((ids, cuda.graph_plan_create(gs.GraphView([node]))))
-        for name, (ids, _) in zip(("first", "second"), plans, strict=True):
-            ids.set(np.int32([3, 10]))
-            for _, ready in plans:
-                cuda.graph_plan_compute(ready)
-            with pytest.raises(gs.BackendError, match=f"'{name}'.*id 10 does not name one of 10 rows"):
-                cuda.synchronize()
-            ids.set(np.int32([3, 4]))
-            for _, ready in plans:
-                cuda.graph_plan_compute(ready)
-            cuda.synchronize()
-
-
-def weights_of_two_kinds_of_readers(seed: int) -> None:
-    with devices.backend(seed=seed, exact=True) as cuda:
-        ctx = gs.Context("weights")
-        w, x = ctx.tensor("q4_0", (256, 3)), ctx.tensor("f32", 256)
-        out, copy = ctx.mul_mat(w, x), ctx.dup(w)
-        cuda.alloc_tensors(ctx)
-        values = np.arange(768, dtype=np.float32).reshape(3, 256) % 16 - 8      # as q4_0 has them, to the last bit
-        w.set(values)
-        x.set(np.ones(256, np.float32))
-        ready = cuda.graph_plan_create(gs.GraphView([out]))
-        for _ in range(2):
-            for _ in range(3):
-                cuda.graph_plan_compute(ready)
-                assert np.allclose(out.numpy(), values.sum(1), rtol=1e-4)
-            cuda.graph_compute(gs.GraphView([copy]))
-            assert np.array_equal(copy.numpy(), values) and np.array_equal(w.numpy(), values)
-        cuda.set_tensor(w, bytes(100), 7)
-        expected = bytearray(432)
-        cuda.get_tensor(w, expected)
-        assert expected[7:107] == bytes(100)
+SCENARIOS = {
+    "two devices take turns": two_devices_take_turns,
+    "copies": scenario("data", "copies_between_devices_follow_events", peers=True),
+    "a buffer closes": scenario("data", "a_buffer_closes_after_the_copies_that_use_it"),
+    "much data": scenario("data", "more_than_the_staging_holds"),
+    "an event": scenario("data", "an_event_brings_copies_to_host_memory"),
+    "work memory": scenario("plans", "work_memory_grows_and_graphs_that_used_it_are_captured_anew"),
+    "a bad row": scenario("plans", "a_row_that_is_not_there_names_its_node", runs=1),
+    "readers of weights": scenario(
+        "packed", "other_ops_get_the_order_that_they_know_and_plans_made_before_notice", kind=gs.Type.Q4_0),
+    "bytes of weights": scenario("packed", "bytes_are_those_of_ggml_whatever_part_is_written_or_read",
+                                 kind=gs.Type.Q4_0),
+}
 
 
 # -- bugs ---------------------------------------------------------------------------------
@@ -199,22 +114,21 @@ def nothing(*args):
 
 
 BUGS = {
-    "an event for which no stream waits": (two_devices_take_turns, CupyBackend, "_follow", nothing),
-    "an event that is recorded nowhere": (two_devices_take_turns, CupyBackend, "event_record", nothing),
-    "a copy that follows nothing": (copies_without_events, CupyBackend, "event_here", record_nothing),
-    "memory that goes while it is copied": (copies_without_events, CupyBackend, "release", release_at_once),
-    "one place for all uploads": (much_data, staging.Uploads, "put", put_without_copy),
-    "a ring that never waits": (much_data, staging.Uploads, "_next_segment", next_without_waiting),
-    "one place for all downloads": (much_data, staging.Downloads, "get", get_over_what_waits),
-    "downloads that are taken too early": (fetched_by_an_event, CupyBackend, "event_synchronize",
-                                           take_without_waiting),
-    "downloads that an event forgets": (fetched_by_an_event, CupyBackend, "_arrived", nothing),
-    "work memory whose address is kept": (work_memory_moves, plan.DevicePlan, "_pack", None),
-    "a fault that is not forgotten": (a_bad_row, fault.Faults, "check", None),
-    "numbers of nodes that are given twice": (a_bad_row, fault.Faults, "number", None),
-    "rearranged weights that other ops read": (weights_of_two_kinds_of_readers, plan, "straighten_for", None),
-    "plans that know an old order of weights": (weights_of_two_kinds_of_readers, plan.DevicePlan, "refresh", nothing),
-    "bytes written as ggml has them": (weights_of_two_kinds_of_readers, buffer.packed, "write", None),
+    "an event for which no stream waits": ("two devices take turns", CupyBackend, "_follow", nothing),
+    "an event that is recorded nowhere": ("two devices take turns", CupyBackend, "event_record", nothing),
+    "a copy that follows nothing": ("copies", CupyBackend, "event_here", record_nothing),
+    "memory that goes while it is copied": ("a buffer closes", CupyBackend, "release", release_at_once),
+    "one place for all uploads": ("much data", staging.Uploads, "put", put_without_copy),
+    "a ring that never waits": ("much data", staging.Uploads, "_next_segment", next_without_waiting),
+    "one place for all downloads": ("much data", staging.Downloads, "get", get_over_what_waits),
+    "downloads that are taken too early": ("an event", CupyBackend, "event_synchronize", take_without_waiting),
+    "downloads that an event forgets": ("an event", CupyBackend, "_arrived", nothing),
+    "work memory whose address is kept": ("work memory", plan.DevicePlan, "_pack", None),
+    "a fault that is not forgotten": ("a bad row", fault.Faults, "check", None),
+    "numbers of nodes that are given twice": ("a bad row", fault.Faults, "number", None),
+    "rearranged weights that other ops read": ("readers of weights", plan, "straighten_for", None),
+    "plans that know an old order of weights": ("readers of weights", plan.DevicePlan, "refresh", nothing),
+    "bytes written as ggml has them": ("bytes of weights", buffer.packed, "write", None),
 }
 
 
@@ -251,11 +165,10 @@ WRAPPED = {"_pack": pack_once, "check": check_and_remember, "number": number_fro
            "straighten_for": lambda _: lambda backend, nodes: None, "write": write_plainly}
 
 
-@pytest.mark.parametrize("scenario", sorted({bug[0] for bug in BUGS.values()}, key=lambda f: f.__name__),
-                         ids=lambda f: f.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_without_a_bug_all_is_well(scenario):
     for seed in SEEDS:
-        scenario(seed)
+        SCENARIOS[scenario](seed)
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -266,7 +179,7 @@ def test_a_planted_bug_is_found(name, monkeypatch):
 
     def found(seed: int) -> bool:
         try:
-            scenario(seed)
+            SCENARIOS[scenario](seed)
         except (AssertionError, gs.Error, pytest.fail.Exception):
             return True
         return False

@@ -181,8 +181,7 @@ def test_bytes_and_bits_in_words(bench):
     found = results(bench, "words", 64, (64, 4), np.int32, bench.up(a), bench.up(b), first=True)
     signed = [v.view(np.int8).reshape(64, 4).astype(np.int64) for v in (a, b)]
     ua, ub = (v.view(np.uint8).reshape(64, 4) for v in (a, b))
-    signs = [ua[:, 3], *(np.where(v[:, i] > 127, 255, 0) for v, i in (
-        (ua, 1), (ub, 0), (ua, 0)))]
+    signs = [ua[:, 3], *(np.where(v[:, i] > 127, 255, 0) for v, i in ((ua, 1), (ub, 0), (ua, 0)))]
     for i, want in ((1, np.concatenate([ua, ub], 1)[:, [0, 4, 1, 5]]), (2, np.stack(signs, 1).astype(np.uint8))):
         assert np.array_equal(found[:, i], np.ascontiguousarray(want).view(np.int32).reshape(64)), i
     assert np.array_equal(found[:, 0], (signed[0] * signed[1]).sum(1) + 7)

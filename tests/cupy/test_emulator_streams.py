@@ -5,6 +5,7 @@ memory, calls that CUDA forbids during capture.  Mostly with copies, which race 
 from __future__ import annotations
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -31,6 +32,38 @@ def read(stream: Stream, memory, n: int = 64) -> np.ndarray:
     out = np.empty(n, np.uint8)
     stream.copy_out(out, memory.ptr)
     return out
+
+
+@pytest.fixture
+def device():
+    with EmulatedDevice() as made:
+        yield made
+
+
+@pytest.fixture
+def stream(device):
+    return device.stream()
+
+
+@pytest.fixture
+def other(device):
+    return device.stream()
+
+
+@pytest.fixture
+def memory(device):
+    return device.alloc(64)
+
+
+@pytest.fixture
+def event(device):
+    return device.event()
+
+
+@pytest.fixture
+def staging(device):
+    """Pinned memory, which no other name of a test holds: the fixture does."""
+    return pinned(device)
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
@@ -75,15 +108,13 @@ def test_a_wait_is_for_the_place_of_its_moment():
             assert (read(second, target) == 1).all()
 
 
-def test_nothing_runs_before_the_host_waits():
-    with EmulatedDevice() as device:
-        stream, out = device.stream(), pinned(device, 9)
-        memory = device.alloc(64)
-        stream.copy_in(memory.ptr, full(3))
-        stream.copy_out(out, memory.ptr)
-        assert (out == 9).all()
-        stream.synchronize()
-        assert (out == 3).all()
+def test_nothing_runs_before_the_host_waits(device, stream, memory):
+    out = pinned(device, 9)
+    stream.copy_in(memory.ptr, full(3))
+    stream.copy_out(out, memory.ptr)
+    assert (out == 9).all()
+    stream.synchronize()
+    assert (out == 3).all()
 
 
 def test_streams_that_wait_for_each_other_in_turn_run():
@@ -116,93 +147,80 @@ def test_a_seed_always_gives_the_same_order():
 
 # -- staging ----------------------------------------------------------------------------------------------------------
 
-def test_staging_that_is_written_again_too_early_shows():
-    with EmulatedDevice() as device:
-        stream, staging, event = device.stream(), pinned(device, 1), device.event()
-        memory = device.alloc(64)
-        stream.copy_in(memory.ptr, staging)
-        stream.record(event)
-        staging[:] = 2
-        assert (read(stream, memory) == 2).all(), "the copy had not run yet"
-        staging[:] = 3
-        stream.copy_in(memory.ptr, staging)
-        stream.record(event)
-        event.synchronize()
-        staging[:] = 4
-        assert (read(stream, memory) == 3).all()
+def test_staging_that_is_written_again_too_early_shows(device, stream, event, memory):
+    staging = pinned(device, 1)
+    stream.copy_in(memory.ptr, staging)
+    stream.record(event)
+    staging[:] = 2
+    assert (read(stream, memory) == 2).all(), "the copy had not run yet"
+    staging[:] = 3
+    stream.copy_in(memory.ptr, staging)
+    stream.record(event)
+    event.synchronize()
+    staging[:] = 4
+    assert (read(stream, memory) == 3).all()
 
 
-def test_pageable_memory_may_be_written_at_once():
-    with EmulatedDevice() as device:
-        stream, data, memory = device.stream(), full(1), device.alloc(64)
-        stream.copy_in(memory.ptr, data)
-        data[:] = 2
-        assert (read(stream, memory) == 1).all()
+def test_pageable_memory_may_be_written_at_once(stream, memory):
+    data = full(1)
+    stream.copy_in(memory.ptr, data)
+    data[:] = 2
+    assert (read(stream, memory) == 1).all()
 
 
-def test_pinned_memory_that_is_dropped_before_its_copy_ran_is_an_error():
-    with EmulatedDevice() as device:
-        stream, memory, staging = device.stream(), device.alloc(64), pinned(device, 1)
-        stream.copy_in(memory.ptr, staging[:32])
-        del staging
-        with pytest.raises(DeviceError, match="pinned memory was freed before a copy of 32 bytes ran"):
-            stream.synchronize()
+def test_pinned_memory_that_is_dropped_before_its_copy_ran_is_an_error(device, stream, memory):
+    staging = pinned(device, 1)
+    stream.copy_in(memory.ptr, staging[:32])
+    del staging
+    with pytest.raises(DeviceError, match="pinned memory was freed before a copy of 32 bytes ran"):
+        stream.synchronize()
 
 
-def test_parts_of_pinned_memory_are_pinned():
-    with EmulatedDevice() as device:
-        stream, memory, staging = device.stream(), device.alloc(64), pinned(device, 1)
-        stream.copy_in(memory.ptr, staging[16:32].view(np.float32))
-        staging[16:32] = 8
-        assert (read(stream, memory, 16) == 8).all()
-        assert staging.ctypes.data % 256 == 0
+def test_parts_of_pinned_memory_are_pinned(device, stream, memory):
+    staging = pinned(device, 1)
+    stream.copy_in(memory.ptr, staging[16:32].view(np.float32))
+    staging[16:32] = 8
+    assert (read(stream, memory, 16) == 8).all()
+    assert staging.ctypes.data % 256 == 0
 
 
 @pytest.mark.parametrize("host", [np.zeros((8, 8), np.uint8)[:, ::2], [1, 2], b"abc"])
-def test_copies_take_contiguous_arrays(host):
-    with EmulatedDevice() as device:
-        stream, memory = device.stream(), device.alloc(64)
-        with pytest.raises(ValueError, match="contiguous"):
-            stream.copy_in(memory.ptr, host)
-        readonly = full(1)
-        readonly.flags.writeable = False
-        with pytest.raises(ValueError, match="read-only"):
-            stream.copy_out(readonly, memory.ptr)
+def test_copies_take_contiguous_arrays(stream, memory, host):
+    with pytest.raises(ValueError, match="contiguous"):
+        stream.copy_in(memory.ptr, host)
+    readonly = full(1)
+    readonly.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        stream.copy_out(readonly, memory.ptr)
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
 
-def test_an_event_passes_with_what_was_before_it():
-    with EmulatedDevice() as device:
-        stream, event = device.stream(), device.event()
-        assert event.query()
-        event.synchronize()
-        stream.wait(event)                  # never recorded: nothing to wait for
-        memory = device.alloc(64)
-        stream.fill(memory.ptr, 1, 64)
-        stream.record(event)
-        assert not event.query()
-        event.synchronize()
-        assert event.query()
+def test_an_event_passes_with_what_was_before_it(stream, event, memory):
+    assert event.query()
+    event.synchronize()
+    stream.wait(event)                  # never recorded: nothing to wait for
+    stream.fill(memory.ptr, 1, 64)
+    stream.record(event)
+    assert not event.query()
+    event.synchronize()
+    assert event.query()
 
 
-def test_an_event_that_is_queried_often_enough_passes():
-    with EmulatedDevice() as device:
-        stream, event, memory = device.stream(), device.event(), device.alloc(64)
-        stream.fill(memory.ptr, 1, 64)
-        stream.record(event)
-        assert sum(1 for _ in iter(event.query, True)) > 3
-        assert device.counts.waits == 0
+def test_an_event_that_is_queried_often_enough_passes(device, stream, event, memory):
+    stream.fill(memory.ptr, 1, 64)
+    stream.record(event)
+    assert sum(1 for _ in iter(event.query, True)) > 3
+    assert device.counts.waits == 0
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-def test_new_memory_is_full_of_garbage_and_aligned():
-    with EmulatedDevice() as device:
-        for n in (0, 1, 255, 100_000):
-            memory = device.alloc(n)
-            assert memory.ptr % 256 == 0 and memory.size == n
-            assert (read(device.stream(), memory, n) == 0xA5).all()
+def test_new_memory_is_full_of_garbage_and_aligned(device):
+    for n in (0, 1, 255, 100_000):
+        memory = device.alloc(n)
+        assert memory.ptr % 256 == 0 and memory.size == n
+        assert (read(device.stream(), memory, n) == 0xA5).all()
 
 
 def test_memory_runs_out_by_numbers():
@@ -220,37 +238,33 @@ def test_memory_runs_out_by_numbers():
         device.alloc(4096)
 
 
-def test_freeing_waits_for_what_is_queued():
-    with EmulatedDevice() as device:
-        stream, out = device.stream(), pinned(device)
-        memory = device.alloc(64)
-        stream.fill(memory.ptr, 6, 64)
-        stream.copy_out(out, memory.ptr)
-        memory.free()
-        assert (out == 6).all() and device.counts.waits == 1
+def test_freeing_waits_for_what_is_queued(device, stream, memory):
+    out = pinned(device)
+    stream.fill(memory.ptr, 6, 64)
+    stream.copy_out(out, memory.ptr)
+    memory.free()
+    assert (out == 6).all() and device.counts.waits == 1
 
 
 @pytest.mark.parametrize("use", ["copy_in", "copy_out", "copy", "fill"])
-def test_copies_to_freed_memory_are_errors(use):
-    with EmulatedDevice() as device:
-        stream, memory, other = device.stream(), device.alloc(64), device.alloc(64)
-        memory.free()
-        with pytest.raises(DeviceError, match="64 bytes at 0x[0-9a-f]+, which is in memory that was freed"):
-            {"copy_in": lambda: stream.copy_in(memory.ptr, full(1)),
-             "copy_out": lambda: stream.copy_out(full(1), memory.ptr),
-             "copy": lambda: stream.copy(other.ptr, memory.ptr, 64),
-             "fill": lambda: stream.fill(memory.ptr, 0, 64)}[use]()
+def test_copies_to_freed_memory_are_errors(device, stream, memory, use):
+    other = device.alloc(64)
+    memory.free()
+    with pytest.raises(DeviceError, match="64 bytes at 0x[0-9a-f]+, which is in memory that was freed"):
+        {"copy_in": lambda: stream.copy_in(memory.ptr, full(1)),
+         "copy_out": lambda: stream.copy_out(full(1), memory.ptr),
+         "copy": lambda: stream.copy(other.ptr, memory.ptr, 64),
+         "fill": lambda: stream.fill(memory.ptr, 0, 64)}[use]()
 
 
-def test_copies_beyond_an_allocation_are_errors():
-    with EmulatedDevice() as device:
-        stream, memory = device.stream(), device.alloc(100)
-        with pytest.raises(DeviceError, match="64 bytes from byte 50 of 100 of emulated0"):
-            stream.copy_in(memory.ptr + 50, full(1))
-        with pytest.raises(DeviceError, match="in no memory of a device"):
-            stream.fill(full(0).ctypes.data, 0, 1)
-        with pytest.raises(DeviceError, match="overlaps"):
-            stream.copy(memory.ptr, memory.ptr + 10, 20)
+def test_copies_beyond_an_allocation_are_errors(device, stream):
+    memory = device.alloc(100)
+    with pytest.raises(DeviceError, match="64 bytes from byte 50 of 100 of emulated0"):
+        stream.copy_in(memory.ptr + 50, full(1))
+    with pytest.raises(DeviceError, match="in no memory of a device"):
+        stream.fill(full(0).ctypes.data, 0, 1)
+    with pytest.raises(DeviceError, match="overlaps"):
+        stream.copy(memory.ptr, memory.ptr + 10, 20)
 
 
 KERNELS = """
@@ -263,24 +277,23 @@ VIEW = np.dtype([("p", "u8"), ("ne", "i8", 4), ("nb", "i8", 4)])
 
 
 @needs_compiler
-def test_kernels_that_get_freed_memory_are_errors(tmp_path):
-    with EmulatedDevice() as device:
-        bench = Bench(KERNELS, tmp_path, device)
-        memory, other = device.alloc(64), device.alloc(64)
-        view = np.zeros(1, VIEW)
-        view["p"] = memory.ptr + 16
-        bench.run("view", 1, 1, view, np.int32(1))
+def test_kernels_that_get_freed_memory_are_errors(device, tmp_path):
+    bench = Bench(KERNELS, tmp_path, device)
+    memory, other = device.alloc(64), device.alloc(64)
+    view = np.zeros(1, VIEW)
+    view["p"] = memory.ptr + 16
+    bench.run("view", 1, 1, view, np.int32(1))
+    bench.run("touch", 1, 1, other, memory, np.int32(1))
+    bench.stream.begin_capture()
+    bench.launch("view", 1, 1, view, np.int32(1))
+    graph = bench.stream.end_capture()
+    graph.launch(bench.stream)
+    memory.free()
+    graph.launch(bench.stream)
+    with pytest.raises(DeviceError, match=r"probe\.view: argument 0 points into memory that was freed"):
+        bench.stream.synchronize()
+    with pytest.raises(DeviceError, match=r"probe\.touch: argument 1 points into memory that was freed"):
         bench.run("touch", 1, 1, other, memory, np.int32(1))
-        bench.stream.begin_capture()
-        bench.launch("view", 1, 1, view, np.int32(1))
-        graph = bench.stream.end_capture()
-        graph.launch(bench.stream)
-        memory.free()
-        graph.launch(bench.stream)
-        with pytest.raises(DeviceError, match=r"probe\.view: argument 0 points into memory that was freed"):
-            bench.stream.synchronize()
-        with pytest.raises(DeviceError, match=r"probe\.touch: argument 1 points into memory that was freed"):
-            bench.run("touch", 1, 1, other, memory, np.int32(1))
 
 
 @needs_compiler
@@ -298,75 +311,70 @@ def test_kernels_that_get_host_memory_are_errors(tmp_path):
 
 
 @needs_compiler
-def test_a_device_works_after_an_error(tmp_path):
-    with EmulatedDevice() as device:
-        bench = Bench(KERNELS, tmp_path, device)
-        memory = device.alloc(64)
-        bench.launch("fail", 1, 1, np.int32(1))
-        bench.stream.fill(memory.ptr, 3, 64)
-        with pytest.raises(DeviceError, match=r"probe\.fail"):
-            bench.stream.synchronize()
-        assert (read(bench.stream, memory) == 3).all()
+def test_a_device_works_after_an_error(device, tmp_path):
+    bench = Bench(KERNELS, tmp_path, device)
+    memory = device.alloc(64)
+    bench.launch("fail", 1, 1, np.int32(1))
+    bench.stream.fill(memory.ptr, 3, 64)
+    with pytest.raises(DeviceError, match=r"probe\.fail"):
+        bench.stream.synchronize()
+    assert (read(bench.stream, memory) == 3).all()
 
 
 # -- capture ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("what", ["synchronize", "device", "event", "query", "alloc", "free", "pinned", "pageable in",
                                   "pageable out", "another", "outside event", "other capture's event", "graph"])
-def test_what_a_gpu_refuses_while_a_stream_is_captured(what):
-    with EmulatedDevice() as device:
-        stream, other, memory = device.stream(), device.stream(), device.alloc(64)
-        outside, inside, staging = device.event(), device.event(), pinned(device, 5)
-        other.fill(device.alloc(64).ptr, 1, 64)
-        other.record(outside)
-        stream.begin_capture()
-        stream.record(inside)
-        graph = None
-        if what == "graph":
-            stream.copy_in(memory.ptr, staging)
-            graph = stream.end_capture()
-            stream.begin_capture()
-        actions = {
-            "synchronize": stream.synchronize, "device": device.synchronize, "event": outside.synchronize,
-            "query": outside.query, "alloc": lambda: device.alloc(1), "free": memory.free,
-            "pinned": lambda: device.pinned(1), "pageable in": lambda: stream.copy_in(memory.ptr, full(1)),
-            "pageable out": lambda: stream.copy_out(full(1), memory.ptr), "another": other.begin_capture,
-            "outside event": lambda: stream.wait(outside), "other capture's event": lambda: other.wait(inside),
-            "graph": lambda: graph.launch(stream)}
-        with pytest.raises(DeviceError):
-            actions[what]()
-        assert stream.is_capturing
-        if what == "other capture's event":
-            stream.end_capture()
-        else:
-            with pytest.raises(DeviceError, match="the capture was broken by"):
-                stream.end_capture()
-        assert not stream.is_capturing
-        stream.copy_in(memory.ptr, staging)     # and it works again
-        stream.begin_capture()
+def test_what_a_gpu_refuses_while_a_stream_is_captured(device, stream, other, memory, what):
+    outside, inside, staging = device.event(), device.event(), pinned(device, 5)
+    other.fill(device.alloc(64).ptr, 1, 64)
+    other.record(outside)
+    stream.begin_capture()
+    stream.record(inside)
+    graph = None
+    if what == "graph":
         stream.copy_in(memory.ptr, staging)
-        stream.end_capture().launch(stream)
-        assert (read(stream, memory) == 5).all()
-
-
-def test_a_replay_reads_memory_of_its_own_time():
-    with EmulatedDevice() as device:
-        stream, staging = device.stream(), pinned(device)
-        first, second = device.alloc(64), device.alloc(64)
-        stream.begin_capture()
-        stream.copy_in(first.ptr, staging)
-        stream.copy(second.ptr, first.ptr, 64)
         graph = stream.end_capture()
-        stream.synchronize()
-        assert (read(stream, second) == 0xA5).all(), "capturing runs nothing"
-        for value in (1, 2):
-            staging[:] = value
-            graph.launch(stream)
-            assert (read(stream, second) == value).all()
-        graph.free()
-        graph.free()
-        with pytest.raises(DeviceError, match="freed"):
-            graph.launch(stream)
+        stream.begin_capture()
+    actions = {
+        "synchronize": stream.synchronize, "device": device.synchronize, "event": outside.synchronize,
+        "query": outside.query, "alloc": lambda: device.alloc(1), "free": memory.free,
+        "pinned": lambda: device.pinned(1), "pageable in": lambda: stream.copy_in(memory.ptr, full(1)),
+        "pageable out": lambda: stream.copy_out(full(1), memory.ptr), "another": other.begin_capture,
+        "outside event": lambda: stream.wait(outside), "other capture's event": lambda: other.wait(inside),
+        "graph": lambda: graph.launch(stream)}
+    with pytest.raises(DeviceError):
+        actions[what]()
+    assert stream.is_capturing
+    if what == "other capture's event":
+        stream.end_capture()
+    else:
+        with pytest.raises(DeviceError, match="the capture was broken by"):
+            stream.end_capture()
+    assert not stream.is_capturing
+    stream.copy_in(memory.ptr, staging)     # and it works again
+    stream.begin_capture()
+    stream.copy_in(memory.ptr, staging)
+    stream.end_capture().launch(stream)
+    assert (read(stream, memory) == 5).all()
+
+
+def test_a_replay_reads_memory_of_its_own_time(device, stream, staging):
+    first, second = device.alloc(64), device.alloc(64)
+    stream.begin_capture()
+    stream.copy_in(first.ptr, staging)
+    stream.copy(second.ptr, first.ptr, 64)
+    graph = stream.end_capture()
+    stream.synchronize()
+    assert (read(stream, second) == 0xA5).all(), "capturing runs nothing"
+    for value in (1, 2):
+        staging[:] = value
+        graph.launch(stream)
+        assert (read(stream, second) == value).all()
+    graph.free()
+    graph.free()
+    with pytest.raises(DeviceError, match="freed"):
+        graph.launch(stream)
 
 
 @needs_compiler
@@ -384,63 +392,57 @@ def test_a_capture_keeps_the_arguments_of_its_moment(tmp_path):
         assert bench.down(target, np.zeros(1, np.int32))[0] == 1
 
 
-def test_events_are_not_waited_for_outside_of_the_capture_they_were_recorded_in():
-    with EmulatedDevice() as device:
-        stream, event = device.stream(), device.event()
-        stream.begin_capture()
-        stream.record(event)
-        stream.wait(event)
-        stream.end_capture()
-        for ask in (event.query, event.synchronize):
-            with pytest.raises(DeviceError, match="recorded while its stream was captured"):
-                ask()
-        stream.record(event)
-        assert event.query()
+def test_events_are_not_waited_for_outside_of_the_capture_they_were_recorded_in(stream, event):
+    stream.begin_capture()
+    stream.record(event)
+    stream.wait(event)
+    stream.end_capture()
+    for ask in (event.query, event.synchronize):
+        with pytest.raises(DeviceError, match="recorded while its stream was captured"):
+            ask()
+    stream.record(event)
+    assert event.query()
 
 
-def test_another_thread_may_wait_while_one_captures():
-    import threading
-    with EmulatedDevice() as device:
-        stream, other, memory = device.stream(), device.stream(), device.alloc(64)
-        stream.begin_capture()
-        stream.fill(memory.ptr, 1, 64)
-        failed = []
+def test_another_thread_may_wait_while_one_captures(device, stream, other, memory):
+    stream.begin_capture()
+    stream.fill(memory.ptr, 1, 64)
+    failed = []
 
-        def elsewhere() -> None:
-            try:
-                other.fill(memory.ptr, 2, 64)
-                other.synchronize()
-                device.alloc(16)
-            except DeviceError as error:
-                failed.append(error)
+    def elsewhere() -> None:
+        try:
+            other.fill(memory.ptr, 2, 64)
+            other.synchronize()
+            device.alloc(16)
+        except DeviceError as error:
+            failed.append(error)
 
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert not failed
-        stream.end_capture()
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert not failed
+    stream.end_capture()
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------
 
 @needs_compiler
-def test_what_the_host_asks_for_is_counted(tmp_path):
-    with EmulatedDevice() as device:
-        bench = Bench(KERNELS, tmp_path, device)
-        stream, memory, staging = bench.stream, device.alloc(64), pinned(device)
-        stream.copy_in(memory.ptr, staging)
-        bench.launch("view", 1, 1, np.zeros(1, VIEW), np.int32(0))
-        stream.synchronize()
-        stream.synchronize()                # nothing to wait for
-        stream.begin_capture()
-        bench.launch("view", 1, 1, np.zeros(1, VIEW), np.int32(0))
-        graph = stream.end_capture()
-        for _ in range(5):
-            graph.launch(stream)
-        read(stream, memory)
-        counts = device.counts
-        assert (counts.launches, counts.graph_launches, counts.captures) == (2, 5, 1)
-        assert (counts.waits, counts.copies_in, counts.copies_out, counts.copies) == (2, 1, 1, 0)
+def test_what_the_host_asks_for_is_counted(device, tmp_path):
+    bench = Bench(KERNELS, tmp_path, device)
+    stream, memory, staging = bench.stream, device.alloc(64), pinned(device)
+    stream.copy_in(memory.ptr, staging)
+    bench.launch("view", 1, 1, np.zeros(1, VIEW), np.int32(0))
+    stream.synchronize()
+    stream.synchronize()                # nothing to wait for
+    stream.begin_capture()
+    bench.launch("view", 1, 1, np.zeros(1, VIEW), np.int32(0))
+    graph = stream.end_capture()
+    for _ in range(5):
+        graph.launch(stream)
+    read(stream, memory)
+    counts = device.counts
+    assert (counts.launches, counts.graph_launches, counts.captures) == (2, 5, 1)
+    assert (counts.waits, counts.copies_in, counts.copies_out, counts.copies) == (2, 1, 1, 0)
 
 
 def test_a_dry_device_counts_and_runs_nothing():

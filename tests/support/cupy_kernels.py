@@ -6,12 +6,9 @@ threads that run forward, backward and in a shuffled order.  Where kernels are c
 memory of its own.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 import cupy_exact
 import numpy as np
@@ -89,15 +86,6 @@ def build_grouped(nodes, **options) -> Builder:
         elif i not in inner:
             ops.build(builder, i, node)
     return builder
-
-
-def cpu_tests(name: str) -> ModuleType:
-    """A new module from tests/backends/<name>.py: the CPU's op tests, whose `compute` may be replaced."""
-    path = Path(__file__).parents[1] / "backends" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"cpu_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **options) -> np.ndarray:
