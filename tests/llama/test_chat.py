@@ -191,7 +191,6 @@ def test_messages_without_role_or_content():
 
 
 def test_ids_of_a_conversation_have_control_tokens_and_bos_once():
-    pytest.importorskip("tokenizers")
     tokenizer = Tokenizer.from_metadata(SAMPLES["spm"])
     start, end = tokenizer.token_id("<|im_start|>"), tokenizer.token_id("<|im_end|>")
     ids = ChatTemplate().encode(tokenizer, [USER])

@@ -41,7 +41,6 @@ def test_a_character_of_several_tokens_comes_when_it_is_complete(tokenizer):
 
 
 def test_bytes_that_cannot_become_a_character_are_replaced_as_soon_as_that_is_certain():
-    pytest.importorskip("tokenizers")
     tokenizer = Tokenizer.from_metadata(SAMPLES["spm"])
     first, second, letter = (tokenizer.token_id(text) for text in ("<0xF0>", "<0x9F>", "<0x41>"))
     stream = tokenizer.stream()
@@ -54,7 +53,6 @@ def test_bytes_that_cannot_become_a_character_are_replaced_as_soon_as_that_is_ce
 
 
 def test_the_space_before_a_text_goes_even_when_special_tokens_come_first():
-    pytest.importorskip("tokenizers")
     tokenizer = Tokenizer.from_metadata(SAMPLES["spm"])
     ids = [tokenizer.bos_id, *tokenizer.encode("a b", add_special=False)]
     stream = tokenizer.stream()

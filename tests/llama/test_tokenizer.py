@@ -14,7 +14,7 @@ import ggml_sched as gs
 from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf
 from ggml_sched.llama.text.bpe import byte_letters
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
-from ggml_sched.llama.text.spm import Exact, Fallback
+from ggml_sched.llama.text.spm import Spm
 from ggml_sched.llama.text.vocabulary import Vocabulary
 
 pytest.importorskip("tokenizers")
@@ -198,18 +198,20 @@ def test_a_letter_of_unicode_16_has_no_category(pre):
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.one_of(ANY_TEXT, st.text("ab e\u2581=-\u00e9\u4e2d", max_size=60)))
-def test_merges_and_scores_agree_where_scores_differ(text, spm_pair):
-    library, exact = spm_pair
-    assert library.encode(text, add_special=False) == exact.encode((" " + text).replace(" ", "\u2581") if text else "")
-
-
-@pytest.fixture(scope="module")
-def spm_pair():
-    vocabulary = Vocabulary.from_metadata(SPM | {"tokenizer.ggml.token_type": [
-        1 if kind in (3, 4) else kind for kind in SPM["tokenizer.ggml.token_type"]]})
-    tokenizer = Tokenizer(vocabulary)
-    assert tokenizer._model._exact is None
-    return tokenizer, Exact(vocabulary, vocabulary.ids, Fallback(vocabulary, vocabulary.ids))
+@pytest.mark.parametrize("tied", [False, True], ids=["distinct scores", "tied scores"])
+def test_merges_are_those_of_a_search_for_the_best_pair(text, tied):
+    changed = {"tokenizer.ggml.scores": [0.0] * len(SPM["tokenizer.ggml.tokens"])} if tied else {}
+    vocabulary = Vocabulary.from_metadata(SPM | {"tokenizer.ggml.add_space_prefix": False} | changed)
+    parts = list(text.replace(" ", "\u2581"))
+    while pairs := [(-vocabulary.scores[vocabulary.ids[pair]], i) for i in range(len(parts) - 1)
+                    if (pair := parts[i] + parts[i + 1]) in vocabulary.ids]:
+        i = min(pairs)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    model, expected = Spm(vocabulary), []
+    for part in parts:
+        known = vocabulary.ids.get(part)
+        expected += [vocabulary.ids[f"<0x{byte:02X}>"] for byte in part.encode()] if known is None else [known]
+    assert model.encode(text, True) == expected
 
 
 def toy(tokens: list[str], scores: list[float], types=None, **changed) -> Tokenizer:
@@ -231,24 +233,13 @@ def test_the_highest_score_merges_first_and_the_leftmost_of_equal_ones():
     assert pieces(toy(["a", "b", "c", "bc", "ab"], [0, 0, 0, -1, -1]), "abc") == ["ab", "c"]
 
 
-def test_runs_grow_from_the_left_to_the_longest_token():
-    runs = toy(["a", "b", "aa", "aaa", "aaaa"], [0, 0, -9, -9, -9])
-    assert runs._model._exact is None
-    assert pieces(runs, "aaaaaaa") == ["aaaa", "aaa"]
-    assert pieces(runs, "aaaaaabaa") == ["aaaa", "aa", "b", "aa"]
-    gaps = toy(["a", "aa", "aaaa"], [0, -9, -9])
-    assert gaps._model._exact is not None
-    assert pieces(gaps, "aaaaa") == ["aaaa", "a"]
-
-
-def test_equal_scores_do_no_harm_where_merges_cannot_meet():
+def test_equal_scores_merge_from_the_left():
+    assert pieces(toy(["a", "b", "aa", "aaa", "aaaa"], [0, 0, -9, -9, -9]), "aaaaaaa") == ["aaaa", "aaa"]
+    assert pieces(toy(["a", "b", "aa", "aaa", "aaaa"], [0, 0, -9, -9, -9]), "aaaaaabaa") == ["aaaa", "aa", "b", "aa"]
+    assert pieces(toy(["a", "aa", "aaaa"], [0, -9, -9]), "aaaaa") == ["aaaa", "a"]
     tokens, scores = ["<", ">", "s>", "/", "s", "</", "<s>", "</s>"], [0, 0, -4, 0, 0, -5, 9, 9]
-    apart = toy(tokens, scores)
-    assert apart._model._exact is None
-    assert pieces(apart, "<s></s></s<s>") == ["<s>", "</s>", "</", "s", "<s>"]
-    awaited = toy([*tokens, "<s>>"], [*scores, 10])  # better than its parts: which of them comes first matters
-    assert awaited._model._exact is not None
-    assert pieces(awaited, "<s>>") == ["<s>>"]
+    assert pieces(toy(tokens, scores), "<s></s></s<s>") == ["<s>", "</s>", "</", "s", "<s>"]
+    assert pieces(toy([*tokens, "<s>>"], [*scores, 10]), "<s>>") == ["<s>>"]
 
 
 def test_letters_that_are_no_tokens_still_merge_into_one():
@@ -334,8 +325,8 @@ def test_ids_outside_the_vocabulary_are_named(bpe):
 def test_without_the_library_the_error_says_what_to_install():
     code = ("import sys; sys.modules['tokenizers'] = sys.modules['jinja2'] = None\n"
             "import ggml_sched.llama as llama\n"
-            "for make in (lambda: llama.Tokenizer.from_metadata({'tokenizer.ggml.model': 'llama',"
-            "'tokenizer.ggml.tokens': ['a'], 'tokenizer.ggml.scores': [0.0]}), llama.ChatTemplate):\n"
+            "for make in (lambda: llama.Tokenizer.from_metadata({'tokenizer.ggml.model': 'gpt2',"
+            "'tokenizer.ggml.tokens': ['a'], 'tokenizer.ggml.merges': []}), llama.ChatTemplate):\n"
             "    try: make()\n"
             "    except (llama.TokenizerError, llama.ChatTemplateError) as error:"
             "print(type(error).__name__, 'ggml-sched[llama]' in str(error))\n")

@@ -10,18 +10,7 @@ from ggml_sched.llama.errors import TokenizerError
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS, of_unicode_15
 from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary
 
-__all__ = ["Bpe", "byte_letters", "import_tokenizers"]
-
-
-def import_tokenizers():
-    """The library; TokenizerError where it is not installed."""
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise TokenizerError(
-            f"tokenizers are built on the 'tokenizers' library, which is not there ({error}): "
-            "pip install 'ggml-sched[llama]'") from error
-    return tokenizers
+__all__ = ["Bpe", "byte_letters"]
 
 
 def byte_letters() -> dict[str, int]:
@@ -35,7 +24,12 @@ class Bpe:
     """`encode(text) -> ids` of a text without special tokens; `token_bytes(text) -> bytes`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        library = import_tokenizers()
+        try:
+            import tokenizers as library
+        except ImportError as error:
+            raise TokenizerError(
+                f"BPE is computed by the 'tokenizers' library, which is not there ({error}): "
+                "pip install 'ggml-sched[llama]'") from error
         pre = PRETOKENIZERS[vocabulary.pre]
         try:
             model = library.models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=pre.whole_words)
