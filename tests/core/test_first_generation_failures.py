@@ -8,6 +8,7 @@ import gc
 import numpy as np
 import pytest
 import reference_first_generation as reference
+from devices import devices, poisoned
 
 import ggml_sched as gs
 
@@ -29,8 +30,9 @@ def weight_of(backend: gs.Backend, ne=8, name: str = "") -> gs.Tensor:
 
 def check_computes(graph: gs.Graph, policy: str, inputs: dict, results: dict, times: int = 1, backends=None) -> gs.Plan:
     """Compute a graph `times` times; after each the results are those expected.  The plan."""
-    with gs.Scheduler(backends or [gs.CpuBackend(1)], policy=policy) as sched:
+    with gs.Scheduler(backends or [poisoned()], policy=policy) as sched:
         plan = sched.alloc(graph)
+        plan.verify()
         for tensor, values in inputs.items():
             tensor.set(values)
         for _ in range(times):
@@ -134,18 +136,21 @@ def test_a_misaligned_buffer_of_the_measured_size_is_refused_not_overrun():
 # -- compile-time caps ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rounds", [1, 50, pytest.param(500, marks=pytest.mark.soak)])
 @POLICIES
-def test_more_than_four_backends(policy):
+def test_more_than_four_backends(policy, rounds):
     ctx = gs.Context()
-    backends = [gs.DryBackend(f"B{i}") for i in range(9)]
+    backends = [gs.DryBackend(f"B{i}") for i in range(20)]
+    weights = [weight_of(backend) for backend in backends]
     x = ctx.tensor("f32", 8, "x", input=True)
-    for backend in backends:
-        x = ctx.mul(x, weight_of(backend))
+    for weight in weights * rounds:
+        x = ctx.mul(x, weight)
     graph = gs.Graph(x)
     with gs.Scheduler(backends, policy=policy) as sched:
         plan = sched.alloc(graph)
-        assert [plan.backend_of(t) for t in graph.nodes] == backends
-        assert len(plan.splits) == 9
+        plan.verify()
+        assert [plan.backend_of(t) for t in graph.nodes] == backends * rounds
+        assert len(plan.splits) == 20 * rounds
         sched.compute(graph)
 
 
@@ -173,13 +178,22 @@ def test_more_than_256_splits(policy):
 
 @POLICIES
 def test_a_tensor_used_17_times_in_a_split(policy):
-    a, b = gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")
-    ctx, x, weights = gs.Context(), weight_of(b, 4), [weight_of(a, 4) for _ in range(40)]
-    total = ctx.mul(weights[0], ctx.neg(x))
-    for weight in weights:
-        total = ctx.add(total, ctx.mul(weight, x))
-    inputs = {x: np.full(4, 2.0), **dict.fromkeys(weights, np.ones(4))}
-    check_computes(gs.Graph(total), policy, inputs, {total: [78.0] * 4}, backends=[a, b])
+    device, host = devices(2)
+    ctx, x, weight = gs.Context(), weight_of(host, 4), weight_of(device, 4)
+    x.set(np.full(4, 2.0))
+    weight.set(np.ones(4))
+    total = ctx.add(weight, weight)
+    for _ in range(1000):
+        total = ctx.add(total, x)
+    graph = gs.Graph(total)
+    with gs.Scheduler((device, host), policy=policy) as sched:
+        for node in graph.nodes:
+            sched.set_tensor_backend(node, device)
+        plan = sched.alloc(graph)
+        plan.verify()
+        assert len(plan.splits) == 1 and len(plan.copies) == (1000 if policy == "seed" else 1)
+        sched.compute(graph)
+        assert total.numpy().tolist() == [2002] * 4
 
 
 def test_more_than_16_inputs_of_a_split():
@@ -277,14 +291,13 @@ def test_a_graph_with_nothing_allocated_beforehand(policy):
                    backends=[gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")])
 
 
+@pytest.mark.parametrize("n_backends", [1, 3])
 @POLICIES
-def test_an_empty_graph(policy):
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        graph = gs.Graph()
-        plan = sched.plan(graph)
-        assert (plan.splits, plan.copies, plan.copy_bytes, plan.buffer_sizes) == ((), (), 0, (0,))
-        sched.alloc(graph)
-        sched.compute(graph)
+def test_an_empty_graph(policy, n_backends):
+    graph = gs.Graph()
+    plan = check_computes(graph, policy, {}, {}, backends=devices(n_backends))
+    assert (plan.splits, plan.copies, plan.copy_bytes, plan.buffer_sizes) == ((), (), 0, (0,) * n_backends)
+    assert "0 nodes" in str(plan) and plan.to_dot()
     with gs.TensorAllocator.measure(64) as tallocr:
         assert gs.GraphAllocator().alloc_graph(tallocr, graph) == 0
 
@@ -292,19 +305,20 @@ def test_an_empty_graph(policy):
 @POLICIES
 def test_a_graph_of_leafs_only(policy):
     ctx = gs.Context()
-    x = ctx.tensor("f32", 4, "x", input=True)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        sched.compute(gs.Graph(x))
-        assert sched.plan(gs.Graph(x)).splits == ()
+    graph = gs.Graph(ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y"))
+    assert check_computes(graph, policy, {}, {}, backends=devices(2)).splits == ()
 
 
+@pytest.mark.parametrize("flagged", [True, False])
+@pytest.mark.parametrize("n_backends", [1, 3])
 @POLICIES
-def test_a_graph_of_views_only(policy):
+def test_a_graph_of_views_only(policy, n_backends, flagged):
     ctx = gs.Context()
-    x = ctx.tensor("f32", 6, "x", input=True)
+    x = ctx.tensor("f32", 6, "x", input=flagged)
     y = ctx.transpose(ctx.reshape(x, 3, 2))
-    check_computes(gs.Graph(y), policy, {x: np.arange(6.0)}, {y: [[0, 3], [1, 4], [2, 5]]},
-                   backends=[gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")])
+    part = ctx.view_1d(y, 2, 8)
+    check_computes(gs.Graph(y, part), policy, {x: np.arange(6.0)}, {y: [[0, 3], [1, 4], [2, 5]], part: [2, 3]},
+                   backends=devices(n_backends))
 
 
 @POLICIES
@@ -440,7 +454,7 @@ def test_an_op_that_nobody_supports(policy):
     y = ctx.set_name(ctx.add(x, x), "the sum")
     with gs.Scheduler(backends, policy=policy) as sched:
         for call in (sched.plan, sched.compute):
-            with pytest.raises(gs.UnsupportedOp, match="'the sum'.*ADD"):
+            with pytest.raises(gs.UnsupportedOp, match="'the sum'.*ADD.*A.*B"):
                 call(gs.Graph(y))
         sched.compute(gs.Graph(ctx.mul(x, x)))
 

@@ -40,11 +40,12 @@ class Faulty(FaultyCpuBackend):
 class World:
     """A scheduler over 1 to 3 backends, and two chains; `small` has been computed when `warm`."""
 
-    def __init__(self, n: int, copies: int = 1, warm: bool = False, reserve: bool = False) -> None:
+    def __init__(self, n: int, copies: int = 1, warm: bool = False, reserve: bool = False,
+                 policy: str = "default") -> None:
         self.backends = [Faulty(f"b{k}") for k in range(n)]
         self.small = Chain(self.backends, rows=2, log=4)
         self.large = Chain(self.backends, rows=40, log=4)
-        self.scheduler = gs.Scheduler(self.backends, copies=copies)
+        self.scheduler = gs.Scheduler(self.backends, policy, copies=copies)
         self.residents = [b.used for b in self.backends]
         self.row = 0
         if reserve:
@@ -107,6 +108,7 @@ def queued(world):
 
 SCENARIOS = {
     "alloc and compute": (alloc_and_compute, {}),
+    "alloc and compute, by the seed policy": (alloc_and_compute, {"policy": "seed"}),
     "reserve, growing": (reserve_growing, {"warm": True}),
     "two graphs": (two_graphs, {"warm": True}),
     "two graphs, reserved": (two_graphs, {"reserve": True}),

@@ -76,41 +76,6 @@ def test_outputs_are_never_overwritten(policy, recipe):
         assert not any(plan.data.is_inplace(k) and plan.data.root(k) == i for k in range(plan.data.n_tensors))
 
 
-def test_an_output_in_the_middle_keeps_its_value():
-    backend = poisoned("CPU")
-    ctx = gs.Context()
-    x = ctx.tensor("f32", 64, "x", input=True)
-    middle = ctx.sqr(x)
-    ctx.set_output(middle)
-    h = middle
-    for k in range(8):
-        h = ctx.scale(ctx.add(h, x), 1.0 + k)
-    graph = gs.Graph(h)
-    with gs.Scheduler([backend]) as sched:
-        verified(sched.alloc(graph))
-        x.set(np.arange(64, dtype=F32))
-        for _ in range(2):
-            sched.compute(graph)
-            np.testing.assert_array_equal(middle.numpy(), np.arange(64, dtype=F32) ** 2)
-
-
-def test_an_input_can_be_read_back_after_a_compute():
-    backend = poisoned("CPU")
-    ctx = gs.Context()
-    x = ctx.tensor("f32", 64, "x", input=True)
-    h = ctx.sqr(x)
-    for _ in range(5):
-        h = ctx.add(ctx.sqr(h), h)
-    graph = gs.Graph(h)
-    with gs.Scheduler([backend]) as sched:
-        sched.alloc(graph)
-        x.set(np.linspace(0, 1, 64, dtype=F32))
-        first = sched.compute(graph) and h.numpy()
-        np.testing.assert_array_equal(x.numpy(), np.linspace(0, 1, 64, dtype=F32))
-        sched.compute(graph)
-        np.testing.assert_array_equal(h.numpy(), first)
-
-
 # -- several buffers for an arena ----------------------------------------
 
 
@@ -344,18 +309,6 @@ def test_weights_beside_the_arena_use_the_memory_too(kind):
     second.close()
     buffer.close()
     assert backend.used == 0
-
-
-def test_the_second_of_two_backends_does_not_fit():
-    """The first one's memory is not taken either."""
-    first, second = gs.DryBackend("D0"), gs.DryBackend("D1", memory=4096)
-    graph, _, _ = wide(6)
-    with gs.Scheduler([first, second]) as sched:
-        for node in graph.nodes[4:]:
-            sched.set_tensor_backend(node, second)
-        with pytest.raises(gs.OutOfMemory, match="D1"):
-            sched.alloc(graph)
-        assert first.used == second.used == 0
 
 
 def test_kept_weights_take_turns_where_they_do_not_fit():

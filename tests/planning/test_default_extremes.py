@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from devices import devices, poisoned, resident, verified, wait
+from devices import devices, poisoned, resident, verified
 
 import ggml_sched as gs
 
@@ -51,28 +51,6 @@ def test_no_chunk_ends_beyond_63_bits():
             sched.plan(more)
 
 
-@pytest.mark.parametrize("n", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_twenty_backends_and_thousands_of_splits(n):
-    backends = tuple(gs.DryBackend(f"D{k}") for k in range(20))
-    homes = gs.Context("biases")
-    ctx = gs.Context()
-    h = ctx.tensor("f32", 8, "x", input=True)
-    biases = []
-    for b in backends:
-        home = gs.Context(b.name)
-        biases.append(home.tensor("f32", 8, f"bias {b.name}"))
-        b.alloc_tensors(home)
-    del homes
-    for k in range(n):
-        h = ctx.add(h, biases[k % 20])
-    graph = gs.Graph(h)
-    with gs.Scheduler(backends) as sched:
-        plan = verified(sched.plan(graph))
-        assert len(plan.splits) == n
-        sched.alloc(graph)
-        assert sched.compute(graph)
-
-
 def test_three_thousand_streamed_weights():
     """Each opens a split of its own; all use the same memory."""
     device, host = devices(2, offloads=("MUL_MAT",))
@@ -90,24 +68,6 @@ def test_three_thousand_streamed_weights():
         x.set(np.arange(4, dtype=F32))
         assert sched.compute(graph)
         np.testing.assert_array_equal(h.numpy(), np.arange(4, dtype=F32))
-
-
-def test_one_tensor_used_a_thousand_times_in_a_split():
-    device, host = devices(2)
-    w = resident(host, "w", np.full(4, 2, F32))
-    v = resident(device, "v", np.ones(4, F32))
-    ctx = gs.Context()
-    h = ctx.add(v, v)
-    for _ in range(1000):
-        h = ctx.add(h, w)
-    graph = gs.Graph(h)
-    with gs.Scheduler((device, host)) as sched:
-        for node in graph.nodes:
-            sched.set_tensor_backend(node, device)
-        plan = verified(sched.alloc(graph))
-        assert len(plan.splits) == 1 and len(plan.copies) == 1
-        assert sched.compute(graph)
-        np.testing.assert_array_equal(h.numpy(), np.full(4, 2002, F32))
 
 
 @pytest.mark.parametrize("n, check", [(500, verified), (10_000, lambda plan: plan)])
@@ -146,41 +106,6 @@ def test_a_chain_of_ten_thousand_nodes():
 # -- empty and tiny graphs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["default", "seed"])
-@pytest.mark.parametrize("n_backends", [1, 3])
-def test_an_empty_graph(policy, n_backends):
-    with gs.Scheduler(devices(n_backends), policy=policy) as sched:
-        graph = gs.Graph()
-        plan = verified(sched.alloc(graph))
-        assert plan.splits == () and plan.copies == () and plan.buffer_sizes == (0,) * n_backends
-        assert sched.compute(graph) is True
-        sched.reserve(graph)
-        assert "0 nodes" in str(plan) and plan.to_dot()
-
-
-@pytest.mark.parametrize("policy", ["default", "seed"])
-@pytest.mark.parametrize("flagged", [True, False])
-@pytest.mark.parametrize("n_backends", [1, 3])
-def test_a_graph_of_views_only(policy, flagged, n_backends):
-    with gs.Scheduler(devices(n_backends), policy=policy) as sched:
-        ctx = gs.Context()
-        x = ctx.tensor("f32", (4, 3), "x", input=flagged)
-        view = ctx.view_1d(ctx.transpose(ctx.reshape(x, 3, 4)), 4, 16)
-        graph = gs.Graph(view)
-        verified(sched.alloc(graph))
-        x.set(np.arange(12, dtype=F32))
-        assert sched.compute(graph) is True
-        np.testing.assert_array_equal(view.numpy(), np.arange(4, 8, dtype=F32))
-
-
-def test_a_graph_of_leafs_only():
-    with gs.Scheduler(devices(2)) as sched:
-        ctx = gs.Context()
-        graph = gs.Graph(ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y"))
-        verified(sched.alloc(graph))
-        assert sched.compute(graph) is True
-
-
 @pytest.mark.parametrize("n_backends", [1, 3])
 def test_a_leaf_that_only_unused_views_name_beside_nodes(n_backends):
     """Such a leaf once had no backend, and the allocator wrote in front of the first arena."""
@@ -199,72 +124,7 @@ def test_a_leaf_that_only_unused_views_name_beside_nodes(n_backends):
             np.testing.assert_array_equal(view.numpy().ravel(), np.arange(4, dtype=F32))
 
 
-def test_tensors_without_elements():
-    device, host = devices(2)
-    ctx = gs.Context()
-    x = ctx.tensor("f32", (4, 0), "x", input=True)
-    w = resident(device, "w", np.eye(4, dtype=F32))
-    nothing = ctx.mul_mat(w, x)
-    y = ctx.tensor("f32", (4, 2), "y", input=True)
-    out = ctx.concat(nothing, ctx.mul_mat(w, y), 1)
-    graph = gs.Graph(out)
-    with gs.Scheduler((device, host)) as sched:
-        verified(sched.alloc(graph))
-        x.set(np.zeros((0, 4), F32))
-        y.set(np.arange(8, dtype=F32).reshape(2, 4))
-        assert sched.compute(graph)
-        np.testing.assert_array_equal(out.numpy(), np.arange(8, dtype=F32).reshape(2, 4))
-
-
 # -- threads ------------------------------------------------------------------------------------------------
-
-
-def waiting(name):
-    """A device that stops in the middle of a compute until the test sets `go_on`."""
-    entered, go_on = threading.Event(), threading.Event()
-    go_on.set()
-    return poisoned(name, before={"graph_plan_compute": lambda _plan: (entered.set(), wait(go_on))},
-                    attributes={"entered": entered, "go_on": go_on})
-
-
-def test_a_second_thread_in_one_scheduler_gets_a_clear_error_and_breaks_nothing():
-    backend = waiting("CPU")
-    ctx = gs.Context()
-    x = ctx.tensor("f32", 4, "x", input=True)
-    out = ctx.scale(x, 2.0)
-    graph, other = gs.Graph(out), gs.Graph(ctx.neg(x))
-    with gs.Scheduler([backend]) as sched:
-        sched.alloc(graph)
-        x.set(np.ones(4, F32))
-        backend.go_on.clear()
-        results = []
-        thread = threading.Thread(target=lambda: results.append(sched.compute(graph)))
-        thread.start()
-        try:
-            assert backend.entered.wait(20)
-            for call in (lambda: sched.compute(graph), lambda: sched.plan(other), lambda: sched.alloc(other),
-                         lambda: sched.reserve(other), sched.reset, sched.close, sched.synchronize,
-                         lambda: sched.set_tensor_backend(x, backend)):
-                with pytest.raises(gs.Error, match="at work"):
-                    call()
-        finally:
-            backend.go_on.set()
-            thread.join()
-        assert results == [True]
-        np.testing.assert_array_equal(out.numpy(), np.full(4, 2, F32))
-        assert sched.compute(graph) is True
-
-
-def test_a_callback_that_uses_its_scheduler_gets_a_clear_error():
-    ctx = gs.Context()
-    x = ctx.tensor("f32", 4, "x", input=True)
-    graph = gs.Graph(ctx.scale(x, 2.0))
-    with gs.Scheduler([poisoned("CPU")]) as sched:
-        sched.alloc(graph)
-        x.set(np.ones(4, F32))
-        with pytest.raises(gs.Error, match="at work"):
-            sched.compute(graph, callback=lambda node: sched.compute(graph))
-        assert sched.compute(graph) is True
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared backends", "backends of their own"])

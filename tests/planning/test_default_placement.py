@@ -205,16 +205,6 @@ def test_an_op_that_its_backend_does_not_support_falls_back_with_copies_in_and_o
     assert [(c.tensor.name, c.backend) for c in plan.copies][1:] == [("h", cpu), ("p", gpu)]
 
 
-def test_an_op_that_nobody_supports_is_an_error_that_names_it():
-    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"),
-                dry_device("CPU", supports_op=lambda t: t.op != "SOFT_MAX"))
-    out = s.named("the culprit", s.ctx.soft_max(s.input()))
-    with pytest.raises(gs.UnsupportedOp, match="the culprit.*GPU.*CPU"):
-        s.plan(out)
-    fine = s.ctx.scale(s.input(), 2.0)
-    s.plan(fine)
-
-
 # -- weights that are brought in ----------------------------------------
 
 
@@ -285,25 +275,6 @@ def test_a_backend_that_does_not_support_the_op_is_not_offered_it():
 # -- the caller's assignments ----------------------------------------
 
 
-def test_assignments_work_before_and_after_planning_and_survive_a_reset():
-    s = Setting("GPU0", "GPU1", "CPU")
-    gpu0, gpu1, cpu = s.backends
-    h = s.ctx.mul_mat(s.weight(gpu0), s.input())
-    out = s.ctx.silu(h)
-    s.sched.set_tensor_backend(out, gpu1)
-    plan = s.plan(out)
-    assert plan.backend_of(out) is gpu1
-    says(plan, out, "caller")
-    s.sched.reset()
-    assert s.sched.get_tensor_backend(out) is gpu1 and s.plan(out).backend_of(out) is gpu1
-    s.sched.alloc(plan.graph)
-    s.sched.set_tensor_backend(out, cpu)        # at any time
-    assert s.sched.alloc(plan.graph).backend_of(out) is cpu
-    s.sched.set_tensor_backend(out, None)
-    assert s.plan(out).backend_of(out) is gpu0
-    assert plan.backend_of(out) is gpu1         # a plan is a value
-
-
 def test_assigned_leafs_and_views():
     s = Setting("GPU0", "GPU1", "CPU")
     gpu0, gpu1, cpu = s.backends
@@ -315,15 +286,6 @@ def test_assigned_leafs_and_views():
     assert plan.backend_of(x) is gpu0 and plan.backend_of(y) is gpu1
     says(plan, x, "caller")
     assert [c.tensor.view_src for c in plan.copies] == [y]
-
-
-def test_a_stranger_is_refused():
-    s = Setting("GPU", "CPU")
-    with pytest.raises(gs.PlacementError, match="OTHER"):
-        s.sched.set_tensor_backend(s.input(), gs.DryBackend("OTHER"))
-    foreign = s.weight(gs.DryBackend("OTHER"), name="far away")
-    with pytest.raises(gs.PlacementError, match="far away.*OTHER"):
-        s.plan(s.ctx.mul_mat(foreign, s.input()))
 
 
 def test_inputs_are_copied_once_for_the_whole_graph():
