@@ -8,7 +8,8 @@
 #include <string.h>
 #include "ggml_sched/hash.h"
 
-/* Make room for `n` items in the array that *field points to; what is there stays.  False without memory. */
+/* Reallocate the array whose pointer is stored at `field` to `n` items of `item` bytes; its contents stay.  False
+ * without memory: the array is unchanged then. */
 static inline bool gh_grow(void *field, size_t item, int64_t n)
 {
     void *old, *found;
@@ -21,7 +22,8 @@ static inline bool gh_grow(void *field, size_t item, int64_t n)
     return true;
 }
 
-/* Make room for n items and more where there are fewer: *room is for how many there is.  False without memory. */
+/* Let an array have room for at least n items: if *room, its present capacity in items, is less, it grows to a quarter
+ * more than n, so that repeated appending copies little.  False without memory. */
 static inline bool gh_make_room(void *field, size_t item, int32_t *room, int64_t n)
 {
     if (n > *room) {
@@ -35,7 +37,7 @@ static inline bool gh_make_room(void *field, size_t item, int32_t *room, int64_t
 
 #define GH_SWAP(type, a, b) do { type gh_kept = (a); (a) = (b); (b) = gh_kept; } while (0)
 
-/* Copy n items; of none, the arrays may be NULL. */
+/* Copy n items of `item` bytes.  memcpy must not be given NULL; here the arrays may be NULL where n is 0. */
 static inline void gh_copy(void *to, const void *from, int64_t n, size_t item)
 {
     if (n > 0) {
@@ -43,7 +45,7 @@ static inline void gh_copy(void *to, const void *from, int64_t n, size_t item)
     }
 }
 
-/* Whether two arrays hold the same n items. */
+/* Whether two arrays hold the same n items of `item` bytes; the arrays may be NULL where n is 0. */
 static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
 {
     return n == 0 || memcmp(a, b, (size_t)n * item) == 0;

@@ -1,7 +1,7 @@
 /* ggml_sched/llama_cpp/graph/fusion.c -- hazards of fused kernels.  See fusion.h. */
 #include "fusion.h"
 
-/* Nodes that may be fused: a norm, a product, a sum. */
+/* The most nodes that ggml fuses into one kernel: a norm, the product with its weight, and a sum. */
 #define GH_WINDOW 3
 
 bool gh_alloc_deps_add(gh_alloc_deps *deps, int32_t node, int32_t tensor)
@@ -20,8 +20,8 @@ bool gh_alloc_deps_add(gh_alloc_deps *deps, int32_t node, int32_t tensor)
     return true;
 }
 
-/* Whether `later` is the only reader of `id`, and ggml would compute it in place of that if their layouts were the
- * same: one kernel may compute both. */
+/* Whether one kernel may compute both nodes `id` and `later`: `later` is the only reader of `id`, and has an op that
+ * ggml computes in place of a source of the same layout. */
 static bool may_follow(const gh_reader *r, const gs_graph_arrays *g, int32_t id, int32_t later)
 {
     if (r->lib->inplace[g->layout[later].op] == 0 || r->item[id].n_readers != 1) {
@@ -41,7 +41,7 @@ bool gh_fusion_find_hazards(const gh_reader *r, const gs_graph_arrays *g, gh_fus
     hazards->n = 0;
     for (int32_t i = 0; i + 1 < n; i++) {
         const int32_t first = r->order[i];
-        /* A view reads nothing. */
+        /* A node that is a view reads nothing, and so cannot be the first node of a kernel. */
         if (gh_is_view_op(g->layout[first].op)) {
             continue;
         }

@@ -2,9 +2,9 @@
  *
  * A fused kernel reads the sources of its first node while it writes the result of its last, and no backend checks
  * whether the two overlap.  Under ggml's own allocator they never do: it computes the later node in place of the
- * earlier one, whose memory was taken while those sources were still in use.  A planner that packs all lifetimes may
- * put the result where such a source has just died.  Pairs that conflict become alloc dependencies: the source keeps
- * its memory until the last node is done.
+ * earlier one, whose memory was allocated while those sources were still in use.  Our planner packs all lifetimes and
+ * may put the result where such a source has just died.  Then the source becomes an alloc dependency of the last node,
+ * which means that it keeps its memory until that node is done, and the graph is planned again.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_FUSION_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_FUSION_H
@@ -26,8 +26,9 @@ typedef struct gh_alloc_deps {
 /* Add a pair unless it is there.  False without memory. */
 bool gh_alloc_deps_add(gh_alloc_deps *deps, int32_t node, int32_t tensor);
 
-/* A source of `first` that must not overlap the result of `last`, if shapes are such that ggml fuses first, mid and
- * last.  `mid` is between the two, or is `first`. */
+/* `source` is read by the node `first`, and must not overlap the result of the node `last` where ggml may compute
+ * first, mid and last as one kernel: where all three have the same shape.  `mid` is the node just before `last`; it is
+ * `first` itself where only two nodes are fused.  All four are ids. */
 typedef struct gh_fusion_hazard {
     int32_t first;
     int32_t mid;
@@ -41,12 +42,13 @@ typedef struct gh_fusion_hazards {
     int32_t room;
 } gh_fusion_hazards;
 
-/* All hazards of a wiring, whatever shapes and plan.  False without memory. */
+/* List every hazard that a graph of this wiring can have, whatever its shapes and its plan: gh_plan_find_conflict picks
+ * those that a plan really has.  False without memory. */
 bool gh_fusion_find_hazards(const gh_reader *r, const gs_graph_arrays *graph, gh_fusion_hazards *hazards);
 
-/* -- planner_graph.c: the planner's graph of what was read, finished.  *graph is refilled, or made where it is NULL;
- * *arrays gets its arrays.  `inputs`: leafs that are inputs are flagged so; they keep their memory until all readers
- * are done. */
+/* -- planner_graph.c: build the planner's graph of the graph that was read, and finish it (graph_finish of the C API).
+ * *graph is refilled, or made where it is NULL; *arrays receives its arrays.  `inputs`: leafs that ggml flags as inputs
+ * get the planner's input flag, with which they keep their memory until all their readers are done. */
 int gh_build_planner_graph(const gh_reader *r, bool inputs, const gh_alloc_deps *deps, gs_api_graph **graph,
                            gs_graph_arrays *arrays, gs_error *error);
 

@@ -1,19 +1,20 @@
-/* ggml_sched/llama_cpp/graph/graph_reader.c -- one pass gives ids, one finds sources.  See graph_reader.h. */
+/* ggml_sched/llama_cpp/graph/graph_reader.c -- reads a graph of ggml's in two passes: the first gives the listed
+ * tensors their ids, the second finds the sources of each.  See graph_reader.h. */
 #include "graph_reader.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A longer chain of views is a cycle: ggml makes views of roots only. */
+/* Views of views that are followed.  ggml lets a view name its root at once, so a chain this long is a cycle. */
 #define GH_MAX_CHAIN 64
 #define GH_MAX_SRC 10
-/* How many nodes ahead are prefetched. */
+/* How many nodes ahead of the one that is read are fetched into the processor's cache. */
 #define GH_NODES_AHEAD 8
 
 /* -- memory ---------------------------------------------------------------------------------------------------- */
 
-/* Make room for n ids. */
+/* Let all arrays have room for n ids.  False without memory, or for more ids than a graph may have. */
 static bool make_room(gh_reader *r, int64_t n)
 {
     if (n <= r->room_items) {
@@ -53,7 +54,7 @@ int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor)
     return r->n == 0 ? -1 : *gs_index_find(&r->index, r->item, sizeof *r->item, tensor) - 1;
 }
 
-/* The id of a tensor, a new one if it has none; -1 without room. */
+/* The id of a tensor.  A tensor without one gets the next id; -1: the arrays have no room for it. */
 static int32_t intern(gh_reader *r, gx_tensor *t)
 {
     int32_t *slot = gs_index_find(&r->index, r->item, sizeof *r->item, t);
@@ -107,7 +108,8 @@ static inline bool is_node(const gh_item *item)
     return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
 }
 
-/* Decide what a tensor is to the planner. */
+/* Choose the op with which a tensor appears in the planner's graph, and whether it is an alias.  An op that the planner
+ * does not know, and a view that lacks its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
 static void classify(gh_reader *r, gh_item *item)
 {
     const gx_tensor *t = item->tensor;
@@ -131,7 +133,8 @@ static void classify(gh_reader *r, gh_item *item)
     }
 }
 
-/* Give every listed tensor an id before sources are looked at: a source may be listed later than its reader. */
+/* Give every leaf and node that the graph lists its id.  This comes before any source is followed, because a source may
+ * be listed after its reader, and would otherwise be taken for a tensor that is not listed. */
 static int intern_listed(gh_reader *r)
 {
     int32_t n_of_leafs;
@@ -171,8 +174,8 @@ static int intern_listed(gh_reader *r)
 
 /* -- sources --------------------------------------------------------------------------------------------------- */
 
-/* The id that a node reads when it names tensor t: that of t, or of the tensor that t is an alias of.  -1: no room,
- * -2: a cycle of views. */
+/* The id that the node at position `reader` reads when it names tensor t: that of t, or of the tensor that t is an
+ * alias of.  A tensor without an id gets one.  -1: the arrays have no room; -2: a cycle of views. */
 static int32_t read_id(gh_reader *r, gx_tensor *t, int32_t reader)
 {
     for (int left = GH_MAX_CHAIN; left > 0; left--) {
@@ -201,7 +204,8 @@ static inline void put_src(gh_reader *r, int32_t *n_src, int32_t id, int slot)
     ++*n_src;
 }
 
-/* Find the sources of a node, its root among them.  Tensors that are not listed get their ids here. */
+/* Append the sources of a node to r->src, from *n_src on.  The planner wants the root of a view among its sources, and
+ * it is added where ggml does not name it.  Tensors that the graph does not list get their ids here. */
 static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
 {
     gx_tensor *t = r->item[id].tensor;
@@ -223,14 +227,16 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
         r->plain &= r->item[s].tensor == t->src[k];
-        /* A node without an op keeps its sources alive; a source that is computed later is not alive yet. */
+        /* A node without an op only keeps its sources' memory until then; a source that is computed later has none yet
+         * and is left out. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
             continue;
         }
         put_src(r, n_src, s, k);
         last = k;
     }
-    /* A view without an op is no node to the planner, but its root gets an id: the graph names it. */
+    /* A view without an op is no view to the planner, but the tensor that it views gets an id: a signature compares all
+     * tensors that the graph names. */
     if (r->item[id].role == GH_ROLE_ALIAS && read_id(r, t->view_src, position) < 0) {
         return r->n >= r->room_items ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
     }
@@ -262,7 +268,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
     return GS_OK;
 }
 
-/* Add an id without a tensor of ggml's. */
+/* Add a tensor that only the planner's graph has, and return its id; -1: no room. */
 static int32_t add_planner_tensor(gh_reader *r, int op)
 {
     gh_item *item;
@@ -277,9 +283,11 @@ static int32_t add_planner_tensor(gh_reader *r, int op)
     return r->n_all++;
 }
 
-/* Give unread leafs that need memory a reader without bytes, one for every ten.  Inputs are read at the start: they are
- * written before the graph runs, and their memory is free then.  Others are read at the end: the client may read
- * them. */
+/* The planner gives memory only to leafs that are read, ggml to all.  So unread leafs get a node that reads them and
+ * computes nothing: a keeper, one for every ten, the most sources that a node has.  With `inputs`, those of leafs that
+ * are inputs and no outputs are added, as the first nodes: such a leaf is written before the graph runs, and its memory
+ * may be reused from then on.  Otherwise those of all other leafs, as the last nodes: the client may read these at the
+ * end. */
 static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
 {
     int32_t keeper = -1, held = 0;
@@ -305,8 +313,8 @@ static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
     return GS_OK;
 }
 
-/* For each node that is flagged as an input, add a leaf to the planner's graph: it owns the memory that the node writes
- * to, so that the input is there from the start. */
+/* For each node that is flagged as an input, add a leaf to the planner's graph that owns the node's memory.  The client
+ * writes the input before the graph runs, so its memory must be taken from the start, not from the node on. */
 static int add_input_leafs(gh_reader *r)
 {
     for (int32_t i = 0; i < r->n; i++) {
@@ -322,13 +330,13 @@ static int add_input_leafs(gh_reader *r)
         r->item[leaf].reader = item->node;
         r->item[leaf].role = GH_ROLE_PLACED;
         r->item[leaf].n_readers = 1;
-        /* The id whose shape the leaf has. */
+        /* A leaf has no root; here the field holds the node whose shape the leaf has. */
         r->item[leaf].root = i;
         r->plain = false;
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
     }
-    /* Views of such a node are views of the leaf. */
+    /* Views of such a node become views of its leaf: a root is never a view itself. */
     for (int32_t i = 0; i < r->n && r->n_all > r->n; i++) {
         gh_item *item = &r->item[i];
         if (item->root >= 0 && item->root < r->n && r->item[item->root].root >= r->n) {
@@ -338,7 +346,7 @@ static int add_input_leafs(gh_reader *r)
     return GS_OK;
 }
 
-/* Whether a tensor is no view and has no sources. */
+/* Whether a tensor is no view and names no sources: as the leafs of a plain graph. */
 static bool is_bare(const gx_tensor *t)
 {
     bool bare = t->view_src == NULL;
@@ -348,7 +356,8 @@ static bool is_bare(const gx_tensor *t)
     return bare;
 }
 
-/* Find the sources of all nodes, in the order of ids.  Tensors that get an id meanwhile have no sources. */
+/* Find the sources of all nodes, in the order of ids, and list nodes and leafs of the planner's graph.  Tensors that
+ * get their ids meanwhile, because a node names them, are leafs: they have no sources. */
 static int wire(gh_reader *r)
 {
     int32_t n_src = 0, id;
@@ -366,7 +375,7 @@ static int wire(gh_reader *r)
     }
     r->n_all = r->n;
     status = add_input_leafs(r);
-    /* A node that writes to an input leaf also reads it: insert that source. */
+    /* A node that is a view of such a leaf also reads it: insert the leaf as its last source. */
     for (id = r->n; id < r->n_all && status == GS_OK; id++) {
         const int32_t node = r->item[id].root;
         const int32_t at = node + 1 < r->n ? r->src_begin[node + 1] : n_src;
@@ -414,7 +423,8 @@ static int wire(gh_reader *r)
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph)
 {
     int status = GS_NO_HOST_MEMORY;
-    /* A first attempt has room for few tensors that are not listed, a second one for as many as there can be. */
+    /* The first attempt has room for 64 tensors that the graph does not list, which is nearly always enough; the second
+     * for as many as the nodes can name. */
     for (int attempt = 0; attempt < 2 && status == GS_NO_HOST_MEMORY; attempt++) {
         status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
         if (status == GS_OK) {

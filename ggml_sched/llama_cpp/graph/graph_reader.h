@@ -4,15 +4,16 @@
  * allocates nothing once the largest graph was read.
  *
  * Every tensor gets an id: first the leafs, then the nodes, then tensors that nodes read and the graph does not list.
- * Behind these come ids of the planner's graph alone.  A tensor of ggml's without an op may be several things:
- *   - a leaf that is a view: readers read the tensor that it views;
+ * The ids after these belong to tensors that only the planner's graph has.  A tensor of ggml's without an op becomes:
+ *   - a leaf that is a view: not in the planner's graph; its readers read the tensor that it views;
  *   - a node that views another tensor, with which a scheduler marks "still in use here": a node without bytes;
  *   - a node that views nothing, such as the destination of a copy: a node whose memory begins there, or a leaf if it
  *     is flagged as an input;
  *   - a tensor that nodes read and the graph does not list: a leaf.
- * A node with an op that is flagged as an input gets the memory of a leaf of the planner's, which exists from the
- * start. Leafs that no node reads get a reader without bytes, so that they have memory: inputs at the start, others at
- * the end.
+ * A node with an op that is flagged as an input is written by the client before the graph runs.  The planner's graph
+ * has a leaf for it, and the node is a view of that leaf, so that its memory is taken from the start.
+ * Leafs that no node reads get a node that reads them and has no bytes, because the planner gives memory only to leafs
+ * that are read: for inputs it is the first node, for others the last (graph_reader.c says why).
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_READER_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_READER_H
@@ -25,18 +26,18 @@
 enum gh_role {
     GH_ROLE_EXTERNAL = 0,   /* the client gave it memory                                        */
     GH_ROLE_PLACED = 1,     /* the plan gives it memory                                         */
-    GH_ROLE_VIEW = 2,       /* from its root                                                    */
-    GH_ROLE_ALIAS = 3       /* from its root; a view without an op, which the planner never sees */
+    GH_ROLE_VIEW = 2,       /* it shares the memory of its root                                 */
+    GH_ROLE_ALIAS = 3       /* so does this: a view without an op, which the planner never sees */
 };
 
-#define GH_NOWHERE (-1)     /* a position: not among the graph's nodes, or leafs                */
+#define GH_NOWHERE (-1)     /* instead of a position: not among the graph's nodes, or not among its leafs */
 
 typedef struct gh_item {
-    gx_tensor *tensor;      /* NULL: an id of the planner's graph alone                         */
-    int32_t node;           /* position among the graph's nodes                                 */
-    int32_t leaf;           /* position among the graph's leafs                                 */
-    int32_t reader;         /* of a tensor that is not listed: position of its first reader     */
-    int32_t root;           /* of a view: the id that owns its memory; -1                       */
+    gx_tensor *tensor;      /* NULL: only the planner's graph has this id                       */
+    int32_t node;           /* position among the graph's nodes, or GH_NOWHERE                  */
+    int32_t leaf;           /* position among the graph's leafs, or GH_NOWHERE                  */
+    int32_t reader;         /* of a tensor that is not listed: position of the first node that reads it */
+    int32_t root;           /* of a view: the id that owns its memory; -1: no view              */
     int32_t role;           /* gh_role                                                          */
     int32_t n_readers;      /* nodes that read it, views included                               */
     int32_t op;             /* GS_OP_*                                                          */
@@ -44,24 +45,25 @@ typedef struct gh_item {
 
 typedef struct gh_reader {
     const gh_ggml *lib;
-    int32_t n;              /* ids of tensors                                                   */
-    int32_t n_all;          /* and ids of the planner's graph alone                             */
+    int32_t n;              /* how many tensors ggml's graph has: they have the ids below n     */
+    int32_t n_all;          /* how many ids there are; those from n on only the planner's graph has */
     int32_t n_nodes;        /* of ggml's graph                                                  */
     int32_t n_leafs;
-    bool plain;             /* ids are positions: leafs, nodes, others; `src` has what nodes name, leafs name nothing */
+    bool plain;             /* leaf i has id i, node i id n_leafs + i; the planner's nodes read what ggml's nodes name;
+                             * leafs name no tensors.  Signatures match plain graphs alone      */
     gx_tensor **nodes;      /* borrowed from ggml's graph                                       */
     gx_tensor **leafs;
-    gh_item *item;          /* [n_all]                                                          */
-    gs_index index;         /* ids of tensors                                                   */
+    gh_item *item;          /* [n_all] by id                                                    */
+    gs_index index;         /* hash table from a tensor's address to its id                     */
     int32_t *node_id;       /* [n_nodes] ids of ggml's nodes                                    */
     /* The planner's graph: */
     gs_graph_size size;
-    int32_t *src_begin;     /* [n_all + 1]                                                      */
-    int32_t *src;
-    unsigned char *slot;
+    int32_t *src_begin;     /* [n_all + 1] where the sources of each id begin in `src` and `slot` */
+    int32_t *src;           /* ids of sources                                                   */
+    unsigned char *slot;    /* the index k of each source in its node's src[k]                  */
     int32_t *order;         /* [size.n_nodes] ids of nodes                                      */
     int32_t *leaf;          /* [size.n_leafs] ids of leafs                                      */
-    int32_t room_items;
+    int32_t room_items;     /* ids that the arrays have room for                                */
 } gh_reader;
 
 static inline bool gh_is_view_op(int op)
@@ -74,7 +76,7 @@ static inline bool gh_same_layout(const gs_layout *a, const gs_layout *b)
     return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 && memcmp(a->nb, b->nb, sizeof a->nb) == 0;
 }
 
-/* Fetch the cache lines of a tensor that is read soon: all but its name. */
+/* Fetch into the processor's cache the first 256 bytes of a tensor that is read soon: all fields up to its name. */
 static inline void gh_prefetch(const gx_tensor *t)
 {
     __builtin_prefetch(t);

@@ -1,11 +1,12 @@
-/* ggml_sched/llama_cpp/graph/graph_signature.c -- fills signatures and matches graphs with them.  See
- * graph_signature.h. */
+/* ggml_sched/llama_cpp/graph/graph_signature.c -- fills signatures and matches graphs with them: graphs of the same
+ * tensors, equal graphs of other tensors, and graphs of the same wiring.  See graph_signature.h. */
 #include "arrays.h"
 #include "graph_signature.h"
 
 #include <stdlib.h>
 
-/* How many tensors, and items, ahead of the compared one are prefetched. */
+/* How far ahead of the compared tensor other tensors, and items of the signature, are fetched into the processor's
+ * cache. */
 #define GH_AHEAD 6
 #define GH_ITEMS_AHEAD 24
 
@@ -53,7 +54,7 @@ void gh_signature_clear(gh_signature *s)
     }
 }
 
-/* Give a signature a wiring of its own to fill. */
+/* Give a signature a new wiring for n ids, which is its own until others share it.  False without memory. */
 static bool make_wiring(gh_signature *s, int32_t n)
 {
     gh_signature_clear(s);
@@ -123,8 +124,8 @@ void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descri
 
 /* -- the memory of a tensor ---------------------------------------------------------------------------------------- */
 
-/* Which memory a tensor has.  With full descriptors a view's memory is not compared: schedulers place views
- * themselves. */
+/* Which of data and buffer a tensor has, as GH_HAS_* bits.  With full descriptors, those of schedulers, a view has
+ * neither: our scheduler gives views their addresses itself, so what they have before does not count. */
 static inline int32_t memory_bits(const gx_tensor *t, bool full)
 {
     if (full && t->view_src != NULL) {
@@ -133,19 +134,20 @@ static inline int32_t memory_bits(const gx_tensor *t, bool full)
     return (t->data != NULL ? GH_HAS_DATA : 0) | (t->buffer != NULL ? GH_HAS_BUFFER : 0);
 }
 
-/* Whether a tensor still has data that no node computes. */
+/* Whether a tensor that had constant data, such as a weight, has data still. */
 static inline bool has_constant_data(const gx_tensor *t)
 {
     return t->view_src == NULL && t->data != NULL;
 }
 
-/* The kind of memory that a buffer is, with the last result: consecutive tensors mostly share a buffer. */
+/* The last buffer and its kind (memory_kind), kept because consecutive tensors mostly share a buffer. */
 typedef struct {
     const gh_ggml *lib;
     void *last;
     uintptr_t kind;
 } buffer_kinds;
 
+/* A number for what a plan depends on of a tensor's buffer: its type and its usage.  0: a view, or no buffer. */
 static inline uintptr_t memory_kind(buffer_kinds *b, const gx_tensor *t)
 {
     if (t->view_src != NULL || t->buffer == NULL) {
@@ -161,13 +163,15 @@ static inline uintptr_t memory_kind(buffer_kinds *b, const gx_tensor *t)
 
 /* -- filling ------------------------------------------------------------------------------------------------------- */
 
-/* The position of source k among an item's links: the first sources, the root, further sources. */
+/* The index of source k where an item's links and further sources are numbered in a row: two sources, the root, then
+ * the further sources. */
 static inline int link_of_source(int k)
 {
     return k < GH_ROOT ? k : k + 1;
 }
 
-/* Where an item has the id of source k; NULL without memory. */
+/* Where the id of an item's source k is stored; the first further source of an item adds a row to w->rest.  NULL
+ * without memory. */
 static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
 {
     if (k < GH_ROOT) {
@@ -183,7 +187,7 @@ static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
     return &w->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
 }
 
-/* Let tensor `id` name tensor `source` as source k.  False without memory. */
+/* Store that tensor `id` names tensor `source` as its source k.  False without memory. */
 static bool set_source(gh_wiring *w, int32_t id, int k, int32_t source)
 {
     int32_t *link = source_link(w, &w->item[id], k);
@@ -193,9 +197,9 @@ static bool set_source(gh_wiring *w, int32_t id, int k, int32_t source)
     return link != NULL;
 }
 
-/* Take the sources and the root of a tensor of a plain graph.  A root that the node does not name as a source is a
- * source to the planner only, and sources of a node without an op may be none; a view of an alias has no root to the
- * planner. */
+/* Store the sources and the root that a tensor of a plain graph names.  They are not always those of the planner's
+ * graph: the reader adds the root of a view to its sources, leaves out some sources of a node without an op, and gives
+ * an alias no root.  So such sources are skipped or looked up by address. */
 static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
 {
     const gx_tensor *t = s->tensor[id];
@@ -256,7 +260,8 @@ bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_re
 
 /* -- comparing one tensor ------------------------------------------------------------------------------------------ */
 
-/* Add the bits in which the tensors that t names differ from those of the item's ids in `named`. */
+/* Add to *d the bits in which the addresses of the tensors that t names differ from those expected: named[id] for each
+ * id that the item has. */
 static inline void compare_links(gh_difference *d, const gh_signature *s, gx_tensor *const *named,
                                  const gh_signature_item *item, const gx_tensor *t)
 {
@@ -276,7 +281,8 @@ static inline void compare_links(gh_difference *d, const gh_signature *s, gx_ten
     }
 }
 
-/* Add the bits in which a tensor's memory differs from that of an id. */
+/* Add to *d the bits in which a tensor's memory (which of data and buffer it has, and the buffer's kind) differs from
+ * that stored for `id`. */
 static inline void compare_memory(gh_difference *d, const gh_signature *s, int32_t id, const gx_tensor *t,
                                   buffer_kinds *kinds, bool full)
 {
@@ -291,7 +297,8 @@ static inline void compare_memory(gh_difference *d, const gh_signature *s, int32
     }
 }
 
-/* Whether a tensor matches an item and names the tensors of its ids in `named`. */
+/* Whether t matches what the signature has for `id`: its descriptor, its memory, and that it names named[i] wherever
+ * the signature has the id i. */
 static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tensor *t, gx_tensor *const *named,
                                 const gh_descriptor *descriptor, buffer_kinds *kinds, bool full)
 {
@@ -304,14 +311,15 @@ static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tens
 
 /* -- the same tensors ---------------------------------------------------------------------------------------------- */
 
-/* Slots that are still to be written. */
+/* The slots whose tensors do not have their addresses yet: `next` to `stop`. */
 typedef struct {
     const gh_arena *arenas;
     const gh_slot *next;
     const gh_slot *stop;
 } slot_range;
 
-/* Whether tensors `first` to `stop` match their items, and are those of `listed` unless that is NULL. */
+/* Whether the signature's tensors with ids `first` to `stop` - 1 are unchanged, and are those that the graph has in
+ * `listed`, in this order; NULL: the graph does not list them.  Writes addresses as gh_signature_match says. */
 static inline __attribute__((always_inline)) bool matches(const gh_signature *s, gx_tensor *const *listed,
                                                           int32_t first, int32_t stop, bool full, slot_range *slots)
 {
@@ -322,7 +330,7 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
     const gh_slot *next = slots->next, *const end = slots->stop;
     const int32_t n = s->n;
     buffer_kinds kinds = {.lib = s->descriptors->lib};
-    gh_chunk chunk = {0};           /* of consecutive tensors mostly the same */
+    gh_chunk chunk = {0};           /* the last slot's, kept: consecutive slots mostly have the same */
     uint32_t index = UINT32_MAX;
     bool same = true;
     for (int32_t id = first; id < stop; id++) {
@@ -359,7 +367,8 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
     return same;
 }
 
-/* Two functions that are not inlined: each loop has all registers to itself. */
+/* The loop for full descriptors and the loop for others are functions of their own that are not inlined, so that each
+ * has all registers to itself. */
 static __attribute__((noinline)) bool matches_full(const gh_signature *s, gx_tensor *const *listed, int32_t first,
                                                     int32_t stop, slot_range *slots)
 {
@@ -372,7 +381,7 @@ static __attribute__((noinline)) bool matches_placing(const gh_signature *s, gx_
     return matches(s, listed, first, stop, false, slots);
 }
 
-/* Whether a graph may match: both are plain, with as many nodes and leafs. */
+/* Whether a graph can match a signature at all: the signature's graph was plain and had as many nodes and leafs. */
 static bool has_counts_of(const gh_signature *s, void *graph)
 {
     const gh_ggml *lib = s->descriptors->lib;
@@ -389,8 +398,9 @@ bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *aren
     if (!has_counts_of(s, graph)) {
         return false;
     }
-    /* Leafs come first: a prompt and a token differ in their inputs.  Tensors that are not listed come last: the nodes
-     * that name them have matched by then. */
+    /* Leafs are compared first: graphs of a prompt and of one token differ in their inputs, so a mismatch is found
+     * early.  Tensors that the graph does not list come last: the nodes that name them have matched by then, so these
+     * pointers belong to this graph and may be followed. */
     if (match(s, gh_graph_leafs(lib, graph), 0, n_leafs, &slots)
         && match(s, lib->graph_nodes(graph), n_leafs, n_listed, &slots) && match(s, NULL, n_listed, s->n, &slots)) {
         return true;
@@ -403,6 +413,7 @@ bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *aren
 
 /* -- other tensors ------------------------------------------------------------------------------------------------- */
 
+/* Whether an item names, or may name, a tensor that the graph does not list: one with an id from n_listed on. */
 static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
 {
     int32_t most = -1;
@@ -412,7 +423,8 @@ static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
     return most >= n_listed || item->bits >> GH_REST_SHIFT != 0;
 }
 
-/* A tensor that the graph does not list gets its id from the item that names it first. */
+/* Fill in the tensors that the graph does not list and that t, which should match `item`, names first: where the item
+ * has the id of such a tensor, tensor[id] becomes the one that t names there. */
 static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_signature_item *item, const gx_tensor *t)
 {
     const int32_t n_listed = s->n_leafs + s->n_nodes, rest = item->bits >> GH_REST_SHIFT;
@@ -429,7 +441,8 @@ static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_si
     }
 }
 
-/* Fill the tensors that a graph lists.  False: it cannot match `base`, or there is no memory. */
+/* Copy the tensors that a graph lists to s->tensor; those that it does not list become NULL.  False: the graph cannot
+ * match `base`, or there is no memory. */
 static bool take_listed(gh_signature *s, const gh_signature *base, void *graph)
 {
     const gh_ggml *lib = base->descriptors->lib;
@@ -445,7 +458,8 @@ static bool take_listed(gh_signature *s, const gh_signature *base, void *graph)
     return true;
 }
 
-/* Whether all tensors are different: a graph with one tensor in the place of two does not match. */
+/* Whether all n tensors are different.  A graph in which one tensor stands in the place of two has another wiring, but
+ * would match tensor by tensor. */
 static bool all_differ(gx_tensor *const *tensor, int32_t n)
 {
     gs_index seen = {NULL, 0};
@@ -459,6 +473,8 @@ static bool all_differ(gx_tensor *const *tensor, int32_t n)
     return differ;
 }
 
+/* Whether the graph whose listed tensors are in `tensor` equals that of s; fills in the tensors that it does not list.
+ * */
 static inline __attribute__((always_inline)) bool matches_moved(const gh_signature *s, gx_tensor **tensor, bool full)
 {
     const gh_descriptor *descriptor = s->descriptors->descriptor;
@@ -492,8 +508,9 @@ bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *
 
 /* -- the same wiring ----------------------------------------------------------------------------------------------- */
 
-/* The descriptor of a tensor whose counterpart has descriptor `was`; -1: it is of another kind, or there is no memory.
- * Tensors that shared a descriptor mostly share one again: latest[was] has the last. */
+/* The number of the descriptor of t, whose counterpart in the base graph has descriptor `was`; -1: the two differ in
+ * more than shape and parameters, or there is no memory.  Tensors that shared a descriptor mostly share one again, so
+ * the last one that was found for `was`, latest[was], is tried before the hash table. */
 static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *latest, int32_t was, const gx_tensor *t)
 {
     int32_t found = latest[was];
@@ -507,6 +524,8 @@ static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *lat
     return latest[was] = found;
 }
 
+/* Whether the graph whose listed tensors s has is of the wiring of `base`; fills in its other tensors, and the
+ * descriptors of all. */
 static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *latest)
 {
     const bool full = base->descriptors->full;

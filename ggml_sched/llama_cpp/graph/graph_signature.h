@@ -1,10 +1,11 @@
-/* ggml_sched/llama_cpp/graph/graph_signature.h -- whether a graph equals one that was read before.
+/* ggml_sched/llama_cpp/graph/graph_signature.h -- signatures, which tell whether a graph equals one that was read
+ * before.
  *
  * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as
- * sources and root, and whether it has memory.  Graphs that differ in any of these differ.  Matching a graph with a
- * signature accesses only the tensors: it is many times faster than reading the graph.  Only plain graphs match
- * (gh_reader.plain): those of llama.cpp all are, and others are read each time.
- * Invariant: a tensor is dereferenced only after the graph, or a tensor of the graph, has named it.
+ * sources and root, and whether it has memory.  Two graphs are equal if they agree in all of these; then one plan
+ * serves both.  Matching a graph with a signature compares its tensors one by one and builds nothing: it is many times
+ * faster than reading the graph.  Only plain graphs match (gh_reader.plain): those of llama.cpp all are, and others are
+ * read each time. Invariant: a tensor is dereferenced only after the graph, or a tensor of the graph, has named it.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
@@ -13,26 +14,28 @@
 #include "graph_reader.h"
 #include "tensor_descriptors.h"
 
-#define GH_ROOT 2           /* index of view_src among an item's links, behind the first sources    */
+#define GH_ROOT 2           /* index of the root in gh_signature_item.link, after the first two sources */
 #define GH_N_LINKS 3
 #define GH_N_REST (GS_MAX_SRC - GH_ROOT) /* further sources, which few tensors have                  */
 
-/* Bits of gh_signature_item.bits.  The bits above are the index + 1 of the item's further sources, 0: it has none. */
+/* Bits of gh_signature_item.bits.  The bits from GH_REST_SHIFT on are 1 + the index of the item's further sources in
+ * gh_wiring.rest, or 0: it has at most two sources. */
 #define GH_HAS_DATA 1
 #define GH_HAS_BUFFER 2
 #define GH_HAS_CONSTANT_DATA 4 /* it has data and is not computed: nothing else of it is compared   */
 #define GH_REST_SHIFT 3
 
 typedef struct gh_signature_item {
-    int32_t link[GH_N_LINKS]; /* ids; -1: NULL                                                      */
+    int32_t link[GH_N_LINKS]; /* ids of src[0], src[1] and the root; -1: the tensor has none        */
     int32_t bits;
 } gh_signature_item;
 
-/* What the signatures of one wiring have in common.  They share it. */
+/* What the signatures of graphs of one wiring have in common: all but descriptors and tensors.  Counted by references,
+ * since graphs that differ in shapes alone share it. */
 typedef struct gh_wiring {
     int32_t refs;
     gh_signature_item *item; /* [n]                                                                 */
-    uintptr_t *memory;      /* [n] kind of the tensor's buffer, with full descriptors               */
+    uintptr_t *memory;      /* [n] kind of the tensor's buffer (memory_kind); only with full descriptors */
     int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of further sources                                  */
     int32_t n_rest;
     int32_t room_rest;
@@ -44,7 +47,7 @@ typedef struct gh_signature {
     int32_t n_nodes;
     int32_t n_leafs;
     bool plain;             /* the graph is plain; otherwise there are no links, and nothing matches */
-    gx_tensor **tensor;     /* [n] by id; [-1] is NULL                                              */
+    gx_tensor **tensor;     /* [n] by id; [-1] is NULL, so that a link of -1 is compared like any other */
     int32_t *descriptor;    /* [n] numbers of descriptors                                           */
     gh_wiring *wiring;
     int32_t room;
@@ -54,27 +57,30 @@ typedef struct gh_signature {
 /* Fill a signature with the graph that was just read.  False without memory. */
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
-/* Whether a graph has the same tensors, unchanged.  Meanwhile the addresses of n slots in `arenas`, ascending by id,
- * are written into the tensors: these are in the processor's cache now.  If the graph does not match, they are removed
- * again. */
+/* Whether a graph consists of the signature's own tensors, unchanged.  On the way each tensor of `slot`, n slots
+ * ascending by id, gets its address in `arenas`, because it is in the processor's cache just then.  If the graph turns
+ * out not to match, these addresses are set to NULL again. */
 bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n);
 
-/* Whether a graph of other tensors has this signature.  Only the tensors of `other` are filled, even at false. */
+/* Whether a graph of other tensors, as when the client built it anew, equals the signature's graph.  other->tensor
+ * receives its tensors by id; nothing else of `other` is filled, and that array is overwritten even if it returns
+ * false. */
 bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *graph);
 
-/* Let a signature be of the tensors of `other`. */
+/* Exchange the tensors of a signature with those of `other`, which gh_signature_match_moved has filled: from now on the
+ * signature is that of the graph which was found equal. */
 void gh_signature_rebind(gh_signature *s, gh_signature *other);
 
-/* Whether a graph has the wiring of `base`, with any shapes: then `s` is its signature. */
+/* Whether a graph has the wiring of `base`, and its ops and types, with any shapes: then `s` becomes its signature. */
 bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *graph);
 
-/* Whether two signatures are of the same wiring. */
+/* Whether two signatures are of graphs with the same wiring, ops and types. */
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b);
 
-/* Where there are many descriptors that none of these n signatures has, remove those and renumber the rest. */
+/* If there are many descriptors, remove those that none of these n signatures has, and renumber the rest in all n. */
 void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descriptors);
 
-/* Let go of a signature's wiring; it may only be filled then. */
+/* Drop a signature's reference to its wiring.  The signature must be filled again before it is used. */
 void gh_signature_clear(gh_signature *s);
 
 void gh_signature_free(gh_signature *s);

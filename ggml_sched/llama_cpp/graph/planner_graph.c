@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/graph/planner_graph.c -- a graph that was read, as a graph of the planner's.  See fusion.h. */
+/* ggml_sched/llama_cpp/graph/planner_graph.c -- builds the planner's graph from a graph of ggml's that was read.  See
+ * gh_build_planner_graph in fusion.h. */
 #include "fusion.h"
 
 #include <string.h>
@@ -13,7 +14,7 @@ static inline bool is_empty(const gs_layout *layout)
 static void fill_tensor(const gh_reader *r, const gs_graph_arrays *a, int32_t id, bool inputs)
 {
     const gh_item *item = &r->item[id];
-    /* A planner's leaf that holds a node's input has the node's shape. */
+    /* A leaf that was added for a node that is an input has the node's shape: its `root` is that node. */
     const gx_tensor *t = item->tensor != NULL || item->root < 0 ? item->tensor : r->item[item->root].tensor;
     gs_layout *layout = &a->layout[id];
     a->view_src[id] = -1;

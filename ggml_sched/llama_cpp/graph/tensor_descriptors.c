@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/graph/tensor_descriptors.c -- the table of descriptors.  See tensor_descriptors.h. */
+/* ggml_sched/llama_cpp/graph/tensor_descriptors.c -- the hash table by which a tensor's descriptor is found.  See
+ * tensor_descriptors.h. */
 #include "arrays.h"
 #include "tensor_descriptors.h"
 
@@ -12,7 +13,7 @@ void gh_descriptors_init(gh_descriptors *descriptors, const gh_ggml *lib, bool f
     descriptors->n_kept = GH_FEW_DESCRIPTORS;
 }
 
-/* ne and nb, which are adjacent in a tensor. */
+/* Copy ne and nb of a tensor, which lie side by side there. */
 static inline void shape_of(int64_t shape[8], const gx_tensor *t)
 {
     memcpy(shape, (const char *)t + offsetof(gx_tensor, ne), 8 * sizeof *shape);
@@ -43,7 +44,7 @@ static void fill_table(const gh_descriptors *descriptors, int32_t *bucket, uint3
     }
 }
 
-/* Make room for one more descriptor, and a table of four times as many buckets. */
+/* Make room for one more descriptor; the hash table has four times as many buckets as there is room for descriptors. */
 static bool make_room(gh_descriptors *descriptors)
 {
     const int32_t room = descriptors->room > 0 ? 2 * descriptors->room : 128;

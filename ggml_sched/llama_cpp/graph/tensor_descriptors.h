@@ -1,8 +1,9 @@
-/* ggml_sched/llama_cpp/graph/tensor_descriptors.h -- interned descriptors of tensors.
+/* ggml_sched/llama_cpp/graph/tensor_descriptors.h -- descriptors of ggml's tensors, each kept once and numbered.
  *
- * A descriptor is everything of a tensor that a plan or a backend's answer depends on, except its memory and the
- * tensors that it names.  The thousands of tensors of a graph have a few dozen descriptors, so comparing a tensor with
- * its own reads memory that is in the processor's cache.  A descriptor is identified by its number.
+ * A descriptor is everything that a plan, or a backend's answer to a support query, depends on of one tensor, except
+ * its memory and the tensors that it names.  Signatures (graph_signature.h) hold descriptors by number, so that the
+ * plan cache compares graphs quickly: the thousands of tensors of a graph have a few dozen descriptors, and those stay
+ * in the processor's cache.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
@@ -10,38 +11,40 @@
 #include <string.h>
 #include "library.h"
 
-/* Descriptors are removed only where there are more than this, and more than twice as many as were kept last. */
+/* Unused descriptors are removed only when there are more than this many descriptors, and more than twice as many as
+ * were left by the last removal. */
 #define GH_FEW_DESCRIPTORS 128
 
 typedef struct gh_descriptor {
     int64_t shape[8];       /* ne and nb, as in the tensor                                          */
     int32_t op;
-    int32_t params[16];     /* op parameters that affect planning: by op all, the first, or none    */
+    int32_t params[16];     /* op parameters: all in full descriptors; else the first, of an op with sub-ops, and 0 */
     int32_t type;
     int32_t flags;
-    int32_t counts[4];      /* masks of op and the first three params: which bits count             */
-    uint64_t view_offs;
-    int64_t nbytes;         /* as ggml says                                                         */
+    int32_t counts[4];      /* masks of op and the first three params: the bits that a comparison counts */
+    uint64_t view_offs;     /* bytes                                                                */
+    int64_t nbytes;         /* ggml_nbytes of the tensor                                            */
 } gh_descriptor;
 
 typedef struct gh_descriptors {
     const gh_ggml *lib;
-    bool full;             /* for backends: all op parameters and the kind of buffer count        */
+    bool full;             /* a scheduler's, whose backends are asked about nodes: all op parameters count */
     int32_t n;
-    int32_t n_kept;         /* limit below which none are removed                                  */
+    int32_t n_kept;         /* up to this many, none are removed: see GH_FEW_DESCRIPTORS           */
     int32_t room;
     gh_descriptor *descriptor;
     int32_t *bucket;         /* an open-addressing table of number + 1, or 0; [mask + 1]             */
     uint32_t mask;
 } gh_descriptors;
 
-/* Two words that are compared at once. */
+/* Two words of 64 bits, compared in one vector operation. */
 typedef uint64_t gh_pair __attribute__((vector_size(16)));
 
 _Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
 _Static_assert(offsetof(gx_tensor, op_params) == offsetof(gx_tensor, op) + 4, "op and params are one run, as in forms");
 
-/* The bits in which two things differ.  Nearly always there are none, so all is compared before the first branch. */
+/* The bits in which a tensor differs from what is expected.  Nearly always there are none, so everything is compared
+ * before the first branch. */
 typedef struct gh_difference {
     gh_pair pairs;
     uint64_t words;
@@ -52,7 +55,7 @@ static inline bool gh_is_some(gh_difference d)
     return (d.pairs[0] | d.pairs[1] | d.words) != 0;
 }
 
-/* The bits that differ in n pairs of words. */
+/* The bits in which two arrays of n pairs differ, all pairs combined by "or". */
 static inline gh_pair gh_differing(const void *a, const void *b, int n)
 {
     gh_pair found = {0, 0};
@@ -65,7 +68,7 @@ static inline gh_pair gh_differing(const void *a, const void *b, int n)
     return found;
 }
 
-/* Add the bits in which a tensor differs from a descriptor. */
+/* Add to *d the bits in which a tensor differs from a descriptor; `full`: the parameters of any op count. */
 static inline void gh_compare_descriptor(gh_difference *d, const gx_tensor *t, const gh_descriptor *f, bool full)
 {
     gh_pair counts;
@@ -90,7 +93,7 @@ static inline bool gh_same_shape(const gh_descriptor *a, const gh_descriptor *b)
     return a == b || (a->type == b->type && memcmp(a->shape, b->shape, sizeof a->shape) == 0);
 }
 
-/* Whether two descriptors differ at most in shape, view offset, and parameters that are no sub-op. */
+/* Whether two descriptors agree in type, flags, op and sub-op; shapes, view offsets and other parameters may differ. */
 static inline bool gh_same_kind(const gh_descriptor *a, const gh_descriptor *b)
 {
     return a->type == b->type && a->flags == b->flags && a->op == b->op
@@ -102,7 +105,8 @@ void gh_descriptors_init(gh_descriptors *descriptors, const gh_ggml *lib, bool f
 /* The number of a tensor's descriptor, which is added if it is new; -1 without memory. */
 int32_t gh_descriptor_intern(gh_descriptors *descriptors, const gx_tensor *t);
 
-/* Keep n descriptors: descriptor i becomes number[i], ascending, or is removed where that is -1. */
+/* Keep n descriptors: descriptor i gets the number number[i], or is removed where that is -1.  The numbers of those
+ * that stay are 0 to n - 1, in the same order. */
 void gh_descriptors_keep(gh_descriptors *descriptors, const int32_t *number, int32_t n);
 
 void gh_descriptors_free(gh_descriptors *descriptors);
