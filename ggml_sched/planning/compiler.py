@@ -1,8 +1,8 @@
 """Compiles a plan to its program: which steps there are, on which backend, in which order, and their waits.
 
-`make_program` is a pure function.  It decides when each leaf is loaded, which backend makes each copy, which data is
-kept for the next compute, which weights are copied expert by expert, which copies are written back, and which inputs
-the caller must have set.  waits.py finds the waits.
+`make_program` depends on its arguments alone.  It decides when each leaf is loaded, in the queue of which backend each
+copy is made, which loaded or copied data is kept for the next compute, of which weights only the used experts are
+copied, which copies are written back, and which inputs the caller must have set.  waits.py finds the waits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ __all__ = ["Bytes", "make_single_backend", "make_any", "make_program", "program_
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
-"""Constants of graph.h and plan.h."""
+"""Bits of a tensor's `kind` (graph.h) and `state` (plan.h): the node writes to another tensor's memory; a leaf is
+loaded only when its lifetime begins; no other tensor uses the memory."""
 BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
-"""{op with a source that it writes to and does not read: the slot of that source}."""
+"""{op that is given its destination as a source, and does not read it: the slot of that source}."""
 PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
-"""Ops that write only a part of their result, which part depends on data."""
+"""Ops that write only a part of their result; which part is known only when they run."""
 
 
 def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
     """The program of a plan.
 
-    Of the backends it uses only `concurrent_copies`, and which of them owns the memory of residents.
+    Of `backends` only two things matter: their `concurrent_copies`, and which of them owns the memory of each resident.
     """
     alone = make_single_backend(graph, data)
     return make_any(graph, data, backends) if alone is None else alone
@@ -51,7 +52,10 @@ def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> P
 
 
 def make_single_backend(graph: Graph, data: PlanData) -> Program | None:
-    """The program of a plan in which one backend does everything, in a tenth of the time; None for other plans."""
+    """The program of a plan in which one backend does everything; None for other plans.
+
+    There are no copies and no waits, so this takes a tenth of the time of `make_any`.
+    """
     found = single_backend_loads(graph, data)
     if found is None:
         return None
@@ -78,7 +82,10 @@ def _run_nodes(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
 
 
 class _Maker:
-    """Makes the program of one plan, from arrays of the graph and the plan, indexed by id or by position."""
+    """Makes the program of one plan, from the arrays of the graph and the plan, which are indexed by id or by position.
+
+    `work` has the ids of the nodes that compute, `memory` for each id its root (the id itself, if it is no view).
+    """
 
     def __init__(self, graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> None:
         g, p = graph.arrays(), data.arrays()
@@ -100,7 +107,8 @@ class _Maker:
         self.backs = dict(data.write_backs)
         self.places = self._places()
         self.concurrent = [bool(getattr(b, "concurrent_copies", False)) for b in backends]
-        # One entry for each source of each node that computes: `entry` indexes `src`, `reader` is the id of the node.
+        # One element for each source of each node that computes: `entry` is its index in `src`, `reader` the node's id,
+        # `reads` the id that is read: the source, or the copy that replaces it.
         begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
         self.entry = _ranges(begin, end)
         self.reader = np.repeat(self.work, end - begin)
@@ -132,7 +140,7 @@ class _Maker:
         return bool(self.state[i] & STATE_EXCLUSIVE)
 
     def _is_placed(self, i: int) -> bool:
-        """Whether the memory of graph tensor i is in an arena of the plan."""
+        """Whether the memory of graph tensor i is in an arena of the plan; that of a resident is not."""
         return bool(self.offset[self.memory[i]] >= 0)
 
     def _is_leaf(self, i: int) -> bool:
@@ -144,9 +152,8 @@ class _Maker:
     def _steps(self) -> Iterator[Step]:
         late, early = self._leafs()
         yield from early
-        # Copies of leafs with several slots come first: their slot is free when a compute begins, and the leaf has its
-        # data,
-        # so that they need not wait for any step of this compute.
+        # Copies that have several slots, of leafs that no node writes to, are made first: when a compute begins, their
+        # slot is free and the leaf has its data, so that they need not wait for any step of this compute.
         splits = self.data.splits
         ahead = [c for c in dict.fromkeys(c for split in splits for c in split[3])
                  if len(self.places[c]) > 1 and self._is_unwritten(self.copies[c][0])]
@@ -166,8 +173,10 @@ class _Maker:
             now += stop - start
 
     def _leafs(self) -> tuple[dict[int, list[Load]], list[Load]]:
-        """Loads of leafs: late ones by the position in the sequence where their lifetime begins, and those at the
-        start."""
+        """The loads of leafs: ({position in the plan's sequence: the late loads before it}, the loads at the start).
+
+        A late load is made where the lifetime of its leaf begins, because other tensors use the memory before.
+        """
         late: dict[int, list[Load]] = {}
         early: list[Load] = []
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
@@ -184,9 +193,9 @@ class _Maker:
         return late, early
 
     def _split(self, backend: int, start: int, stop: int, loads: dict[int, list[Load]]) -> Iterator[Step]:
-        """Run the nodes start .. stop - 1 in one step, interrupted by late loads and by write-backs.
+        """The steps that run the nodes start .. stop - 1: one, or several with late loads and write-backs between them.
 
-        `loads` are the late loads by the position of the node before which they are due.
+        `loads` maps the position of a node to the late loads that must be made before it runs.
         """
         backs = {int(self.position[i]): i for i in self.backs if start <= self.position[i] < stop}
         first = start
@@ -210,7 +219,7 @@ class _Maker:
             yield Run(backend, first, last, self._reads_of(first, last), into)
 
     def _reads_of(self, first: int, last: int) -> tuple[Read, ...]:
-        """The reads of copies by the nodes first .. last."""
+        """For the nodes first .. last the sources that they read from copies."""
         at = self._read_positions
         low, high = np.searchsorted(at, (first, last + 1))
         return tuple(Read(int(at[k]), int(self.slot[e]), self.places[self.planned[e] - self.n])
@@ -223,6 +232,7 @@ class _Maker:
 
     @cached_property
     def _read_positions(self) -> np.ndarray:
+        """The position of the reading node, for each of `_read_entries`; ascending."""
         return self.position[self.reader[self.planned[self.entry] >= self.n]]
 
     # -- copies --------------------------------------------------------------------
@@ -236,7 +246,11 @@ class _Maker:
         return self._is_unwritten(i) and self._is_placed(i)
 
     def _bring(self, c: int, start: int, stop: int) -> Step:
-        """The step that makes copy c, before the split of the nodes start .. stop - 1."""
+        """The step that makes copy c, before the split of the nodes start .. stop - 1.
+
+        What the caller set is loaded from the host.  Other data is copied from the backend that owns it: in the owner's
+        queue where the destination takes data while it computes, else in the destination's.
+        """
         i, backend = self.copies[c]
         places, root = self.places[c], int(self.memory[i])
         keeps = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(place.id) for place in places))
@@ -251,17 +265,18 @@ class _Maker:
         return Copy(owner if pushes else backend, i, places, keeps)
 
     def _owner(self, root: int) -> int:
-        """The backend in whose memory a root is; -1 if that is none of the plan's backends."""
+        """The index of the backend that owns the memory of a root; -1 for a resident of a backend outside the plan."""
         if self._is_placed(root):
             return int(self.home[root])
         backend = self.graph.tensors[root].backend
         return next((k for k, b in enumerate(self.backends) if b is backend), -1)
 
     def _experts_ids(self, weight: int, start: int, stop: int) -> int | None:
-        """The id of the tensor that names the used experts of `weight`; None if all experts must be copied.
+        """The id of the tensor with the numbers of the used experts of `weight`; None if all experts must be copied.
 
-        Single experts are copied if one MUL_MAT_ID is the only reader of `weight`, no node writes to it, and its expert
-        ids are not computed in the split of the nodes start .. stop - 1, before which the copy is made.
+        Only the used experts are copied if one MUL_MAT_ID is the only reader of `weight`, no node writes through a view
+        to `weight` or to the numbers, and the numbers are known when the copy is made: before the split of the nodes
+        start .. stop - 1.
         """
         ids = self._mixtures.get(weight)
         if ids is None or not self.written.isdisjoint((int(self.memory[ids]), int(self.memory[weight]))):
@@ -270,7 +285,7 @@ class _Maker:
 
     @cached_property
     def _mixtures(self) -> dict[int, int]:
-        """{expert weight whose only reader is one MUL_MAT_ID node: the id of that node's expert ids}."""
+        """{weight of several experts whose only reader is one MUL_MAT_ID: the id of that node's expert numbers}."""
         graph = self.graph
         mixtures = [i for i in self.work.tolist() if graph.tensors[i].op == "MUL_MAT_ID"]
         if not mixtures:
@@ -285,7 +300,7 @@ class _Maker:
     # -- memory that steps access --------------------------------------------------------------
 
     def _reads(self) -> np.ndarray:
-        """For each entry the id that is read: a graph tensor, or the copy that replaces it."""
+        """For each of `entry` the id that is read: a graph tensor, or the copy that replaces it."""
         return self.planned[self.entry]
 
     def _ids_of_deps(self) -> list[int]:
@@ -296,14 +311,19 @@ class _Maker:
     # -- inputs ------------------------------------------------------------------------
 
     def _inputs(self, steps: Sequence[Step]) -> list[int]:
-        """Leafs with bytes that a node reads, or that are left at the end of a compute, before any node has written
-        them."""
+        """Leafs that the caller must have set: some of their bytes are read before a node has written them.
+
+        For a leaf that nodes write to, bytes that no node writes count as read: they are left at the end of a compute.
+        """
         loaded = sorted({step.tensor for step in steps if step.kind == "load"})
         read = set(self.memory[self.src[self.entry]].tolist()) if loaded else ()
         return [i for i in loaded if (self._needs_data(i) if i in self.written else i in read)]
 
     def _needs_data(self, leaf: int) -> bool:
-        """Whether `_inputs` has a leaf that nodes write to."""
+        """Whether the caller must have set `leaf`, which nodes write to.
+
+        Follows the nodes in order, with the bytes of the leaf that have been written so far.
+        """
         known = Bytes()
         reads: dict[int, list[int]] = {i: [] for i in self.work[self.memory[self.work] == leaf].tolist()}
         seen = (self.memory[self.src[self.entry]] == leaf) & ~self._is_blind
@@ -320,7 +340,7 @@ class _Maker:
 
     @cached_property
     def _is_blind(self) -> np.ndarray:
-        """For each entry whether it is a source that the node writes to and does not read."""
+        """For each of `entry`, whether it is a source that the node writes to and does not read (`BLIND_SLOTS`)."""
         slots = np.full(int(self.op.max(initial=0)) + 1, -1)
         for op, slot in BLIND_SLOTS.items():
             if op < len(slots):
@@ -328,7 +348,7 @@ class _Maker:
         return self.slot[self.entry] == slots[self.op[self.reader]]
 
     def _accesses(self, steps: Sequence[Step]) -> Access:
-        """The bytes that the steps read and write, by memory."""
+        """All reads and writes of bytes by the steps, from which waits.py finds the conflicts."""
         n_backends, n = len(self.backends), self.n
         n_keys = n_backends + n + self.n_copies
         step_at = np.full(len(self.node), -1)
@@ -357,7 +377,7 @@ class _Maker:
                       [b for b, concurrent in enumerate(self.concurrent) if not concurrent])
 
     def _accesses_of_copies(self, steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
-        """(id, step, whether the step writes it) of all steps but runs."""
+        """(id, step, 1 if the step writes the id, else 0) for each access of loads, copies and write-backs."""
         for k, step in enumerate(steps):
             if step.kind == "run":
                 continue
@@ -373,8 +393,8 @@ class _Maker:
                 yield step.ids, k, 0
 
     def _accesses_of_keepers(self, step_at: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        """(id, step, 0) of alloc dependencies: their memory must stay until the node is done, as if the node read
-        it."""
+        """(id, step, 0) of alloc dependencies: their memory must stay until the node is done, so the node counts as a
+        reader."""
         ids = self.graph.id_of
         for node, kept in self.graph.deps.items():
             for t in kept:
@@ -383,11 +403,12 @@ class _Maker:
     def _memory_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(number of the memory, first byte in it, size in bytes) of each of `ids`.
 
-        The memories are numbered: the arena of each backend, then each resident root, each copy with several slots.
+        Numbers: b is the arena of backend b; with n_backends added, a root's id is a resident, the id of a copy with
+        several slots all its slots together.  Their bytes differ by compute, which `Access.period` accounts for.
         """
         n, n_backends = self.n, len(self.backends)
         is_copy = ids >= n
-        copy = np.where(is_copy, ids - n, 0)        # ids of further slots are not passed: the first slot stands for all
+        copy = np.where(is_copy, ids - n, 0)        # the first slot stands for all: `ids` has no further ones
         tensor = np.where(is_copy, np.array([like for like, _ in self.copies] or [0])[copy], ids)
         in_ring = is_copy & np.array([len(places) > 1 for places in self.places] or [False])[copy]
         root = np.where(is_copy, ids, self.memory[tensor])
@@ -420,11 +441,11 @@ def _ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 # -- bytes of tensors --------------------------------------------------------------------------------
 
 MAX_RUNS = 1 << 16
-"""The most contiguous runs of a tensor that `runs_of` returns."""
+"""The most contiguous ranges of bytes that `runs_of` returns, a bound of its time and memory."""
 
 
 class Bytes:
-    """A set of byte offsets, as sorted disjoint ranges."""
+    """A set of byte offsets, as sorted disjoint ranges [start, stop)."""
 
     def __init__(self) -> None:
         self._start, self._stop = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -453,9 +474,9 @@ def experts_lie_apart(weight: Tensor) -> bool:
 
 
 def runs_of(t: Tensor) -> tuple[np.ndarray, int]:
-    """Where the elements of a tensor are: the first byte of each contiguous run, and the bytes of one run.
+    """The bytes that the elements of a tensor take: the first byte of each contiguous range, and the bytes of a range.
 
-    No runs for a tensor that has more than 2**16 of them.
+    For a tensor of more than MAX_RUNS ranges there are none: as if nothing were written.
     """
     size, extents = t.type.type_size, [t.ne[0] // t.type.block_size, *t.ne[1:]]
     starts = np.zeros(1, np.int64)

@@ -3,8 +3,8 @@
 A Plan joins the planner's decisions (`PlanData`: arrays, shared by equal graphs) with one graph and the scheduler's
 backends.  It holds no memory of any device.
 
-The modules that print, save and check plans (report, planfile, verify) import this one, and register here the
-functions that do the work of `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify`.
+The modules that print, save and check plans (report, planfile, verify) import this one, so it cannot import them: they
+register the functions behind `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Copy:
 class Plan:
     """Where every tensor of a graph lives and which backend computes it; see `Scheduler.plan`.
 
-    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `graph` has its nodes in the
-    order of execution; `asked` is the graph that the caller gave: the same object, or one with another order.
+    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `asked` is the graph that the
+    caller gave; `graph` is the same object, or has the same nodes in another order of execution (`reorder=True`).
     """
 
     graph: Graph
@@ -130,7 +130,7 @@ class Plan:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """How the offsets of each backend's arena were chosen."""
+        """For each backend the name of the method that chose the offsets in its arena, such as "best fit"."""
         return self.data.methods
 
     @property
@@ -155,7 +155,7 @@ class Plan:
 
     @cached_property
     def groups(self) -> tuple[tuple[Tensor, ...], ...]:
-        """The fusion groups: nodes that their backend computes as one kernel, at the position of the last member.
+        """The fusion groups: nodes that their backend computes as one kernel, where the last of them stands.
 
         A result that only members of the group read need not be written to memory.
         """
@@ -175,22 +175,24 @@ class Plan:
         return sum(copy.nbytes for copy in self.copies)
 
     def backend_of(self, t: Tensor) -> Backend | None:
-        """The backend that computes a node or holds a leaf; None for a leaf that nothing uses."""
+        """The backend that computes a node or holds a leaf; None for a leaf that no node reads."""
         index = self.data.backend_index(self.index_of(t))
         return None if index < 0 else self.backends[index]
 
     def offset_of(self, t: Tensor) -> int | None:
-        """Bytes from the start of the backend's buffer (a view: its root's offset plus view_offs); None outside the
-        plan."""
+        """Bytes from the start of the tensor's buffer, that of `chunk_of` (a view: its root's offset plus view_offs).
+
+        None for a resident and for a tensor without memory: the plan chose no address for them.
+        """
         offset = self.data.offset(self.index_of(t))
         return None if offset < 0 else offset
 
     def chunk_of(self, t: Tensor) -> int:
-        """Which of the backend's buffers holds a tensor; 0 unless a maximum buffer size made several."""
+        """The index of the buffer that holds a tensor, in its backend's arena; 0 unless the arena needs several."""
         return self.data.chunk(self.index_of(t))
 
     def name_of(self, i: int) -> str:
-        """The name of an id: a tensor's, or BACKEND#tensor for a copy."""
+        """The name of id i: a graph tensor's own name, or BACKEND#tensor for a copy."""
         if i < self.data.n_tensors:
             return self.graph.tensors[i].name
         like, backend = self.data.copies[self.data.copy_of(i)]
@@ -221,8 +223,8 @@ class Plan:
         return _METHODS["to_dot"](self)
 
     def __reduce__(self):
-        """A pickle also holds the graph; unpickled backends have no memory and give the recorded answers
-        (recorded.py)."""
+        """A pickle also holds the graph.  Its backends become RecordedBackends (recorded.py): they have no memory, and
+        answer support queries as the real ones did."""
         return _METHODS["reduce"](self)
 
     def index_of(self, t: Tensor) -> int:

@@ -1,10 +1,10 @@
 """Plan files: plans as JSON, to be made on one machine and used on another.
 
-A file holds a plan and its program, the fingerprint of the graph, and what the planner asked of the backends: their
-order, the in-place sources of their kernels, the memory that each can read, and the buffers of residents.  A file is
-refused for another graph or other backends, with an error that names the difference.  Files are not trusted: every
-defect of one raises a `gs.Error`, and `load_plan` verifies the plan.  A pickle also holds the graph, and describes the
-backends so that recorded.py can make substitutes for them.
+A file holds a plan and its program, the fingerprint of the graph, and what the planner knew of the backends: their
+order, over which sources their kernels can write, the memory that each can read, their answers to support queries, and
+the buffers of residents.  Another graph or other backends are refused, with an error that names the difference.  Files
+are not trusted: every defect of one raises a `gs.Error`, and `load_plan` verifies the plan.  A pickle also holds the
+graph; recorded.py makes backends from its description of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = "ggml-sched plan"
 VERSION = 2
 """The version of a file with fusion groups; a plan without them is written as version 1, which older releases read."""
 MAX_FILE_BYTES = 1 << 30
-"""A larger plan file is refused."""
+"""A larger plan file is refused, before it takes more memory than this."""
 
 
 def save_plan(plan: Plan, path: str | os.PathLike) -> None:
@@ -76,7 +76,7 @@ def _parsed(path: str) -> object:
 def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
     """The content of a plan file as plain values.
 
-    `asked` is the graph for which the file can be loaded: `plan.asked`, or by default `plan.graph`.
+    `asked` is the graph that `load_plan` must be given for this file: `plan.asked`, or by default `plan.graph`.
     """
     graph, data, backends = plan.graph, plan.data, plan.backends
     asked = graph if asked is None else asked
@@ -95,7 +95,7 @@ def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
 
 
 def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
-    """The plan that a parsed file holds, not verified.
+    """The plan that a parsed file holds; `load_plan` verifies it.
 
     Raises FileFormatError if `data` is not a plan, GraphError for another graph, PlacementError for other backends or
     other buffers of residents.
@@ -132,7 +132,7 @@ def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str =
 
 
 def _ordered(order, graph: Graph, where: str) -> Graph:
-    """The graph with its nodes in the order that a file gives."""
+    """The graph with its nodes in the order that a file gives: a list of positions, or None for the graph's own."""
     if order is None:
         return graph
     if not isinstance(order, list) or not all(type(k) is int and 0 <= k < len(graph) for k in order):
@@ -144,7 +144,7 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
 
 
 def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
-    """Raise FileFormatError where op, view offset or number of sources of a tensor differ from the graph's."""
+    """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph."""
     arrays = graph.arrays()
     of_graph = {
         "op": np.frombuffer(arrays["op"], np.uint8),
@@ -162,8 +162,8 @@ def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
 
 def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: PlanData, backends: Sequence[BackendBase],
                   where: str) -> None:
-    """Raise FileFormatError where an id shares memory and is no view or in-place reuse, or has memory of a wrong
-    size."""
+    """Raise FileFormatError if an id has memory of a wrong size, or shares memory and is neither a view nor reused in
+    place.  `needs` is the result of `_needs`."""
     for i, (_, need) in enumerate(needs):
         shares = made.is_inplace(i) + (i < made.n_tensors and graph.tensors[i].is_view)
         if shares != (made.root(i) >= 0):     # a view, or in-place reuse; never both
@@ -180,8 +180,8 @@ def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: Plan
 
 
 def _describe_backends(graph: Graph, backends: Sequence[BackendBase]) -> list[dict]:
-    """Of each backend what a plan depends on: sizes, in-place sources of its kernels, backends whose memory it
-    reads."""
+    """What a plan depends on of each backend: its sizes, over which sources its kernels can write, and the indices of
+    the backends whose memory it reads."""
     ops = sorted({node.op for node in graph.nodes if node.computes})
     return [{
         "name": b.name,
@@ -208,7 +208,7 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
 
 
 def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int]]:
-    """For each id: whether its backend supports it, and the bytes at which that allocates it (0: no memory)."""
+    """For each id: [1 if its backend supports it, else 0; the bytes that the backend allocates for it, 0 for none]."""
     found = []
     copies = [*data.copies, *(data.copies[c] for c in data.slot_copies)]
     like = [*graph.tensors, *(graph.tensors[i] for i, _ in copies)]
@@ -221,7 +221,7 @@ def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int
 
 
 def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
-    """Raise PlacementError for a fusion group that its backend does not offer."""
+    """Raise PlacementError for a fusion group that its backend no longer offers: it would not compute it as one."""
     offered: dict[int, set[tuple[int, ...]]] = {}
     for group in data.groups:
         b = data.backend_index(graph.id_of(graph.nodes[group[0]]))
@@ -277,12 +277,12 @@ def _first_difference(old, new: list[list[int]], graph: Graph) -> str:
 
 
 def _reduce(plan: Plan) -> tuple:
-    """The arguments with which `_restored` makes the plan again: its graph, and the content of a plan file."""
+    """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file."""
     return _restored, (graph_to_dict(plan.graph), plan_to_dict(plan))
 
 
 def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
-    """The plan of a pickle."""
+    """The plan of a pickle, over recorded backends."""
     graph = graph_from_dict(graph_dict, where="pickled graph")
     return plan_from_dict(plan_dict, graph, recorded_backends(plan_dict, graph), "pickled plan")
 

@@ -1,8 +1,9 @@
 """The planner: makes plans of graphs, caches, reserves and adopts them, tries other orders, and checks budgets.
 
 The key of a cached plan has everything that the plan depends on: the graph's structure, the buffers of residents, the
-caller's assignments, the policy, the maximum buffer sizes, and the epoch of the support cache.  Fusion groups follow
-from these, so that backends are called for them only when a new plan is made.  No device memory is accessed here.
+caller's assignments, the policy, the maximum buffer sizes, and the epoch of the support cache, a number that changes
+when it is cleared.  Fusion groups follow from these, so that backends are called for them only when a new plan is made.
+No device memory is accessed here.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ POLICIES: dict[str, Policy] = {
 
 
 class Adopted(NamedTuple):
-    """A plan made elsewhere.
+    """A plan that the caller gave, instead of one that the planner would make.
 
-    `order` has, in order of execution, the positions of the nodes in the caller's graph; None if that is its own order.
+    `order` lists the plan's order of execution, as positions of nodes in the caller's graph; None: the graph's own.
     """
 
     data: PlanData
@@ -61,16 +62,15 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # Reserved plans by wiring, request key and fusion groups, those with small arenas first.  A graph with no
-        # larger
-        # tensors gets one of them by replay.  Kept until `clear`.
+        # Reserved plans by wiring, request key and fusion groups, those with small arenas first.  A graph of that key
+        # whose tensors are no larger gets one of them by replay, without planning.  Kept until `clear`.
         self._reserved: dict[Key, list[PlanData]] = {}
         # Adopted plans, by the key of the plan cache.  Kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
+        # {graph: the same graph in the order that `reorder` chose}: an order is searched for once.
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
-        # {graph: the same graph in the order of its adopted plan}.  Something must hold the reordered graph:
-        # allocations
-        # do not keep graphs alive.
+        # {graph: the same graph in the order of its adopted plan}.  This keeps the reordered graph alive, which the
+        # caller does not have and allocations refer to weakly.
         self._adopted_orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
     def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: HeldBytes) -> tuple[Plan, Request]:
@@ -99,7 +99,10 @@ class Planner:
         return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
 
     def reserve(self, plan: Plan, request: Request) -> None:
-        """Keep a plan for replay: for graphs of the same wiring with no larger tensors."""
+        """Keep a plan, for replay to graphs of the same wiring with no larger tensors.
+
+        Not kept if a plan that was reserved before serves this request already.
+        """
         plans = self._reserved.setdefault(_reserved_key(plan.graph, request, self.policy), [])
         if _replay_any(request, plans, self.policy) is None:
             plans.append(plan.data)
@@ -139,15 +142,15 @@ class Planner:
 
     def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
                     held: HeldBytes) -> tuple[Plan, Request]:
-        """A plan for the caller's graph `asked`, with the order of nodes of `graph`."""
+        """A plan of `graph`: the caller's graph `asked`, or the same nodes in another order."""
         request = Request(graph, self.devices, assigned)
         plan = self._find_plan(asked, graph, request, self.policy)
         excess = self._excess(plan, held)
         if excess is None:
             return plan, request
         if any(plan.data.kept):
-            # Copies of weights that are kept between computes may exceed the budget: plan without keeping them, so that
-            # they share memory (`stream`).
+            # Copies of weights that are kept between computes may be what exceeds the budget.  With `stream` they are
+            # made anew in each compute, and their memory serves other tensors, too.
             leaner = self._find_plan(asked, graph, request, dataclasses.replace(self.policy, stream=True))
             if self._excess(leaner, held) is None:
                 return leaner, request

@@ -21,7 +21,7 @@ __all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "St
 
 
 class Place(NamedTuple):
-    """The location of an id: `offset` bytes from the start of buffer `chunk` of a backend's arena."""
+    """The location of a tensor or a copy slot: `offset` bytes from the start of buffer `chunk` of a backend's arena."""
 
     id: int
     backend: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 class Load(NamedTuple):
     """Write the data that the caller set for a leaf to the leaf's memory, or to a copy of it on another backend.
 
-    `keeps`: no other tensor uses that memory, so that the data is loaded again only after a new `set`.
+    `keeps`: no other tensor uses that memory, so that the step is left out of a compute if its data is there already.
     """
 
     backend: int
@@ -42,6 +42,7 @@ class Load(NamedTuple):
     """The first byte of the leaf that is loaded; not 0 where a copy is of a view of the leaf."""
     nbytes: int
     places: tuple[Place, ...]
+    """Where the data is written: one location, or one for each slot of a copy, which computes use in turn."""
     keeps: bool
     waits: tuple[Wait, ...] = ()
 
@@ -51,8 +52,8 @@ class Load(NamedTuple):
 class Copy(NamedTuple):
     """Copy a tensor to another backend.
 
-    The step is in the queue of `backend`: the destination's, or the source's, where the destination takes data while it
-    computes.  `keeps`: no other tensor uses the copy's memory, so that an unchanged source is not copied again.
+    The step is in the queue of `backend`: the destination's backend, or the source's, if the destination takes data
+    while it computes.  `keeps`: no other tensor uses the copy's memory, so an unchanged source is not copied again.
     """
 
     backend: int
@@ -65,7 +66,10 @@ class Copy(NamedTuple):
 
 
 class CopyExperts(NamedTuple):
-    """Copy only those experts of a weight that `ids` names; the copy's only reader is the MUL_MAT_ID with these ids."""
+    """Copy only those experts of a weight whose numbers are in the tensor `ids`, which saves most of the bytes.
+
+    The copy's only reader is a MUL_MAT_ID that reads the same expert numbers.
+    """
 
     backend: int
     tensor: int
@@ -78,7 +82,7 @@ class CopyExperts(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The node at `position` reads a copy, in place of the source in slot `slot`."""
+    """The node at `position` reads a copy instead of its source number `slot`."""
 
     position: int
     slot: int
@@ -137,10 +141,10 @@ class Program:
 
     @cached_property
     def awaited(self) -> frozenset[int]:
-        """Steps for which other steps wait.
+        """Numbers of the steps at whose end an event must be recorded, because another step may wait for it.
 
-        If such a step may be left out of a compute, the steps before it in its queue belong to them, too, back to one
-        that is never left out: a wait for the step then becomes a wait for the one before it.
+        Where a step is left out of a compute (`keeps`), a wait for it becomes a wait for the step before it in its
+        queue.  So that step is among them, too, and if it may be left out the one before, back to one that always runs.
         """
         found: set[int] = set()
         for k in {wait.step for step in self.steps for wait in step.waits}:
@@ -154,7 +158,7 @@ class Program:
 
     @cached_property
     def queues(self) -> dict[int, list[int]]:
-        """For each backend its steps, in order."""
+        """{backend: the numbers of the steps in its queue, in order}."""
         found: dict[int, list[int]] = {}
         for k, step in enumerate(self.steps):
             found.setdefault(step.backend, []).append(k)
@@ -162,7 +166,7 @@ class Program:
 
     @cached_property
     def reach(self) -> int:
-        """The largest `back` of a wait."""
+        """How many computes back the farthest step is for which a step waits: the largest `Wait.back`."""
         return max((wait.back for step in self.steps for wait in step.waits), default=0)
 
     def __eq__(self, other: object) -> bool:
@@ -188,7 +192,7 @@ class Program:
 
 
 def describe(step: Step, name=lambda i: f"id {i}", backend=lambda b: f"backend {b}") -> str:
-    """A step in words; `name` and `backend` return the name of an id and of a backend's index."""
+    """A step in words; `name(id)` and `backend(index)` give the names in it."""
     here = backend(step.backend)
     match step:
         case Load():

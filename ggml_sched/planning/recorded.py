@@ -1,4 +1,8 @@
-"""Recorded backends: the backends of an unpickled plan, which have no memory and repeat recorded answers."""
+"""Recorded backends: the backends of an unpickled plan.
+
+The real backends may not exist where a plan is unpickled.  These have no memory, and answer support queries as the real
+ones did, so that the plan can be read, printed, explained and verified.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class _RecordedBuffer(Buffer):
 class RecordedBackend(DryBackend):
     """Backend number `index` of a plan file, with the answers that the file records.
 
-    It has answers for the tensors of one graph and for copies of them.
+    The answers hold for the tensors of the file's graph and for copies of them; other tensors are supported.
     """
 
     def __init__(self, index: int, description: dict) -> None:

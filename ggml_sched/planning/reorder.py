@@ -1,8 +1,9 @@
 """Reordering: another execution order of the same nodes, with fewer bytes alive at the peak.
 
 List scheduling (a greedy form of Sethi and Ullman's idea): among the nodes whose sources are computed, take the one
-after which the fewest bytes are alive, on a tie the one that came first.  Reads and writes of memory that nodes write
-to (a KV cache, a view's root) keep their order, because ggml's graphs express it by position alone.
+after which the fewest bytes are alive, on a tie the one that comes first in the graph.  Where nodes write to memory
+through views (a KV cache), its reads and writes keep their order: in ggml's graphs only the position of nodes says
+which comes first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["reorder"]
 
 
 def reorder(graph: Graph) -> Graph:
-    """The graph with its nodes in an order that probably has a lower peak: same tensors, same results.
+    """The graph with its nodes in an order that probably needs fewer bytes at its peak: same tensors, same results.
 
     The greedy order may be worse than the given one; `Scheduler(reorder=True)` plans both and keeps the better.
     """
@@ -39,7 +40,7 @@ def reorder(graph: Graph) -> Graph:
             continue
         now = _growth(graph, i, readers, frees)
         if now != growth:
-            # Nodes that ran since it was queued read the same sources, so that its growth has changed.
+            # Since node i was queued, other readers of its sources have run: it may now free more.
             heapq.heappush(queue, (now, i))
             continue
         done[i] = 1
@@ -50,7 +51,7 @@ def reorder(graph: Graph) -> Graph:
             missing[k] -= 1
             if not missing[k]:
                 heapq.heappush(queue, (_growth(graph, k, readers, frees), k))
-        # A node that is now the only reader of a tensor frees it: queue the node again with its new growth.
+        # The last remaining reader of a tensor will free it: queue that node again, with its smaller growth.
         for root in frees[i]:
             if len(readers[root]) == 1:
                 (k,) = readers[root]
@@ -60,8 +61,11 @@ def reorder(graph: Graph) -> Graph:
 
 
 def _dependencies(graph: Graph) -> list[set[int]]:
-    """For each node the earlier nodes that must run first: its sources, and nodes that access memory which is
-    written."""
+    """For each node, by position, the positions of nodes that must run first.
+
+    These are its sources and alloc dependencies.  Where nodes write to a root's memory through views, they are also the
+    last write before each read, and all reads and the last write before each write.
+    """
     position = {t: i for i, t in enumerate(graph.nodes)}
     written = {t.view_src for t in graph.nodes if t.view_src is not None and t.computes}
     last_write: dict[Tensor, int] = {}
@@ -92,8 +96,10 @@ def _dependencies(graph: Graph) -> list[set[int]]:
 
 
 def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]]:
-    """({root: positions of the nodes that read its memory}, for each node the roots that it reads); views count as
-    roots."""
+    """({root: positions of the nodes that read its memory}, for each node the roots whose memory it reads).
+
+    Alloc dependencies count as reads.  Nodes that are views read nothing: their readers count as readers of the root.
+    """
     readers: dict[Tensor, set[int]] = defaultdict(set)
     frees: list[list[Tensor]] = []
     deps = graph.deps
@@ -108,7 +114,8 @@ def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]
 
 
 def _growth(graph: Graph, i: int, readers: dict[Tensor, set[int]], frees: list[list[Tensor]]) -> int:
-    """By how many bytes running node i changes the bytes alive."""
+    """By how many bytes running node i changes the bytes alive: its result, less the roots of which it is the last
+    reader.  `readers` and `frees` are the results of `_lifetimes`, without the nodes that have run."""
     node = graph.nodes[i]
     grown = 0 if node.view_src is not None else node.nbytes
     for root in frees[i]:

@@ -76,7 +76,7 @@ def _inputs(inputs: tuple[Tensor, ...]) -> str:
 
 
 def _listed(words: Sequence[str], others: str = "more") -> str:
-    """The first of `words`, and how many others there are."""
+    """The first few of `words`, and how many others there are: a line stays readable."""
     shown, rest = ", ".join(words[:_SHOWN_INPUTS]), len(words) - _SHOWN_INPUTS
     return f"{shown}, and {rest} {others}" if rest > 0 else shown
 
@@ -114,9 +114,9 @@ def _placed(plan: Plan, i: int) -> str:
 
 
 def _passed_over(plan: Plan, i: int) -> list[str]:
-    """Why each better backend that supports node i was not chosen, a line for each.
+    """Why each backend that the caller prefers, and that supports node i, was not chosen: a line for each.
 
-    Memory that the chosen backend cannot reach either is no reason, and not named.
+    Memory that the chosen backend cannot reach either does not count as a reason, and is not named.
     """
     t, data = plan.graph.tensors[i], plan.data
     here = data.backend_index(i)
@@ -142,8 +142,8 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
 
 
 def _group(plan: Plan, i: int) -> list[str]:
-    """The other members of node i's fusion group, and whether its data is written to memory; no line without a
-    group."""
+    """A line with the other members of node i's fusion group, and whether its result is written to memory; no line if
+    node i is in no group."""
     position = plan.graph.position_of(plan.graph.tensors[i])
     members = next((group for group in plan.data.groups if position in group), None)
     if members is None:
@@ -172,7 +172,10 @@ def _reads(plan: Plan, b: int, t: Tensor) -> bool:
 
 
 def _is_placed_with(plan: Plan, node: Tensor, s: Tensor) -> bool:
-    """Whether a source was placed on its backend because `node`, its first reader, is there."""
+    """Whether the leaf behind source s was put on its backend because `node`, its first reader, is there.
+
+    Then its location is a consequence of the node's, and cannot be the reason for it.
+    """
     root = s.root
     if root.op != "NONE" or plan.data.rule(plan.index_of(root)) != "consumer":
         return False
@@ -182,7 +185,7 @@ def _is_placed_with(plan: Plan, node: Tensor, s: Tensor) -> bool:
 
 
 def _whose(plan: Plan, t: Tensor) -> str:
-    """The name of a tensor, and of the backend that holds its memory."""
+    """The name of a tensor, and of the backend that holds its memory, for a sentence."""
     buffer = _resident_buffer(t)
     kind = "weight " if buffer is not None and buffer.usage == "weights" else ""
     owner = plan.backends[plan.data.memory_index(plan.index_of(t.root))] if buffer is None else buffer.backend
@@ -223,7 +226,7 @@ def _memory(plan: Plan, i: int) -> list[str]:
 
 
 def _sharers(plan: Plan, i: int) -> list[str]:
-    """The tensors that view tensor i or are written in place over it."""
+    """Lines with the tensors that are views of tensor i, and with those that are written in place over it."""
     data, tensors = plan.data, plan.graph.tensors
     views = [k for k, t in enumerate(tensors) if t.view_src is not None and t.view_src is tensors[i]]
     reusing = [k for k in range(data.n_tensors) if data.is_inplace(k) and data.root(k) == i]

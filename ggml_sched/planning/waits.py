@@ -2,9 +2,10 @@
 
 Two steps conflict when they access the same bytes and one of them writes; then the step that is earlier in the program,
 or belongs to an earlier compute, must be done first.  Steps of one queue are in order without waits, and a wait that
-follows from others is not needed: `order` returns the transitive reduction over queues and computes.  A step that is
-left out of a compute, because its data is in place already, waits for nothing.  A backend without `concurrent_copies`
-takes no data while it computes: every access to its memory conflicts with every step of its queue.
+follows from others is not needed: `order` returns the transitive reduction over queues and computes.  A step may be
+left out of a compute, because its data is in place already; then it waits for nothing, so no other step relies on its
+waits.  A backend without `concurrent_copies` takes no data while it computes: every access to its memory from another
+queue conflicts with every step of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Wait(NamedTuple):
 
 
 class Access(NamedTuple):
-    """The accesses of the steps of a program.
+    """The accesses of the steps of a program to numbered memories (an arena, a resident, all slots of a copy).
 
-    `step` .. `writes` have an entry for each access, `owner` and `period` one for each memory.
+    `step` .. `writes` have an element for each access, `owner` and `period` one for each memory.
     """
 
     step: np.ndarray
@@ -39,9 +40,9 @@ class Access(NamedTuple):
     owner: np.ndarray
     """The backend to which each memory belongs; -1 if it is none of the plan's."""
     period: np.ndarray
-    """After how many computes the same bytes of each memory are used again: the slots of a copy, else 1."""
+    """After how many computes the same bytes of a memory are used again: the number of slots for a copy's, else 1."""
     exclusive: Sequence[int]
-    """Backends that only one queue may use at a time."""
+    """Backends without `concurrent_copies`: only one queue may access their memory at a time."""
 
 
 def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[tuple[Wait, ...]]:
@@ -59,7 +60,8 @@ def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[
 
 
 def _want(found: dict[int, Wait], queues: Sequence[int], wait: Wait) -> None:
-    """Add a wait, of which only the latest for each queue is kept: it implies the earlier ones."""
+    """Add a wait to `found`, {queue: wait}; of two waits for one queue the later step's is kept, it implies the
+    other."""
     known = found.get(queues[wait.step])
     if known is None or (wait.back, -wait.step) < (known.back, -known.step):
         found[queues[wait.step]] = wait
@@ -76,6 +78,7 @@ def _conflicts(queue_of: np.ndarray, access: Access):
         pair = (i, j) if i < j else (j, i)
         found[pair] = min(period, found.get(pair, period))
 
+    # Most memories are accessed from one queue only: those are skipped.
     entry_queue = queue_of[access.step]
     lowest = np.full(len(access.owner), len(queue_of) + queue_of.max() + 1)
     highest = np.full(len(access.owner), -1)
@@ -85,7 +88,7 @@ def _conflicts(queue_of: np.ndarray, access: Access):
         here = np.flatnonzero(access.memory == memory)
         step, start, stop = access.step[here], access.start[here], access.stop[here]
         writes, queue = access.writes[here], entry_queue[here]
-        at_home = np.bincount(queue).argmax()
+        at_home = np.bincount(queue).argmax()   # the queue with most accesses: each of the others is compared with all
         for k in np.flatnonzero(queue != at_home).tolist():
             clash = (start < stop[k]) & (start[k] < stop) & (queue != queue[k]) & (writes | writes[k])
             for other in np.unique(step[clash]).tolist():
@@ -102,8 +105,8 @@ def _conflicts(queue_of: np.ndarray, access: Access):
 def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int, Wait]]) -> list[tuple[Wait, ...]]:
     """The waits without those that others imply.
 
-    Uses vector clocks: `done[i][q]` is the last step of queue q that is known to be done when step i is done.  Steps of
-    this compute are numbered from 0; a step of the compute n before has its number less n * len(queues).
+    Uses vector clocks: `done[i][q]` is the last step of queue q that is known to be done when step i is done.  Step k
+    of the same compute has number k there, step k of the compute n before it k - n * len(queues).
     """
     count, n_queues = len(queues), max(queues) + 1
     never = -count * (2 + max((w.back for waits in wanted for w in waits.values()), default=0))
@@ -123,7 +126,7 @@ def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int
     while changed:
         changed = False
         for i, q in enumerate(queues):
-            # A step that may be left out waits for nothing then: no other step may rely on its waits.
+            # A step that may be left out (`keeps`) waits for nothing when it is: no other step may rely on its waits.
             clock = known(i, () if keeps[i] else wanted[i].values())
             clock = [max(t, never) for t in clock]
             clock[q] = i
@@ -142,7 +145,10 @@ def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int
 
 
 def _predecessors(queues: Sequence[int]) -> list[tuple[int, int]]:
-    """For each step the one before it in its queue, and how many computes back that is."""
+    """For each step (the one before it in its queue, how many computes back that is).
+
+    Before the first step of a queue comes its last one, of the compute before.
+    """
     last = {q: i for i, q in enumerate(queues)}
     found, seen = [], set()
     for i, q in enumerate(queues):

@@ -20,7 +20,10 @@ from ggml_sched.planning.verify.problem import Problem
 __all__ = ["Memory", "check_dataflow"]
 
 Piece = tuple[int, int, int, int]
-"""(start, stop, writer, first): the bytes [start, stop) hold the bytes of `writer` from `first` on."""
+"""(start, stop, writer, first): the bytes [start, stop) hold the bytes of tensor `writer`, from its byte `first` on.
+
+A tensor's values differ in each compute: `writer` is an id plus the number of the compute times the number of ids.
+"""
 
 
 def check_dataflow(facts: Facts) -> list[Problem]:
@@ -28,7 +31,7 @@ def check_dataflow(facts: Facts) -> list[Problem]:
 
     Nodes write new values in each compute, and inputs change in some computes, so that data kept too long is found.
     Fusion groups are executed in each way that a backend may choose: node by node at their own positions, node by node
-    at the position of the last member, and as one kernel.
+    where the last member stands, and as one kernel.
     """
     for mode in (ONE_BY_ONE, AT_LAST_MEMBER, ONE_KERNEL) if facts.groups else (ONE_BY_ONE,):
         found = _Execution(facts, mode).run()
@@ -42,7 +45,7 @@ ONE_BY_ONE, AT_LAST_MEMBER, ONE_KERNEL = range(3)
 
 
 class Memory:
-    """One memory as sorted, disjoint pieces (start, stop, writer, first); see `Piece`.
+    """The content of one memory, an arena's buffer or a resident: sorted, disjoint pieces (see `Piece`).
 
     The pieces that `read` returns and `write` takes have start and stop relative to the range that is read or written.
     """
@@ -87,7 +90,7 @@ class Memory:
 class _Touched:
     """The last accesses to the bytes of one memory: sorted, disjoint ranges [start, stop, writer, {queue: reader}].
 
-    Writers and readers are instances of steps (see `_Order`).
+    The next access conflicts with these.  Writers and readers are instances of steps (see `_Order`).
     """
 
     def __init__(self) -> None:
@@ -131,7 +134,7 @@ def _start(piece: list) -> int:
 class _Order:
     """Which steps are known to be done when a step begins, as vector clocks: {queue: the latest step known to be done}.
 
-    The instance of step k in compute number c is c * (number of steps) + k.
+    A step runs once in each compute; its run in compute number c is the instance c * (number of steps) + k of step k.
     """
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
@@ -183,22 +186,22 @@ class _Execution:
         self.done: set[int] = set()
         """Graph tensors that have been set or computed, and copies that have been made."""
         self.bad: set[int] = set()
-        """Copies with a problem that was reported already."""
+        """Copies with a problem that was reported: reads of them are not reported again."""
         self.experts: dict[int, list[Piece]] = {}
         """{copy that holds only some experts: the pieces of the expert ids for which they were copied}."""
         self.size = len(facts.name)
         self.round = 0
         """The number of the compute, from 0.  A writer is round * size + id, so that the values of computes differ."""
         self.turn = 0
-        """The slot of each copy that this compute uses, before the modulo."""
+        """Which slot of each copy this compute uses: `turn` modulo the number of the copy's slots."""
         self.needed: set[int] = set()
         """Leafs with bytes that are read, or left at the end of the compute, as the caller set them."""
         self.versions: dict[int, int] = {}
-        """{leaf or resident: how often it was set, or a resident written to}."""
+        """{leaf or resident: how often its data has changed}: the caller set it, or nodes wrote to a resident."""
         self.set_in: dict[int, int] = {}
         """{leaf or resident: the round in which it was set last}."""
         self.seen: dict[int, int] = {}
-        """{id whose data is kept between computes: the version of the source that it holds}."""
+        """{id whose data is kept between computes: the entry of `versions` of its source when it was written}."""
         steps = facts.program.steps
         self.order = _Order(steps) if len({step.backend for step in steps}) > 1 else None
         self.touched: dict[tuple, _Touched] = {}
@@ -230,9 +233,9 @@ class _Execution:
         return self.found
 
     def set_before(self, leafs: list[int]) -> list[int]:
-        """The leafs that the caller sets before this round.
+        """The leafs that the caller sets before this compute: each step that may be left out is, and is not.
 
-        In the first round all.  Then, each for as many rounds as there are copy slots: none, every second leaf, the
+        All before the first compute.  Then, each for as many computes as a copy has slots: none, every second leaf, the
         other leafs, all.
         """
         match (self.round + self.facts.program.turns - 1) // self.facts.program.turns:
@@ -315,8 +318,10 @@ class _Execution:
         self.done.add(i)
 
     def compute_as_one(self, step: Step, members: list[int]) -> None:
-        """Compute a fusion group as one kernel: its reads from outside must find the right data before and after all
-        writes, and inner results are not written."""
+        """Compute a fusion group as one kernel, which does not write inner results.
+
+        It may read at any time while it writes: its reads from outside must find the right data before and after.
+        """
         facts = self.facts
         inside, own = {facts.memory(i) for i in members}, {i for i in members if facts.view_of[i] < 0}
         for i in members:
@@ -328,7 +333,10 @@ class _Execution:
         self.done.update(members)
 
     def read(self, step: Step, i: int, inside: Set[int] = frozenset()) -> None:
-        """Check the reads and alloc dependencies of node i, except of the memories `inside`, which its group writes."""
+        """Check the reads and alloc dependencies of node i.
+
+        `inside`: roots whose memory the node's own fusion group writes; reads of them are not checked.
+        """
         facts = self.facts
         here = facts.assigned[i]
         node = f"{facts.label(i)} on {facts.backend(here)}"
@@ -375,7 +383,7 @@ class _Execution:
         return ne[3] == 1 and nb[2] >= nb[1] * (ne[1] - 1) + nb[0] * (ne[0] // kind.block_size)
 
     def need(self, i: int) -> None:
-        """Note the leafs of which a read of tensor i finds the data that the caller set."""
+        """A node reads tensor i: note the leafs whose data it finds there as the caller set it."""
         if not self.round:
             self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
 
@@ -431,7 +439,7 @@ class _Execution:
     # -- bytes --
 
     def all_of(self, i: int) -> list[Piece]:
-        """The content of tensor i when it was set, or is computed in this round."""
+        """The content of tensor i: of the compute in which the caller set it last, for a node of this compute."""
         writer = i + self.set_in.get(i, self.round) * self.size
         return [(0, self.facts.nbytes[i], writer, 0)] if self.facts.nbytes[i] else []
 

@@ -77,7 +77,7 @@ class Facts:
     copies: list[tuple[int, int]]
     """(graph tensor that is copied, backend that it is copied to)."""
     write_backs: dict[int, int]
-    """{node that computes into a copy: that copy}; the copy is then written back to the node's own memory."""
+    """{node that computes into a copy: index of that copy}; it is then written back to the node's own memory."""
     sequence: list[int]
     assigned: list[int]
     home: list[int]
@@ -86,20 +86,19 @@ class Facts:
     offset: list[int]
     size: list[int]
     shares: list[int]
-    """The id whose memory an id shares, as a view or by in-place reuse; -1 for memory of its own."""
+    """The id whose memory an id shares, because it is a view or written in place; -1 for memory of its own."""
     is_inplace: list[bool]
     reads: list[tuple[int, ...]]
-    """`src`, with the copy in place of a source that was copied."""
+    """`src`, where a source that was copied is replaced by the id of the copy."""
     arena_sizes: dict[tuple[int, int], int]
     """{(backend, chunk): bytes}."""
     live_bytes: tuple[int, ...]
     program: Program
-    """The program.  In the lists above, further slots of copies follow the copies."""
+    """The steps of a compute.  Their ids index the lists above: graph tensors, copies, further slots of copies."""
     deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """{node: its alloc dependencies}."""
     groups: tuple[tuple[int, ...], ...] = ()
-    """Fusion groups, as positions in `nodes`; computed at the position of the last member, or one by one for a
-    callback."""
+    """Fusion groups, as positions in `nodes`; computed where the last member stands, or one by one for a callback."""
     inner: frozenset[int] = frozenset()
     """Members of groups whose results the plan declares unwritten."""
     overwritten: frozenset[int] = frozenset()
@@ -199,8 +198,10 @@ class Facts:
         return {self.nodes[k]: number for number, group in enumerate(self.groups) for k in group}
 
     def units(self, step: Run, late: bool) -> list[list[int]]:
-        """The nodes that a run computes, in order, each alone; `late`: members of a group together, at the last's
-        position."""
+        """The nodes that a run computes, in order, as lists of one node.
+
+        `late`: the members of a fusion group are one list, where the last of them stands, as if run by one kernel.
+        """
         found, waiting = [], {}
         for k in range(step.first, step.last + 1):
             i = self.nodes[k]
@@ -218,8 +219,8 @@ class Facts:
 
     @property
     def keeps(self) -> frozenset[int]:
-        """Ids of leafs and copy slots that a later compute does not load or copy again while their source is
-        unchanged."""
+        """Ids of leafs and copy slots whose data later computes use again, without loading or copying it, while its
+        source is unchanged."""
         return frozenset(place.id for step in self.program.steps if step.keeps for place in step.places)
 
     @property
@@ -229,8 +230,10 @@ class Facts:
                          for place in step.places)
 
     def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
-        """The ids that a node reads in a run, by source slot; -1 for an empty one.  `turn` selects the slot of each
-        copy."""
+        """The ids that a node reads in a run, one for each of its sources; -1 for an empty one.
+
+        `turn` selects the slot of each copy: it grows by 1 with each compute.
+        """
         found = list(self.src[node])
         for read in self._reads.get((id(step), self.position[node]), ()):
             found[read.slot] = read.places[turn % len(read.places)].id
@@ -284,7 +287,7 @@ def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[i
 
 
 def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
-    """The planned sources by slot; `given` has none for empty slots, which are -1 in the result."""
+    """The planned sources in the order of `src`, which has -1 for an empty one; `given` leaves the empty ones out."""
     rest = iter(given)
     return tuple(-1 if s < 0 else next(rest, -1) for s in src)
 

@@ -14,7 +14,7 @@ __all__ = ["Life", "check_memory", "lives"]
 
 
 class Life(NamedTuple):
-    """The lifetime of an id: from the action `birth` to the action `death`, both included."""
+    """The lifetime of an id, from action `birth` to action `death`, both included; actions are numbered by `acts`."""
 
     birth: int
     death: int
@@ -26,7 +26,7 @@ def check_memory(facts: Facts) -> list[Problem]:
     found = [*_check_ranges(facts)]
     if found:
         return found
-    # Members of a fusion group may be computed at their own positions, or all at the position of the last.
+    # A backend may compute the members of a fusion group one by one, or all where the last member stands (`late`).
     for late in (False, True) if facts.groups else (False,):
         by_arena: dict[tuple, list[Life]] = {}
         for life in lives(facts, late):
@@ -63,7 +63,7 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
     The lifetime of a leaf begins with its load, that of a node with its computation, that of a copy when it is made; it
     ends with the last action that accesses the id or a view of it.  A copy that is made several times has several
     lifetimes.  Data kept for the next compute, and copy slots that queued computes fill at any time, are always live.
-    `late` as in `Facts.units`.
+    `late`: fusion groups are computed where their last member stands.
     """
     birth: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -106,7 +106,11 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
 
 
 def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
-    """Sweep over the lifetimes in one arena, by birth.  `taken` holds the live, disjoint ranges (start, stop, id)."""
+    """The problems of lifetimes that overlap in the bytes of one arena; `group` is sorted by birth.
+
+    A sweep: `taken` has the ranges (start, stop, id) that are live at the present birth, sorted and disjoint, `death`
+    the end of each of their lifetimes.  A node that may write in place over a range replaces it.
+    """
     taken: list[tuple[int, int, int]] = []
     death: dict[int, int] = {}
     ends: list[tuple[int, int]] = []

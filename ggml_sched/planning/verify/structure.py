@@ -75,7 +75,7 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
 
 
 def _rings(step: Step) -> list[tuple[Place, ...]]:
-    """For each copy or leaf that a step names, its slots."""
+    """For each copy or leaf whose location a step names, the location of each of its slots."""
     if step.kind == "run":
         return [read.places for read in step.reads] + ([step.into] if step.into else [])
     return [step.places]
@@ -121,7 +121,7 @@ def _check_nodes(facts: Facts) -> Iterator[Problem]:
 
 
 def _check_groups(facts: Facts) -> Iterator[Problem]:
-    """Check that one run computes all members of a group, and that no other node is declared unwritten."""
+    """Check that one run computes all members of a fusion group, and that only inner members are declared unwritten."""
     taken: set[int] = set()
     for group in facts.groups:
         what = f"the group of nodes {list(group)}"
