@@ -44,7 +44,7 @@ cdef class BoundRun(BoundStep):
     cdef readonly tuple twins
     cdef readonly tuple groups
     cdef readonly object needed         # frozenset, or None
-    cdef object handle                  # what graph_plan_create returned; None: compute the view
+    cdef object handle                  # what graph_plan_create returned; None: call graph_compute instead
     cdef bint is_prepared
 
 

@@ -3,10 +3,10 @@
 
 A bound step is issued to the queue of its `backend`.  `due()` runs on the caller's thread and returns an action, a
 function that issues the step.  The action may run later and on another thread, when the caller may have set other
-inputs already; so `due()` takes the data of inputs, and the action uses the data taken.  An action lets its backend
-wait for the events that it is called with (or the host, where the host reads the data), and for nothing else.  It
-returns an event recorded at its end, or None where the order of the queue is enough.  Objects appended to `keep_alive`
-must stay alive until the backends have executed what was queued.
+inputs already; so `due()` takes the data of inputs, and the action uses the data taken.  An action makes its backend
+(or the host, where the host reads the data) wait for the events that are its argument, and for nothing else.  It
+returns an event recorded at its end; None means that its backend's queue alone shows the end.  Objects appended to
+`keep_alive` must stay alive until the backends have executed what was queued.
 
 Where no step waits for another, or every backend is done when a call returns, `run_in_order` issues the steps one after
 the other without making actions, which saves time for small graphs: a model's token is a few small loads and one run.
@@ -28,16 +28,16 @@ from ggml_sched.errors import HazardError, PlacementError, each
 
 
 cdef class PlaceVersions:
-    """Which version of its source each location holds, of locations that no other tensor shares.
+    """Which version of its source is in each location that no other tensor uses: unchanged data is not moved again.
 
-    `forget` is called when other graphs may have used the memory.
+    A source's version grows whenever its data changes.  `forget` is called when other graphs may have used the memory.
     """
 
     def __cinit__(self):
         self.versions = {}
 
     cpdef bint is_new(self, int64_t place, int64_t version) except -1:
-        """Whether the recorded version of a location differs; records this version."""
+        """Whether a location does not hold this version of its source; records that it now does."""
         if self.versions.get(place) == version:
             return False
         self.versions[place] = version
@@ -53,7 +53,7 @@ def is_false(answer):
 
 
 def home_of(Tensor tensor not None):
-    """The backend that holds a tensor; PlacementError when its buffer was closed while a compute was queued."""
+    """The backend that holds a tensor; PlacementError if its buffer was closed after the compute was queued."""
     backend = tensor.backend
     if backend is None:
         raise PlacementError(f"{tensor!r} lost its memory before it was used: its buffer was closed")
@@ -72,8 +72,7 @@ cdef class BoundStep:
         self.backend = backend
 
     def due(self):
-        """The action that issues the step now; None if the step is left out, which only steps with `versions` can
-        be."""
+        """The action that issues the step; None if the data is in place already, which only `versions` can tell."""
         raise NotImplementedError       # each subclass overrides it
 
     cdef int take(self, list keep_alive) except -1:
@@ -84,13 +83,13 @@ cdef class BoundStep:
         return 0
 
     def free(self):
-        """Free what the backend prepared for the step."""
+        """Free what the backend prepared for the step, if anything: only runs are prepared."""
 
 
 cdef class BoundLoad(BoundStep):
     """Write the data that the caller set for `leaf`, from byte `start` on, to the memory of `tensor`.
 
-    `versions` is given where no other tensor uses that memory: then the data is written only after a new `set`.
+    `versions` is not None if no other tensor uses that memory: then the data is written only after a new `set`.
     """
 
     def __init__(self, backend, Tensor leaf not None, Tensor tensor not None, int64_t start, int64_t place,
@@ -99,7 +98,7 @@ cdef class BoundLoad(BoundStep):
         self.leaf, self.tensor, self.start, self.place, self.versions = leaf, tensor, start, place, versions
 
     cdef bint is_due(self) except -1:
-        """Whether the step has bytes to write."""
+        """Whether the step has bytes to write; with `versions`, also records that they are written."""
         if self.versions is None:
             return bool(self.leaf.stash)
         return bool(self.leaf.stash) and self.versions.is_new(self.place, self.leaf.version)
@@ -132,14 +131,14 @@ cdef class BoundLoad(BoundStep):
 
 
 def _nothing(events, keep_alive):
-    """The action of a load without data: the leaf has no bytes, or was not set because a node writes it before any
-    read."""
+    """The action of a load without data: the leaf has no bytes, or was never set, because a node writes to it before
+    any node reads it."""
 
 
 cdef class BoundCopy(BoundStep):
     """Copy `src` to `dst`, a tensor on another backend; `versions` as in BoundLoad.
 
-    `backend` is the backend of `src` or of `dst`; in the first case the copy does not wait for the queue of `dst`.
+    `backend`, in whose queue the copy is, holds `src` or `dst`; in the first case the queue of `dst` is not waited for.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, PlaceVersions versions):
@@ -168,7 +167,7 @@ cdef class BoundExperts(BoundStep):
         self.src, self.dst, self.ids, self.on_host, self.used = src, dst, ids, on_host, ()
 
     def due(self):
-        # The bytes of now: ids.numpy() in the action might return data that the caller has set later.
+        # Taken now, because the action may run after the caller has set the ids for a later compute.
         given = None
         if self.on_host:
             given = (self.ids.root.stash or b"")[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
@@ -199,7 +198,7 @@ cdef class BoundExperts(BoundStep):
 
 
 def note_nodes(error, backend, tuple nodes not None):
-    """Add a note to an exception of a backend: the names of the backend and of the nodes that it was computing."""
+    """Add a note to an exception of a backend, for its reader: the names of the backend and the nodes it computed."""
     if nodes:
         names = [f"{node.name or 'unnamed'!r} ({node.op})" for node in (nodes[0], nodes[-1])]
         which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
@@ -256,7 +255,8 @@ cdef class BoundRun(BoundStep):
         """Yield the run in parts that each end with an observed node: (twins of the part, observed node).
 
         A node is observed unless `ask(node)` is False; with `ask=None` all are.  The last part has None for the node if
-        the last node is not observed.  `ask` is called just before its part is yielded.  Fusion groups are ignored.
+        the last node is not observed.  `ask` is called for the nodes of a part just before the part is yielded.  Fusion
+        groups are not kept together, since each node that is observed needs its own result.
         """
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
@@ -284,10 +284,10 @@ cdef class BoundWriteBack(BoundStep):
 
 
 def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive):
-    """Copy `src` to `dst` after the events, ordered in `queue`, which is the backend of `src` or of `dst`.
+    """Copy `src` to `dst` after the events, as work of the queue of backend `queue`, which holds `src` or `dst`.
 
     The backends copy directly where they support it.  Otherwise the host waits for `src`, reads it, and queues a write
-    to `dst`.
+    to `dst`.  Returns an event at the end of the copy, or None where the queue alone shows the end.
     """
     there, here = home_of(src), home_of(dst)
     for event in events:
@@ -309,8 +309,10 @@ def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive
 
 
 def _let_follow(later, earlier):
-    """Make all later work of backend `later` wait for the work queued on `earlier` so far; returns the event, or
-    None."""
+    """Make all later work of backend `later` wait for the work queued on `earlier` so far.
+
+    Returns the event for which it waits; None if both are one backend, whose queue is in order anyway.
+    """
     if later is earlier:
         return None
     event = earlier.event_new()
@@ -365,9 +367,10 @@ def check_inputs(list leafs not None, bint zero):
 
 
 def note_written(list leafs not None, int64_t n_done):
-    """Mark the leafs that a compute of the first `n_done` nodes writes to.
+    """Note which leafs have lost the data that the caller set, because one of the first `n_done` nodes wrote to them.
 
-    `leafs` are pairs (leaf that nodes write to, position of the first such node).
+    `leafs` are pairs (leaf that nodes write to, position of the first such node).  A resident gets a new version
+    instead, so that copies of it are made again.
     """
     cdef Tensor root
     cdef int64_t first

@@ -23,13 +23,13 @@ __all__ = ["Allocations"]
 
 
 class _Tracked(Allocation):
-    """An allocation with the state at its creation, which must be unchanged when it is used again.
+    """An allocation, and what it was made for: if any of it has changed, the allocation is not used again.
 
-    While it is current it keeps its plan alive, and through the plan the graph.
+    While it is the current allocation it keeps its plan alive, and through the plan the graph.
     """
 
     epoch: int
-    """The graph's residence epoch at creation."""
+    """The graph's residence epoch at creation: a number that changes when a resident gets another buffer."""
     assignments: int
     """How many times the caller had changed assignments at creation."""
     residents: list[Buffer]
@@ -42,12 +42,15 @@ class _Tracked(Allocation):
     key: int
     """`id(graph)`, set when the allocation is suspended."""
     end: weakref.ref[Graph]
-    """Set when the allocation is suspended; its callback records `key` when the graph is freed."""
+    """The graph, set when the allocation is suspended; its callback puts `key` into `Allocations._gone` when the graph
+    is freed."""
 
 
 class Allocations:
-    """The allocations of one scheduler; at most `capacity` are suspended (0: none, and the current one is not
-    reused)."""
+    """The allocations of one scheduler, of which at most `capacity` are suspended.
+
+    0: none are, and even the current allocation is made anew by each call.
+    """
 
     def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
         self._arenas, self._pipeline, self._devices, self._capacity = arenas, pipeline, devices, capacity
@@ -64,7 +67,7 @@ class Allocations:
             if not self._is_fresh(current, graph) or not current.lease.alive:
                 return None
             if current.lease.displaced:
-                # Another scheduler has given some of the tensors other addresses: bind them here again.
+                # Another scheduler has given some of the graph's tensors other addresses: give them back these.
                 self.drain()
                 current.suspend()
                 current.restore()
@@ -84,7 +87,7 @@ class Allocations:
         return found
 
     def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, asked: Graph) -> Allocation:
-        """Make an allocation of a plan in the present buffers the current one.
+        """Make a new allocation, of a plan in the arenas' present buffers, and make it the current one.
 
         `support_epoch` is the epoch that the support cache had when the graph was planned.
         """
@@ -126,7 +129,7 @@ class Allocations:
     def _is_fresh(self, found: _Tracked, graph: Graph) -> bool:
         """Whether residents, assignments, support cache and buffers are as they were when the allocation was made.
 
-        Replaced arena buffers need no check: every allocation is released before (`invalidate`).
+        That the arenas have other buffers need not be checked: `invalidate` has released every allocation then.
         """
         return (self._capacity > 0 and found.assignments == self._assignments
                 and self._devices.unchanged(graph, found.watched, found.epoch, found.support_epoch))

@@ -21,7 +21,7 @@ Sizes = Sequence[Sequence[int]]
 class Arenas:
     """The buffers of one scheduler.
 
-    `buffers` has a tuple of buffers for each backend; every change makes a new object, so that `is` tells a change.
+    `buffers` has a tuple of buffers for each backend; every change makes a new object, so that `is` shows a change.
     """
 
     def __init__(self, backends: tuple[Backend, ...]) -> None:
@@ -29,8 +29,8 @@ class Arenas:
         self._set(((),) * len(backends))
         self._checked = self.buffers
         self._large_enough: Sequence[Sequence[int]] | None = None
-        """The sizes for which `hold` last returned True with `_checked` as buffers: the next call with them is
-        cheap."""
+        """The sizes for which `hold` last returned True, when `buffers` was `_checked`: equal objects need no new
+        comparison."""
 
     def held(self) -> list[int]:
         """Bytes of each backend's open buffers."""
@@ -50,7 +50,7 @@ class Arenas:
         return True
 
     def grow(self, sizes: Sizes, invalidate: Callable[[], None]) -> None:
-        """Replace buffers that are too small; `invalidate` is called before old buffers are closed, if any are.
+        """Replace buffers that are too small, after a call of `invalidate`, which must release their allocations.
 
         Raises OutOfMemory, and every exception of a backend; then all buffers have their old sizes.  Where old and new
         buffers do not fit into memory together, the old ones are closed first; if allocating the new ones then fails,
@@ -90,12 +90,12 @@ class Arenas:
         return chunk < len(held) and not held[chunk].closed and held[chunk].size >= size
 
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
-        """Whether a backend has no room for its new buffers beside the old ones."""
+        """Whether backend i has no room for its new buffers while the old ones are open; `short` as in `grow`."""
         free = self.backends[i].memory_available()
         return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
 
     def _exchange(self, sizes: dict[tuple[int, int], int], invalidate: Callable[[], None]) -> None:
-        """Replace buffers by new ones of these sizes, all or none."""
+        """Replace buffers by new ones, all or none; `sizes` is {(backend, chunk): bytes}."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
             for (i, chunk), size in sizes.items():
