@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from ggml_sched._c cimport gs_plan
 from ggml_sched.core.alloc.gallocr cimport gs_arena, gs_groups, gs_walk
-from ggml_sched.core.pack.passes cimport gs_blocks
+from ggml_sched.core.pack.solve cimport gs_blocks
 from ggml_sched.core.plan.placement cimport gs_request
 
 

@@ -21,11 +21,7 @@ from ggml_sched.core.alloc.gallocr cimport (
     OUTSIDE, gallocr_run, groups_find_positions, gs_arena, gs_walk, plan_follow_owners, plan_mark_late, walk_alloc,
     walk_free, walk_from_graph,
 )
-from ggml_sched.core.pack.passes cimport (
-    blocks_free, blocks_give, blocks_reset, blocks_reset_chunked, blocks_take, gs_blocks, gs_pack, pack_expect,
-    pack_free, pack_measure,
-)
-from ggml_sched.core.pack.solve cimport PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, gs_packing, pack_prepared
+from ggml_sched.core.pack.solve cimport *
 from ggml_sched.core.plan.placement cimport gs_request, request_size
 
 include "offsets.pxi"

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from ggml_sched._c cimport GS_OP_NONE, GS_STATE_LATE, gs_arena_result, gs_backend_info, gs_graph, gs_layout, gs_plan
-from ggml_sched.core.pack.passes cimport gs_blocks
+from ggml_sched.core.pack.solve cimport gs_blocks
 
 
 cdef enum:

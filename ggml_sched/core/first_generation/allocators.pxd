@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from ggml_sched.core.graph.tensor cimport BufferBase, Lease, Tensor
-from ggml_sched.core.pack.passes cimport gs_blocks
+from ggml_sched.core.pack.solve cimport gs_blocks
 
 
 cdef class TensorAllocator:

@@ -26,9 +26,7 @@ from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
     BackendBase, BufferBase, Lease, Tensor, checked_alloc_size, describe, fill_inplace_masks,
 )
-from ggml_sched.core.pack.passes cimport (
-    blocks_copy, blocks_cut, blocks_free, blocks_give, blocks_largest, blocks_reset, blocks_take, gs_blocks,
-)
+from ggml_sched.core.pack.solve cimport *
 
 include "tallocr.pxi"
 include "graph_allocator.pxi"

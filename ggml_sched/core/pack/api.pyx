@@ -20,10 +20,7 @@ from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
 
 from ggml_sched._c cimport GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY, GS_OK, GS_OVERFLOW
-from ggml_sched.core.pack.passes cimport PACK_MAX
-from ggml_sched.core.pack.solve cimport (
-    N_PACK_METHODS, PACK_DEFAULT_BUDGET, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, gs_packing, pack_run,
-)
+from ggml_sched.core.pack.solve cimport *
 
 include "times.pxi"
 

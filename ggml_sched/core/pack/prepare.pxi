@@ -10,6 +10,22 @@
 # The buffers that overlap buffer i in time are those in carry[start[i]] (born in an earlier section, alive when i is
 # born), and born[start[i]] .. born[stop[i]] (which include i).  So overlaps are a short list and a range, not pairs.
 
+cdef inline char *pack_take(char **cursor, int64_t count, int64_t width) noexcept nogil:
+    """The next array of the scratch, aligned to 8 bytes."""
+    cdef char *start = cursor[0]
+    cursor[0] = start + ((count * width + 7) & ~<int64_t>7)
+    return start
+
+
+cdef inline int pack_bits(uint64_t x) noexcept nogil:
+    """Bits needed to write x."""
+    cdef int bits = 0
+    while x:
+        x >>= 1
+        bits += 1
+    return bits
+
+
 cdef void pack_free(gs_pack *p) noexcept nogil:
     free(p.memory)
     free(p.carry_memory)
