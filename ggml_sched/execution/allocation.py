@@ -42,9 +42,9 @@ __all__ = ["Allocation"]
 
 
 class _Guard:
-    """Called before a tensor is read: HazardError for a result that was not computed or was overwritten.
+    """Called before a tensor's data is read: HazardError for a result that was not computed or was overwritten.
 
-    ggml would return bytes of another tensor there.
+    Its memory may hold another tensor by then, whose bytes ggml would return.
     """
 
     __slots__ = ("_allocation",)
@@ -102,15 +102,16 @@ class Allocation:
     _n_done = 0
     """How many nodes, from the first on, have been computed since the tensors got their present addresses."""
     _pipeline: Pipeline | None = None
-    """The pipeline in which the last deferred or queued compute is; None before the first."""
+    """The pipeline of the last compute that was queued or deferred (`wait=False`); None before the first."""
     _failure_epoch: int | None = None
     """The failure epoch of the pipeline when the last compute was issued; None if it failed, or `run` waited for it."""
     _is_deferred = False
-    """Whether a read raises the error of that compute (`wait=False`); after `submit`, only `synchronize` does."""
+    """Whether the last compute was `run` with `wait=False`: a read raises its error.  After `submit` only
+    `synchronize` raises the error, and a read raises HazardError."""
     failure = ""
     """The message of the error of the last compute; empty if there was none."""
     _cur_copy = 0
-    """Which slot of each copy the next compute uses, as in ggml."""
+    """Which slot of each copy the next compute uses, modulo the number of slots of the copy; as in ggml."""
     _steps_of: dict[int, list[BoundStep]] | None = None
     """{value of `_cur_copy`: the bound steps of a compute that uses those slots}."""
     prepared: dict[tuple[int, int], BoundStep] | None = None
@@ -144,7 +145,7 @@ class Allocation:
 
     @cached_property
     def _stand_ins(self) -> dict[int, Tensor]:
-        """{id of a copy slot: the tensor made for it}; the graph has no tensors for copies."""
+        """{id of a copy slot: the tensor made for it}, because the graph has no tensors for copies."""
         return {}
 
     @cached_property
@@ -154,12 +155,12 @@ class Allocation:
 
     @cached_property
     def _copies(self) -> tuple[tuple[int, int], ...]:
-        """`data.copies`, which makes a new tuple on each access."""
+        """`data.copies`, made once: the property makes a new tuple on each access."""
         return self.data.copies
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
-        """`data.groups`, which makes a new tuple on each access."""
+        """`data.groups`, made once: the property makes a new tuple on each access."""
         return self.data.groups
 
     @cached_property
@@ -169,7 +170,8 @@ class Allocation:
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
-        """Leafs that the caller must have set: inputs of the program that are loaded to a backend which has memory."""
+        """Leafs that the caller must have set: inputs of the program, but for those loaded to a backend without memory
+        (a dry backend), whose data is never read."""
         loaded = {step.tensor for step in self.program.steps
                   if isinstance(step, Load) and self.backends[step.backend].has_memory}
         return [self.tensors[i] for i in self.program.inputs if i in loaded and self.tensors[i].nbytes]
@@ -296,22 +298,21 @@ class Allocation:
         return tasks
 
     def _finish(self, observer: Observer | None) -> None:
-        """Note the nodes that a compute has issued: all, or up to the node at which the callback stopped it."""
+        """Note how many nodes a compute has run: all, or those up to the node at which the callback stopped it."""
         if observer is None or observer.stopped_at is None:
             self._end(len(self.nodes))
         else:
-            self._versions.forget()         # they also name locations of later steps, which moved no data
+            # Versions were recorded for all steps when the compute began; the steps after the stop moved no data.
+            self._versions.forget()
             self._end(self._positions[observer.stopped_at] + 1)
 
     def _end(self, n_done: int) -> None:
-        """Note that the first `n_done` nodes are computed or queued, and that the leafs that they write to have
-        changed."""
+        """Note that the first `n_done` nodes are computed or queued, and which leafs they have written to."""
         self._n_done, self.failure = n_done, ""
         note_written(self._written, n_done)
 
     def _wait(self, pipeline: Pipeline | None) -> None:
-        """Wait for every backend and raise the first error; `pipeline` is the one that issued the compute, if one
-        did."""
+        """Wait for every backend and raise the first error; `pipeline` is None if `run_in_order` issued the steps."""
         try:
             if pipeline is None:
                 synchronize(self.backends)
@@ -336,7 +337,10 @@ class Allocation:
             return
 
     def _defer(self, pipeline: Pipeline, keep_alive: KeepAlive) -> None:
-        """Register a compute that was issued with the pipeline, so that its `drain` waits for it."""
+        """Tell the pipeline of a compute that this call has issued and not waited for, so that `drain` waits for it.
+
+        `keep_alive`: objects that the backends still use.
+        """
         self.lease.queue(self.graph(), pipeline.drain_weakly)
         self._pipeline, self._is_deferred = pipeline, True
         pipeline.defer(keep_alive)
@@ -344,7 +348,10 @@ class Allocation:
     # -- binding steps --------------------------------------------------------
 
     def _bind(self, k: int, step: Step, copy: int) -> BoundStep:
-        """Step k of the program, bound for copy slot `copy` (modulo the number of slots of the step's copies)."""
+        """Step k of the program, bound for slot `copy` of its copies, modulo the number of their slots.
+
+        Bound once, and used again by every later compute with that slot.
+        """
         n_copies = max(map(len, _places_of(step)), default=1)
         key = (k, copy % n_copies)
         if key not in self.prepared:
@@ -382,7 +389,8 @@ class Allocation:
             reads.setdefault(position, {})[slot] = self._tensor(places[copy % len(places)])
         into = self._tensor(step.into[copy % len(step.into)]) if step.into else None
         twins = []
-        # Backends recognise a fusion group by its sources: a member that reads a rewired member must read the twin.
+        # Backends recognise a fusion group by which member reads which: where a member is replaced by a twin, the
+        # members that read it must read the twin, too.
         grouped = {nodes[k] for group in groups for k in group}
         twin_of: dict[Tensor, Tensor] = {}
         for position in range(step.first, step.last + 1):
@@ -402,9 +410,9 @@ class Allocation:
         return BoundRun(self.backends[step.backend], nodes, tuple(twins), groups, needed)
 
     def _groups_of(self, step: Run) -> tuple[tuple[tuple[int, ...], ...], frozenset[int] | None]:
-        """The fusion groups of a run, and the nodes whose data is read later, as indices among the nodes that compute.
+        """The fusion groups of a run, and the nodes whose results are read later, so that they must be written.
 
-        ((), None) for a run without groups.
+        Both are given as indices among the run's nodes that compute.  ((), None) for a run without groups.
         """
         groups = [group for group in self._groups if step.first <= group[0] and group[-1] <= step.last]
         if not groups:

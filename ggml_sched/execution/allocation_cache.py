@@ -29,7 +29,7 @@ class _Tracked(Allocation):
     """
 
     epoch: int
-    """The graph's residence epoch at creation: a number that changes when a resident gets another buffer."""
+    """The graph's residence epoch at creation: a number that grows when a weight or cache gets or loses its memory."""
     assignments: int
     """How many times the caller had changed assignments at creation."""
     residents: list[Buffer]

@@ -1,7 +1,7 @@
 """Computes with a callback: the actions of a program, with the callback called after each observed node.
 
-The callback is called when the node's data is in the node's own memory.  A node that is not observed runs in one call
-of the backend together with the nodes after it, up to the next observed one.  After the callback has returned False
+The callback may read the node's data, so it is called once that is in the node's own memory.  Nodes that are not
+observed run together with the next observed node, in one call of the backend.  After the callback has returned False
 every later action does nothing.
 """
 
@@ -31,11 +31,10 @@ class Observer:
         self.stopped_at: Tensor | None = None
         self._callback, self._ask = callback, ask
         self._unwritten: Tensor | None = None
-        """An observed node that was computed into a copy; the next step writes the copy back to the node's own
-        memory."""
+        """An observed node that was computed into a copy: its callback waits for the step that writes the copy back."""
 
     def action(self, bound: BoundStep, step: Step) -> Action | None:
-        """The action of a step that also calls the callback; None if the step has nothing to do."""
+        """The action of a step, extended by calls of the callback; None if the step is left out."""
         if isinstance(bound, BoundRun):
             return partial(self._run, bound, isinstance(step, Run) and bool(step.into))
         action = bound.due()

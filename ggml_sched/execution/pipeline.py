@@ -1,10 +1,10 @@
 """Queued computes: steps are issued to their backends' queues in order, each after the steps that it waits for.
 
-One loop (`Pipeline.submit`) issues every program: `compute` calls `drain` after it, `compute_async` does not.  Where
-all backends are asynchronous, and for `compute`, the caller's thread issues the steps.  Otherwise each backend has a
-thread that issues its steps, first in, first out, so that one backend can run a step of a compute while another still
-runs the compute before.  A step waits only for steps that were queued before it (planning/waits.py finds them), so
-that waits form no cycle.
+`Pipeline.submit` issues the steps of a compute: `Scheduler.compute` calls `drain` after it, `compute_async` does not.
+Where all backends are asynchronous, and for `compute`, the caller's thread issues the steps.  Otherwise each backend
+has a thread that issues its steps, first in, first out, so that one backend can run a step of a compute while another
+still runs the compute before.  A step waits only for steps that were queued before it (planning/waits.py finds them),
+so that waits form no cycle.
 
 After a failure, the compute that failed and all computes queued after it are skipped, until `take_error`.  Threads
 start on first use and end with `close`, or when the pipeline is freed; after a fork the child starts its own.  ggml's
@@ -50,10 +50,10 @@ class Task(NamedTuple):
 
 
 class _Completion:
-    """The end of a step.
+    """What other steps, and the host, wait for at the end of a step.
 
     `issued` is set once the step was issued, failed or was skipped; it is None where one thread issues all steps, in
-    order.  `event` is recorded after the step in its backend's queue.
+    order.  `event` is recorded after the step in its backend's queue; None until then.
     """
 
     __slots__ = ("event", "issued")
@@ -79,7 +79,10 @@ class _QueuedCompute:
         """The completion of the last step of each queue."""
 
     def issue(self, task: Task, completion: _Completion | None, waits: Sequence[_Completion]) -> None:
-        """Call the action of one step, which makes its backend wait for the events of `waits` first."""
+        """Call the action of one step, which makes its backend wait for the events of `waits` first.
+
+        `completion` receives an event at the end of the step; None if nothing waits for it.
+        """
         end = task.action([other.event for other in waits if other.event is not None] if waits else (), self.keep_alive)
         if completion is not None:
             if end is None:
@@ -162,12 +165,13 @@ class Pipeline:
     def _reset(self) -> None:
         self._state = _State()
         self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
-        """`drain` through a weak reference: leases hold this function, and must not keep the pipeline alive."""
+        """`drain`, for leases, which call it before their tensors are read; they must not keep the pipeline alive."""
         self._crews: dict[Backend, Crew] = {}
         self._last: dict[Backend, _Completion] = {}
         self._history: deque[_QueuedCompute] = deque(maxlen=self._limit)
-        """Computes with steps for which later ones may wait, the latest last."""
+        """Computes since the last `drain`, the latest last: the waits of later computes name their steps."""
         self._in_flight: deque[_QueuedCompute] = deque()
+        """Computes for which nothing has waited yet, the oldest first: at most `_limit`."""
         self._count = 0
         self._has_deferred = False
         """Whether computes were issued for which no call has waited yet (see `defer`)."""
@@ -210,9 +214,9 @@ class Pipeline:
                         raise
 
     def _new_compute(self, tasks: Sequence[Task], last: dict[Backend, int], is_threaded: bool) -> _QueuedCompute:
-        """A compute with completions for the steps that others wait for, and for those in `last`.
+        """A compute with completions for the steps that others wait for, and for the last step of each queue.
 
-        `last` has the index of the last task of each backend.
+        `last` is {backend: index of its last task}; empty if `drain` waits for the backends themselves.
         """
         self._count += 1
         compute = _QueuedCompute(self._count)
@@ -228,7 +232,7 @@ class Pipeline:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether a new compute runs after all earlier ones without waiting: all of them are deferred, in one queue."""
+        """Whether a new compute need not wait for earlier ones: all are deferred, in the queue of the only backend."""
         return self._has_deferred and len(self.backends) == 1 and not self._in_flight and self._state.error is None
 
     def defer(self, keep_alive: object) -> None:
@@ -272,7 +276,11 @@ class Pipeline:
         self._kept.clear()
 
     def failure_epoch(self) -> int:
-        """A number that grows with each failure on one of the backends, wherever its exception was raised."""
+        """A number that grows with each failure of queued work on one of the backends.
+
+        The exception may have been raised elsewhere, such as by a read of another scheduler's tensor; the results of
+        this scheduler's queued computes are invalid all the same.
+        """
         failures = self._failures()
         if failures != self._failures_seen:
             self._last_failure = next(backend.failed[1] for backend, now, then in
@@ -283,7 +291,8 @@ class Pipeline:
 
     @property
     def failure_epoch_of_queued(self) -> int:
-        """The failure epoch at the last `drain`; while computes are queued, the present one."""
+        """The failure epoch up to which failures can concern the last computes: the present one while computes are
+        queued, else that of the last `drain`."""
         return self.failure_epoch() if self._has_deferred or self._in_flight else self._epoch_of_drained
 
     @property
@@ -296,7 +305,7 @@ class Pipeline:
         return tuple([backend.failed[0] for backend in self.backends])
 
     def _note_failure(self, why: str) -> None:
-        """Count a failure that a backend has raised, because not every backend counts its failures in `failed`."""
+        """Let the failure epoch grow for an exception of `synchronize`: not every backend counts failures itself."""
         self.failure_epoch()
         self._failure_epoch += 1
         self._last_failure = why

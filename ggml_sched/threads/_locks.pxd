@@ -15,12 +15,12 @@ cdef extern from "pythread.h" nogil:
 
 
 cdef class OneAtATime:
-    cdef object busy, ended             # functions that return the exceptions to raise
+    cdef object busy, ended             # functions that make the exceptions for a locked and for a closed lock
     cdef readonly bint locked
     cdef public bint closed
 
 
 cdef class ForkLock:
     cdef PyThread_type_lock lock        # freed by __dealloc__
-    cdef int pid                        # the process that made it
+    cdef int pid                        # the process that made `lock`: another one after a fork
     cdef readonly bint locked

@@ -36,7 +36,10 @@ cdef class OneAtATime:
 
 
 cdef class ForkLock:
-    """A lock for which threads wait, and which is free in a child after a fork."""
+    """A lock for which threads wait, and which is free in a child process after a fork.
+
+    An ordinary lock that another thread held during the fork would stay locked in the child for ever.
+    """
 
     def __cinit__(self):
         self.lock = PyThread_allocate_lock()
@@ -52,8 +55,8 @@ cdef class ForkLock:
         cdef PyThread_type_lock fresh
         cdef PyLockStatus got
         if self.pid != getpid():
-            # The thread that may hold the lock is not in this child.  The old lock is not freed: a held one must not
-            # be.
+            # The thread that may hold the lock is not in this child process: use a new lock.  The old one is not freed,
+            # because a lock that is held must not be.
             fresh = PyThread_allocate_lock()
             if fresh == NULL:
                 raise MemoryError("no host memory for a lock")
@@ -68,7 +71,7 @@ cdef class ForkLock:
         self.locked = True
 
     def __exit__(self, kind, error, trace):
-        # In a child that was forked inside the block, no thread holds the new lock.
+        # False in a child process that was forked inside this block and has made a new lock meanwhile.
         if self.locked:
             self.locked = False
             PyThread_release_lock(self.lock)

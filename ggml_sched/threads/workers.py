@@ -33,7 +33,10 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
 
 
 def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
-    """On a thread of a crew: execute one of the remaining calls, if any."""
+    """On a thread of a crew: execute one call of `todo`, if one is left, and record its begin and its end.
+
+    `Crew.share` compares the two lists to know whether a call is still running; `done` wakes it.
+    """
     begun.append(None)
     call: Call | None = None
     error: BaseException | None = None
@@ -49,7 +52,7 @@ def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | N
 
 
 class Crew:
-    """A thread for each name; fewer, or none, if the host starts no more."""
+    """Threads that share one queue of calls: one for each name; fewer, or none, if the host starts no more."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.threads: list[threading.Thread] = []
@@ -80,8 +83,9 @@ class Crew:
         """Execute calls that may raise on the threads, and `own` on the caller's thread; raises the first error.
 
         Returns or raises only when no call is running any more, even after an interrupt.  An interrupt may come between
-        any two lines of this function.  Therefore each thread records when it has begun and ended a call, and a thread
-        that finds no call left does nothing.
+        any two lines of this function, so it may not know how many calls it has queued.  Therefore each thread records
+        that it has begun and ended a call; after an error all are queued again, and a thread that finds no call left
+        does nothing.
         """
         todo = list(calls)
         begun: list[None] = []
