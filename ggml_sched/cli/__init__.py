@@ -1,7 +1,7 @@
 """The command `ggml-sched`: each subcommand is a module of this folder.
 
 A subcommand has a docstring, `add_arguments(parser)` and `run(args)`, which prints to stdout and raises errors.
-Imports that a subcommand alone needs are inside its functions.
+Imports that only one subcommand needs are inside its functions, so that the others start quickly.
 Owns the exit codes: 0 done, 1 an error (one line on stderr, no traceback), 2 wrong arguments,
 130 interrupted.
 """
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
-        # The reader of our output has closed the pipe: nothing is written at exit.
+        # The program that read our output has ended (`| head`).  Python flushes stdout at exit, which must not raise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

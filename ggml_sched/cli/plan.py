@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIGS = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
            "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
-"""The names of each configuration's backends, best first."""
+"""{configuration: the names of its backends, best first}."""
 LAYER = re.compile(r"^(?:blk\.(\d+)\.|cache_[a-z]+_l(\d+))")
 
 
@@ -76,7 +76,7 @@ def _report(args: argparse.Namespace, config: str, n_layer: int) -> None:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of a resident, parsed from its name; None if the name has none."""
+    """The layer of a weight or cache, parsed from its name in llama.cpp's style; None if the name has none."""
     found = LAYER.match(name)
     return int(found[1] or found[2]) if found else None
 
@@ -86,7 +86,7 @@ def n_layers(names: list[str]) -> int:
 
 
 def placement(config: str, backends: Sequence[Backend], n_layer: int) -> Callable[[str], Backend]:
-    """A function that returns the backend of a resident, by its name, in a configuration."""
+    """The function that `load_graph` calls with the name of each weight or cache, for its backend in `config`."""
     gpus, cpu = backends[:-1], backends[-1]
 
     def place(name: str) -> Backend:

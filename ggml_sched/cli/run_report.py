@@ -1,5 +1,4 @@
-"""The output of `ggml-sched run --stats`: splits and copies of the graphs, memory, and times.
-"""
+"""The output of `ggml-sched run --stats`: splits and copies of the graphs, memory, and times."""
 
 from __future__ import annotations
 

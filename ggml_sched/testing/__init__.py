@@ -1,4 +1,5 @@
-"""For authors of backends: a contract suite, a comparison of two backends, fault injection, a deferred device."""
+"""For authors of backends: tests of what a backend must do (contract), a comparison of two backends (compare),
+injected failures (faults, faulty), and a device that runs queued work as late as it may (deferred)."""
 
 import sys
 

@@ -27,7 +27,7 @@ __all__ = ["NodeDifference", "compare"]
 
 
 class NodeDifference(NamedTuple):
-    """The difference of two results of one node; NaN if only one of them has a NaN at some element."""
+    """How much two results of one node differ; NaN if at some element only one result is NaN."""
 
     node: Tensor
     max_abs_diff: float
@@ -82,7 +82,7 @@ def _leaf_bytes(leaf: Tensor) -> bytes | bytearray | None:
 
 
 class _Clone:
-    """A copy of a graph with its data, on one backend."""
+    """A copy of a graph and of its leafs' data on one backend, in which every tensor has memory of its own."""
 
     def __init__(self, graph: Graph, backend: Backend, given: Mapping[int, bytes | bytearray]) -> None:
         self.backend = backend

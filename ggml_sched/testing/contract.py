@@ -39,7 +39,8 @@ OPS: dict[str, Callable[[gs.Context, gs.Tensor, gs.Tensor], gs.Tensor]] = {
     "SUM_ROWS": lambda ctx, x, y: ctx.sum_rows(x),
     "MUL_MAT": lambda ctx, x, y: ctx.mul_mat(x, y),
 }
-"""{op: a function that makes a node of it from two f32 tensors with ne = (8, 4)}."""
+"""{op: a function that makes a node of that op from two f32 tensors with ne = (8, 4)}; ops of one source use the
+first."""
 
 NE = (8, 4)
 NBYTES = 128
@@ -49,7 +50,7 @@ class BackendContract:
     """Subclass it and define `new_backend`; the name of the subclass begins with `Test`."""
 
     max_nmse = 1e-5
-    """The largest difference allowed from results a of the NumPy kernels: sum((a - b)**2) / sum(a**2)."""
+    """The largest sum((a - b)**2) / sum(a**2) that is allowed, for results b and those of the NumPy kernels, a."""
 
     def new_backend(self) -> gs.Backend:
         """A backend to test; the test closes it."""
@@ -66,7 +67,7 @@ class BackendContract:
 
     @pytest.fixture
     def device(self, backend: gs.Backend) -> gs.Backend:
-        """The backend, with memory behind its addresses."""
+        """The backend, if its addresses are those of real memory; tests of a dry backend are skipped."""
         if not backend.has_memory:
             pytest.skip(f"{backend!r} has no memory")
         return backend
@@ -373,7 +374,7 @@ def _op_of(backend: gs.Backend) -> str:
 
 
 def _small(backend: gs.Backend) -> tuple[gs.Context, gs.Tensor, gs.Tensor, gs.Tensor]:
-    """Two leafs and a node, without addresses; the node is one that the backend supports, if there is one."""
+    """Two leafs and a node, without addresses; the node has an op that the backend supports, or ADD if none is."""
     ctx, x, y = _leafs()
     op = next((op for op, build in OPS.items() if backend.supports_op(build(*_leafs()))), "ADD")
     return ctx, x, y, ctx.set_name(OPS[op](ctx, x, y), "out")

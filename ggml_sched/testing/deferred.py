@@ -2,7 +2,7 @@
 
 The simulation is deterministic and computes real results.  The devices of one `DeferredQueues` put tasks into queues;
 when the host waits, its thread runs the tasks in an order chosen by a seed.  Tasks of different queues are ordered by
-events alone.  Therefore a wait that is missing in a program leads to wrong results or an error.
+events alone.  Therefore a program that lacks a wait gives wrong results or an error, at least for some seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Task = Callable[[], object]
 
 
 class DeferredEvent(Event):
-    """An event; `passed`: all work that its backend had queued when it was recorded is done."""
+    """An event; `passed`: whether all work is done that its backend had queued when the event was recorded."""
 
     def __init__(self, backend: DeferredBackend) -> None:
         super().__init__(backend)
@@ -136,7 +136,7 @@ class DeferredBackend(CpuBackend):
             self._drop()
 
     def _drop(self) -> None:
-        """Drop the queued tasks; their events pass, so that waits for them end."""
+        """Drop the queued tasks after a failure; recorded events still pass, so that no other device waits for ever."""
         for task in self.queue:
             if isinstance(task, _Pass):
                 task()
@@ -183,7 +183,7 @@ class DeferredBackend(CpuBackend):
         return self.copies and isinstance(dst.backend, DeferredBackend) and self.queue_copy(src, dst)
 
     def queue_copy(self, src: Tensor, dst: Tensor) -> bool:
-        """Queue a copy of the elements; the bytes between them may belong to other tensors.  True."""
+        """Queue a copy of elements, not of the bytes between them, which may belong to other tensors.  Returns True."""
         start, at = src.offset, dst.offset
         there, here = cast("CpuBuffer", src.buffer), cast("CpuBuffer", dst.buffer)
         self.queue.append(lambda: np.copyto(array_over(dst, here.memory, at), array_over(src, there.memory, start)))

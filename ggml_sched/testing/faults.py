@@ -1,7 +1,7 @@
 """Fault injection: makes the n-th allocation, copy or compute of a backend fail, for tests of recovery.
 
-`FaultPoints` counts operations and raises.  A backend calls `check_fault` at the start of each operation, so that a
-failed operation has changed nothing.
+`FaultPoints` counts operations, and raises when the count is reached.  A backend calls `check_fault` at the start of
+each operation, so that a failed operation has changed nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ KINDS = ("alloc", "copy", "compute")
 
 
 class FaultPoints:
-    """A mixin for backends.  Operations: alloc_buffer; set, get and cpy_tensor calls; graph computes."""
+    """A mixin for backends that call `check_fault`: "alloc" is a call of alloc_buffer, "copy" one that sets, gets or
+    copies a tensor, "compute" a call that computes nodes."""
 
     name: str
     _due: dict[str, tuple[int, int]] | None = None

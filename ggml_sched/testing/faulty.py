@@ -1,4 +1,4 @@
-"""A CPU backend whose n-th allocation, copy or compute fails: real results around injected failures."""
+"""A CPU backend whose n-th allocation, copy or compute fails; all else gives real results, which a test compares."""
 
 from __future__ import annotations
 
