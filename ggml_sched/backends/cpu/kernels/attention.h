@@ -1,17 +1,19 @@
 /* attention.h -- FLASH_ATTN_EXT: softmax(q k + mask) v without ever holding all the scores.
  *
- * Included once for each instruction set.  The query rows that share a key head are computed together.  Up to FEW of
- * them read the keys one by one, in chunks of CHUNK keys whose results are merged in order; more are computed in blocks
- * of BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  Cells whose mask is -inf are not read: their content,
- * even a NaN, does not affect the result, and a row without any unmasked cell gives zeros.
+ * Included once for each instruction set.  Several query heads may share a key head, so all query rows of a key head
+ * are computed together.  Where they are at most FEW (decoding), each key is multiplied with each row; keys are divided
+ * into chunks of CHUNK for different threads, and the results of the chunks merged in order.  More rows (a prompt) are
+ * computed in blocks of BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  The content of KV cache cells whose
+ * mask is -inf, even a NaN, does not affect the result; a row without any unmasked cell gives zeros.
  */
 #define FEW 8
 #define CHUNK 256
 #define BLOCK_ROWS 64
 #define BLOCK_KEYS 64
-#define FLASH_WORK (1 << 17)    /* products of a part */
+#define FLASH_WORK (1 << 17)    /* multiplications of one part, about */
 
-/* A node in the order of its loops; rows m of a key head are numbered query row * group + head of the group. */
+/* The sources and parameters of a node.  d, dv: elements of a key and of a value; group: query heads that share a key
+ * head.  The query rows of a key head are numbered m = row * group + head within the group. */
 typedef struct flash {
     const gs_node *node, *q, *k, *v, *mask;
     const float *sinks;
@@ -37,7 +39,7 @@ static flash flash_of(const gs_node *node) {
     return f;
 }
 
-/* A query row. */
+/* The indices of a query row. */
 typedef struct line { int64_t row, head, batch; } line;
 
 INLINE line line_of(const flash *f, int64_t head_kv, int64_t batch, int64_t m) {
@@ -54,7 +56,7 @@ static void scaled_query(const flash *f, line l, float *to) {
         to[i] = q[i] * f->scale;
 }
 
-/* The mask of n keys as f32, or NULL. */
+/* The mask of n keys from `first` on, for a query row, as f32: in place or in `tile`.  NULL without a mask. */
 static const float *bias_of(const flash *f, line l, int64_t first, int64_t n, float *tile) {
     if (f->mask == NULL)
         return NULL;
@@ -67,7 +69,7 @@ static const float *bias_of(const flash *f, line l, int64_t first, int64_t n, fl
     return tile;
 }
 
-/* -- along the keys ------------------------------------------------------------------------------------------ */
+/* -- few rows: key by key ------------------------------------------------------------------------------------- */
 
 INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     vf s = vset(0), t = s;
@@ -86,7 +88,8 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* Products of f32 q with four rows of f16 (n a multiple of V), at once. */
+/* The dot products of q, n elements of f32, with four rows of f16, to to[0 .. 3]; n is a multiple of V.  Four at once,
+ * so that q is loaded once for them. */
 INLINE void dots_of_halves(const float *q, const uint16_t *const *k, int64_t n, float *to) {
     vf a = vset(0), b = a, c = a, d = a;
     for (int64_t i = 0; i < n; i += V) {
@@ -102,7 +105,7 @@ INLINE void dots_of_halves(const float *q, const uint16_t *const *k, int64_t n, 
     to[3] = vsum(d);
 }
 
-/* acc += weight * x */
+/* acc[i] += weight * x[i], for n elements. */
 INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + V <= n; i += V)
@@ -111,7 +114,8 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
         acc[i] += weight * x[i];
 }
 
-/* acc += weights[key] * v[key] for f16, columns first .. first + 4 V in registers. */
+/* acc[i] += weights[key] * v[key][i] over n keys, for 4 V columns i of f16 values, whose sums stay in registers.
+ * `stride`: bytes from one key's values to the next. */
 INLINE void add_halves(float *acc, const float *weights, const char *v, int64_t stride, int64_t n) {
     vf a = vload(acc), b = vload(acc + V), c = vload(acc + 2 * V), d = vload(acc + 3 * V);
     for (int64_t key = 0; key < n; key++) {
@@ -155,7 +159,8 @@ static int64_t lines_floats(const flash *f, int64_t m) {
     return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
 }
 
-/* The scores of row l (number m of this group) for unmasked keys; -inf for masked keys, which are not read. */
+/* Makes the final scores of query row l from its n dot products with keys: applies the soft cap and adds the mask times
+ * the head's slope.  Masked keys get -inf, whatever their dot product was. */
 static void finish_scores(const flash *f, line l, float *scores, const float *bias, int64_t n) {
     int64_t i = 0;
     float slope = slope_of(l.head, f->n_head, f->max_bias), cap = f->softcap;
@@ -193,8 +198,9 @@ static int has_nan(const float *x, int64_t n) {
     return 0;
 }
 
-/* Rows m0 .. m0 + m of a key head over n keys: for each its sum of weighted values [dv] at acc, its largest score at
- * top, its sum of weights at total. */
+/* Attention of the m query rows from number m0 on of a key head over n keys from `first` on.  For row i it writes the
+ * sum of weighted values to acc + i * stride (dv floats), the largest score to top[i * stride] and the sum of the
+ * weights, exp(score - largest), to total[i * stride]. */
 static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
                          int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
     int64_t width = padded(f->d);
@@ -205,7 +211,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
     int64_t key = 0;
     if (m == 1 && f->k->layout.type == GS_TYPE_F16 && f->d % V == 0) {
-        /* Computing a masked cell is cheaper than a branch around it; finish_scores ignores its score. */
+        /* Four keys at a time.  A masked one among them is computed, too, which is cheaper than a branch around it;
+         * finish_scores replaces its score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
         int64_t next = f->k->layout.nb[1];
         for (; key + 4 <= n; key += 4) {
@@ -242,7 +249,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         memset(acc + i * stride, 0, (size_t)f->dv * 4);
     }
     int64_t column = 0;
-    /* Values: wide columns of f16 in registers, the remaining columns row by row. */
+    /* Sum the weighted values: of f16, 4 V columns at a time with the sums in registers; then the remaining columns,
+     * key by key. */
     if (f->v->layout.type == GS_TYPE_F16)
         for (; column + 4 * V <= f->dv; column += 4 * V)
             for (int64_t i = 0; i < m; i++)
@@ -262,7 +270,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
 }
 
-/* Sums of `n` chunks, `between` floats apart, each [top, total, acc[dv]], merged in order into the result. */
+/* Merges the results of n chunks of keys, in order, into the result of query row l.  Each is [top, total, acc[dv]] as
+ * attend_lines wrote it; `between`: floats from one to the next. */
 static void merge_chunks(const flash *f, line l, const float *from, int64_t n, int64_t between) {
     float *out = result_of(f, l), top = -INFINITY, total = 0;
     float sink = f->sinks == NULL ? -INFINITY : f->sinks[l.head];
@@ -286,7 +295,8 @@ static void merge_chunks(const flash *f, line l, const float *from, int64_t n, i
         shift_and_divide(out, out, f->dv, 0, total);
 }
 
-/* arg[2]: chunks; arg[3]: floats between chunks of a row.  A unit is a chunk of a key head. */
+/* Runs attend_lines; a unit of work is one chunk of keys of one key head.  arg[2]: number of chunks; arg[3]: floats of
+ * the result of a row and chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)fault;
     flash f = flash_of(call->node);
@@ -294,7 +304,7 @@ static void run_chunks(const gs_call *call, int32_t part, char *shared, char *sc
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
         int64_t chunk = unit % chunks, head_kv = unit / chunks % n_head_kv, batch = unit / chunks / n_head_kv;
         int64_t first = chunk * CHUNK, n = f.n_kv - first < CHUNK ? f.n_kv - first : CHUNK;
-        /* [head][row][chunk] */
+        /* `shared` is [key head][query row of that head][chunk], each of `size` floats. */
         float *to = (float *)shared + ((unit - chunk) * m + chunk) * size;
         attend_lines(&f, head_kv, batch, 0, m, first, n, lines_memory_at(&f, (float *)scratch, m), to + 2,
                      chunks * size, to, to + 1);
@@ -312,7 +322,7 @@ static void run_merge(const gs_call *call, int32_t part, char *shared, char *scr
     }
 }
 
-/* -- in blocks --------------------------------------------------------------------------------------------------- */
+/* -- many rows: in blocks ---------------------------------------------------------------------------------------- */
 
 #define TILE_ROWS 4
 #if GS_LEVEL == 2
@@ -321,7 +331,8 @@ static void run_merge(const gs_call *call, int32_t part, char *shared, char *scr
 #define TILE_VECTORS 2
 #endif
 
-/* c[4][4 or 2 vectors] (+)= a[4][n] b[n][...]; rows are lda, ldb, ldc floats apart. */
+/* The product of a, TILE_ROWS x n, and b, n x (`vectors` vectors of columns), to c; added to c if `more`.  lda, ldb and
+ * ldc: floats from one row to the next. */
 INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t n,
                           int vectors, int more) {
     vf s[TILE_ROWS][TILE_VECTORS];
@@ -341,7 +352,7 @@ INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, co
             vstore(c + r * ldc + i * V, s[r][i]);
 }
 
-/* rows a multiple of TILE_ROWS, columns of V. */
+/* The same of `rows` x n times n x `columns`; rows must be a multiple of TILE_ROWS, columns of V. */
 static void block_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
                           int64_t rows, int64_t columns, int64_t n, int more) {
     int64_t i = 0;
@@ -374,7 +385,7 @@ static int64_t block_floats(const flash *f) {
     return BLOCK_ROWS * (d + dv + 2 + 2 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + 4 * d;
 }
 
-/* keys[i][key], from rows of the cache; columns beyond n are 0. */
+/* Writes n keys from `first` on, transposed and as f32, to s->keys[element][key]; keys from n to BLOCK_KEYS are 0. */
 static void transposed_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n,
                             block_memory *s) {
     int64_t width = padded(f->d);
@@ -410,7 +421,8 @@ static void values_of_keys(const flash *f, int64_t head_kv, int64_t batch, int64
     }
 }
 
-/* The masks of all rows for these keys; 0 if every cell is masked. */
+/* Writes the masks of m query rows for n keys to s->bias, -inf beyond n; returns 0 if all are masked, so that the block
+ * can be skipped. */
 static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first, int64_t n,
                       block_memory *s) {
     vi any = (vi)vset(0);
@@ -434,7 +446,8 @@ static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0
     return found;
 }
 
-/* Turns scores into weights, and rescales the sums over earlier keys to the new largest score. */
+/* Turns the scores of a block into weights, exp(score - largest).  Where a row has a new largest score, its sums over
+ * earlier keys are rescaled to it. */
 static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
     int64_t width = padded(f->dv);
     for (int64_t i = 0; i < m; i++) {
@@ -445,7 +458,7 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
             top = s->top[i];
         if (top == -INFINITY) {
             if (has_nan(scores, BLOCK_KEYS))
-                s->total[i] = NAN;              /* finish_block recomputes it */
+                s->total[i] = NAN;              /* finish_block sees it and recomputes the row */
             memset(scores, 0, BLOCK_KEYS * 4);
             continue;
         }
@@ -460,7 +473,8 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
     }
 }
 
-/* Recomputes a row whose result is NaN from its unmasked cells alone. */
+/* Recomputes a query row whose result is NaN, from unmasked keys and values alone: block products include masked ones
+ * with weight 0, and 0 times an inf or NaN is NaN. */
 static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t m, float *memory) {
     lines_memory s = lines_memory_at(f, memory + 2 * (2 + padded(f->dv)), 1);
     int64_t size = 2 + padded(f->dv);
@@ -504,7 +518,8 @@ static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
 }
 
-/* arg[2]: blocks of rows.  A unit is such a block of a key head. */
+/* A unit of work is a block of up to BLOCK_ROWS query rows of one key head, over all keys.  arg[2]: blocks of a
+ * head. */
 static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)fault;
     flash f = flash_of(call->node);
@@ -538,7 +553,7 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
     }
 }
 
-/* -- which way ----------------------------------------------------------------------------------------------- */
+/* -- choosing between the two ways -------------------------------------------------------------------------------- */
 
 static int rows_are_whole(const gs_node *t) {
     int elements = gs_block_elements(t->layout.type);

@@ -1,6 +1,7 @@
-/* blocks.c -- decodes quantised blocks one at a time, in portable C: the reference of the faster kernels.
+/* blocks.c -- decodes quantised blocks one at a time, in portable C: what the faster kernels are checked against.
  *
- * Bit-equal to ggml's reference: compile without contraction of products and sums (-ffp-contract=off).
+ * Results are bit-equal to ggml's reference.  This needs -ffp-contract=off: with fused multiply-adds, which round once,
+ * they would differ.
  */
 #include "blocks.h"
 #include "floats.h"
@@ -18,7 +19,7 @@ static float half_at(const uint8_t *at) {
     return gs_f32_of_f16(gs_load_u16(at));
 }
 
-/* -- blocks of 32: a scale, maybe a minimum, maybe a fifth bit of each element, then the elements ---------------- */
+/* -- blocks of 32 elements: a scale; in some types a minimum, or a fifth bit of each element; then the elements --- */
 
 static void nibbles(const uint8_t *from, int8_t *q, int offset) {
     for (int i = 0; i < 16; i++) {
@@ -83,9 +84,10 @@ static void decode_mxfp4(const uint8_t *block, int8_t *q, float *s, float *m) {
     levels(block + 1, q, gs_mxfp4_levels);
 }
 
-/* -- blocks of 256: scales of 8 or 16 groups, themselves small integers times one f16 ---------------------------- */
+/* -- blocks of 256 elements: scales of 8 or 16 groups, stored as small integers times one f16 (d) ---------------- */
 
-/* 16 bytes of a scale and a minimum each; 64 bytes of 2 bits: those of 128 elements in 32 bytes; d, dmin. */
+/* A q2_k block: 16 bytes with a 4-bit scale and a 4-bit minimum each; 64 bytes of 2-bit elements, of which 32 bytes
+ * hold 128; then the f16 factors of scales (d) and of minima (dmin). */
 static void decode_q2_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     float d = half_at(block + 80), dmin = half_at(block + 82);
     for (int g = 0; g < 16; g++) {
@@ -96,7 +98,8 @@ static void decode_q2_k(const uint8_t *block, int8_t *q, float *s, float *m) {
         q[i] = (int8_t)(block[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3);
 }
 
-/* 32 bytes of third bits (set: no offset), 64 of the lower two, 12 of 6-bit scales, d. */
+/* A q3_k block: 32 bytes with the third bit of each element (where it is not set, 4 is subtracted), 64 with the lower
+ * two bits, 12 with 6-bit scales, then d. */
 static void decode_q3_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     const uint8_t *scales = block + 96;
@@ -111,7 +114,9 @@ static void decode_q3_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* 6-bit scales and minima of 8 groups in 12 bytes: the first four whole, the upper two bits of the others there. */
+/* Decodes the 6-bit scales and minima of the 8 groups of a q4_k or q5_k block.  Of its 12 bytes, the first 8 hold those
+ * of groups 0 .. 3 in their lower six bits; the upper two bits belong to groups 4 .. 7, whose lower four bits are in
+ * the last 4 bytes. */
 static void scales_q4_k(const uint8_t *block, float *s, float *m) {
     const uint8_t *p = block + 4;
     float d = half_at(block), dmin = half_at(block + 2);
@@ -137,7 +142,8 @@ static void decode_q5_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* 128 bytes of the lower four bits, 64 of the upper two, 16 signed scales, d. */
+/* A q6_k block: 128 bytes with the lower four bits of each element, 64 with the upper two, 16 signed 8-bit scales,
+ * d. */
 static void decode_q6_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     float d = half_at(block + 208);
@@ -150,7 +156,8 @@ static void decode_q6_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* d, 16 bits of upper scale bits, 4 bytes of lower ones, 128 of levels. */
+/* An iq4_xs block: d, 2 bytes with the upper two bits of 8 scales, 4 with their lower four bits, then 128 with the
+ * 4-bit element indices into gs_iq4_levels. */
 static void decode_iq4_xs(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     float d = half_at(block);

@@ -1,8 +1,8 @@
 /* blocks.h -- ggml's element types: the contents of a block, and conversion of rows from f32 to blocks and back.
  *
- * All quantised types have one form: groups of 16 or 32 neighbouring elements, each a small signed
- * integer q, and for each group a scale s and for some types a minimum m.  Element = s * q, or s * q + m, each
- * operation rounded once; rows decoded so are bit-equal to those of ggml's dequantize_row_* and of the gguf package.
+ * All quantised types decode to the same things: a small signed integer q for each element and, for each group of 16 or
+ * 32 neighbouring elements, a scale s and in some types a minimum m.  An element is s * q, or s * q + m, each operation
+ * rounded by itself; so decoded rows are bit-equal to those of ggml's dequantize_row_* and of the gguf package.
  * The layouts are ggml's (ggml-common.h).
  */
 #ifndef GGML_SCHED_KERNELS_BLOCKS_H
@@ -26,24 +26,26 @@ typedef struct gs_block_kind {
     int32_t group;             /* elements that share a scale: 16 or 32               */
     int32_t has_min;
     int32_t offset;            /* q + offset is in 0 .. 255                           */
-    /* One block: q[elements], s[elements / group], and m likewise where has_min. */
+    /* Decodes one block to q[elements], s[elements / group] and, where has_min, m[elements / group]. */
     void (*decode)(const uint8_t *block, int8_t *q, float *s, float *m);
 } gs_block_kind;
 
 /* The description of a quantised type's blocks; NULL for any other type. */
 const gs_block_kind *gs_block_kind_of(int type);
 
-/* The levels of iq4_nl and iq4_xs, and of mxfp4 (e2m1, doubled). */
+/* The integers q that 4-bit indices stand for: in iq4_nl and iq4_xs, and in mxfp4 (e2m1 values, doubled to be
+ * whole). */
 extern const int8_t gs_iq4_levels[16];
 extern const int8_t gs_mxfp4_levels[16];
 
-/* Half of 2^(e - 127): mxfp4's scale of doubled levels. */
+/* The scale of an mxfp4 block with exponent byte e: half of 2^(e - 127), as gs_mxfp4_levels are doubled. */
 float gs_scale_of_e8m0(uint8_t e);
 
-/* n elements of a row of `type`, n a multiple of its block, to f32.  Returns 0, or -1 for a type that is not known. */
+/* Decodes n elements of a row of `type` to f32; n is a multiple of the block's elements.  Returns 0, or -1 for a type
+ * that is not known. */
 int gs_dequantize_row(int type, const void *src, float *dst, int64_t n);
 
-/* n elements of f32 to f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 or q5_1, by ggml's reference rounding.
+/* Converts n elements of f32 to `type`: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 or q5_1, rounded like ggml's reference.
  * Returns 0, or -1 for another type. */
 int gs_quantize_row(int type, const float *src, void *dst, int64_t n);
 

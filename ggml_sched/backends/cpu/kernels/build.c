@@ -1,4 +1,4 @@
-/* build.c -- see build.h: overlap, tables, and the order in which builders are tried. */
+/* build.c -- see build.h: shared tables, copies of sources that overlap the result, and the builders of each ISA. */
 #include "build.h"
 #include "matmul.h"
 #include "convert.h"
@@ -45,7 +45,7 @@ void gs_forget_tables(gs_tables *in, const gs_node *node) {
 
 /* -- overlap ----------------------------------------------------------------------------------------------- */
 
-/* Bit i: source i, of the result's layout, may be the result. */
+/* Bit i: the op's kernel also works in place, where source i has the result's memory and layout. */
 static uint32_t tolerated(int op) {
     switch (op) {
     case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_GLU:
@@ -60,7 +60,7 @@ static uint32_t tolerated(int op) {
     }
 }
 
-/* Bit i: source i is the tensor that the node writes to, and is not read. */
+/* Bit i: source i is the destination of the op, whose memory the result shares; the kernel does not read it. */
 static uint32_t written(int op) {
     return op == GS_OP_CPY ? 2 : op == GS_OP_SET_ROWS ? 4 : 0;
 }
@@ -75,7 +75,7 @@ static int clashes(const gs_node *node, int i) {
     return !(exact && tolerated(node->op) >> i & 1);
 }
 
-/* Whether the first element's address is no multiple of the element's size, which compiled code requires. */
+/* Whether the first element's address is not a multiple of the element's size, as compiled code requires it to be. */
 static int is_astray(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     return size > 1 && t->layout.nbytes > 0 && ((uintptr_t)t->data & (uintptr_t)(size - 1)) != 0;
@@ -100,7 +100,8 @@ static int add_bytes(const gs_node *node, int32_t position, gs_calls *to, const 
     return gs_add_call(to, &call);
 }
 
-/* A copy of tensor t in memory of the plan, and the call that copies its bytes there; NULL without memory. */
+/* Makes a tensor like t in memory of the list of calls, and appends the call of `node` that copies t's bytes there.
+ * Returns that tensor, or NULL if memory ran out. */
 static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t position, gs_calls *to) {
     gs_node *copy = gs_keep(to, sizeof(gs_node));
     void *memory = gs_keep(to, t->layout.nbytes);
@@ -111,11 +112,13 @@ static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t positio
     return copy;
 }
 
-/* The node with copies in place of tensors that overlap or are unaligned: `*made` is NULL if there are none. */
+/* Where a source clashes with the result, or a tensor is unaligned: sets `*made` to a node that uses aligned copies
+ * instead, and appends the calls that make them.  Else `*made` is NULL, and the node can be computed as it is. */
 static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_node **made) {
     *made = NULL;
     if (is_astray(node)) {
-        /* With its present bytes: the gaps of a view must keep theirs. */
+        /* Copy the result's present bytes, too: the whole copy is written back later, with the gaps between a view's
+         * rows, which belong to other tensors. */
         *made = elsewhere(node, node, position, to);
         if (*made == NULL)
             return GS_NO_HOST_MEMORY;
@@ -139,7 +142,7 @@ static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_n
 
 /* -- which kernels ------------------------------------------------------------------------------------------ */
 
-/* Whether strides are multiples of the element's size, as compiled code may assume. */
+/* Whether all strides are multiples of the element's size, so that aligned first elements make all elements aligned. */
 static int strides_are_whole(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     for (int d = 0; d < GS_MAX_DIMS && size > 1; d++)

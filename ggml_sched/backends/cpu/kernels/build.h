@@ -1,4 +1,4 @@
-/* build.h -- turns nodes into calls: the nodes with a compiled kernel, and the tables that their calls share. */
+/* build.h -- turns each node that has a compiled kernel into calls, and keeps tables that several nodes share. */
 #ifndef GGML_SCHED_KERNELS_BUILD_H
 #define GGML_SCHED_KERNELS_BUILD_H
 
@@ -6,12 +6,13 @@
 
 #define GS_MAX_TABLES 8
 
-/* A table that is computed from a leaf once and read by many nodes (the sines of positions), until the leaf changes. */
+/* A table that one call computes and many nodes read: the sines and cosines for ROPE, which are equal in every layer of
+ * a model.  It is valid until a node writes to the memory of `positions` or `factors`. */
 typedef struct gs_table {
     const gs_node *positions;
-    const gs_node *factors;     /* or NULL */
+    const gs_node *factors;     /* frequency factors (source 2 of ROPE), or NULL */
     int32_t params[GS_MAX_OP_PARAMS];
-    void *of;
+    void *of;                   /* the table's memory, from gs_keep              */
 } gs_table;
 
 typedef struct gs_tables {
@@ -19,18 +20,19 @@ typedef struct gs_tables {
     gs_table table[GS_MAX_TABLES];
 } gs_tables;
 
-/* The table of the same leafs and parameters, or NULL. */
+/* The memory of the table that was added with these sources and parameters, or NULL if there is none. */
 void *gs_find_table(const gs_tables *in, const gs_node *positions, const gs_node *factors, const int32_t *params);
 void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of);
 
-/* Removes tables computed from memory that a node writes. */
+/* Removes the tables that were computed from memory that `node` writes: their values would be outdated. */
 void gs_forget_tables(gs_tables *in, const gs_node *node);
 
-/* Appends the calls of a node whose memory was checked.  GS_OK; GS_UNSUPPORTED_OP, then nothing was appended;
- * GS_NO_HOST_MEMORY.  A source that the kernel must not overwrite and that overlaps the result is copied first. */
+/* Appends the calls of a node; the caller has checked that its memory lies within buffers.  Returns GS_OK;
+ * GS_UNSUPPORTED_OP, then nothing was appended; or GS_NO_HOST_MEMORY.  A source that overlaps the result, for an op
+ * whose kernel would overwrite values that it still reads, is copied to other memory first. */
 int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 
-/* One for each instruction set: kernels_*.c. */
+/* The same for all ops but matrix products, compiled for each instruction set: kernels_*.c. */
 int gs_build_portable(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx2(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx512(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);

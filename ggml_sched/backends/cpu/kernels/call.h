@@ -1,4 +1,4 @@
-/* call.h -- calls of compiled kernels; a plan is a list of them.
+/* call.h -- calls of compiled kernels: what a graph becomes when it is compiled for the CPU backend.
  *
  * A node becomes one call or a few; a call is cut into parts of a fixed size, which threads take in any order; no part
  * writes memory that another part reads or writes.  A barrier separates two calls.  Results depend on values,
@@ -15,7 +15,7 @@
 
 typedef struct gs_call gs_call;
 
-/* Computes a part; 0, or a GS_FAULT_* with details in `fault`. */
+/* A wrong value in a source, found while a kernel ran.  The Python code raises the error that describes it. */
 typedef struct gs_fault {
     int32_t kind;               /* GS_FAULT_*                                   */
     int32_t source;             /* which source of the node holds a wrong value */
@@ -26,37 +26,40 @@ typedef struct gs_fault {
 #define GS_FAULT_NONE 0
 #define GS_FAULT_ID 1           /* a row or expert id out of range              */
 
+/* Computes one part of a call.  A kernel that finds a wrong value fills `fault`, whose kind is NONE before. */
 typedef void (*gs_run)(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault);
 
 struct gs_call {
     gs_run run;
     const gs_node *node;
     int32_t n_parts;
-    int32_t position;           /* of the node among those of the plan          */
-    int64_t arg[GS_MAX_ARGS];   /* the kernel's arguments                       */
+    int32_t position;           /* index of the node among the compiled nodes   */
+    int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
 };
 
-/* A growing list of calls.  All calls of one node share `shared` bytes, each thread has `scratch` bytes, both at a
- * multiple of 64; the sizes are the largest that a node needs. */
+/* A growing list of calls.  While calls run, they have two kinds of work memory, both at a multiple of 64: `shared`
+ * bytes in which the calls of one node pass data on, and `scratch` bytes for each thread.  Both sizes are the largest
+ * that any node needs. */
 typedef struct gs_calls {
     gs_call *call;
     int32_t n;
-    int32_t room;
+    int32_t room;               /* calls for which `call` has memory            */
     int64_t shared;
     int64_t scratch;
-    void *kept;                 /* blocks of gs_keep                            */
+    void *kept;                 /* the newest block of gs_keep; each block points to the one before */
 } gs_calls;
 
-/* Appends a copy; GS_OK or GS_NO_HOST_MEMORY. */
+/* Appends a copy of `call`; GS_OK or GS_NO_HOST_MEMORY. */
 int gs_add_call(gs_calls *to, const gs_call *call);
 
-/* Memory at a multiple of 64, at a fixed address until the calls are freed; NULL without memory. */
+/* Allocates memory for data that calls point to: at a multiple of 64, valid until gs_free_calls.  NULL if malloc
+ * fails. */
 void *gs_keep(gs_calls *to, int64_t size);
 
-/* Frees the calls and the memory of gs_keep; the list is empty then. */
+/* Frees the calls and all memory from gs_keep, and leaves an empty list. */
 void gs_free_calls(gs_calls *of);
 
-/* Which instructions kernels may use here. */
+/* The instruction set that kernels may use on this processor (see isa.c). */
 enum gs_isa { GS_ISA_PORTABLE = 0, GS_ISA_AVX2 = 1, GS_ISA_AVX512 = 2 /* F BW DQ VL VNNI */ };
 int gs_isa(void);
 

@@ -1,4 +1,4 @@
-/* convert.h -- sizes of types, and which types rows are read from and written to, on top of blocks.h. */
+/* convert.h -- the element or block size of each type, and which types blocks.h decodes and encodes. */
 #ifndef GGML_SCHED_KERNELS_CONVERT_H
 #define GGML_SCHED_KERNELS_CONVERT_H
 
@@ -24,7 +24,8 @@ static inline float gs_param_f32(const int32_t *params, int i) {
     return gs_f32_of_bits((uint32_t)params[i]);
 }
 
-/* Elements and bytes of a block; 1 and the element's size for plain types, 0 for types that are not decoded. */
+/* gs_block_elements and gs_block_bytes: elements and bytes of a block of the type.  A plain type counts as blocks of
+ * one element; both are 0 for a type that blocks.h does not decode. */
 static inline int gs_block_elements(int type) {
     const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
     return gs_plain_size(type) ? 1 : kind != NULL ? kind->elements : 0;
@@ -38,7 +39,7 @@ static inline int gs_block_bytes(int type) {
 /* Whether gs_dequantize_row decodes the blocks of a type. */
 static inline int gs_decodes(int type) { return gs_block_kind_of(type) != NULL; }
 
-/* Whether gs_quantize_row makes blocks of a type: those that KV caches use. */
+/* Whether gs_quantize_row encodes to the quantised type; it does to those that KV caches use. */
 static inline int gs_quantizes(int type) {
     return type == GS_TYPE_Q8_0 || type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_0
            || type == GS_TYPE_Q5_1;

@@ -1,13 +1,14 @@
 /* copies.h -- moving data: CPY DUP CONT, CONCAT, REPEAT, GET_ROWS, SET_ROWS, ADD_ID.
  *
- * Included once for each instruction set.  Equal types copy bytes unchanged; others are converted through f32.
+ * Included once for each instruction set.  Between equal types bytes are copied unchanged; other types are converted
+ * through f32.
  */
-#define COPY_WORK 65536         /* elements of a part */
+#define COPY_WORK 65536         /* elements that one part copies, about */
 
 static int loads(int type) { return gs_is_float(type) || gs_decodes(type); }
 static int stores(int type) { return gs_is_float(type) || gs_quantizes(type); }
 
-/* A row of a type that `loads`, contiguous, as f32. */
+/* Converts n contiguous elements to f32; for a type of which loads() is true. */
 INLINE void load_row(int type, const void *from, float *to, int64_t n) {
     if (gs_is_float(type))
         floats_from(type, from, to, n);
@@ -22,7 +23,7 @@ INLINE void store_row(int type, const float *from, void *to, int64_t n) {
         (void)gs_quantize_row(type, from, to, n);
 }
 
-/* n units of `size` bytes, `sa` and `so` bytes apart. */
+/* Copies n elements or blocks of `size` bytes, which are `sa` bytes apart in the source and `so` in the destination. */
 static void move_units(const char *from, int64_t sa, char *to, int64_t so, int64_t n, int64_t size) {
     if (sa == size && so == size) {
         memmove(to, from, (size_t)(n * size));
@@ -43,7 +44,7 @@ static void move_units(const char *from, int64_t sa, char *to, int64_t so, int64
     }
 }
 
-/* The strides with which a dense tensor of the type would have the extents ne. */
+/* Sets nb to the strides of a dense (gapless, unpermuted) tensor of the type with the extents ne. */
 static void dense_strides(int type, const int64_t *ne, int64_t *nb) {
     nb[0] = gs_block_bytes(type);
     nb[1] = nb[0] * (ne[0] / gs_block_elements(type));
@@ -62,8 +63,8 @@ static int dense_blocks(const gs_node *t) {
     return 1;
 }
 
-/* arg[2], arg[3]: kept layouts of the source and of the destination, which have the same extents.
- * arg[4], arg[5]: where their data begin.  A unit is a row. */
+/* Copies rows; a unit of work is one row.  arg[2], arg[3]: layouts (gs_keep) of the source and of the destination,
+ * which have the same extents; arg[4], arg[5]: addresses of their data. */
 static void run_copy(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)fault;
     const gs_layout *a = (const gs_layout *)call->arg[2], *o = (const gs_layout *)call->arg[3];
@@ -96,7 +97,9 @@ static void run_copy(const gs_call *call, int32_t part, char *shared, char *scra
     }
 }
 
-/* Blocks of a matrix that is read across its rows: rows of the source are columns of the destination. */
+/* Copies a transposed matrix, whose elements are neighbours along dimension 1 in the source and along dimension 0 in
+ * the destination.  It goes in squares of 16 x 16 elements, so that the cache lines of both sides are used fully; a
+ * unit of work is 16 rows of the destination.  Arguments as for run_copy. */
 static void run_transpose(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;
     const gs_layout *a = (const gs_layout *)call->arg[2], *o = (const gs_layout *)call->arg[3];
@@ -114,7 +117,7 @@ static void run_transpose(const gs_call *call, int32_t part, char *shared, char 
     }
 }
 
-/* Adds a call that copies between layouts of equal extents. */
+/* Adds a call that copies from `from`, of layout a, to `into`, of layout o; both have the same extents. */
 static int add_copy(const gs_node *node, int32_t position, gs_calls *to, const gs_layout *a, const char *from,
                     const gs_layout *o, char *into) {
     gs_layout *kept = gs_keep(to, 2 * sizeof(gs_layout));
@@ -130,7 +133,7 @@ static int add_copy(const gs_node *node, int32_t position, gs_calls *to, const g
         int64_t bands = (o->ne[1] + 15) / 16 * o->ne[2] * o->ne[3];
         call = call_over(node, position, run_transpose, bands, 16 * width, COPY_WORK);
     } else {
-        /* Rows that are contiguous in source and destination are joined to one. */
+        /* Join rows that follow each other without gaps in source and destination: fewer and longer rows are faster. */
         for (int d = 1; d < 4; d++) {
             int64_t row_a = kept[0].ne[0] / gs_block_elements(a->type) * gs_block_bytes(a->type);
             int64_t row_o = kept[1].ne[0] / gs_block_elements(o->type) * gs_block_bytes(o->type);
@@ -169,7 +172,7 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
     if (n_elements_of(node) == 0)
         return GS_OK;
     if (!same_extents(x, node)) {
-        /* Elements keep their order: the dense side may have the other's extents. */
+        /* Where extents differ, elements keep their order: a dense tensor can be seen with the other's extents. */
         gs_layout *dense = dense_blocks(node) ? &o : &a;
         const gs_layout *other = dense == &o ? &a : &o;
         if ((dense == &a && !dense_blocks(x)) || other->ne[0] % gs_block_elements(dense->type))
@@ -177,7 +180,7 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
         memcpy(dense->ne, other->ne, sizeof(dense->ne));
         dense_strides(dense->type, dense->ne, dense->nb);
     }
-    /* Blocks of a row lie one behind the other. */
+    /* The blocks of a row of a quantised type must lie one behind the other. */
     if ((gs_block_elements(a.type) > 1 && a.nb[0] != gs_block_bytes(a.type))
         || (gs_block_elements(o.type) > 1 && o.nb[0] != gs_block_bytes(o.type)))
         return GS_UNSUPPORTED_OP;
@@ -257,7 +260,8 @@ static int outside(int64_t id, int64_t limit, int source, gs_fault *fault) {
     return 1;
 }
 
-/* Before anything is written: every id of source arg[0] is below arg[1]. */
+/* Checks that every id of source number arg[0] is in 0 .. arg[1] - 1.  A call of its own, so that an invalid id is
+ * found before anything is written. */
 static void run_check_ids(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)part;
     const gs_node *ids = call->node->src[call->arg[0]];
@@ -285,7 +289,7 @@ static void run_get_rows(const gs_call *call, int32_t part, char *shared, char *
         where w = row_at(node->layout.ne, r);
         int64_t id = id_at(ids, w.i1, w.i2, w.i3);
         if (outside(id, table->layout.ne[1], 1, fault))
-            return;                     /* another thread has changed it since it was checked */
+            return;                     /* another thread has changed the id since it was checked */
         const char *from = row_of(table, (where){id, w.i2, w.i3});
         char *to = row_of(node, w);
         if (type == node->layout.type) {
@@ -318,8 +322,8 @@ static int build_get_rows(const gs_node *node, int32_t position, gs_calls *to) {
     return status != GS_OK ? status : gs_add_call(to, &call);
 }
 
-/* A unit is a range of columns of one matrix, arg[2] wide, arg[3] of them: rows keep their order within it, so of
- * several rows with the same id the last one is written last. */
+/* A unit of work is a range of arg[2] elements of all rows of one matrix; a row has arg[3] such ranges.  Work is not
+ * cut between rows: of several rows with the same id the last one must be written last. */
 static void run_set_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared;
     const gs_node *node = call->node, *b = node->src[0], *ids = node->src[1];

@@ -1,14 +1,15 @@
 /* elementwise.h -- functions of one element, of two, and gated units: ADD SUB MUL DIV ADD1, SCALE SQR SQRT LOG CLAMP,
  * UNARY, GLU.
  *
- * Included once for each instruction set.  All in f32, a tile at a time; f16 and bf16 are rounded once, on the way out.
- * An element's result does not depend on its position in a row: the end of a row is computed in a full vector, too.
+ * Included once for each instruction set.  All is computed in f32, a tile (rows.h) at a time; results of f16 and bf16
+ * are rounded once, when they are stored.  An element's result does not depend on its position in a row: the end of a
+ * row is computed in a full vector, too.
  */
 
-/* Computes n elements; `b` is the second operand, `c` has the values of the node's parameters. */
+/* Computes n elements; `b` is the second operand (any floats, where the op has one), `c` the node's parameters. */
 typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, const float *c);
 
-/* A tile function whose body computes the vector `y` of the vectors `x` and `z`. */
+/* Defines a tile function; its body computes a vector `y` from the vectors `x` (of a) and `z` (of b). */
 #define TILE_FN(name, body)                                                                   \
     static void name(float *out, const float *a, const float *b, int64_t n, const float *c) { \
         (void)b; (void)c;                                                                     \
@@ -31,7 +32,7 @@ typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, c
         }                                                                                     \
     }
 
-/* The same of single elements, for what is rare. */
+/* Defines a tile function whose body computes one element `y` from `x`: for rarely used ops, which may be slow. */
 #define EACH_FN(name, body)                                                                   \
     static void name(float *out, const float *a, const float *b, int64_t n, const float *c) { \
         (void)b; (void)c;                                                                     \
@@ -42,7 +43,8 @@ typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, c
         }                                                                                     \
     }
 
-/* numpy's maximum and minimum: NaN where either operand is.  Of zeros it is the limit, as ggml has them. */
+/* NumPy's maximum and minimum of x and a limit: NaN where x is.  Where x is 0 and the limit is 0 of the other sign, the
+ * result is the limit, as in ggml. */
 INLINE vf above(vf x, float limit) { return vpick((x > limit) | (x != x), x, vset(limit)); }
 INLINE vf below(vf x, float limit) { return vpick((x < limit) | (x != x), x, vset(limit)); }
 
@@ -50,12 +52,13 @@ INLINE vf below(vf x, float limit) { return vpick((x < limit) | (x != x), x, vse
 INLINE vf as_half(vf x) {
     vi bits = (vi)x;
     vf normal = (vf)((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fff);
-    /* Below 2^-14 f16 has multiples of 2^-24, as f32 has from 0.5 to 1; zeros keep their sign. */
+    /* Below 2^-14, f16 has the multiples of 2^-24, as f32 has from 0.5 to 1: adding and subtracting a number of that
+     * range rounds to such a multiple.  vsign_of keeps the sign of zeros. */
     vf tiny = vsign_of(x, (vabs(x) + 0.75f) - 0.75f);
     return vpick(vabs(x) <= 65504.0f, vpick(vabs(x) < 0x1p-14f, tiny, normal), x);
 }
 
-/* As ggml's tables have them: of an f16, rounded to f16. */
+/* gelu and gelu_quick as ggml looks them up in tables from f16 to f16: argument and result are rounded to f16. */
 INLINE vf gelu_of_halves(vf x) {
     x = as_half(x);
     vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
@@ -103,7 +106,7 @@ EACH_FN(f_trunc, y = truncf(x);)
 EACH_FN(f_xielu, {
     y = x > 0 ? (c[1] * x + c[2]) * x : (expm1f(x > c[3] ? c[3] : x) - x) * c[0] + c[2] * x;
 })
-/* Two roundings, as if scaled and then shifted: no fused multiply-add. */
+/* x * c[0] + c[1] in two steps, each rounded: the compiler could make one fused multiply-add of a single expression. */
 static void f_scale_and_shift(float *out, const float *a, const float *b, int64_t n, const float *c) {
     float scaled[TILE], shift[TILE];
     f_scale(scaled, a, b, n, c);
@@ -112,7 +115,7 @@ static void f_scale_and_shift(float *out, const float *a, const float *b, int64_
     f_add(out, scaled, shift, n, c);
 }
 
-/* Gates: `a` goes through the function, `b` is the factor. */
+/* The functions of gated units (GLU): function(a) * b. */
 TILE_FN(g_reglu, y = above(x, 0.0f) * z;)
 TILE_FN(g_swiglu, y = x / (1.0f + vexp(-x)) * z;)
 TILE_FN(g_geglu_quick, y = gelu_quick_of_halves(x) * z;)
@@ -150,7 +153,7 @@ static tile_fn gate_of(int sub_op) {
     return sub_op >= 0 && sub_op < GS_N_GLU_OPS ? table[sub_op] : NULL;
 }
 
-/* The function of a node; writes its parameters to c. */
+/* The tile function of a node, or NULL without one; writes the node's parameters to c. */
 static tile_fn function_of(const gs_node *node, float *c) {
     const int32_t *p = node->params;
     c[0] = c[1] = c[2] = c[3] = 0;
@@ -178,12 +181,13 @@ static tile_fn function_of(const gs_node *node, float *c) {
     }
 }
 
-/* -- one operand, or two of one shape -------------------------------------------------------------------
+/* -- one operand, or two of the same extents ------------------------------------------------------------
  *
- * arg[2]: elements of a row; arg[3]: pieces of a row, each of PIECE elements; arg[4]: bytes from the start of the row
- * of operand a to its first element, arg[5]: of operand b; arg[6]: all dense, one row.  A unit is a piece. */
+ * A unit of work is a piece of a row.  arg[2]: elements of a row; arg[3]: pieces of a row, each of PIECE elements;
+ * arg[4]: bytes from the start of a row to the first element of operand a, arg[5]: the same of operand b (the halves of
+ * one tensor, for GLU); arg[6]: all tensors are dense, and are computed as if they were one row. */
 #define PIECE 8192
-#define ROW_WORK 16384          /* elements of a part */
+#define ROW_WORK 16384          /* elements that one part computes, about */
 
 static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;
@@ -193,7 +197,7 @@ static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scr
     tile_fn f = function_of(node, c);
     int64_t width = call->arg[2], pieces = call->arg[3];
     int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
-    if (call->arg[6]) {                         /* everything is one row, whatever the strides of extents of 1 */
+    if (call->arg[6]) {                         /* dense, though nb[0] may be anything where ne[0] is 1 */
         sa = gs_plain_size(a->layout.type);
         sb = gs_plain_size(b->layout.type);
         so = gs_plain_size(node->layout.type);
@@ -263,7 +267,7 @@ static int build_glu(const gs_node *node, int32_t position, gs_calls *to) {
     return add_tiles(node, position, to, swapped ? half : 0, swapped ? 0 : half, 0);
 }
 
-/* -- two operands, the second repeats ------------------------------------------------------------------- */
+/* -- two operands, the second repeated to the extents of the first -------------------------------------- */
 
 static void run_repeated(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;

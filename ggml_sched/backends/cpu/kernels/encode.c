@@ -1,6 +1,7 @@
-/* encode.c -- rows of f32 to blocks, by ggml's reference rounding (quantize_row_*_ref).
+/* encode.c -- encodes rows of f32 as quantised blocks, rounded like ggml's reference (quantize_row_*_ref).
  *
- * A value that no level can hold (inf, NaN) gets the highest one: no cast leaves its type's range.
+ * Values are limited to the range of the block's integers before they are cast, NaN to the highest: a cast of inf, NaN
+ * or a larger number is undefined in C.
  */
 #include "blocks.h"
 #include "floats.h"
@@ -12,13 +13,13 @@ static void put_half(uint8_t *at, float value) {
     memcpy(at, &bits, sizeof(bits));
 }
 
-/* The whole part of q within low .. high, `high` for a NaN. */
+/* q limited to low .. high, without its fraction; `high` if q is a NaN. */
 static int limited(float q, float low, float high) {
     q = q <= high ? q : high;
     return (int)(q >= low ? q : low);
 }
 
-/* Levels 0 .. 15 or 31 into their nibbles, and fifth bits. */
+/* Writes the lower four bits of 32 integers of 0 .. 31 to the 16 bytes at `at`; returns their fifth bits. */
 static uint32_t put_nibbles(uint8_t *at, const int *level) {
     uint32_t fifth = 0;
     for (int i = 0; i < 16; i++) {
@@ -28,8 +29,8 @@ static uint32_t put_nibbles(uint8_t *at, const int *level) {
     return fifth;
 }
 
-/* q4_0, q5_0: the element furthest from zero, sign included, becomes the lowest level.  A NaN counts as furthest, as
- * NumPy's argmax has it. */
+/* Encodes a block of q4_0 (offset 8) or q5_0 (16).  The scale is such that the element furthest from zero becomes the
+ * integer 0, the lowest; it has the element's sign.  A NaN counts as furthest, as NumPy's argmax has it. */
 static void encode_signed(const float *x, uint8_t *block, int offset) {
     float most = 0, at_most = 0;
     int level[32];
@@ -49,7 +50,7 @@ static void encode_signed(const float *x, uint8_t *block, int offset) {
         memcpy(block + 2, &fifth, sizeof(fifth));
 }
 
-/* q4_1, q5_1: from the smallest to the largest element. */
+/* Encodes a block of q4_1 (top 15) or q5_1 (31): the smallest element becomes the integer 0, the largest `top`. */
 static void encode_between(const float *x, uint8_t *block, int top) {
     float low = x[0], high = x[0];
     int level[32];

@@ -1,6 +1,6 @@
-/* floats.h -- f16, bf16 and f32 by their bits, the same on every machine.
+/* floats.h -- conversions between f16, bf16 and f32, in integer arithmetic on their bits: equal on every machine.
  *
- * Values may lie at any address, so they are moved with memcpy.  Corresponds to GGML_FP16_TO_FP32 and its like.
+ * Values may lie at unaligned addresses, so they are moved with memcpy.  In ggml: GGML_FP16_TO_FP32 and its like.
  */
 #ifndef GGML_SCHED_KERNELS_FLOATS_H
 #define GGML_SCHED_KERNELS_FLOATS_H
@@ -36,7 +36,7 @@ static inline float gs_load_f32(const void *at) {
     return gs_f32_of_bits(gs_load_u32(at));
 }
 
-/* Exact; a signalling NaN becomes a quiet one, as F16C has it. */
+/* The f32 of an f16, exact; a signalling NaN becomes a quiet one, as the instructions of F16C do it. */
 static inline float gs_f32_of_f16(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
     if (rest >= 0x7c00u)
@@ -47,14 +47,14 @@ static inline float gs_f32_of_f16(uint16_t half) {
     return gs_f32_of_bits(sign | gs_bits_of_f32(magnitude));
 }
 
-/* To nearest, ties to even; above the range inf. */
+/* The nearest f16, ties to even; values beyond its range become inf. */
 static inline uint16_t gs_f16_of_f32(float value) {
     uint32_t bits = gs_bits_of_f32(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u)
         return (uint16_t)(sign | 0x7e00u | (rest >> 13 & 0x3ffu));
     if (rest >= 0x477ff000u) /* 65520: rounds to 65536 */
         return (uint16_t)(sign | 0x7c00u);
-    if (rest < 0x38800000u) { /* below 2^-14: adding 0.5 leaves the rounded multiple of 2^-24 in the last bits */
+    if (rest < 0x38800000u) { /* subnormal in f16: value + 0.5 has the nearest multiple of 2^-24 in its bits */
         float shifted = gs_f32_of_bits(rest) + 0.5f;
         return (uint16_t)(sign | (gs_bits_of_f32(shifted) - 0x3f000000u));
     }
@@ -65,7 +65,7 @@ static inline float gs_f32_of_bf16(uint16_t bits) {
     return gs_f32_of_bits((uint32_t)bits << 16);
 }
 
-/* To nearest, ties to even; a NaN stays a (quiet) NaN. */
+/* The nearest bf16, ties to even; a NaN stays a NaN, a quiet one. */
 static inline uint16_t gs_bf16_of_f32(float value) {
     uint32_t bits = gs_bits_of_f32(value), high = bits >> 16;
     if ((bits & 0x7fffffffu) > 0x7f800000u)

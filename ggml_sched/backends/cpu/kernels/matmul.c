@@ -1,6 +1,8 @@
-/* matmul.c -- turns a MUL_MAT or MUL_MAT_ID node into calls: checks, division of the work, columns into cells.
+/* matmul.c -- turns a MUL_MAT or MUL_MAT_ID node into calls: checks its shapes, divides the work, and converts columns.
  *
- * The division of the work depends on shapes only.  The kernels of product.h multiply, one set for each ISA.
+ * A column is a row of source 1 (b), the activations; k is its length.  It is converted to activation cells
+ * (product.h). How the work is divided depends on shapes only, never on the number of threads, so that results do not
+ * either.  The kernels that multiply are in tables, one for each ISA.
  */
 #include "matmul.h"
 
@@ -11,11 +13,12 @@
 #include "ggml_sched/checked.h"
 #include "product.h"
 
-#define FEW_BYTES (96 << 10)    /* weights of an item, where there are few columns     */
-#define MANY_WORK (4 << 20)     /* products of an item, where there are many           */
-#define COLUMN_WORK (8 << 20)   /* products of a panel above which columns are split.. */
-#define LEAST_COLUMNS 240       /* ..but as many share a repacked panel                */
-#define PREPARED (1 << 16)      /* activations of a part of the first call             */
+/* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
+#define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
+#define MANY_WORK (4 << 20)     /* multiplications of an item, where a group has many columns                */
+#define COLUMN_WORK (8 << 20)   /* multiplications of an item, where the columns of one panel of rows are split */
+#define LEAST_COLUMNS 240       /* columns of such an item at least, as each item repacks the panel          */
+#define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
 
 static const gs_product_kernels *kernels_here(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -43,14 +46,14 @@ static int64_t pieces(int64_t n, int64_t step) {
     return (n + step - 1) / step;
 }
 
-/* -- what the first call does: columns of b into cells ------------------------------------------------------------ */
+/* -- the call `prepare`: converts columns of b to activation cells or strips -------------------------------------- */
 
 static float value_at(const char *at, int32_t type) {
     return type == GS_TYPE_F32 ? gs_load_f32(at)
          : type == GS_TYPE_F16 ? gs_f32_of_f16(gs_load_u16(at)) : gs_f32_of_bf16(gs_load_u16(at));
 }
 
-/* n values of a row of b as contiguous f32: in place, or converted in `room`. */
+/* n values of a row of b as contiguous, aligned f32: `at` itself if they are that, else converted to `room`. */
 static const float *values_at(const char *at, const gs_layout *b, int n, float *room) {
     int64_t step = b->nb[0];
     if (b->type == GS_TYPE_F32 && step == 4) {
@@ -140,9 +143,10 @@ static void prepare(const gs_call *call, int32_t part, char *shared, char *scrat
     }
 }
 
-/* -- MUL_MAT_ID: tokens by the experts that they chose ------------------------------------------------------------ */
+/* -- the call `choose` of MUL_MAT_ID: sorts tokens by the experts that they chose --------------------------------- */
 
-/* Checks all ids, then sorts the (token, slot) pairs by expert; those of an expert stay in order. */
+/* Checks all expert ids, then sorts the pairs (token, which of its chosen experts) by expert, so that each expert's
+ * weights are read once for all its tokens.  The pairs of one expert stay in the order of the ids tensor. */
 static void choose(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
     const gs_node *ids = of->node->src[2];
@@ -172,11 +176,13 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
         places += here;
         start[++n] = (int32_t)places;
     }
-    memset(pair, 0, (size_t)of->columns * sizeof(int32_t)); /* another thread may change ids after their check: */
+    /* Ids are checked again where they are used: another thread may have changed them since, and a wrong id would
+     * write outside `count` and `pair`. */
+    memset(pair, 0, (size_t)of->columns * sizeof(int32_t));
     for (int64_t p = 0; p < of->columns; p++) {
         int32_t id;
         memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));
-        if (id < 0 || id >= n_experts) { /* a second check, so that no address is wrong */
+        if (id < 0 || id >= n_experts) {
             *fault = (gs_fault){GS_FAULT_ID, 2, id, n_experts};
             return;
         }
@@ -186,7 +192,7 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
     chosen->n_experts = n;
 }
 
-/* -- what the last call does -------------------------------------------------------------------------------------- */
+/* -- the call `multiply` ------------------------------------------------------------------------------------------ */
 
 static void multiply(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
@@ -209,7 +215,8 @@ static void multiply(const gs_call *call, int32_t part, char *shared, char *scra
 
 /* -- building ----------------------------------------------------------------------------------------------------- */
 
-/* Cuts the products into items and parts. */
+/* Cuts the product into items and parts.  `columns`: how many a group probably has.  Where they are few, the time goes
+ * into reading weights, and an item is measured by their bytes; otherwise by its multiplications. */
 static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     int64_t panel = of->kernels->panel, cost, whole;
     of->column_step = of->columns;
@@ -234,8 +241,9 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     of->prepared = clamped(PREPARED / of->k, 1, INT32_MAX);
 }
 
-/* What both ops have in common: `groups` groups of `columns` columns (`total` in all) and, before the cells, `head`
- * bytes. */
+/* Appends the calls of a MUL_MAT or MUL_MAT_ID.  `total`: columns of all groups together; `expected`: columns that a
+ * group probably has, by which the work is divided; `head`: bytes of shared memory before the converted columns, where
+ * MUL_MAT_ID has its table of chosen experts. */
 static int build(gs_product *of, int32_t position, int64_t total, int64_t expected, int64_t head, gs_calls *to) {
     const gs_layout *a = &of->node->src[0]->layout;
     int64_t bytes, scratch, items, row_bytes;
@@ -282,7 +290,8 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     return GS_OK;
 }
 
-/* Types and strides that the kernels take; shapes are the caller's. */
+/* Whether the kernels take the types, the strides, and the extents that MUL_MAT and MUL_MAT_ID have in common.  The two
+ * builders below check the extents in which the ops differ. */
 static int fits(const gs_node *node) {
     const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout, *c = &node->layout;
     const gs_block_kind *kind = gs_block_kind_of(a->type);

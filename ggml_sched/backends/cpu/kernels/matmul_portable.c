@@ -1,6 +1,7 @@
 /* matmul_portable.c -- matrix products in portable C, for every processor; compilers vectorise the loops.
  *
- * A row of weights is decoded once, to integers and scales or to f32, and then multiplied with all columns.
+ * A row of weights is decoded once, to integers and scales (quantised types) or to f32 (float types), and then
+ * multiplied with all columns of its group.
  */
 #include <math.h>
 #include <string.h>
@@ -83,7 +84,8 @@ static float dot_f(const gs_product *of, const float *w, const char *cell, int64
     return sum[0];
 }
 
-/* A decoded row: f32 of all steps, or integers, then scales, then minima. */
+/* Bytes of scratch for one decoded row: its f32 values or, of a quantised type, all its 8-bit integers, then the
+ * scales, then the minima. */
 static int64_t room_for_row(const gs_product *of) {
     return of->steps * (of->kind != NULL ? 32 + 4 * (int64_t)sizeof(float) : GS_STEP_F * (int64_t)sizeof(float));
 }

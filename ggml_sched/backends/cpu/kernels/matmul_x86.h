@@ -1,11 +1,14 @@
 /* matmul_x86.h -- matrix products for x86: one source, compiled for AVX2 and for AVX-512 with VNNI.
  *
- * Included once by a file that has chosen a target and defined WIDE (1: 512 bits).  `type` is a constant wherever it
- * is a parameter, so each function is compiled once for each type and number of columns, without branches on these.
+ * Included once by a file that has chosen a target and defined WIDE (1: vectors of 512 bits, 0: of 256).  Callers pass
+ * `type` as a constant, and all is inlined: the compiler makes one function for each type and number of columns,
+ * without branches on these.
  *
- * Levels are unsigned bytes (q + offset), as the instructions want one side unsigned; the sum over the activations,
- * times the offset, is taken off again: by starting from it (gs_cell_q), or like a minimum (gs_strip).  Only AVX2
- * cannot do that with an offset of 128, whose pairs of products leave 16 bits: there the sign moves to the activation.
+ * A level is the integer q that a quantised weight is stored as.  The instructions that multiply bytes want one side
+ * unsigned, so levels become unsigned bytes, q + offset.  What that adds to a product, offset times the sum of the
+ * activations, is subtracted again: it is the start value of the sum (gs_cell_q), or is treated as a minimum
+ * (gs_strip). With AVX2, types that would need an offset of 128 stay signed, as sums of two products would not fit 16
+ * bits: there the activation takes the level's sign, and the level its absolute value (dot4).
  */
 #include <immintrin.h>
 #include <math.h>
@@ -17,7 +20,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 #ifndef AHEAD
-#define AHEAD 4096             /* bytes that weights are prefetched ahead */
+#define AHEAD 4096             /* how many bytes ahead of their use weights are prefetched */
 #endif
 
 #include "x86_decode.h"
@@ -56,7 +59,7 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
     __m256 inverse = _mm256_set1_ps(127.0f / largest);
     for (int i = 0; i < 4; i++)
         q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-    /* Packing works within 128 bits: the permutation brings the groups of four back into order. */
+    /* The pack instructions work on each 128-bit half alone: the permutation brings groups of four bytes into order. */
     __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes(1), packed), _mm256_set1_epi16(1));

@@ -1,6 +1,7 @@
 /* norm.h -- RMS_NORM, NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN, DIAG_MASK_*: ops over whole rows.
  *
- * Included once for each instruction set.  Sums run in four vectors of partial sums.
+ * Included once for each instruction set.  Sums are added up in four vectors of partial sums: additions to different
+ * vectors need not wait for each other.
  */
 
 INLINE vf squared_if(vf x, int squares) {
@@ -9,7 +10,7 @@ INLINE vf squared_if(vf x, int squares) {
     return x;
 }
 
-/* Sum of (x - shift)^2, or of x - shift. */
+/* The sum of (x[i] - shift)^2 if `squares`, else of x[i] - shift, over n elements. */
 INLINE float sum_over(const float *x, int64_t n, float shift, int squares) {
     vf s0 = vset(0), s1 = s0, s2 = s0, s3 = s0;
     int64_t i = 0;
@@ -35,7 +36,7 @@ HELPER float sum_of(const float *x, int64_t n) { return sum_over(x, n, 0, 0); }
 HELPER float squares_of(const float *x, int64_t n) { return sum_over(x, n, 0, 1); }
 HELPER float squares_around(const float *x, int64_t n, float mean) { return sum_over(x, n, mean, 1); }
 
-/* out = (x - shift) / divisor; shift 0 leaves -0 as it is. */
+/* out[i] = (x[i] - shift) / divisor.  A subtraction rather than an addition, so that with shift 0 a -0 stays -0. */
 HELPER void shift_and_divide(float *out, const float *x, int64_t n, float shift, float divisor) {
     int64_t i = 0;
     for (; i + V <= n; i += V)
@@ -44,7 +45,8 @@ HELPER void shift_and_divide(float *out, const float *x, int64_t n, float shift,
         out[i] = (x[i] - shift) / divisor;
 }
 
-/* A row of f32 as contiguous elements: in place, or in `copy`. */
+/* A row of f32 as contiguous elements: `from` itself if it is contiguous, else copied to `copy`.  spread_row does the
+ * reverse for a result. */
 INLINE const float *dense_row(const char *from, int64_t stride, int64_t n, float *copy) {
     if (stride == 4 || n == 1)
         return (const float *)from;
@@ -162,7 +164,7 @@ static int build_diag_mask(const gs_node *node, int32_t position, gs_calls *to) 
 
 /* -- SOFT_MAX --------------------------------------------------------------------------------------------- */
 
-/* The factor of the mask for a head (Press et al. 2021). */
+/* ALiBi: the factor by which the mask of a head is multiplied (Press et al. 2021); 1 without max_bias. */
 HELPER float slope_of(int64_t head, int64_t n_head, float max_bias) {
     if (max_bias <= 0 || max_bias != max_bias)
         return 1;
@@ -174,7 +176,7 @@ HELPER float slope_of(int64_t head, int64_t n_head, float max_bias) {
     return (float)exp2(-(double)max_bias * share);
 }
 
-/* scores = scores * scale + slope * mask; the mask is f32 or f16, contiguous. */
+/* out = x * scale + mask * slope, for n scores; the mask is contiguous f32 or f16 (`type`), or NULL. */
 static void scale_and_mask(float *out, const float *x, int64_t n, float scale, const char *mask, int type,
                            float slope) {
     float tile[TILE];
@@ -206,7 +208,7 @@ HELPER float largest_of(const float *x, int64_t n) {
     return top;
 }
 
-/* x = exp(x - top); the sum. */
+/* Replaces each x[i] by exp(x[i] - top), and returns their sum. */
 HELPER float exponents(float *x, int64_t n, float top) {
     vf s = vset(0);
     int64_t i = 0;
@@ -264,7 +266,7 @@ static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *
     }
 }
 
-/* Whether kernels accept this mask of soft_max or flash attention. */
+/* Whether the kernels accept the type, extents and strides of a mask of SOFT_MAX or FLASH_ATTN_EXT. */
 static int mask_is_right(const gs_node *mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch) {
     if (mask == NULL)
         return 1;

@@ -1,8 +1,8 @@
 /* pool.c -- see pool.h.
  *
- * One word describes the work: the number of the call in its upper half, the number of its unclaimed parts in its
- * lower.  A claim is a compare-and-swap of that word, so it fails when the call is over; while a part
- * is claimed, its call stays, because the caller waits until every claimed part is reported as done.
+ * One word, `next`, describes the present call: its number in the upper half, how many of its parts are unclaimed in
+ * the lower.  A thread claims a part by a compare-and-swap of that word, so a claim of an earlier call fails.  Between
+ * a claim and its report in `done`, `call` stays valid, because the caller waits until all parts are done.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -21,18 +21,19 @@
 #define STACK_BYTES (512 << 10)
 #define CACHE_LINE 128          /* bytes between words of different threads, against false sharing */
 
-/* The state that the threads share; a new one at each start of threads, and never accessed after a fork. */
+/* The threads of a pool and all that they share.  It is made anew whenever threads are started.  A forked child reads
+ * nothing of its parent's but `owner`, because the parent's threads and locks are of no use there. */
 typedef struct crew {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
     _Alignas(CACHE_LINE) _Atomic int32_t done;
     _Atomic int32_t waiting;        /* the caller sleeps until the last part is done */
-    _Alignas(CACHE_LINE) _Atomic int32_t asleep;
+    _Alignas(CACHE_LINE) _Atomic int32_t asleep;    /* number of threads that sleep  */
     _Atomic int32_t stop;
     const gs_call *call;
     const gs_work *work;
     gs_fault fault;
-    int32_t fault_part;
-    pthread_mutex_t lock;           /* of the fault, and for sleeping */
+    int32_t fault_part;             /* the lowest part with a fault: the one that is reported */
+    pthread_mutex_t lock;           /* protects fault and fault_part; the mutex of wake and all_done */
     pthread_cond_t wake;
     pthread_cond_t all_done;
     pid_t owner;                    /* the process of the threads    */
@@ -42,12 +43,13 @@ typedef struct crew {
 
 typedef struct seat {
     crew *crew;
-    int32_t number;                 /* 1 ..: whose scratch to use */
+    int32_t number;                 /* 1 ..: which scratch the thread uses; the caller's is 0 */
 } seat;
 
-/* Only the holder of the pool reads n_threads and the crew; a caller that finds it held computes on its own thread. */
+/* One thread at a time holds the pool; only the holder accesses n_threads and the crew.  A thread that calls
+ * gs_pool_run while another holds the pool computes all parts itself. */
 struct gs_pool {
-    _Atomic int32_t holder;         /* the process of which a thread runs or stops; 0: none */
+    _Atomic int32_t holder;         /* id of the process of the thread that holds the pool; 0: none holds it */
     int32_t n_threads;
     crew *crew;
     _Atomic uint64_t alive;         /* process id << 32 | number of running threads; 0: none.  Read by gs_pool_alive */
@@ -85,7 +87,7 @@ static void do_part(crew *c, int32_t part, int32_t number) {
     }
 }
 
-/* Claims a part of the present call and runs it; 0 if no part was unclaimed. */
+/* Claims a part of the present call and runs it; returns 0 if all parts were claimed already. */
 static int take_part(crew *c, int32_t number) {
     uint64_t next = atomic_load_explicit(&c->next, memory_order_acquire);
     for (;;) {
@@ -150,7 +152,7 @@ static int start_thread(crew *c, int32_t i) {
     return 0;
 }
 
-/* A crew of up to n threads; NULL without memory for it. */
+/* Starts a crew of up to n threads: fewer if the system refuses one.  NULL if memory ran out. */
 static crew *new_crew(int32_t n) {
     size_t size = (sizeof(crew) + (size_t)n * sizeof(pthread_t) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
     crew *c = aligned_alloc(CACHE_LINE, size);
@@ -189,8 +191,9 @@ static void set_crew(gs_pool *pool, crew *c) {
     atomic_store(&pool->alive, c == NULL ? 0 : (uint64_t)(uint32_t)c->owner << 32 | (uint32_t)c->n);
 }
 
-/* Takes the pool, unless another thread of this process holds it.  In a forked child neither the holder nor the
- * parent's threads exist, and their locks may stay locked for ever: the child drops the crew without freeing it. */
+/* Takes hold of the pool; returns 0 if another thread of this process holds it.  In a forked child the parent's threads
+ * do not exist, and locks that they held stay locked for ever: so the child ignores a holder of the parent, and drops
+ * the parent's crew without freeing it. */
 static int hold(gs_pool *pool) {
     int32_t here = (int32_t)getpid(), holder = atomic_load(&pool->holder);
     while (holder != here)
@@ -251,7 +254,7 @@ int32_t gs_pool_alive(gs_pool *pool) {
     return alive >> 32 == (uint32_t)getpid() ? (int32_t)(uint32_t)alive : 0;
 }
 
-/* No part is unclaimed: the caller waits for the parts that other threads have claimed. */
+/* When all parts are claimed, the caller waits for those that other threads still compute: it polls, then sleeps. */
 static void wait_for_others(crew *c, int32_t n_parts) {
     for (int i = 0; i < 2000; i++) {
         if (atomic_load_explicit(&c->done, memory_order_acquire) == n_parts)

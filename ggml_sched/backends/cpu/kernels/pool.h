@@ -24,14 +24,14 @@ gs_pool *gs_pool_new(void);
 /* Sets the largest number of threads of a run, its caller included; ends the running threads. */
 void gs_pool_resize(gs_pool *pool, int32_t n_threads);
 
-/* Ends the threads; the next run starts others. */
+/* Ends the threads; the next gs_pool_run that needs threads starts new ones. */
 void gs_pool_stop(gs_pool *pool);
 void gs_pool_free(gs_pool *pool);
 
 /* The number of running threads of the pool, without the caller. */
 int32_t gs_pool_alive(gs_pool *pool);
 
-/* Runs the calls in order.  Stops after the first with a fault: returns its index, or -1. */
+/* Runs the n calls in order.  Stops after the first call with a fault and returns its index; -1 if there was none. */
 int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault);
 
 #endif

@@ -1,16 +1,17 @@
 /* product.h -- the data of a matrix product, shared by the builders (matmul.c) and the kernels of each ISA.
  *
- * A product consists of groups.  A group is one matrix of weights and the columns (rows of b) to multiply with it: for
+ * Source 0 (a) has m rows of weights, source 1 (b) rows of activations, here called columns; both are k elements long.
+ * A product consists of groups.  A group is one matrix of weights and the columns to multiply with it: for
  * MUL_MAT those of all batches that share the matrix, for MUL_MAT_ID those of the tokens that chose this expert.
  *
- * Columns are first converted to cells of 64 bytes, a cell for each 32 (quantised weights) or 16 (others) elements of
- * k.  Columns of a group form tiles of GS_TILE_Q or GS_TILE_F (the last one narrower), whose cells stand next to each
- * other for each step of k:
+ * Columns are first converted to activation cells of 64 bytes.  A cell holds one step along k: 32 elements of a column
+ * where the weights are quantised, else 16.  The columns of a group form tiles of GS_TILE_Q or GS_TILE_F columns (the
+ * last one may be narrower), which kernels multiply together; so for each step the cells of a tile are neighbours:
  *
  *     tile 0                                     tile 1
  *     step 0: c0 c1 .. | step 1: c0 c1 .. | ..   step 0: ...
  *
- * Rows of weights are taken a panel at a time; a panel is a row range and all the columns of a group, or a range.
+ * Kernels for many columns repack the rows of weights a panel at a time: a panel is 16 or 32 neighbouring rows.
  */
 #ifndef GGML_SCHED_KERNELS_PRODUCT_H
 #define GGML_SCHED_KERNELS_PRODUCT_H
@@ -22,15 +23,16 @@
 #define GS_CELL 64
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
-#define GS_FEW_Q 2             /* so many columns are multiplied row by row, without repacking the weights: */
-#define GS_FEW_F 12            /* never more than a tile                                                    */
-#define GS_STEP_Q 32           /* elements of a cell                                                        */
+#define GS_FEW_Q 2             /* groups with at most so many columns (never more than a tile) are multiplied row */
+#define GS_FEW_F 12            /* by row: repacking the weights would take longer than it saves                   */
+#define GS_STEP_Q 32           /* elements of a cell                                                              */
 #define GS_STEP_F 16
-#define GS_LEAST_BITS 0x03800000u /* 2^-120: a block with nothing above it is zero, as 127 / x must stay finite */
+#define GS_LEAST_BITS 0x03800000u /* 2^-120: cells of smaller values become zero, as 127 / largest must stay finite */
 
-/* 32 activations as 8-bit integers: x = d * q.  low, high and both are -offset * (sum of q) over the first, the second
- * half and all, where `offset` is what the kernel adds to the weights' levels to make them unsigned; sum_* is d times
- * such a sum, for minima.  A block that holds inf or NaN has d and sums NaN and q zero. */
+/* An activation cell of 32 elements, as 8-bit integers: x = d * q.  Kernels add `offset` to the integers of weights, to
+ * make them unsigned; what that adds to a product is taken off by starting from -offset * (sum of q): low is that of
+ * the first 16 elements, high of the second 16, both of all.  sum_low, sum_high and sum_both are d * (sum of q), which
+ * the minima of weights are multiplied by.  A cell of values with an inf or NaN has q 0, and d and sum_* NaN. */
 typedef struct gs_cell_q {
     int8_t q[32];
     int32_t low, both;
@@ -40,9 +42,10 @@ typedef struct gs_cell_q {
     int32_t unused;
 } gs_cell_q;
 
-/* The same for quantised weights that meet few columns, eight steps at a time: what belongs to neighbouring steps lies
- * side by side.  d and sum have a place for each scale of the weights, 8 or 16; sum is what the weights' minima, or
- * -offset times their scales, are multiplied by.  Beyond k stand zeros. */
+/* The form of a column for few columns and quantised weights: eight steps together, so that one vector holds the
+ * numbers of all eight.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  The weights'
+ * minima are multiplied by sum; for a type without minima its scales are, and sum includes the factor -offset.  Steps
+ * beyond k are zeros. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -57,15 +60,17 @@ typedef struct gs_product gs_product;
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
     int32_t strips;             /* whether few columns of quantised weights come in strips       */
+    /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
-    /* One cell of 32 elements. */
+    /* Makes the cell of 32 f32 activations. */
     void (*quantize)(const float *x, int32_t offset, gs_cell_q *cell);
-    /* Rows row0 .. row1 - 1 of a group's weights times its columns. */
+    /* Both compute rows row0 .. row1 - 1 of the result, of a group: `few` in all its columns, `many` in the columns
+     * column0 .. column1 - 1. */
     void (*few)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
                 char *scratch);
     void (*many)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,
                  int64_t column1, char *scratch);
-    int64_t (*scratch)(const gs_product *of);
+    int64_t (*scratch)(const gs_product *of);   /* bytes of scratch that `few` and `many` need  */
 } gs_product_kernels;
 
 struct gs_product {
@@ -73,14 +78,14 @@ struct gs_product {
     const gs_product_kernels *kernels;
     const gs_block_kind *kind;  /* NULL: f32, f16, bf16 */
     int32_t type;
-    int64_t k, m;
+    int64_t k, m;               /* length of a row of weights, and their number          */
     int64_t steps;              /* cells of a column                                     */
     int64_t column_bytes;       /* of a column of activations, in cells or in strips     */
     int64_t tile;               /* columns of a tile                                     */
-    int64_t few;                /* so many columns are few                               */
+    int64_t few;                /* the most columns of a group for the kernel `few`      */
     int64_t groups;             /* MUL_MAT_ID: at most so many experts are chosen        */
     int64_t columns;            /* of a group; MUL_MAT_ID: of all groups together        */
-    int64_t r2, r3;             /* MUL_MAT: matrices of b that share one of a            */
+    int64_t r2, r3;             /* MUL_MAT: how many matrices of b share one of a, along dimensions 2 and 3 */
     int64_t cells;              /* offset in `shared`: where the cells begin             */
     int64_t row_step;           /* rows of an item of work                               */
     int64_t row_items;          /* such items of a group                                 */
@@ -90,8 +95,9 @@ struct gs_product {
     int64_t prepared;           /* columns that a part of the first call prepares        */
 };
 
-/* MUL_MAT_ID: which (token, slot) pairs go through which expert; lies at the beginning of `shared`, followed by
- * expert[groups], start[groups + 1] (both of chosen experts, in ascending order) and pair[columns]. */
+/* MUL_MAT_ID: which pairs (token, which of its chosen experts) go through which expert.  A pair is numbered token *
+ * (experts for each token) + which.  At the beginning of `shared`, followed by int32 arrays: expert[groups], the ids of
+ * the experts that were chosen, ascending; start[groups + 1], where each one's pairs begin; and pair[columns]. */
 typedef struct gs_chosen {
     int64_t n_experts;
 } gs_chosen;
@@ -134,13 +140,13 @@ static inline const char *gs_weights_of(const gs_product *of, const char *shared
     return data + group % a->layout.ne[2] * a->layout.nb[2] + group / a->layout.ne[2] * a->layout.nb[3];
 }
 
-/* Where the cells of a tile begin. */
+/* Where the activation cells of a tile of a group begin. */
 static inline char *gs_tile_of(const gs_product *of, const char *shared, int64_t group, int64_t tile) {
     int64_t before = gs_is_id(of) ? gs_starts(of, shared)[group] : group * of->columns;
     return (char *)(uintptr_t)shared + of->cells + (before + tile * of->tile) * of->column_bytes;
 }
 
-/* A column in strips. */
+/* The strips of a column, for kernels that take strips. */
 static inline gs_strip *gs_strips_of(const gs_product *of, const char *shared, int64_t group, int64_t column) {
     return (gs_strip *)(gs_tile_of(of, shared, group, 0) + column * of->column_bytes);
 }
@@ -150,7 +156,7 @@ static inline int64_t gs_width_of(const gs_product *of, int64_t columns, int64_t
     return left < of->tile ? left : of->tile;
 }
 
-/* Where the column's values are (in_b) or go to (in the result otherwise). */
+/* Where the elements of a column of a group begin: in b if in_b, else in the result. */
 static inline char *gs_column_at(const gs_product *of, const char *shared, int64_t group, int64_t column, int in_b) {
     const gs_layout *layout = in_b ? &of->node->src[1]->layout : &of->node->layout;
     char *data = in_b ? of->node->src[1]->data : of->node->data;

@@ -1,12 +1,12 @@
 /* rope.h -- ROPE: rotary position embedding, pairs side by side ("normal") or half a head apart ("neox"), with YaRN.
  *
- * Included once for each instruction set.  Angles and their sines are computed in f64 once for each position, in a
- * table that later nodes of the plan with the same positions and parameters share; the rotation is in f32.
+ * Included once for each instruction set.  Angles, and their sines in f64, are computed once for each position, into a
+ * table that later nodes with the same positions and parameters share (build.h); the rotation is in f32.
  *
- * Table: for each position [half] cosines, [half] sines.
+ * The table has, for each position, `half` cosines, then `half` sines; `half` is the number of rotated pairs.
  */
 
-/* What angles depend on; f64. */
+/* A table and what it is computed from, besides positions and frequency factors. */
 typedef struct angles {
     double *per_position;       /* [half] radians for each step of position */
     float *table;
@@ -43,7 +43,7 @@ static void fill_angles(const gs_node *node, angles *of) {
     of->magnitude = (float)magnitude;
 }
 
-/* arg[2]: angles; a unit is a position. */
+/* Fills the table of the `angles` at arg[2]; a unit of work is a position. */
 static void run_sines(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *positions = node->src[1];
@@ -69,7 +69,7 @@ INLINE void turn_one(float *a, float *b, float x, float y, float c, float s) {
     *b = x * s + y * c;
 }
 
-/* One row, contiguous; `out` may be x. */
+/* Rotates the pairs of one contiguous row by the cosines c and sines s; elements beyond are copied.  `out` may be x. */
 static void turn_row(float *out, const float *x, int64_t n, int half, const float *c, const float *s, int neox) {
     int k = 0;
     if (neox) {
@@ -116,7 +116,8 @@ static void run_rope(const gs_call *call, int32_t part, char *shared, char *scra
     }
 }
 
-/* The table of this plan for a node's positions and parameters, made by a call of its own unless it is there. */
+/* Sets `found` to the angles for a node's positions and parameters.  If no earlier node has made that table, adds a
+ * call that computes it. */
 static int find_angles(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables, angles **found) {
     const gs_node *positions = node->src[1], *factors = node->n_src > 2 ? node->src[2] : NULL;
     *found = gs_find_table(tables, positions, factors, node->params);

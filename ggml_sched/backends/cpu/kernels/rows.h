@@ -1,13 +1,14 @@
-/* rows.h -- iterates over rows of tensors, and converts pieces of them to f32 and back.
+/* rows.h -- iterates over rows of tensors, and converts pieces of rows to f32 and back.
  *
- * Included once for each instruction set, after vector.h.  A piece has at most TILE elements; a piece of contiguous
- * f32 is computed in place, any other in a tile on the stack.
+ * Included once for each instruction set, after vector.h.  Kernels compute in f32, in pieces of at most TILE elements.
+ * A piece that is contiguous f32 already is read or written in place; any other goes through an array ("tile") on the
+ * stack.
  */
 #define TILE 512
 
-typedef struct where { int64_t i1, i2, i3; } where;
+typedef struct where { int64_t i1, i2, i3; } where;     /* the indices of a row in the outer three dimensions */
 
-/* Row r of rows that have the extents ne[1 ..]. */
+/* The indices of row number r, where rows of a tensor with extents `ne` are counted innermost dimension first. */
 INLINE where row_at(const int64_t *ne, int64_t r) {
     where w;
     w.i1 = r % ne[1];
@@ -22,7 +23,7 @@ INLINE char *row_of(const gs_node *t, where w) {
     return (char *)t->data + w.i1 * nb[1] + w.i2 * nb[2] + w.i3 * nb[3];
 }
 
-/* The row of a tensor that repeats over rows at w. */
+/* The row of t that is combined with the result's row at w, where t is repeated (broadcast) to the result's extents. */
 INLINE char *row_repeated(const gs_node *t, where w) {
     const int64_t *ne = t->layout.ne;
     return row_of(t, (where){ne[1] == 1 ? 0 : w.i1 % ne[1], ne[2] == 1 ? 0 : w.i2 % ne[2],
@@ -99,7 +100,7 @@ static void floats_to_bf16(const float *from, uint16_t *to, int64_t n) {
     }
 }
 
-/* n contiguous elements of a float type as f32. */
+/* Converts n contiguous elements of f32, f16 or bf16 to f32. */
 HELPER void floats_from(int type, const void *from, float *to, int64_t n) {
     if (type == GS_TYPE_F16)
         floats_from_f16(from, to, n);
@@ -118,7 +119,8 @@ HELPER void floats_to(int type, const float *from, void *to, int64_t n) {
         memmove(to, from, (size_t)n * 4);
 }
 
-/* n <= TILE elements of a float type, `stride` bytes apart, as contiguous f32: in place or in `tile`. */
+/* n <= TILE elements of f32, f16 or bf16, `stride` bytes apart, as contiguous f32.  Returns `from` itself where that is
+ * possible, else `tile`, to which the elements were converted. */
 INLINE const float *tile_of(const char *from, int type, int64_t stride, int64_t n, float *tile) {
     if (stride == gs_plain_size(type) || n == 1) {
         if (type == GS_TYPE_F32)
@@ -138,7 +140,8 @@ INLINE const float *tile_of(const char *from, int type, int64_t stride, int64_t 
     return tile;
 }
 
-/* Where to write n results: the destination itself, or `tile`, which put_tile copies to the destination. */
+/* Where a kernel writes n f32 results: the destination itself if it is contiguous f32, else `tile`.  put_tile, called
+ * afterwards, converts a tile to the destination. */
 INLINE float *tile_for(char *to, int type, int64_t stride, int64_t n, float *tile) {
     return type == GS_TYPE_F32 && (stride == 4 || n == 1) ? (float *)to : tile;
 }
@@ -161,15 +164,17 @@ INLINE void put_tile(const float *tile, char *to, int type, int64_t stride, int6
 
 /* -- cutting nodes into parts ------------------------------------------------------------------------ */
 
-/* How many of `n` units go into a part, where a part should have about `want` of cost and a unit has `each`. */
+/* How many of `n` units of work (rows, heads: the kernel's choice) make a part.  `each` is the cost of one unit, `want`
+ * the cost that a part should have. */
 HELPER int64_t units_per_part(int64_t n, int64_t each, int64_t want) {
     int64_t units = each > 0 ? want / each : n;
-    int64_t most = (n + (1 << 20) - 1) >> 20;       /* not too many parts for an int32 */
+    int64_t most = (n + (1 << 20) - 1) >> 20;       /* at least as many, so that there are at most 2^20 parts */
     units = units > most ? units : most;
     return units < 1 ? 1 : units;
 }
 
-/* A call over `n` units, of which each part takes arg[0] from number part * arg[0] on, below arg[1]. */
+/* A call over `n` units of work: arg[0] is the number of units of a part, arg[1] is n.  first_unit and end_unit give
+ * the range of a part.  `each` and `want`: see units_per_part. */
 HELPER gs_call call_over(const gs_node *node, int32_t position, gs_run run, int64_t n, int64_t each, int64_t want) {
     gs_call call = {.run = run, .node = node, .position = position};
     int64_t units = units_per_part(n, each, want);

@@ -1,7 +1,7 @@
-/* shared_calls.h -- calls that the threads of another pool run, such as ggml's.
+/* shared_calls.h -- runs calls on the threads of another library's thread pool, such as ggml's.
  *
- * All threads of that pool run each call, one call after the other, with the pool's barrier between two calls.  A
- * thread claims parts until none is left, so that a late thread delays no other.
+ * All threads of that pool enter gs_run_parts for each call, one call after the other, with the pool's barrier between
+ * two calls.  A thread claims parts until none is left, so that a late thread delays no other.
  */
 #ifndef GGML_SCHED_KERNELS_SHARED_CALLS_H
 #define GGML_SCHED_KERNELS_SHARED_CALLS_H
@@ -13,10 +13,11 @@ typedef struct gs_shared_call {
     _Atomic int32_t next;       /* the first part that no thread has claimed; 0 before a run */
     const gs_call *call;
     const gs_work *work;
-    char padding[104];          /* each shared call has cache lines of its own, against false sharing */
+    char padding[104];          /* to 128 bytes: the counters of two calls never share a cache line   */
 } gs_shared_call;
 
-/* Computes parts of a call whose kernel raises no faults; `thread` < work->n_threads, different for each thread. */
+/* Computes parts of a call until none is left.  Only for kernels that report no fault, as any fault is dropped.
+ * `thread` is the caller's number, below work->n_threads and different for each thread: it chooses the scratch. */
 static inline void gs_run_parts(gs_shared_call *shared, int32_t thread) {
     const gs_call *call = shared->call;
     const gs_work *work = shared->work;

@@ -1,6 +1,7 @@
 /* sort.h -- ARGSORT, TOP_K, ARGMAX: the order of the elements of a row.
  *
- * Included once for each instruction set.  Equal elements stay in order; NaNs come last.
+ * Included once for each instruction set.  Equal elements keep the order of their indices; NaNs come last, ascending
+ * and descending.
  */
 
 /* Whether x must stand before y. */
@@ -8,7 +9,8 @@ INLINE int before(float x, float y, int descending) {
     return (descending ? x > y : x < y) || (y != y && x == x);
 }
 
-/* Sorts the indices 0 .. n - 1 by merging; `spare` has room for n more.  Returns where the result is. */
+/* Sorts the indices 0 .. n - 1 of a row: runs of 16 by insertion, which are then merged.  `order` and `spare` have room
+ * for n indices each; returns the one that holds the result. */
 static int32_t *sort_row(const char *x, int64_t stride, int64_t n, int descending, int32_t *order, int32_t *spare) {
 #define AT(i) (*(const float *)(x + (i) * stride))
     for (int64_t first = 0; first < n; first += 16) {

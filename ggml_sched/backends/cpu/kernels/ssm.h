@@ -1,10 +1,11 @@
 /* ssm.h -- SSM_CONV and SSM_SCAN: the convolution along tokens and the selective scan of state-space models.
  *
- * Included once for each instruction set.  Sums over taps go tap after tap; a channel's scan goes token after token, so
- * parts are cut along channels only.
+ * Included once for each instruction set.  The sum over a filter's taps is added tap after tap, as the oracle does.  A
+ * scan goes token after token, because each state depends on the one before; so parts are cut along channels, heads and
+ * sequences, never along tokens.
  */
 
-/* A unit is a channel of all sequences. */
+/* A unit of work is one channel, in all sequences. */
 static void run_ssm_conv(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *x = node->src[0], *filters = node->src[1];
@@ -46,7 +47,8 @@ static int build_ssm_conv(const gs_node *node, int32_t position, gs_calls *to) {
     return gs_add_call(to, &call);
 }
 
-/* state = state * exp(step * a) + x * step * b; the sum of state * c.  a has n elements, or one for all. */
+/* One token of one channel: state[i] = state[i] * exp(step * a[i]) + x * step * b[i] for n elements; returns the sum of
+ * state[i] * c[i].  sa, sb, sc: strides in bytes; sa is 0 where one a serves all elements. */
 static float scan_row(float *state, int64_t n, const char *a, int64_t sa, float step, float x, const char *b,
                       int64_t sb, const char *c, int64_t sc) {
     vf sum = vset(0);
@@ -73,7 +75,7 @@ static float softplus(float x) {
     return x > 20.0f ? x : t[0];
 }
 
-/* A unit is a head of a sequence. */
+/* A unit of work is one head of one sequence. */
 static void run_ssm_scan(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch;
     const gs_node *node = call->node, *table = node->src[0], *x = node->src[1], *dt = node->src[2];

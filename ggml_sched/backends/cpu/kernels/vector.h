@@ -1,7 +1,7 @@
 /* vector.h -- vectors of f32 of the width of the instruction set being compiled for, and functions of them.
  *
- * Included once for each instruction set, with GS_LEVEL one of enum gs_isa.  Generic vectors of GCC and Clang: the
- * same source becomes SSE2 or NEON, AVX2, and AVX-512.  Errors are at most 2 ulp unless a function says otherwise.
+ * Included once for each instruction set, with GS_LEVEL one of enum gs_isa.  The vector types of GCC and Clang let the
+ * same source become SSE2 or NEON, AVX2, and AVX-512.  Errors are at most 2 ulp unless a function says otherwise.
  */
 #include <math.h>
 #include <stdint.h>
@@ -32,9 +32,9 @@ typedef uint16_t vh_any __attribute__((vector_size(V * 2), aligned(2), may_alias
 
 INLINE vf vload(const float *p) { return *(const vf_any *)p; }
 INLINE void vstore(float *p, vf x) { *(vf_any *)p = x; }
-INLINE vf vset(float x) { return x - (vf){0}; } /* the sum would make 0 of -0 */
+INLINE vf vset(float x) { return x - (vf){0}; } /* minus, because -0 + 0 would be 0 */
 
-/* a * b + c, rounded once where the processor can. */
+/* a * b + c; rounded once where the instruction set has a fused multiply-add, else twice. */
 INLINE vf vfma(vf a, vf b, vf c) {
 #if GS_LEVEL == 2
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -49,7 +49,7 @@ INLINE vf vfma(vf a, vf b, vf c) {
 
 INLINE vf vpick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
-/* The larger; b where one is not a number. */
+/* The larger of a and b; b where either is NaN. */
 INLINE vf vmax(vf a, vf b) {
 #if GS_LEVEL == 2
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -60,7 +60,7 @@ INLINE vf vmax(vf a, vf b) {
 #endif
 }
 
-/* The smaller; b where one is not a number. */
+/* The smaller of a and b; b where either is NaN. */
 INLINE vf vmin(vf a, vf b) {
 #if GS_LEVEL == 2
     return (vf)_mm512_min_ps((__m512)a, (__m512)b);
@@ -106,7 +106,9 @@ INLINE vf vfrom_f16(const uint16_t *p) {
 #else
     vu h = __builtin_convertvector(*(const vh_any *)p, vu);
     vu sign = (h & 0x8000) << 16, rest = h & 0x7fff;
-    /* Exponents are moved by a multiplication, which is exact and takes care of subnormals. */
+    /* Multiplying by 2^112 corrects the exponent, whose bias is 15 in f16 and 127 in f32: exactly, and of subnormals
+     * too.
+     */
     vf value = (vf)(rest << 13) * vset(gs_f32_of_bits(0x77800000));
     vu special = (vu)(rest >= 0x7c00);
     vu wide = (special & (rest << 13 | 0x7f800000)) | (~special & (vu)value);
@@ -121,7 +123,8 @@ INLINE void vto_f16(uint16_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 #else
     vu bits = (vu)x, sign = bits & 0x80000000u, rest = bits & 0x7fffffff;
-    /* Small: adding 0.5 leaves the rounded subnormal in the low bits.  Normal: round the mantissa to even. */
+    /* small: f16 subnormals; value + 0.5 has the rounded subnormal in its low bits.  normal: the mantissa rounded to
+     * nearest, ties to even. */
     vu small = (vu)((vf)rest + vset(0.5f)) - 0x3f000000;
     vu normal = (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
     vu is_small = (vu)((vi)rest < (113 << 23)), is_big = (vu)((vi)rest >= 0x477ff000);
@@ -146,7 +149,7 @@ INLINE void vto_bf16(uint16_t *p, vf x) {
 
 /* -- functions ------------------------------------------------------------------------------------- */
 
-/* 2 to the power n of -126 .. 127. */
+/* 2^n, for n in -126 .. 127. */
 INLINE vf vpow2(vi n) { return (vf)((n + 127) << 23); }
 
 INLINE vf vexp(vf x) {
@@ -162,7 +165,8 @@ INLINE vf vexp(vf x) {
     p = vfma(p, r, vset(1.666651830e-01f));
     p = vfma(p, r, vset(5.000000096e-01f));
     p = vfma(p, r * r, r) + 1.0f;
-    /* In two steps, so that results may be subnormal or infinite. */
+    /* Multiply by 2^n in two steps, as n may be outside the range of vpow2 where the result is subnormal or
+     * infinite. */
     vi half = n >> 1;
     return p * vpow2(half) * vpow2(n - half);
 }
@@ -179,7 +183,7 @@ INLINE vf vtanh(vf x) {
     return vsign_of(x, vpick(a < 0.625f, near, far));
 }
 
-/* erfc(a), a >= 0; beyond 4 to 1e-5. */
+/* erfc(a) for a >= 0; beyond a = 4 with a relative error of up to 1e-5. */
 INLINE vf verfc_positive(vf a) {
     vf u = a * a;
     vf p = vset(7.889119527e-05f);
@@ -217,7 +221,8 @@ INLINE vf vlog1p_positive(vf x) {
     vi bits = (vi)u - 0x3f3504f3;           /* the bits of sqrt(1/2) */
     vi e = bits >> 23;
     vf m = (vf)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    /* What rounding took from 1 + x. */
+    /* The part of x that rounding 1 + x to u lost, as a correction of the logarithm; 0 where u is so large that it does
+     * not matter. */
     vf lost = vpick(u < 16777216.0f, (x - (u - 1.0f)) / u, vset(0.0f));
     vf p = vset(6.921794964e-02f);
     p = vfma(p, m, vset(-1.180588048e-01f));

@@ -1,8 +1,8 @@
-/* x86_decode.h -- quantised blocks in vectors: levels of 32 or 64 elements as bytes, scales and minima as f32.
+/* x86_decode.h -- decodes quantised blocks to vectors: levels of 32 or 64 elements as bytes, scales and minima as f32.
  *
- * A part of matmul_x86.h.  Levels are unsigned, q + offset, unless is_signed(type).
+ * Included by matmul_x86.h, which says what a level is.  Levels are unsigned, q + offset, unless is_signed(type).
  */
-/* -- what a type is, as constants --------------------------------------------------------------------------------- */
+/* -- properties of a type, compile-time constants as `type` is one ------------------------------------------------ */
 
 INLINE int bytes_of(const int type) {
     switch (type) {
@@ -13,11 +13,11 @@ INLINE int bytes_of(const int type) {
     }
 }
 
-INLINE int units_of(const int type) { /* cells that a block covers */
+INLINE int units_of(const int type) { /* how many steps of 32 elements a block has */
     return (type >= GS_TYPE_Q2_K && type <= GS_TYPE_Q6_K) || type == GS_TYPE_IQ4_XS ? 8 : 1;
 }
 
-INLINE int halves_of(const int type) { /* scales of a cell */
+INLINE int halves_of(const int type) { /* how many scales 32 elements have */
     return type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K || type == GS_TYPE_Q6_K ? 2 : 1;
 }
 
@@ -56,13 +56,13 @@ INLINE __m256i left(__m256i v, const int n) {
     return _mm256_slli_epi16(v, n);
 }
 
-/* 16 bytes: their low nibbles, then their high ones. */
+/* The 32 nibbles of 16 bytes: all low ones, then all high ones. */
 INLINE __m256i nibbles(const uint8_t *at) {
     __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)at));
     return _mm256_and_si256(_mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4)), bytes(15));
 }
 
-/* 16 where the bit is set, else 0. */
+/* The fifth bits of 32 levels, from the 32 bits at `at`: byte i is 16 where bit i is set, else 0. */
 INLINE __m256i fifths(const uint8_t *at) {
 #if WIDE
     return _mm256_maskz_mov_epi8(gs_load_u32(at), bytes(16));
@@ -80,12 +80,12 @@ INLINE __m256i looked_up(const uint8_t *at, const int8_t *table) {
     return _mm256_shuffle_epi8(levels, nibbles(at));
 }
 
-/* Levels that may be negative: unchanged where the type's levels are signed, otherwise plus 128. */
+/* Signed bytes as levels: unchanged if is_signed(type), else plus 128 (an xor of the highest bit). */
 INLINE __m256i raised(const int type, __m256i v) {
     return is_signed(type) ? v : _mm256_xor_si256(v, bytes(128));
 }
 
-/* The j-th 32 elements of a block. */
+/* The levels of elements 32 j .. 32 j + 31 of the block at p. */
 INLINE __m256i lanes(const int type, const uint8_t *p, const int j) {
     __m256i low, high;
     switch (type) {
@@ -119,7 +119,7 @@ INLINE float half(const uint8_t *at) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(gs_load_u16(at))));
 }
 
-/* 8 bytes times a number. */
+/* Writes 8 unsigned bytes, as f32 and times `times`, to `to`. */
 INLINE void put_unsigned(float *to, __m128i v, float times) {
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_set1_ps(times)));
 }
@@ -128,7 +128,7 @@ INLINE void put_signed(float *to, __m128i v, float times) {
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_set1_ps(times)));
 }
 
-/* The scales of a block and, where it has them, its minima. */
+/* Decodes the scales of the block at p to s and, where its type has minima, those to m: units * halves of each. */
 INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
     __m128i v, w, nibble = _mm_set1_epi8(15);
     float d;
@@ -195,7 +195,7 @@ INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
 }
 
 #if WIDE
-/* The j-th and the next 32 elements (j even) of a block, or of two blocks. */
+/* A vector of two loads of 32 bytes: from a in the lower half, from b in the upper. */
 INLINE __m512i two(const void *a, const void *b) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load32(a)), load32(b), 1);
 }
@@ -215,7 +215,7 @@ INLINE __m512i two_nibbles(const uint8_t *a, const uint8_t *b) {
     return _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), wide_bytes(15));
 }
 
-/* The lower half shifted by a, the upper one by b. */
+/* Each 16-bit lane shifted right: those of the lower half of v by a bits, those of the upper by b. */
 INLINE __m512i right_by(__m512i v, const int a, const int b) {
     return _mm512_srlv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
 }
@@ -224,7 +224,7 @@ INLINE __m512i left_by(__m512i v, const int a, const int b) {
     return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
 }
 
-/* `value` added where bit j (lower half) or j + 1 (upper half) is set. */
+/* Adds `value` to the bytes of v whose byte of `bits` has bit j (lower half) or bit j + 1 (upper half) set. */
 INLINE __m512i where_bit(__m512i v, __m512i bits, const int j, const int value) {
     __m512i bit = _mm512_inserti64x4(wide_bytes(1 << j), bytes(2 << j), 1);
     return _mm512_or_si512(v, _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bits, bit), wide_bytes(value)));

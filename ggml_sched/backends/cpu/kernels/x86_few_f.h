@@ -1,4 +1,7 @@
-/* x86_few_f.h -- rows of f32, f16 and bf16 times up to a tile of columns, a row at a time.  A part of matmul_x86.h. */
+/* x86_few_f.h -- rows of f32, f16 and bf16 times at most a tile of columns, a row at a time.
+ *
+ * Included by matmul_x86.h.
+ */
 INLINE void add_step(const int type, const int N, const int at, const char *w, const float *y, vec acc[][4]) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2;
     UNROLL for (int h = 0; h < STEP_VECS; h++) {
@@ -10,7 +13,7 @@ INLINE void add_step(const int type, const int N, const int at, const char *w, c
     }
 }
 
-/* N columns from `column` on, all of the first tile. */
+/* Multiplies rows row0 .. row1 - 1 with N columns from `column` on.  The group has `width` columns, all in one tile. */
 INLINE void few_f(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                   int64_t row1, int64_t column, int64_t width) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = 4;
@@ -50,7 +53,8 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
     }
 }
 
-/* Some rows at a time, which stay in the cache while the next four columns meet them. */
+/* At most four columns have registers for their sums.  With more columns, eight rows are taken at a time, so that they
+ * are still in the cache when the next four columns are multiplied with them. */
 #define FEW_F(TYPE, type) \
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         int64_t columns = gs_columns_of(of, shared, group), some = columns <= 4 ? row1 - row0 : 8; \

@@ -1,9 +1,9 @@
 /* x86_few_q.h -- quantised rows times one or two columns: straight from the blocks, a row at a time.
  *
- * A part of matmul_x86.h.  Memory bandwidth bounds it: a strip's eight steps share one vector of scales, so that there
- * is little computation for each block.
+ * Included by matmul_x86.h.  With so few columns each block is used once or twice, so memory bandwidth limits the speed
+ * if there is little to compute for each block: therefore a strip's eight steps share one vector of scales.
  */
-/* The scales of eight steps, and what their sums are multiplied by. */
+/* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
     const int size = bytes_of(type);
     if (units_of(type) == 8) {
@@ -30,7 +30,8 @@ INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
 #undef HALF_AT
 }
 
-/* Eight steps of a row times a strip of N columns each. */
+/* Adds the products of eight steps of a row, whose blocks begin at p, with strip number `at` of each of N columns:
+ * scaled sums to acc[column], what minima or the offset contribute to low[column]. */
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
                       vec acc[][2], __m256 low[]) {
     float s[16], m[16];
@@ -40,7 +41,8 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
     __m512 scaled[2];
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
-        /* Two loads, as two stores wrote the scales: one would wait for both to reach the cache. */
+        /* Two stores of 32 bytes wrote the scales.  One load of 64 could not be forwarded from them: it would wait
+         * until both stores are in the cache. */
         scaled[c] = halves_of(type) == 2
             ? _mm512_mul_ps(_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(s)), _mm256_loadu_ps(s + 8), 1),
                             _mm512_loadu_ps(strip->d))
@@ -86,7 +88,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
 #endif
 }
 
-/* One block of 32, of those that do not fill a strip. */
+/* Adds the products of one block of 32 elements, step j of the last strip, which the row does not fill. */
 INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int j,
                      __m256 rest[], float sum[]) {
     float s[16], m[16];

@@ -1,8 +1,11 @@
-/* x86_many_f.h -- rows of f32, f16 and bf16 times many columns: panels of rows as f32, times tiles of columns.
+/* x86_many_f.h -- rows of f32, f16 and bf16 times many columns: panels of rows, repacked as f32, times tiles of
+ * columns.
  *
- * A part of matmul_x86.h.
+ * Included by matmul_x86.h.
  */
-/* A step of a packed panel of f32: 16 places of k, all rows of a place together; beyond k stand zeros. */
+/* Repacks k elements, from element `from` on, of a panel of rows as f32: the elements of all rows at one k lie
+ * together. Up to the next multiple of 8 beyond k it writes zeros.  The last row fills the panel where rows are
+ * missing. */
 INLINE void pack_f(const int type, const char *a, int64_t stride, int64_t rows, int64_t from, int64_t k, float *panel) {
     const int element = type == GS_TYPE_F32 ? 4 : 2;
     for (int64_t at = 0; at < k; at += 8, panel += 8 * PANEL)
@@ -11,7 +14,7 @@ INLINE void pack_f(const int type, const char *a, int64_t stride, int64_t rows, 
             for (int r = 0; r < 8; r++) {
                 const char *p = a + (i + r < rows ? i + r : rows - 1) * stride + (from + at) * element;
                 char room[8 * sizeof(float)] = {0};
-                if ((from + at) * element % 64 == 0) /* the next panel, a line at a time */
+                if ((from + at) * element % 64 == 0) /* prefetch the next panel, each cache line once */
                     _mm_prefetch(p + PANEL * stride, _MM_HINT_T1);
                 if (k - at < 8) {
                     memcpy(room, p, (size_t)(k - at) * element);

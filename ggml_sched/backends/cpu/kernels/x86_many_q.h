@@ -1,15 +1,18 @@
-/* x86_many_q.h -- quantised rows times many columns: panels of rows, repacked so that a vector holds the same place of
- * k of neighbouring rows, times tiles of columns.
+/* x86_many_q.h -- quantised rows times many columns.
  *
- * A part of matmul_x86.h.  Sums of a cell are integers and exact; each is then scaled and added in f32.
+ * Included by matmul_x86.h.  A panel of rows is repacked so that one vector holds elements at the same k of
+ * neighbouring rows; it is then multiplied with tiles of columns.  Products of the 32 elements of a step (of 16, for
+ * types with two scales) are summed in integers, exactly; each such sum is then scaled and added in f32.
  */
-/* A step of a packed panel of quantised rows: for each scale its values for all rows, the minima, then the levels in
- * groups of four neighbours, all rows of a group together. */
+/* Bytes of a step (32 elements of k) of a packed panel.  For each of the step's scales it holds: the scale of every
+ * row, the minimum of every row if the type has minima, then the levels, four neighbours of k of every row at a
+ * time. */
 INLINE int64_t step_bytes(const int type) {
     return PANEL * (32 + 4 * halves_of(type) * (1 + has_min(type)));
 }
 
-/* Rows beyond the end repeat the last one; their results are not stored. */
+/* Repacks `steps` steps from step0 on of a panel of rows to `panel`.  If only `rows` rows are left, the last one fills
+ * the rest of the panel; the results of these are not stored. */
 INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps,
                    char *panel) {
     const int units = units_of(type), halves = halves_of(type), n_scales = units * halves;
@@ -19,7 +22,7 @@ INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, 
         const char *block = a + at;
         for (int i = 0; i < PANEL; i++) {
             const uint8_t *p = (const uint8_t *)block + (i < rows ? i : rows - 1) * stride;
-            if (bytes_of(type) >= 64 || at % 64 < bytes_of(type)) /* the next panel, a line at a time */
+            if (bytes_of(type) >= 64 || at % 64 < bytes_of(type)) /* prefetch the next panel, each cache line once */
                 UNROLL for (int line = 0; line < bytes_of(type); line += 64)
                     _mm_prefetch((const char *)p + PANEL * stride + line, _MM_HINT_T1);
             float s[16], m[16];
@@ -56,7 +59,8 @@ INLINE ivec dot4_wide(const int type, ivec start, ivec levels, ivec y) {
 #endif
 }
 
-/* `type` stands for all types with as many scales, with or without minima. */
+/* Adds the products of a packed panel with N columns, whose cells begin at y (`width` cells a step), to acc.  Of `type`
+ * only the number of scales, the minima and the sign of levels matter, as packed levels of all types are alike. */
 INLINE void tile_q(const int type, const int N, const char *panel, int64_t steps, const gs_cell_q *y, int64_t width,
                    vec acc[2][TILE_Q]) {
     const int halves = halves_of(type), groups = 8 / halves;

@@ -1,5 +1,5 @@
-/* x86_vector.h -- names for the widest vectors of a target, and the functions of them that both kinds of products use.
- * A part of matmul_x86.h.
+/* x86_vector.h -- names for the widest vectors of a target, and functions that the products of quantised and of float
+ * weights share.  Included by matmul_x86.h.
  */
 INLINE float total(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -7,7 +7,7 @@ INLINE float total(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* start + sums of four products each. */
+/* start + the sums of four products of bytes each, levels * y, in 32-bit integers. */
 INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
 #if WIDE
     (void)type;
@@ -22,7 +22,7 @@ INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
 #endif
 }
 
-/* 8 weights as f32. */
+/* 8 weights of a float type as f32. */
 INLINE __m256 load_f(const int type, const char *at) {
     if (type == GS_TYPE_F32)
         return _mm256_loadu_ps((const float *)at);
@@ -86,10 +86,10 @@ typedef __m256i ivec;
 #define TILE_F 6
 #endif
 #define PANEL (2 * ROWS)
-#define DEPTH_Q 128            /* steps of k that a packed panel holds: 4096 elements */
-#define DEPTH_F 64             /* .. 1024 elements                                    */
+#define DEPTH_Q 128            /* steps of k that a packed panel of quantised rows holds: 4096 elements */
+#define DEPTH_F 64             /* the same of float rows: 1024 elements                                 */
 
-/* Eight rows of eight 32-bit values: rows become columns. */
+/* Transposes eight rows of eight 32-bit values. */
 INLINE void transpose(__m256i r[8]) {
     __m256i t[8], u[8];
     UNROLL for (int i = 0; i < 8; i += 2) {
@@ -109,13 +109,14 @@ INLINE void transpose(__m256i r[8]) {
 }
 
 #if WIDE
-/* Those of 16 places that rows have which begin at place `at`. */
+/* A mask of those of the 16 rows from row `at` on that exist, where there are `rows` rows. */
 INLINE __mmask16 present(int64_t rows, int at) {
     return rows >= at + 16 ? 0xffff : rows > at ? (__mmask16)((1u << (rows - at)) - 1) : 0;
 }
 #endif
 
-/* Rows 0 .. rows - 1 of a column, from a pair of vectors and back. */
+/* load_rows and store_rows: one vector of a column of the result, of the ROWS rows from row `at` on; a panel has two
+ * such vectors.  Rows from `rows` on do not exist: they are neither read nor written. */
 INLINE vec load_rows(const float *from, int64_t rows, int at) {
 #if WIDE
     return _mm512_maskz_loadu_ps(present(rows, at), from + at);
