@@ -1,22 +1,23 @@
 """llama.cpp on our planner, unmodified: `import ggml_sched.llama_cpp` before `import llama_cpp`.
 
-llama.cpp calls ggml's graph allocator and scheduler.  This loads a library that exports functions of the same names, to
-which the dynamic linker binds those calls.  It must be loaded before ggml's libraries: HookError otherwise.
+llama.cpp calls ggml's graph allocator and scheduler.  Importing this package loads a library that exports functions of
+the same names, to which the dynamic linker then binds those calls.  It must be loaded before ggml's libraries:
+HookError otherwise.
 
     GGML_SCHED=off          in the environment: import does nothing
-    GGML_SCHED=alloc        the graph allocator (the default)
-    GGML_SCHED=sched        that and the scheduler
+    GGML_SCHED=alloc        ours replaces the graph allocator (the default)
+    GGML_SCHED=sched        ours replaces the graph allocator and the scheduler
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
     memory()                bytes of the compute buffers that are held now
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
-    counters(), served()    calls and time inside them, and how graphs were served
-    check()                 HookError unless calls arrive; called once llama_cpp has been imported
-    python -m ggml_sched.llama_cpp SCRIPT ...     a script, hooked
+    counters(), served()    how often ggml's functions were called and the time inside them; how graphs got their plans
+    check()                 HookError unless ggml's calls reach this library; called once llama_cpp has been imported
+    python -m ggml_sched.llama_cpp SCRIPT ...     runs a script whose llama.cpp uses this library
 
     ggml/                   the ggml that a client has loaded: functions, numbers of ops, buffers
-    graph/                  its graphs: read, recognised by their signature, and what kernels compute as one
+    graph/                  ggml's graphs: reading them, recognising them by signatures, nodes that one kernel computes
     hook/                   the plan cache (plan_cache.h), the graph allocator and the scheduler (scheduler.h)
-    install, last_plans     loading it in time, and looking at it
+    install, last_plans     loading the library before ggml's; what it planned last, as values
 """
 
 from __future__ import annotations

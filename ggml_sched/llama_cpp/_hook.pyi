@@ -1,4 +1,4 @@
-"""The typed view of _hook, written by hand.  Importing it alone hooks nothing: install.py does."""
+"""The types of _hook, for type checkers.  Import _hook through install.py: its symbols must be visible to ggml's."""
 
 from typing import Any
 

@@ -1,8 +1,9 @@
 # cython: language_level=3
-"""The library that replaces functions of a client's ggml: functions with ggml's names (the C files beside this).
+"""The hook: a library whose functions, in the C files beside this, have ggml's names and replace those of a client's
+ggml.
 
 install.py loads it with RTLD_GLOBAL before ggml's libraries, so that the dynamic linker binds their calls to it.
-This module gives Python its counters, the last failure, and the last plans, as plain values.
+The functions of this module give Python the hook's counters, its last failure, and its last plans, as plain values.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -67,10 +68,10 @@ gh_api = gs_import_api()
 
 TIMED = ("ggml_gallocr_reserve_n", "ggml_gallocr_alloc_graph", "ggml_backend_sched_split_graph",
          "ggml_backend_sched_reserve", "ggml_backend_sched_alloc_graph")
-"""Functions whose calls and nanoseconds are counted: the first of gh_count, two numbers each."""
+"""Functions whose calls and nanoseconds are counted: the first numbers of enum gh_counter, two for each function."""
 OTHERS = ("allocators", "same", "equal", "replayed", "planned", "grown", "failed", "stock",
           "synchronised")
-"""What else is counted, in the order of gh_count."""
+"""What else is counted, in the order of enum gh_counter."""
 
 assert 2 * len(TIMED) + len(OTHERS) == GH_N_COUNTS
 
@@ -81,7 +82,7 @@ def counters():
 
 
 def served():
-    """{how: number} of the whole process: allocators made, and graphs by how they were served."""
+    """{what: count} of the whole process: allocators made, graphs by how they got a plan, and the rest of OTHERS."""
     return {name: gh_count_of(2 * len(TIMED) + i) for i, name in enumerate(OTHERS)}
 
 
@@ -91,12 +92,12 @@ def clear_counters():
 
 
 def pass_through(bint on):
-    """Whether allocators made from now on are ggml's own, called through us and counted."""
+    """Choose whether allocators made from now on are ggml's own, for comparison: calls are counted and passed on."""
     gh_set_pass_through(on)
 
 
 def schedule(bint on):
-    """Whether schedulers made from now on are ours; otherwise they are ggml's own."""
+    """Choose whether schedulers made from now on are ours (level "sched"); otherwise they are ggml's own."""
     gh_set_schedules(on)
 
 
@@ -125,12 +126,12 @@ cdef list _longs(const int64_t *at, int32_t n):
 
 
 cdef dict _masks(const uint64_t *inplace, dict names):
-    """{op: sources that may be its destination, bits} where there are any."""
+    """{op: bits, bit k for each source k that may be its destination}, of the ops that have such a source."""
     return {name: inplace[<int>number] for number, name in names.items() if inplace[<int>number]}
 
 
 cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
-    """Tensor `id` as a graph file holds it."""
+    """The dict of tensor `id`, as `graphfile.graph_from_dict` takes it."""
     cdef const gs_graph_arrays *a = &view.arrays
     cdef const gs_layout *layout = &a.layout[id]
     cdef const char *type_name = gh_api.type_name(layout.type)
@@ -167,7 +168,7 @@ cdef dict _residents(const gh_plan_view *view):
 
 
 cdef dict _view_of(const gh_plan_view *view, dict names):
-    """The plan of one cache."""
+    """The plan that a cache used last, as the dict that `last_planned` describes."""
     cdef int32_t i, b, c, n = view.plan.n_tensors, m = view.n_backends
     return {
         "graph": {"meta": {}, "tensors": [_tensor_of(view, i, names) for i in range(n)],
@@ -188,6 +189,7 @@ cdef dict _view_of(const gh_plan_view *view, dict names):
 
 
 cdef list _last(bint schedulers):
+    """The last plans of all caches: of those of schedulers, or of those of graph allocators."""
     cdef gh_plan_cache *c
     cdef gh_plan_view view
     cdef int n = 0, at = 0
@@ -214,11 +216,11 @@ cdef list _last(bint schedulers):
 def last_planned():
     """For each graph allocator of the process that has planned a graph, oldest first: the plan of its last graph.
 
-    Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
-    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `nbytes`:
-    {(arena, id): bytes} where these are more than the tensor's; `reads`: for each backend those whose memory it reads;
-    `residents`: {tensor: (usage, backends that read it, the owner first)}; `refused`: tensors whose backend does not
-    support them.
+    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`:
+    dicts of name, alignment, max_size (0: no bound), nbytes of the buffers that are held, inplace ({op: bits of the
+    sources that may be its destination}); `nbytes`: {(arena, id): bytes} of the tensors that take more than their own
+    bytes; `reads`: for each backend those whose memory it reads; `residents`: {tensor: (usage, backends that read it,
+    the owner first)}; `refused`: tensors that the backend they were planned for does not support.
     """
     return _last(False)
 

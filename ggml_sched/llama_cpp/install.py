@@ -1,7 +1,7 @@
-"""Loading our library before ggml's, and whether ggml's calls arrive there.
+"""Loads our library, the hook, before ggml's libraries, and checks that ggml's calls reach it.
 
-Owns what the process has of it: one library, loaded once, for as long as the process runs.  Invariant: once `install`
-has returned with a level, libraries of ggml that are loaded later call us, or `check` says that they do not.
+Owns the one hook of the process: it is loaded once and stays as long as the process.  Invariant: once `install` has
+returned a level other than "off", libraries of ggml that are loaded later call the hook, or `check` raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ggml_sched.errors import BackendError
 
 if TYPE_CHECKING:
-    from importlib.abc import Loader  # which loads ten modules more
+    from importlib.abc import Loader  # not at run time: it imports ten more modules
 
 __all__ = ["LEVELS", "HookError", "check", "clear_counters", "counters", "hook", "install", "installed", "last_error",
            "served"]
@@ -34,20 +34,21 @@ BASE = "libggml-base"
 
 _lock = threading.Lock()
 _installed: dict[str, object] = {}
-"""{"hook": the extension module, "level": its level}: of the process, as loaded libraries are."""
+"""{"hook": the extension module, "level": its level}; empty: nothing is installed.  A module variable, because loaded
+libraries belong to the process."""
 
 
 class HookError(BackendError, ImportError):
-    """llama.cpp cannot be put on our planner here: it was loaded before, or its calls do not come to us."""
+    """llama.cpp cannot use our planner in this process: ggml was loaded first, or its calls do not reach the hook."""
 
 
 def install(level: str | None = None) -> str:
-    """Let the ggml that is loaded from now on allocate through us; which level that is.
+    """Load the hook, so that a ggml that is loaded from now on uses our planner.  Returns the level that is installed.
 
-    `level`: one of LEVELS; None: what GGML_SCHED in the environment says, or "alloc".  Asking for what is installed
-    already does nothing; for another level: schedulers that are made from now on have it.  HookError if a library of
-    ggml's is loaded already and nothing is installed, or for "off" after something was; ValueError for a level that
-    there is not.
+    `level`: one of LEVELS; None: the level that is installed, else that of GGML_SCHED in the environment, else "alloc".
+    If another level is installed, schedulers that are made from now on have the new one.  HookError if nothing is
+    installed and a library of ggml's is loaded already, or for "off" when something is installed; ValueError for an
+    unknown level.
     """
     chosen = (os.environ.get(VARIABLE) or "alloc") if level is None else level
     if chosen not in LEVELS:
@@ -86,7 +87,7 @@ def installed() -> str:
 
 
 def hook() -> ModuleType:
-    """The loaded library as Python sees it; HookError if none is."""
+    """The extension module _hook of the installed library; HookError if nothing is installed."""
     found = _installed.get("hook")
     if not isinstance(found, ModuleType):
         raise HookError("nothing is installed: call ggml_sched.llama_cpp.install(level=...) before llama_cpp is "
@@ -100,13 +101,13 @@ def counters() -> dict[str, tuple[int, int]]:
 
 
 def clear_counters() -> None:
-    """Count from zero again, what `served` says too."""
+    """Set all counts to zero: those of `counters` and those of `served`."""
     if installed() != "off":
         hook().clear_counters()
 
 
 def served() -> dict[str, int]:
-    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned.
+    """{what: count}: allocators made, and graphs by how they got a plan; docs/llama-cpp.md explains each key.
 
     Empty if nothing is installed.
     """
@@ -114,7 +115,7 @@ def served() -> dict[str, int]:
 
 
 def last_error() -> str | None:
-    """Why the last call that failed did; None if none has, or nothing is installed."""
+    """The reason of the last failed call of a function of ggml's; None if none failed, or nothing is installed."""
     return hook().last_error() if installed() != "off" else None
 
 
@@ -129,11 +130,11 @@ def loaded_bases() -> list[str]:
 
 
 def check() -> None:
-    """HookError unless the calls of every ggml that is loaded come to us.
+    """Raise HookError unless the calls of every ggml that is loaded reach the hook.
 
-    Lets each make a scheduler of its CPU, which makes an allocator.  A library without a loaded CPU backend, or whose
-    file was replaced since, is not checked.  HookError also if a library has another layout than supported, so
-    that its own allocator works.
+    Makes a scheduler of the CPU with each library: that makes an allocator, which the hook counts if the call reaches
+    it.  A library without a loaded CPU backend, or whose file was replaced since, is not checked.  HookError also if
+    the structs of a library differ from the supported ones, because it then keeps its own allocator.
     """
     library = hook()
     for path in loaded_bases():
@@ -147,9 +148,9 @@ def check() -> None:
 
 
 def _make_scheduler(base: str) -> bool:
-    """Let a library make a scheduler and free it; whether it could."""
+    """Make a scheduler with the library in file `base` and free it; False: the library has no CPU backend to use."""
     try:
-        # What is loaded already, by whichever name; a file that was replaced since has none.
+        # RTLD_NOLOAD: only a library that is loaded already.  OSError: its file was replaced since.
         found = ctypes.CDLL(base, mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
         cpu = _cpu_backend(os.path.dirname(base))
     except OSError:
@@ -173,7 +174,7 @@ def _make_scheduler(base: str) -> bool:
 
 
 def _cpu_backend(folder: str) -> tuple[int, Callable[[int], None]] | None:
-    """A CPU backend of the libraries in a folder, as far as they are loaded, and what frees it; None: there is none."""
+    """A new CPU backend of a loaded library in this folder, and the function that frees it; None: none is loaded."""
     for name in sorted(os.listdir(folder)):
         if not name.startswith("libggml-cpu"):
             continue
@@ -190,7 +191,7 @@ def _cpu_backend(folder: str) -> tuple[int, Callable[[int], None]] | None:
 
 
 class _Watch:
-    """Calls `check` once a client has been imported, so that a hook which is not reached does not go unnoticed."""
+    """An import finder that has `check` called once a client was imported: calls that miss the hook cause a warning."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
@@ -203,7 +204,7 @@ class _Watch:
 
 
 class _Checked:
-    """A loader that calls `check` when its module has run."""
+    """A module loader that lets another load the module, and then calls `check`."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader

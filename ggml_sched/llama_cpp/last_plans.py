@@ -1,7 +1,8 @@
 """What was planned for llama.cpp, as `Plan`s.
 
-The library keeps the graph and the plan of each allocator's last call.  Here they become values of ours again: a
-graph of the same tensors, and backends without memory that answer as ggml's did.
+The hook keeps the graph and the plan of each allocator's and scheduler's last call.  Here they become the values that
+this package's planner makes: a `Graph` of the same tensors, and a `Plan` with backends without memory, which answer
+support queries as ggml's backends did.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ __all__ = ["held_memory", "last_plans"]
 
 
 def last_plans() -> tuple[Plan, ...]:
-    """As `ggml_sched.llama_cpp.plans`."""
+    """What `ggml_sched.llama_cpp.plans` returns."""
     return tuple(_plan(found) for found in (*hook().last_planned(), *hook().last_scheduled()))
 
 
 def held_memory() -> dict[str, int]:
-    """As `ggml_sched.llama_cpp.memory`."""
+    """What `ggml_sched.llama_cpp.memory` returns."""
     held: dict[str, int] = {}
     for found in (*hook().last_planned(), *hook().last_scheduled()):
         for arena in found["arenas"]:
@@ -30,7 +31,7 @@ def held_memory() -> dict[str, int]:
 
 
 def _plan(found: dict) -> Plan:
-    """One of them."""
+    """One dict of `_hook.last_planned` as a `Plan`."""
     values, arenas = found["plan"], found["arenas"]
     graph = graph_from_dict(found["graph"], where="a graph of llama.cpp's")
     largest = [max((0, *sizes)) for _, _, _, sizes in values["arenas"]]
@@ -51,7 +52,7 @@ def _plan(found: dict) -> Plan:
 
 
 def _needs(found: dict) -> list[tuple[bool, int]]:
-    """For each id of the plan: does its backend support it, and its bytes there where these are more than its own."""
+    """For each id of the plan: whether its backend supports it, and its bytes there if more than its own, else 0."""
     values, refused = found["plan"], set(found["refused"])
     copied = [row[0] for row in values["copies"]]
     like = [*range(values["n_tensors"]), *copied, *(copied[c] for c in values["places"])]

@@ -1,6 +1,7 @@
-/* ggml_sched/llama_cpp/ggml/arena.h -- the buffers of one buffer type (ggml's vbuffer).
+/* ggml_sched/llama_cpp/ggml/arena.h -- an arena: the buffers of one of ggml's buffer types in which tensors are placed
+ * (ggml's vbuffer).  It has several buffers, its chunks, where the device bounds the size of one.
  *
- * Invariant: an arena has all the buffers that it was grown to, or none.
+ * Invariant: an arena has all the buffers that gh_arena_grow was called for, or none.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_ARENA_H
 #define GGML_SCHED_LLAMA_CPP_GGML_ARENA_H
@@ -13,33 +14,34 @@ typedef struct gh_chunk {
     int64_t nbytes;
 } gh_chunk;
 
-/* Where a tensor is placed: `offset` bytes into a chunk of one of several arenas. */
+/* Where the tensor with an id is placed: `offset` bytes into a chunk of one of several arenas. */
 typedef struct gh_slot {
     int64_t offset;
     int32_t id;
     uint32_t chunk;         /* gh_chunk_index                                                       */
 } gh_slot;
 
-/* Bytes at the start of a buffer type that hold its functions, in all versions of ggml. */
+/* Bytes at the start of ggml's struct of a buffer type that hold pointers to its functions, in all versions. */
 #define GH_BUFT_INTERFACE 48
 
 typedef struct gh_arena {
-    void *buft;
-    unsigned char interface[GH_BUFT_INTERFACE];
+    void *buft;             /* ggml's buffer type                                                   */
+    unsigned char interface[GH_BUFT_INTERFACE]; /* its functions, compared where caches are (gh_arena_init) */
     size_t alignment;
-    size_t max_size;
+    size_t max_size;        /* bytes of its largest buffer; SIZE_MAX: no limit                      */
     gh_chunk *chunk;
     int32_t n_chunks;
 } gh_arena;
 
-/* The planner's limit for the largest buffer of a type; 0: there is none. */
+/* The limit for the largest buffer as the planner takes it: 0 if there is none, which ggml expresses by a huge number.
+ * */
 static inline int64_t gh_max_buffer(size_t max_size)
 {
     return max_size < (size_t)1 << 47 ? (int64_t)max_size : 0;
 }
 
-/* Raise the largest buffer so that a tensor of nbytes fits; false: it fits already.  ggml, too, gives such a tensor a
- * buffer of its own size, which the device may refuse. */
+/* Raise the planner's limit for the largest buffer so that a tensor of nbytes fits; false: it fits already.  ggml, too,
+ * gives a tensor that is larger than the largest buffer a buffer of its own size, which the device may refuse. */
 static inline bool gh_raise_max_size(gs_backend_info *info, int64_t nbytes)
 {
     if (info->max_buffer == 0 || nbytes <= info->max_buffer - info->max_buffer % info->alignment) {
@@ -49,7 +51,7 @@ static inline bool gh_raise_max_size(gs_backend_info *info, int64_t nbytes)
     return true;
 }
 
-/* One number for a chunk of an arena, and that chunk. */
+/* Chunk number `chunk` of arena number `arena`, as one number that a slot holds.  gh_chunk_at finds the chunk again. */
 static inline uint32_t gh_chunk_index(int32_t arena, int32_t chunk)
 {
     return (uint32_t)arena << 26 | (uint32_t)chunk;
@@ -67,23 +69,26 @@ static inline void gh_place(gx_tensor *t, const gh_slot *slot, const gh_chunk *c
     t->data = chunk->base + slot->offset;
 }
 
-/* A type that was freed may be followed by another at its address, so that its interface is kept for comparison. */
+/* Make an empty arena of a buffer type.  It keeps a copy of the type's functions: a type may be freed and another made
+ * at the same address, and released plan caches must not take the one for the other. */
 void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft);
 
-/* Whether there are buffers of at least these bytes. */
+/* Whether the arena has at least n buffers, and buffer i has at least nbytes[i] bytes. */
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
 
-/* Replace the buffers by buffers of these bytes.  The old ones are freed first, so that both are never held at once.
- * False: the device refused, or there is no host memory; the arena is empty then. */
+/* Replace the buffers by n buffers of these bytes.  The old ones are freed first: a device may not have memory for
+ * both. False: the device refused, or there is no host memory; the arena is empty then. */
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n);
 
-/* Whether some of the arenas' buffers have an init_tensor function. */
+/* Whether some buffer of the n arenas has an init_tensor function, which must be called for each tensor placed in it.
+ * */
 bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml *lib);
 
-/* Call the buffers' reset function: tensors are about to get new addresses. */
+/* Call ggml's reset function of each buffer, as ggml does before tensors get new addresses: some backends then free
+ * what they keep for each tensor. */
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib);
 
-/* Bytes of all buffers, as the buffers say. */
+/* Bytes of all buffers, as ggml reports them: they may be more than was asked for. */
 size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib);
 
 void gh_arena_free(gh_arena *a, const gh_ggml *lib);

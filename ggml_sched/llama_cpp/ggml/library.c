@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/library.c -- finds a client's ggml and introspects it once.  See library.h. */
+/* ggml_sched/llama_cpp/ggml/library.c -- finds a client's ggml and examines it once.  See library.h. */
 #define _GNU_SOURCE
 #include "library.h"
 
@@ -11,7 +11,8 @@
 
 const gs_api *gh_api;
 
-/* The libraries found so far: nearly always one.  An entry is written once, under the lock. */
+/* The libraries found so far: nearly always one.  An entry is written once, under the lock, before `n` counts it, and
+ * never changes, so that other threads may hold pointers to it. */
 #define GH_N_LIBRARIES 16
 static struct {
     pthread_mutex_t lock;
@@ -21,7 +22,7 @@ static struct {
 
 static const char *const key_name = "ggml_backend_buft_alloc_buffer";
 
-/* Look up all functions, and note those that are missing. */
+/* Look up all functions of GH_FUNCTIONS in the library, and note one that is missing as the reason not to serve it. */
 static void find_functions(gh_ggml *lib)
 {
     static const struct {
@@ -46,7 +47,8 @@ static void find_functions(gh_ggml *lib)
 
 /* -- finding --------------------------------------------------------------------------------------------------- */
 
-/* A handle of the loaded library that an address lies in, if it has ggml's functions or needs a library that has. */
+/* A handle (of dlopen) of the loaded library that an address lies in, if that library has ggml's functions itself or
+ * depends on one that has; else NULL. */
 static void *handle_at(const void *address)
 {
     Dl_info info;
@@ -62,11 +64,12 @@ static void *handle_at(const void *address)
     return handle;
 }
 
+/* For dl_iterate_phdr: stop at a loaded library that is ggml's base library, with its handle in *out. */
 static int visit(struct dl_phdr_info *info, size_t size, void *out)
 {
     void **found = out;
     (void)size;
-    /* By name alone: dlsym in another library would also find functions of the libraries that it has loaded. */
+    /* Only libraries of this name are searched: dlsym in another would also find functions of those it depends on. */
     if (info->dlpi_name != NULL && strstr(info->dlpi_name, "ggml-base") != NULL) {
         *found = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
         if (*found != NULL && dlsym(*found, key_name) == NULL) {
@@ -82,7 +85,8 @@ static void introspect(gh_ggml *lib, void *handle, const void *key)
     memset(lib, 0, sizeof *lib);
     lib->handle = handle;
     lib->key = key;
-    /* Both functions were added in the same days of May 2025. */
+    /* The parameter op_offload of ggml_backend_sched_new cannot be seen from outside.  This function was added in the
+     * same days of May 2025 as the parameter. */
     lib->has_op_offload = dlsym(handle, "ggml_opt_prepare_alloc") != NULL;
     find_functions(lib);
     if (lib->unsupported == NULL) {
@@ -104,8 +108,8 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
     const gh_ggml *found = NULL;
     const void *key;
     void *handle = NULL;
-    /* Buffer types and backends begin with an address inside of the library that made them.  The caller's address is
-     * less reliable: a tail call leaves none. */
+    /* Buffer types and backends begin with an address inside of the library that made them.  The return address into
+     * the caller is less reliable: after a tail call it is that of another function. */
     for (int i = 0; handle == NULL && i < n_bufts; i++) {
         handle = handle_at(bufts[i] != NULL ? *(void *const *)bufts[i] : NULL);
     }
@@ -143,7 +147,8 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
 
 const gh_ggml *gh_ggml_of_caller(const void *caller)
 {
-    /* A client calls from a few dozen addresses, and dladdr costs more than most of these calls. */
+    /* A hash table by calling address: a client calls from a few dozen places in its code, and dladdr, by which the
+     * library is found, costs more than most of the calls do. */
     enum { places = 256, probes = 16 };
     static _Thread_local struct {
         const void *caller;

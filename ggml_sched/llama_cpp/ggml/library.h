@@ -1,9 +1,11 @@
-/* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client has loaded: functions, numbers, offsets of fields.
+/* ggml_sched/llama_cpp/ggml/library.h -- the ggml library that a client (llama.cpp) has loaded: its functions, its
+ * numbers of ops and types, offsets of fields in its structs.
  *
- * The hook is neither linked with ggml nor compiled with its headers.  A library is found by an address inside of it,
- * or inside of a library that needs it: the caller's, or that of a buffer type's functions.  Its functions are looked
- * up with dlsym, and it is probed once: whether tensors are as abi.h declares them, and where a graph has its leafs.
- * The results never change and stay for the life of the process, as ggml's libraries do.
+ * The hook is neither linked with ggml nor compiled with its headers, so that it serves many versions.  A library is
+ * found by an address inside of it, or inside of a library that needs it: that of the caller, or of a buffer type's
+ * functions.  Its functions are looked up with dlsym, and it is probed once: whether tensors are as abi.h declares
+ * them, and where a graph has its leafs.  The results never change and stay for the life of the process, as ggml's
+ * libraries do.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_LIBRARY_H
 #define GGML_SCHED_LLAMA_CPP_GGML_LIBRARY_H
@@ -24,23 +26,25 @@
 #define GH_STATUS_FAILED (-1)
 #define GH_STATUS_SUCCESS 0
 
-/* Numbers of ops and types below these are mapped; others exist in ggml only. */
+/* Sizes of the tables from ggml's numbers of ops and types to the planner's.  What the planner does not know, in the
+ * table or beyond it, becomes GS_OP_CUSTOM as an op, and GH_FOREIGN_TYPE + t as a type. */
 #define GH_N_OPS 256
 #define GH_N_TYPES 256
 /* The planner's number of a type t that exists in ggml only: this plus t. */
 #define GH_FOREIGN_TYPE 1000
 
-#define GH_UNKNOWN (-1)      /* an offset that was not found: the function is assumed to exist */
+#define GH_UNKNOWN (-1)      /* instead of an offset that was not found: the function is assumed to exist */
 
-/* A view of a graph, as ggml returns it.  No version needs a third of this. */
+/* Room for what ggml_graph_view returns: a graph struct that is some nodes of another graph.  It is returned by value,
+ * and its size depends on ggml's version: less than a third of this in all. */
 typedef struct gh_part {
     char bytes[512];
 } gh_part;
 
 typedef bool (*gh_eval_callback)(gx_tensor *tensor, bool ask, void *user);
 
-/* Arguments of a backend's function that reorders nodes: it reports that `tensor` must keep its memory until `until` is
- * done. */
+/* Argument of a backend's function that reorders nodes.  That function calls add_alloc_dep for each `tensor` that must
+ * keep its memory until the node `until` is done. */
 typedef struct gh_optimize_params {
     void (*add_alloc_dep)(void *user, gx_tensor *tensor, gx_tensor *until);
     void *user;
@@ -48,7 +52,8 @@ typedef struct gh_optimize_params {
 
 typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params *params);
 
-/* Which level needs a function of ggml's; an optional one is NULL where a library has none. */
+/* Which level of the hook (alloc, sched) needs a function of ggml's.  A level is not available with a library that
+ * lacks a function it needs; a function that is optional is NULL then. */
 enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
 
 /* X(result, name without "ggml_", parameters, gh_need) */
@@ -144,31 +149,32 @@ enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
 typedef struct gh_ggml {
     const void *key;            /* an address that differs between libraries                        */
     void *handle;               /* of dlopen                                                        */
-    const char *unsupported;    /* why ggml's own allocator is used; NULL: it is supported          */
-    const char *unsupported_scheduler; /* why ggml's own scheduler is used                          */
+    const char *unsupported;    /* why the library keeps its own allocator; NULL: ours serves it    */
+    const char *unsupported_scheduler; /* why it keeps its own scheduler; NULL: ours serves it      */
 #define GH_X(result, name, parameters, need) result (*name) parameters;
     GH_FUNCTIONS(GH_X)
 #undef GH_X
     size_t at_n_leafs;          /* offset of the number of leafs in a graph                         */
-    size_t at_leafs;
+    size_t at_leafs;            /* offset of the pointer to the leafs in a graph                    */
     size_t at_uid;              /* offset of a graph's unique id, by which backends recognise it; 0: none */
     int at_init_tensor;         /* offset of init_tensor in a buffer, or GH_UNKNOWN                 */
     int at_alloc_size;          /* offset of get_alloc_size in a buffer type, or GH_UNKNOWN         */
-    bool has_op_offload;        /* clients say whether ops are offloaded: before May 2025 they always were */
-    unsigned char op[GH_N_OPS]; /* GS_OP_* by ggml's number; GS_OP_UNARY and GS_OP_GLU for families */
-    unsigned char unary[GH_N_OPS];
-    unsigned char glu[GH_N_OPS];
-    int32_t type[GH_N_TYPES];
-    uint64_t inplace[GS_N_OPS]; /* by GS_OP_*: bit k: source k may be the destination               */
+    bool has_op_offload;        /* ggml_backend_sched_new has a parameter for it; before May 2025 ops always were */
+    unsigned char op[GH_N_OPS]; /* GS_OP_* by ggml's number; GS_OP_UNARY and GS_OP_GLU: look in the next tables */
+    unsigned char unary[GH_N_OPS]; /* GS_OP_* by ggml's number of a unary op                        */
+    unsigned char glu[GH_N_OPS]; /* GS_OP_* by ggml's number of a gated linear unit                 */
+    int32_t type[GH_N_TYPES];   /* GS_TYPE_* by ggml's number, or GH_FOREIGN_TYPE + that number     */
+    uint64_t inplace[GS_N_OPS]; /* by GS_OP_*: bit k is set where source k may be the destination   */
 } gh_ggml;
 
-/* The planner.  The extension module sets it before a client is loaded. */
+/* The planner's C API.  The extension module _hook sets it before a client is loaded. */
 extern const gs_api *gh_api;
 
-/* The library that one of these addresses belongs to, else one that is loaded; NULL: none.  Any thread. */
+/* The ggml library that belongs to one of these addresses, of buffer types or backends, or of the code that called us;
+ * else one that the process has loaded; NULL: there is none.  Any thread. */
 const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts);
 
-/* The same for an address alone, cached by thread. */
+/* The same for the address of the calling code alone.  Each thread caches the results. */
 const gh_ggml *gh_ggml_of_caller(const void *caller);
 
 /* -- introspection of a library at its first use */
@@ -176,13 +182,14 @@ const gh_ggml *gh_ggml_of_caller(const void *caller);
 /* Map the library's numbers of ops and types to the planner's, and find which ops its kernels compute in place. */
 void gh_find_op_map(gh_ggml *lib);
 
-/* Find the offsets of the functions that buffers and buffer types may lack. */
+/* Find the offsets, in ggml's structs, of the pointers to the functions that buffers and buffer types may lack. */
 void gh_find_buffer_hooks(gh_ggml *lib);
 
-/* Make tensors and a graph, and compare the offsets of their fields with those expected: what differs, or NULL. */
+/* Make tensors and a graph with the library, and check that every field that we use is where we expect it: the name of
+ * what differs, or NULL.  Finds where a graph has its leafs. */
 const char *gh_probe(gh_ggml *lib);
 
-/* Find the offset of a graph's unique id. */
+/* Find the offset of the unique id in a graph, which newer versions have. */
 void gh_find_uid(gh_ggml *lib);
 
 /* A backend's function that reorders nodes; NULL: it has none. */
@@ -190,7 +197,7 @@ gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend);
 
 /* -- objects of ggml's */
 
-/* Give a graph, or a view of one, a new unique id. */
+/* Give a graph, or a view of one, a new unique id: a backend that recorded a graph of the old id must not replay it. */
 static inline void gh_number_graph(const gh_ggml *lib, void *graph)
 {
     if (lib->at_uid != 0) {
@@ -208,7 +215,8 @@ static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
     return *(gx_tensor **const *)((const char *)graph + lib->at_leafs);
 }
 
-/* Whether an object of ggml's has the function at offset `at`, or may have it. */
+/* Whether the struct `of` has a function, or may have one: its pointer at offset `at` is not NULL, or `at` is unknown.
+ * */
 static inline bool gh_has(const void *of, int at)
 {
     return at == GH_UNKNOWN || *(void *const *)((const char *)of + at) != NULL;
@@ -234,7 +242,8 @@ static inline bool gh_has_alloc_size(const gh_ggml *lib, const void *buft)
     return gh_has(buft, lib->at_alloc_size);
 }
 
-/* Bytes that a tensor of `own` bytes takes in buffers of a type: not less than its own. */
+/* Bytes that a tensor takes in buffers of a type.  `own`: those of the tensor itself, as ggml_nbytes reports; some
+ * types pad tensors and take more, none less. */
 static inline int64_t gh_alloc_size(const gh_ggml *lib, void *buft, const gx_tensor *t, int64_t own)
 {
     const int64_t nbytes = gh_has_alloc_size(lib, buft) ? (int64_t)lib->backend_buft_get_alloc_size(buft, t) : own;
@@ -255,7 +264,8 @@ static inline int gh_op(const gh_ggml *lib, const gx_tensor *t)
     return op == GS_OP_GLU ? lib->glu[sub] : lib->unary[sub];
 }
 
-/* Whether the planner's number of an op depends on the sub-op. */
+/* Whether ggml's number of an op stands for a family (unary ops, gated linear units): the op that is meant, and so the
+ * planner's number, is in the tensor's first parameter. */
 static inline bool gh_is_of_family(const gh_ggml *lib, int32_t op)
 {
     return op >= 0 && op < GH_N_OPS && lib->op[op] >= GS_OP_UNARY;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Whether an address lies in the same library as a function. */
+/* Whether the text at an address lies in the same library as a function: such text is a name that it returned. */
 static bool is_of(const char *(*function)(int), const char *address)
 {
     Dl_info mine, found;
@@ -18,8 +18,9 @@ static bool is_of(const char *(*function)(int), const char *address)
         && mine.dli_fbase == found.dli_fbase;
 }
 
-/* Map ops up to the last name of this version: asking for a name beyond the end of an enum is undefined.  GLU is the
- * last op since June 2025, OPT_STEP_ADAMW was before. */
+/* Map ggml's ops to the planner's by their names, and note which may be computed in place.  Ends at the last op of this
+ * version, because asking ggml for the name of a number beyond it is undefined.  GLU is the last op since June 2025,
+ * OPT_STEP_ADAMW was before. */
 static void find_ops(gh_ggml *lib)
 {
     const char *last = lib->glu_op_name != NULL ? "GLU" : "OPT_STEP_ADAMW";
@@ -58,8 +59,9 @@ static void find_ops(gh_ggml *lib)
     }
 }
 
-/* Map sub-ops.  `last` is the last name that all versions have.  Names behind it count as long as the planner has
- * them: behind the end of an enum there may be any other text of the library. */
+/* Map the ops of a family by their names: the planner's name is `family` and ggml's name.  All versions have the ops up
+ * to the name `last`.  Beyond it the search ends at the first name that the planner does not have: behind the names of
+ * a version there may be any other text of the library. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
     char full[64];
@@ -82,8 +84,9 @@ static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), co
     }
 }
 
-/* Map types.  A type has the same number in all versions; if name or size differ, it exists in ggml only.
- * Behind the last type of a version there may be anything instead of a name. */
+/* Map ggml's types to the planner's.  A type has the same number in all versions; where ggml's name or block size
+ * differs from the planner's, the type is mapped to GH_FOREIGN_TYPE + its number.  Behind the last type of a version
+ * there may be anything instead of a name, hence is_of. */
 static void find_types(gh_ggml *lib)
 {
     for (int i = 0; i < GH_N_TYPES; i++) {

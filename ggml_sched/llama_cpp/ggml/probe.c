@@ -11,7 +11,8 @@
 #define GH_OBJECT_SIZE 32
 #define GH_PROBE_LEAFS 3
 
-/* The first field of a tensor that is not where abi.h says, or NULL. */
+/* Make tensors with the library and look whether their fields are where abi.h declares them; the names of the first
+ * fields that are not, or NULL. */
 static const char *probe_tensor(const gh_ggml *lib, void *ctx)
 {
     gx_tensor *a = lib->new_tensor_4d(ctx, 1, 3, 5, 7, 2), *b, *c;
@@ -40,8 +41,8 @@ static const char *probe_tensor(const gh_ggml *lib, void *ctx)
     return NULL;
 }
 
-/* Find where ggml's graph struct has its leafs and their number: search a graph of two nodes and three leafs, whose
- * addresses are known. */
+/* Find the offsets of the leafs and of their number in ggml's graph struct, for which ggml exports no function.  Builds
+ * a graph of two nodes and three leafs, and searches its bytes for these numbers and for an array of these leafs. */
 static const char *probe_graph(gh_ggml *lib, void *ctx)
 {
     gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;
@@ -66,11 +67,11 @@ static const char *probe_graph(gh_ggml *lib, void *ctx)
             break;
         }
     }
-    /* Behind the nodes are up to two arrays that this graph does not have. */
+    /* The pointer to the leafs follows that to the nodes, with up to two pointers between them that are NULL here. */
     for (size_t at = 16; lib->at_n_leafs != 0 && at < 64; at += sizeof(void *)) {
         gx_tensor **list;
         memcpy(&list, graph + at, sizeof list);
-        /* The arrays of a graph lie behind it, in its object of the context. */
+        /* Follow only what can be a pointer to an array of this graph: its arrays lie behind it in the context. */
         if ((char *)list <= graph || (char *)list > graph + 4096 || (uintptr_t)list % sizeof(void *) != 0) {
             continue;
         }
@@ -102,8 +103,9 @@ const char *gh_probe(gh_ggml *lib)
     return unsupported;
 }
 
-/* Find the offset of a graph's unique id.  The size of a view of a graph depends on the version: the id is its last
- * word.  The size shows in the bytes that the call leaves untouched. */
+/* Find the offset of a graph's unique id.  Versions whose graph struct has `with` bytes have the id as its last word.
+ * The size of the struct is found by letting ggml write one into marked bytes: it ends where the marks are untouched.
+ * */
 void gh_find_uid(gh_ggml *lib)
 {
     enum { previous = 88, with = 96 };
@@ -116,7 +118,7 @@ void gh_find_uid(gh_ggml *lib)
         return;
     }
     memset(&part, 0xa5, sizeof part);
-    /* A large result is written through a hidden first parameter. */
+    /* A function that returns a large struct is called with the address for it as a hidden first parameter. */
     memcpy(&view, &lib->graph_view, sizeof view);
     view(result, graph, 0, 0);
     while (stop > 0 && (unsigned char)part.bytes[stop - 1] == 0xa5) {
@@ -127,8 +129,9 @@ void gh_find_uid(gh_ggml *lib)
     }
 }
 
-/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions depends on
- * the version: the last of 14, and the last of 16, reorders nodes. */
+/* ggml's struct of a backend is a pointer to its guid, then pointers to its functions, its device, its own data.  The
+ * number of functions depends on the version, and shows in where the device is: in the versions with 14 and with 16
+ * functions, the last one reorders nodes. */
 gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend)
 {
     const void *device = lib->backend_get_device(backend);
