@@ -9,7 +9,7 @@ import cupy_kernels
 import numpy as np
 import op_results
 import pytest
-from op_results import random, width
+from op_results import width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -20,8 +20,7 @@ RNG = np.random.default_rng(20)
 
 
 def values_of(ctx: gs.Context) -> dict:
-    return {t: RNG.integers(0, 5, t.ne[::-1]).astype(np.int32) if t.name == "ids" else random(RNG, *t.ne)
-            for t in ctx.tensors if t.op == "NONE" and t.view_src is None}
+    return cupy_kernels.leaves(ctx, RNG, 5)
 
 
 def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
@@ -36,15 +35,13 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
     keep = (*outs, *read)
     for order in cupy_kernels.ORDERS:
         with cupy_kernels.placed(ctx, order, 64, 0x3F) as backend:
-            for tensor, array in values.items():
-                tensor.set(array)
+            op_results.set_values(values)
             before = {t: op_results.raw(t) for t in graph.nodes if t.computes}
             cupy_kernels.run(cupy_kernels.build(graph.nodes, exact=exact), order)
             want = [t.numpy() for t in keep]
             for tensor, bits in before.items():
                 backend.set_tensor(tensor, bits)
-            for tensor, array in values.items():
-                tensor.set(array)
+            op_results.set_values(values)
             builder = cupy_kernels.build_grouped(graph.nodes, needed=set(keep), exact=exact)
             assert len(builder.launches) == n_launches
             fault = cupy_kernels.run(builder, order)
@@ -71,40 +68,24 @@ def test_a_norm_and_its_weight(ctx, norm, ne):
 @pytest.mark.parametrize("read", [False, True])
 def test_a_sum_its_norm_and_weight(ctx, read):
     """The residual goes on: then the sum is written, too."""
-    a, b, w = ctx.tensor("f32", (96, 5)), ctx.tensor("f32", (96, 5)), ctx.tensor("f32", (96,))
+    a, b, w = (ctx.tensor("f32", ne) for ne in ((96, 5), (96, 5), (96,)))
     total = ctx.add(a, b)
     normed = ctx.mul(ctx.rms_norm(total, 1e-6), w)
     outs = [ctx.add(ctx.sqr(normed), total)] if read else [normed]
-    graph = gs.Graph(*outs)
-    assert found(graph) == [("ADD", "RMS_NORM", "MUL")]
+    assert found(gs.Graph(*outs)) == [("ADD", "RMS_NORM", "MUL")]
     check(ctx, outs, values_of(ctx), read=(total,) if read else (), n_launches=3 if read else 1)
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_a_norm_with_weight_and_bias(ctx, before):
-    x, y, w, bias = (ctx.tensor("f32", ne) for ne in ((40, 6), (40,), (40,), (40,)))
-    start = ctx.add(x, y) if before else x
-    out = ctx.add(ctx.mul(ctx.norm(start, 1e-5), w), bias)
-    assert found(gs.Graph(out)) == [(*(("ADD",) if before else ()), "NORM", "MUL", "ADD")]
-    check(ctx, [out], values_of(ctx), n_launches=1)
-
-
-def test_a_norm_with_weight_and_residual(ctx):
-    x, rest, w = ctx.tensor("f32", (40, 6)), ctx.tensor("f32", (40, 6)), ctx.tensor("f32", (40,))
-    out = ctx.add(ctx.mul(ctx.rms_norm(x, 1e-5), w), rest)
-    assert found(gs.Graph(out)) == [("RMS_NORM", "MUL", "ADD")]
-    check(ctx, [out], values_of(ctx), n_launches=1)
-
-
-@pytest.mark.parametrize("norm", ["rms_norm", "norm"])
-@pytest.mark.parametrize("read", [False, True])
-def test_rows_too_long_to_be_held(ctx, norm, read):
-    """Their elements are read again from memory, where the group wrote them."""
-    a, b, w, bias = (ctx.tensor("f32", ne) for ne in ((8300, 2), (8300, 2), (8300,), (8300,)))
-    total = ctx.add(a, b)
-    out = ctx.add(ctx.mul(getattr(ctx, norm)(total, 1e-6), w), bias)
-    assert found(gs.Graph(out)) == [("ADD", norm.upper(), "MUL", "ADD")]
-    check(ctx, [out], values_of(ctx), read=(total,) if read else (), n_launches=1)
+@pytest.mark.parametrize(("n", "norm", "added", "term", "read"), [
+    (40, "norm", False, (40,), False), (40, "norm", True, (40,), False), (40, "rms_norm", False, (40, 6), False),
+    *((8300, norm, True, (8300,), read) for norm in ("rms_norm", "norm") for read in (False, True))])
+def test_a_norm_with_weight_and_bias_or_residual(ctx, n, norm, added, term, read):
+    """Elements of rows too long to be held are read again from memory, where the group wrote them."""
+    x, y, w, shift = (ctx.tensor("f32", ne) for ne in ((n, 6), (n,), (n,), term))
+    start = ctx.add(x, y) if added else x
+    out = ctx.add(ctx.mul(getattr(ctx, norm)(start, 1e-6), w), shift)
+    assert found(gs.Graph(out)) == [(*(("ADD",) if added else ()), norm.upper(), "MUL", "ADD")]
+    check(ctx, [out], values_of(ctx), read=(start,) if read else (), n_launches=1)
 
 
 def test_a_sum_kept_over_its_first_operand():
@@ -117,9 +98,7 @@ def test_a_sum_kept_over_its_first_operand():
         graph, values = gs.Graph(out), values_of(ctx)
         want = cupy_kernels.compute(ctx, out, values)
         for order in cupy_kernels.ORDERS:
-            with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
-                for tensor, array in values.items():
-                    tensor.set(array)
+            with cupy_kernels.filled(ctx, values, 64) as buffer:
                 gs.bind_resident(total, buffer, a.offset)
                 builder = cupy_kernels.build_grouped(graph.nodes, needed={total, out})
                 assert len(builder.launches) == 1
@@ -128,17 +107,12 @@ def test_a_sum_kept_over_its_first_operand():
                 assert np.array_equal(total.numpy(), (values[a] + values[b]).reshape(2, n))
 
 
-def test_what_others_read_stays_a_node_of_its_own(ctx):
+def test_what_others_read_or_is_an_output_stays_a_node_of_its_own(ctx):
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     normed = ctx.rms_norm(x, 1e-5)
     assert found(gs.Graph(ctx.mul(normed, w), ctx.sqr(normed))) == []
     assert found(gs.Graph(ctx.mul(normed, normed))) == []
-
-
-def test_an_output_inside_is_no_inner_member(ctx):
-    x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
-    normed = ctx.set_output(ctx.rms_norm(x, 1e-5))
-    assert found(gs.Graph(ctx.mul(normed, w))) == []
+    assert found(gs.Graph(ctx.mul(ctx.set_output(normed), w))) == []
 
 
 def test_a_weight_that_is_a_member_is_not_left_unwritten(ctx):
@@ -150,16 +124,13 @@ def test_a_weight_that_is_a_member_is_not_left_unwritten(ctx):
     check(ctx, [out], values_of(ctx), read=(total,), n_launches=2)
 
 
-@pytest.mark.parametrize("which", ["other operand", "narrow weight", "other type"])
-def test_other_wirings_are_left_alone(ctx, which):
-    x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16, 2))
-    normed = ctx.rms_norm(x, 1e-5)
-    out = {
-        "other operand": lambda: ctx.mul(w, normed),
-        "narrow weight": lambda: ctx.mul(normed, ctx.tensor("f32", (8,))),
-        "other type": lambda: ctx.mul(normed, ctx.tensor("f16", (16,))),
-    }[which]()
-    assert found(gs.Graph(out)) == []
+@pytest.mark.parametrize("wire", [
+    lambda ctx, normed: ctx.mul(ctx.tensor("f32", (16, 2)), normed),
+    lambda ctx, normed: ctx.mul(normed, ctx.tensor("f32", (8,))),
+    lambda ctx, normed: ctx.mul(normed, ctx.tensor("f16", (16,)))],
+    ids=["other operand", "narrow weight", "other type"])
+def test_other_wirings_are_left_alone(ctx, wire):
+    assert found(gs.Graph(wire(ctx, ctx.rms_norm(ctx.tensor("f32", (16, 2)), 1e-5)))) == []
 
 
 def test_a_result_over_a_source_element_by_element(ctx):
@@ -170,9 +141,7 @@ def test_a_result_over_a_source_element_by_element(ctx):
     graph, values = gs.Graph(out), values_of(ctx)
     want = cupy_kernels.compute(ctx, out, values)
     for over, shift, n_launches in ((x, 0, 1), (y, 0, 1), (w, -64, 4)):     # over the weight: one by one, and a copy
-        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
-            for tensor, array in values.items():
-                tensor.set(array)
+        with cupy_kernels.filled(ctx, values, 64) as buffer:
             gs.bind_resident(out, buffer, over.offset + shift)
             builder = cupy_kernels.build_grouped(graph.nodes, needed={out})
             assert len(builder.launches) == n_launches
@@ -220,9 +189,7 @@ def test_a_fused_write_to_a_row_that_is_not_there(ctx, bad):
     out, _, cache, values, positions, ids = rope_into_cache(ctx, "f32", 16, "normal", False, True, 2)
     values |= {positions: np.int32([1, 2]), ids: np.array([4, bad])}
     graph = gs.Graph(out)
-    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 256, 0x11) as buffer:
-        for tensor, array in values.items():
-            tensor.set(array)
+    with cupy_kernels.filled(ctx, values, 256, 0x11) as buffer:
         before, start = bytes(buffer.memory), cache.offset
         fault = cupy_kernels.run(cupy_kernels.build_grouped(graph.nodes, needed={out}))
         assert graph.nodes[fault["position"] - 1] is out
@@ -329,12 +296,8 @@ def test_an_id_of_no_expert_is_found_in_the_group(bad):
     ctx, out = experts("f32")
     nodes = [node for node in gs.Graph(out).nodes if node.computes]
     values = values_of(ctx)
-    for t in values:
-        if t.name == "ids":
-            values[t][..., 1] = bad
-    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
-        for tensor, array in values.items():
-            tensor.set(array)
+    next(array for t, array in values.items() if t.name == "ids")[..., 1] = bad
+    with cupy_kernels.filled(ctx, values):
         builder = cupy_kernels.Builder("EMULATED", needed={out})
         ops.build_group(builder, (3, 4, 5), nodes)
         fault = cupy_kernels.run(builder)

@@ -16,20 +16,13 @@ import ggml_sched as gs
 RNG = np.random.default_rng(16)
 
 
-def values_of(ctx: gs.Context) -> dict:
-    return {t: RNG.integers(0, 4, t.ne[::-1]).astype(np.int32) if t.name == "ids" else random(RNG, *t.ne)
-            for t in ctx.tensors if t.op == "NONE" and t.view_src is None}
-
-
 def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bool = False) -> None:
     """Assert that outputs have the bits of nodes built one by one, and the number of rounding kernels."""
-    graph, values = gs.Graph(*outs), values_of(ctx)
+    graph, values = gs.Graph(*outs), cupy_kernels.leaves(ctx, RNG)
     for order in cupy_kernels.ORDERS:
         got = []
         for together in (False, True):
-            with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64, 0x3F):
-                for tensor, array in values.items():
-                    tensor.set(array)
+            with cupy_kernels.filled(ctx, values, 64, 0x3F):
                 if together:
                     builder = (cupy_kernels.build_grouped if groups else cupy_kernels.build)(graph.nodes)
                     rounded = [launch.kernel for launch in builder.launches].count("activations.quantize")

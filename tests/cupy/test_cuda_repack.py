@@ -41,13 +41,11 @@ def products(ctx: gs.Context, out: gs.Tensor, values: dict, packed: tuple, exact
     """The result's bits, with the roots in `packed` rearranged."""
     seen = set()
     for order in cupy_kernels.ORDERS:
-        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend) as buffer:
+        with cupy_kernels.filled(ctx, values) as buffer:
             buffer.is_packed = lambda root: root in packed
-            for tensor, array in values.items():
-                tensor.set(array)
             for root in packed:
                 rows = np.frombuffer(op_results.raw(root), np.uint8).reshape(-1, root.nb[1])
-                backend.set_tensor(root, repack.repack(rows, root.type).tobytes())
+                buffer.backend.set_tensor(root, repack.repack(rows, root.type).tobytes())
             assert cupy_kernels.run(cupy_kernels.build(gs.Graph(out).nodes, exact=exact), order)["position"] == 0
             seen.add(op_results.raw(out))
     assert len(seen) == 1

@@ -15,29 +15,15 @@ RNG = np.random.default_rng(23)
 BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 
 
-def bits_of(ctx: gs.Context, out: gs.Tensor, values: dict, run) -> bytes:
-    with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend, 64):
-        for tensor, array in values.items():
-            tensor.set(array)
-        run(backend, gs.Graph(out))
-        return op_results.raw(out)
-
-
-def by_oracle(backend, graph) -> None:
-    backend.graph_compute(graph)
-
-
-def by_kernels(order: int = 0):
-    def run(backend, graph) -> None:
-        assert cupy_kernels.run(cupy_kernels.build(graph.nodes), order)["position"] == 0
-
-    return run
-
-
 def same_bits(ctx: gs.Context, out: gs.Tensor, values: dict) -> None:
-    want = bits_of(ctx, out, values, by_oracle)
+    graph = gs.Graph(out)
+    with cupy_kernels.filled(ctx, values, 64, kernels="numpy") as buffer:
+        buffer.backend.graph_compute(graph)
+        want = op_results.raw(out)
     for order in cupy_kernels.ORDERS:
-        assert bits_of(ctx, out, values, by_kernels(order)) == want
+        with cupy_kernels.filled(ctx, values, 64):
+            assert cupy_kernels.run(cupy_kernels.build(graph.nodes), order)["position"] == 0
+            assert op_results.raw(out) == want
 
 
 @pytest.mark.parametrize("type", op_results.FLOATS + op_results.QUANTISED)

@@ -49,19 +49,19 @@ for child, said in list(map(start, json.loads(sys.argv[1]))):
 """
 
 WELL = {
-    "products": (("matrix", "repack", "groups"), (
+    "products": (("cuda_matrix", "cuda_repack", "cuda_groups"), (
         "test_every_type_with_few_columns_and_more", "test_plain_rows_of_odd_lengths",
         "test_columns_between_the_multiples", "test_columns_of_other_types", "test_views_of_a_cache",
         "test_ids_in_a_strided_view", "test_products_have_the_bits_of_ggmls_order",
         "test_chosen_experts", "test_a_feed_forward_of_one_token", "test_gates_and_several_tokens")),
-    "attention": (("attention", "ops_of_the_cpu", "sort"), (
+    "attention": (("cuda_attention", "cuda_ops_of_the_cpu", "cuda_sort"), (
         "test_caches", "test_head_sizes", "test_batches_and_unused", "test_long_caches",
         "test_flash_attention_over", "test_soft_max", "test_diag_mask", "test_rope", "test_rows_of_one_block",
         "test_argmax", "test_top_k")),
-    "rows": (("rows", "groups"), (
+    "rows": (("cuda_rows", "cuda_groups"), (
         "test_get_rows", "test_of_several_rows", "test_blocks_are_those", "test_an_id_that_names_nothing",
-        "test_a_norm_", "test_a_sum_", "test_rope_and_the_write", "test_rows_too_long")),
-    "values": (("ops_of_the_cpu", "launch"), (
+        "test_a_norm_", "test_a_sum_", "test_rope_and_the_write")),
+    "values": (("cuda_ops_of_the_cpu", "cuda_launch"), (
         "test_binary_of_permuted", "test_binary_broadcasts", "test_unary_of_permuted", "test_glu", "test_concat",
         "test_pad", "test_repeat", "test_cpy", "test_dup", "test_set", "test_get_rows", "test_cont", "test_arange",
         "test_xielu", "test_rows", "test_sum", "test_group_norm", "test_ssm", "test_a_scan_reads", "test_add1",
@@ -71,31 +71,31 @@ WELL = {
 
 PLANTED = {
     "a row that ends one element too late": (
-        "norm.cu", "if (i >= n) continue;", "if (i > n) continue;", "groups", "test_a_norm_and_its_weight",
+        "norm.cu", "if (i >= n) continue;", "if (i > n) continue;", "cuda_groups", "test_a_norm_and_its_weight",
         "heap-buffer-overflow"),
     "more warps than shared memory was taken for": (
         "soft_max.cu", "__shared__ float part[32];", "__shared__ float part[1];",
-        "values", "test_soft_max_of_masked_rows", "global-buffer-overflow"),
+        "cuda_values", "test_soft_max_of_masked_rows", "global-buffer-overflow"),
     "a key behind the shared memory of a launch": (
         "sort.cu", "for (int i = threadIdx.x; i < n; i += blockDim.x) keys[i] =",
-        "for (int i = threadIdx.x; i <= n; i += blockDim.x) keys[i] =", "sort", "test_rows_of_one_block",
+        "for (int i = threadIdx.x; i <= n; i += blockDim.x) keys[i] =", "cuda_sort", "test_rows_of_one_block",
         "heap-buffer-overflow"),
     "an element behind those that a thread holds": (
-        "norm.cu", "v[j] = f[j] = t[j] = 0.0f;", "v[j + 1] = f[j] = t[j] = 0.0f;", "groups",
+        "norm.cu", "v[j] = f[j] = t[j] = 0.0f;", "v[j + 1] = f[j] = t[j] = 0.0f;", "cuda_groups",
         "test_a_norm_and_its_weight", "index 8 out of bounds for type 'float [8]'"),
     "a scale that is loaded with what stands beside it": (
         "elements.cuh", "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);",
         "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * __half_bits_to_float(*(const uint32_t*)b & 0xffff);",
-        "rows", "test_get_rows_reads_every_bit", "misaligned address"),
+        "cuda_rows", "test_get_rows_reads_every_bit", "misaligned address"),
     "a place that is counted in too few bits": (
         "rows.cu", "if (row < 0 || row >= a.ne[1]) {", "if (row < 0 || (int)row * 4 >= a.ne[1] * 4) {",
-        "rows", "test_an_id_that_names_nothing", "signed integer overflow"),
+        "cuda_rows", "test_an_id_that_names_nothing", "signed integer overflow"),
 }
 
 
 def results(cases: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]]) -> dict[str, tuple[int, str]]:
     """(exit status, output) of tests in files with the kernels of a folder (None: the package's)."""
-    given = [(folder, [str(HERE / f"test_cuda_{file}.py") for file in files], tests)
+    given = [(folder, [str(HERE / f"test_{file}.py") for file in files], tests)
              for folder, files, tests in cases.values()]
     done = run_sanitized("address,undefined", CODE, json.dumps(given))
     assert done.returncode == 0, done.stderr
@@ -111,6 +111,14 @@ def well():
 def test_kernels_stay_in_their_memory_and_do_nothing_undefined(well, name):
     status, said = well[name]
     assert status == 0 and " passed" in said, said
+
+
+@pytest.mark.soak
+def test_plans_of_models_stay_in_their_memory():
+    """Kernels are launched, captured and replayed there."""
+    tests = "test_quantised_weights_and_experts", "test_captured_plans"
+    for status, said in results({"models": (None, ("cupy_models",), tests)}).values():
+        assert status == 0 and " passed" in said, said
 
 
 @pytest.fixture(scope="module")

@@ -72,10 +72,8 @@ PARAMETERS = {"SCALE": [(1.5, 0.0), (-1.0, 0.0), (1.5, -0.25), (1.0, -0.0)],
 
 def compiled(ctx: gs.Context, node: gs.Tensor, values: dict) -> np.ndarray:
     """The result of the CPU's compiled kernels."""
-    with gs.CpuBackend(1, kernels="compiled") as cpu, cpu.alloc_tensors(ctx):
-        for tensor, array in values.items():
-            tensor.set(array)
-        cpu.graph_compute(gs.Graph(node))
+    with cupy_kernels.filled(ctx, values, kernels="compiled") as buffer:
+        buffer.backend.graph_compute(gs.Graph(node))
         return node.numpy()
 
 

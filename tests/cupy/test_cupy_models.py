@@ -62,15 +62,16 @@ def test_layers_spread_over_devices_and_the_cpu(names, seed, flash):
         backend.close()
 
 
-def test_quantised_weights_and_experts():
+@pytest.mark.parametrize("flash", [False, True])
+def test_quantised_weights_and_experts(flash):
     """With activations of 8 bits, as the fast kernels take them, and exactly, as the oracle has them."""
     blocks = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
     for data in (blocks, EXPERTS):
         with gs.CpuBackend(1, kernels="numpy") as oracle:
-            expected = logits(data, [oracle])
+            expected = logits(data, [oracle], flash=flash)
         for exact, most in ((True, 1e-6), (False, 2e-3)):
             with devices.backend(exact=exact) as cuda:
-                assert nmse(expected, logits(data, [cuda])) < most
+                assert nmse(expected, logits(data, [cuda], flash=flash)) < most
 
 
 def test_captured_plans_give_the_bits_of_launched_ones():

@@ -14,7 +14,6 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import real, real_kernels
@@ -29,20 +28,10 @@ class Status(RuntimeError):
         self.status = status
 
 
-class CudaError(Status):
-    pass
-
-
-class DriverError(Status):
-    pass
-
-
-class BlasError(Status):
-    pass
-
-
-class CompileError(Exception):
-    pass
+CudaError, DriverError, BlasError = (type(f"{name}Error", (Status,), {}) for name in ("Cuda", "Driver", "Blas"))
+CompileError = type("CompileError", (Exception,), {})
+PRODUCT = (2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+"""m, n and k of a matrix product, and the addresses and row lengths of its operands and its result."""
 
 
 class Cuda:
@@ -189,48 +178,32 @@ def device(cuda):
 
 # -- opening ----------------------------------------------------------------------------------------------------------
 
-def test_importing_it_loads_no_cupy():
-    code = "import sys, ggml_sched.backends.cupy.real; print('cupy' in sys.modules)"
-    assert run_python("-c", code).stdout == "False\n"
-
-
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(gs.BackendError, match=r"pip install ggml-sched\[cuda13\], or ggml-sched\[cuda12\]"):
         real.open_device(0)
 
 
-@pytest.mark.parametrize(("status", "said"), [
-    (35, r"no NVIDIA driver, or one that is too old: CuPy 14\.2\.0 was made for CUDA 13\.2; .*ggml-sched\[cuda12\]"),
-    (100, "no CUDA device 0: there is none"), (999, "CUDA does not start: cudaErrorNumber999")])
-def test_without_a_driver_or_gpu_it_says_so(cuda, status, said):
-    cuda.failing["getDeviceCount"] = status
-    with pytest.raises(gs.BackendError, match=said):
-        real.open_device(0)
-
-
-@pytest.mark.parametrize(("number", "count", "said"), [
-    (0, 0, "no CUDA device 0: there is none"), (1, 1, "no CUDA device 1: there is only 0"),
-    (-1, 4, "no CUDA device -1: there are 0 to 3")])
-def test_a_number_that_is_not_there_is_an_error(cuda, number, count, said):
-    cuda.count = count
+@pytest.mark.parametrize(("number", "count", "failing", "said"), [
+    (0, 2, {"getDeviceCount": 35}, r"no NVIDIA driver, or one that is too old: CuPy 14\.2\.0 was made for CUDA 13\.2; "
+                                   r".*ggml-sched\[cuda12\]"),
+    (0, 2, {"getDeviceCount": 100}, "no CUDA device 0: there is none"),
+    (0, 2, {"getDeviceCount": 999}, "CUDA does not start: cudaErrorNumber999"),
+    (0, 0, {}, "no CUDA device 0: there is none"), (1, 1, {}, "no CUDA device 1: there is only 0"),
+    (-1, 4, {}, "no CUDA device -1: there are 0 to 3"),
+    (0, 2, {"nvrtc": "no libnvrtc.so.13\nanywhere"},
+     r"pip install 'cupy-cuda13x\[ctk\]', .* \(no libnvrtc\.so\.13\)$"),
+    (0, 2, {"setDevice": 46}, "CUDA device 0 does not open: .*cudaErrorNumber46"),
+    (0, 2, {"getDeviceProperties": 46}, "CUDA device 0 does not open: .*cudaErrorNumber46")])
+def test_a_device_that_does_not_open_says_why(cuda, number, count, failing, said):
+    cuda.count, cuda.failing = count, failing
     with pytest.raises(gs.BackendError, match=said):
         real.open_device(number)
+
+
+def test_a_device_is_a_number(cuda):
     with pytest.raises(TypeError):
         real.open_device("cuda")
-
-
-def test_without_nvrtc_it_says_what_to_install(cuda):
-    cuda.failing["nvrtc"] = "no libnvrtc.so.13\nanywhere"
-    with pytest.raises(gs.BackendError, match=r"pip install 'cupy-cuda13x\[ctk\]', .* \(no libnvrtc\.so\.13\)$"):
-        real.open_device(0)
-
-
-@pytest.mark.parametrize("name", ["setDevice", "getDeviceProperties"])
-def test_a_device_that_does_not_open_is_an_error(cuda, name):
-    cuda.failing[name] = 46
-    with pytest.raises(gs.BackendError, match="CUDA device 0 does not open: .*cudaErrorNumber46"):
-        real.open_device(0)
 
 
 def test_what_a_device_says_of_itself(device):
@@ -440,18 +413,18 @@ def test_matrix_products_give_rows_of_ours(cuda, device):
     stream, blas = device.stream(), device.blas()
     assert blas is device.blas()
     cuda.calls.clear()
-    blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    blas.gemm(stream, *PRODUCT)
     name, handle, *args = cuda.asked()[-1]
     alpha = args[5]
     assert (name, handle, args) == ("gemmEx", 77, [1, 0, 2, 3, 4, alpha, 1000, 2, 40, 2000, 2, 50, alpha + 4, 3000, 0,
                                                    60, 68, -1])
     assert np.ctypeslib.as_array(ctypes.cast(alpha, ctypes.POINTER(ctypes.c_float)), (2,)).tolist() == [1, 0]
-    blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, 5, 7, 8, 9)
+    blas.gemm(stream, *PRODUCT, 5, 7, 8, 9)
     assert cuda.asked()[-1] == ("gemmStridedBatchedEx", 77, 1, 0, 2, 3, 4, alpha, 1000, 2, 40, 7, 2000, 2, 50, 8,
                               alpha + 4, 3000, 0, 60, 9, 5, 68, -1)
     stream.begin_capture()
     with pytest.raises(DeviceError, match="cuBLAS"):
-        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+        blas.gemm(stream, *PRODUCT)
     stream.end_capture()
 
 
@@ -461,14 +434,14 @@ def test_matrix_products_run_on_the_stream_that_they_are_given(cuda, device, bat
     streams, blas = [device.stream(), device.stream()], device.blas()
     for stream in (streams[0], streams[1], streams[0]):
         cuda.calls.clear()
-        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
+        blas.gemm(stream, *PRODUCT, batch)
         product = next(i for i, name in enumerate(cuda.names()) if name.startswith("gemm"))
         before = [call for call in cuda.calls[:product] if call[0] == "setStream"]
         assert before[-1] == ("setStream", 77, stream.ptr)
         assert not cuda.current.streams         # the caller's own is current again
     cuda.failing["gemmEx"] = cuda.failing["gemmStridedBatchedEx"] = 13
     with pytest.raises(DeviceError):
-        blas.gemm(streams[0], 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
+        blas.gemm(streams[0], *PRODUCT, batch)
     assert not cuda.current.streams
 
 
@@ -481,10 +454,10 @@ def test_no_memory_for_cublas_is_no_memory(cuda, device):
     stream, blas = device.stream(), device.blas()
     cuda.failing["gemmEx"] = 3
     with pytest.raises(DeviceOutOfMemory):
-        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+        blas.gemm(stream, *PRODUCT)
     cuda.failing["gemmEx"] = 2
     cuda.failing["streamSynchronize"] = 3
-    for call in (lambda: blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60), stream.synchronize):
+    for call in (lambda: blas.gemm(stream, *PRODUCT), stream.synchronize):
         with pytest.raises(DeviceError) as caught:
             call()
         assert not isinstance(caught.value, DeviceOutOfMemory)

@@ -68,6 +68,20 @@ def placed(ctx: gs.Context, order: int, gap: int, poison: int) -> Iterator[gs.Ba
             yield backend
 
 
+@contextmanager
+def filled(ctx: gs.Context, values: dict, gap: int = 0, poison: int | None = None, **options) -> Iterator[gs.Buffer]:
+    """Within the context, the tensors of `ctx` lie in one host buffer, those in `values` with their values."""
+    with gs.CpuBackend(1, **options) as backend, op_results.place(ctx, backend, gap, poison) as buffer:
+        op_results.set_values(values)
+        yield buffer
+
+
+def leaves(ctx: gs.Context, rng: np.random.Generator, n_ids: int = 4) -> dict:
+    """Random values of tensors that nothing computes; i32 ones name one of `n_ids` rows."""
+    return {t: rng.integers(0, n_ids, t.ne[::-1]).astype(np.int32) if t.type == gs.Type.I32
+            else op_results.random(rng, *t.ne) for t in ctx.tensors if t.op == "NONE" and t.view_src is None}
+
+
 def build(nodes, **options) -> Builder:
     builder = Builder("EMULATED", **options)
     for position, node in enumerate(nodes):
@@ -93,8 +107,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **
     graph, seen = gs.Graph(out), None
     for order, gap, poison in zip(ORDERS, (0, 64, 192), (0, 0x7F, 0xFF), strict=False):
         with placed(ctx, order, gap, poison):
-            for tensor, array in values.items():
-                tensor.set(array)
+            op_results.set_values(values)
             assert all(ops.supports(node) for node in graph.nodes if node.computes)
             fault = run(build(graph.nodes, **options), order)
             if fault["position"]:
@@ -109,8 +122,17 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **
 
 def oracle(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
     """Results of the CPU backend's NumPy kernels."""
-    with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend):
-        for tensor, array in values.items():
-            tensor.set(array)
-        backend.graph_compute(gs.Graph(out))
+    with filled(ctx, values, kernels="numpy") as buffer:
+        buffer.backend.graph_compute(gs.Graph(out))
         return out.numpy()
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """Normalised mean squared error."""
+    got, want = np.asarray(got, np.float64).ravel(), np.asarray(want, np.float64).ravel()
+    return float(((got - want) ** 2).sum() / max((want**2).sum(), 1e-30))
+
+
+def error_of(ctx: gs.Context, out: gs.Tensor, values: dict, **options) -> float:
+    """The error of the kernels, as the oracle has the values."""
+    return error(compute(ctx, out, values, **options), oracle(ctx, out, values))

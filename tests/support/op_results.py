@@ -43,6 +43,11 @@ def place(ctx: gs.Context, backend: gs.Backend, gap: int = 0, poison: int | None
     return buffer
 
 
+def set_values(values: dict[gs.Tensor, np.ndarray]) -> None:
+    for tensor, array in values.items():
+        tensor.set(array)
+
+
 def raw(tensor: gs.Tensor) -> bytes:
     out = bytearray(tensor.nbytes)
     tensor.backend.get_tensor(tensor, out)
@@ -68,16 +73,14 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True) ->
     for n_threads, gap, poison, planned in ((1, 0, 0, False), (2, 192, 0xFF, True), (3, 64, 0x7F, False)):
         with gs.CpuBackend(n_threads, kernels=KERNELS) as backend:
             buffer = place(ctx, backend, gap, poison)
-            for tensor, array in values.items():
-                tensor.set(array)
+            set_values(values)
             assert all(backend.supports_op(node) for node in graph.nodes)
             if planned:
                 plan = backend.graph_plan_create(graph)
                 if KERNELS == "compiled":
                     assert plan.n_compiled == sum(map(is_compiled, graph.nodes)), f"{out!r}: compiled nodes"
                 backend.graph_plan_compute(plan)
-                for tensor, array in values.items():  # cpy and set_rows have changed their targets
-                    tensor.set(array)
+                set_values(values)      # cpy and set_rows have changed their targets
                 backend.graph_plan_compute(plan)
                 backend.graph_plan_free(plan)
             else:
@@ -138,8 +141,7 @@ def check_oracle(ctx: gs.Context, out: gs.Tensor, values: dict, got: np.ndarray)
     if any(node.op.startswith("MUL_MAT") for node in computed):
         return
     with gs.CpuBackend(1, kernels="numpy") as backend, place(ctx, backend):
-        for tensor, array in values.items():
-            tensor.set(array)
+        set_values(values)
         backend.graph_compute(gs.Graph(out))
         want = out.numpy()
     bounds = [(0.0, 0.0)]
@@ -157,8 +159,7 @@ def check_ggml(ctx: gs.Context, out: gs.Tensor, values: dict, want: np.ndarray) 
     if not all(backend.supports_op(node) for node in graph.nodes):
         return
     with place(ctx, backend, 64, 0x7F):
-        for tensor, array in values.items():
-            tensor.set(array)
+        set_values(values)
         backend.graph_compute(graph)
         computed = [node for node in graph.nodes if node.computes]
         error = ggml_here.error_of(out.numpy(), want)
