@@ -1,11 +1,11 @@
 /* ggml_sched/llama_cpp/hook/plan_cache.c -- lookup, insertion and eviction of entries.  See plan_cache.h.
  *
  * A lookup tries, in this order:
- *   1. the same tensors as an entry's, which has plan and addresses;
- *   2. the same signature at other addresses: the entry is rebound to these tensors;
- *   3. the same wiring with nothing larger: a new entry reuses the plan;
- *   4. the graph is read; it equals that of an entry, an entry's plan is replayed for it; or it is planned.
- * The first three are for plain graphs (graph_signature.h).
+ *   1. an entry of these very tensors, unchanged: its plan serves;
+ *   2. an entry of an equal graph of other tensors: the entry is rebound to these tensors;
+ *   3. an entry of the same wiring in which no tensor is smaller: a new entry reuses its plan;
+ *   4. none of these: the graph is read and gets a plan (planning.c).
+ * The first three find plain graphs only (graph_signature.h).
  */
 #include "plan_cache.h"
 
@@ -13,6 +13,7 @@
 
 /* -- entries ------------------------------------------------------------------------------------------------------- */
 
+/* Note that an entry is used now, and that it is reserved if the flags say so. */
 static gh_plan_entry *touch(gh_plan_cache *c, gh_plan_entry *e, int flags)
 {
     e->used = ++c->clock;
@@ -40,8 +41,9 @@ void gh_plan_cache_compact(gh_plan_cache *c)
     gh_signatures_compact(signatures, c->n_entries, &c->descriptors);
 }
 
-/* The entry to evict for one more: among those that reuse a plan once there are enough of them, else among those that
- * are not pinned, else among all, the one used longest ago.  -1: there is room. */
+/* The index of the entry to evict before one more is inserted; -1: there is room.  It is the one used longest ago of
+ * those that reuse or replay a plan; without such of the others that are not pinned; without such of all.  `reuses`:
+ * the new entry reuses a plan, too, and then one of its kind goes as soon as there are GH_N_REUSING. */
 static int entry_to_evict(const gh_plan_cache *c, bool reuses)
 {
     int oldest[3] = {-1, -1, -1}, n_reusing = 0;
@@ -85,7 +87,7 @@ void gh_plan_cache_evict(gh_plan_cache *c, int i)
     c->entry[i] = c->entry[--c->n_entries];
 }
 
-/* Evict entries of this life whose graphs the new plan of e serves as well. */
+/* Evict entries, used by the present owner, whose graphs the new plan of e serves as well. */
 static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
 {
     for (int i = c->n_entries - 1; i >= 0 && !e->reuses; i--) {
@@ -97,7 +99,7 @@ static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
     }
 }
 
-/* Put the scratch entry into the cache. */
+/* Make the scratch entry, which is filled, an entry that lookups find; evicts another where the cache is full. */
 static gh_plan_entry *insert(gh_plan_cache *c, int flags)
 {
     gh_plan_entry *e = c->scratch;
@@ -112,7 +114,7 @@ static gh_plan_entry *insert(gh_plan_cache *c, int flags)
     return touch(c, e, flags);
 }
 
-/* An entry to fill: an evicted one or a new one; false without memory. */
+/* Let c->scratch be an empty entry to fill: an evicted one or a new one.  False without memory. */
 static bool make_scratch(gh_plan_cache *c)
 {
     if (c->scratch == NULL) {
@@ -133,7 +135,8 @@ static bool may_serve(const gh_plan_cache *c, const gh_plan_entry *e, int flags)
     return (!e->reuses && !e->plan->is_replayed) || ((flags & GH_REUSE) && gh_pools_fit(c, e->plan));
 }
 
-/* Whether devices and buffer types answer as they did, for an entry from before the cache was released. */
+/* Whether the plan of e is valid for the present owner.  An entry that only the owner before has used is valid if
+ * devices and buffer types, queried now, answer as they did then. */
 static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
 {
     gs_error error = {0};
@@ -142,12 +145,12 @@ static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
             && gh_plan_has_room(e->plan, &c->problem));
 }
 
-/* An entry of the same tensors. */
+/* An entry whose graph consists of the same tensors, unchanged; NULL: none. */
 static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *placed)
 {
     for (int i = 0; i < c->n_entries; i++) {
         gh_plan_entry *e = c->entry[i];
-        /* Devices need not answer again in this life. */
+        /* Addresses are written while tensors are compared only if nothing can refuse the entry after that. */
         const bool place = placed != NULL && e->used > c->born && gh_pools_fit(c, e->plan);
         bool same = true;
         if (!may_serve(c, e, flags)) {
@@ -175,7 +178,7 @@ static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *
     return NULL;
 }
 
-/* An entry of the same signature at other addresses, rebound to these. */
+/* An entry whose graph equals this one of other tensors, rebound to these tensors; NULL: none. */
 static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
 {
     for (int i = 0; i < c->n_entries; i++) {
@@ -194,7 +197,7 @@ static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
     return NULL;
 }
 
-/* Let the scratch entry reuse the plan of a larger graph of its wiring. */
+/* Let the scratch entry e reuse the plan of `base`, if that is of a larger graph of the same wiring. */
 static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base, void *graph)
 {
     gs_error error = {0};
@@ -210,6 +213,7 @@ static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base,
     return true;
 }
 
+/* A new entry for the graph, which reuses the plan of a larger graph of its wiring; NULL: no plan serves. */
 static gh_plan_entry *find_larger(gh_plan_cache *c, gh_plan_entry *e, void *graph, int flags)
 {
     for (int i = 0; i < c->n_entries; i++) {
@@ -230,6 +234,7 @@ static gh_plan_entry *find_larger(gh_plan_cache *c, gh_plan_entry *e, void *grap
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
+/* Read a graph into c->reader, and fill the signature, the demand and a new plan of the entry e from it. */
 static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error *error)
 {
     const int status = gh_reader_read(&c->reader, c->lib, graph);
@@ -246,8 +251,8 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
     return GS_OK;
 }
 
-/* Read a graph that no entry matches, plan it and keep the entry.  Where backends reorder the nodes of their splits,
- * which a plan defines, the reordered graph is planned again. */
+/* Read a graph that no entry matches, plan it and insert an entry for it.  Backends may reorder the nodes of each
+ * split; since only a plan says where splits begin, the graph is then planned a second time in the new order. */
 static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs_error *error)
 {
     gh_plan_entry *e = c->scratch;
@@ -262,7 +267,7 @@ static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs
             status = c->level->plan_reordered(c->owner, e, graph, error);
         }
     }
-    /* Graphs are read again and again only where backends reorder them. */
+    /* The reader's arrays are kept only where graphs are read often: where backends reorder them. */
     if (!c->key.reorders) {
         gh_reader_free(&c->reader);
     }
@@ -308,7 +313,8 @@ gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags
         if (e == NULL || (placed != NULL && *placed) || gh_pools_grow(c, e->plan, wait, error)) {
             return e;
         }
-        /* No other graph is to reuse a plan whose memory was refused. */
+        /* A device refused the memory for this plan, so no other graph may reuse it.  If the plan had room for larger
+         * graphs (GH_HINTS), a plan without that room may fit. */
         for (int i = 0; i < c->n_entries; i++) {
             if (c->entry[i] == e) {
                 gh_plan_cache_evict(c, i);

@@ -1,26 +1,31 @@
 /* ggml_sched/llama_cpp/hook/plan_cache.h -- the plan cache, which graph allocators and schedulers have in common.
  *
  * Glossary:
- *     wiring     which tensor reads which, with ops and types, whatever the shapes
+ *     client     llama.cpp, which calls ggml's functions; its allocator or scheduler owns the cache
+ *     wiring     which tensor reads or views which; here two wirings are the same only if ops and types are, too
  *     signature  a graph's wiring and shapes, and which of its tensors have memory (graph_signature.h)
  *     plan       a planned wiring: the planner's graph, its problem, the plan, and where every tensor lies
- *     entry      a graph that the client gave: its signature and tensors, with the plan that serves it
+ *     entry      a plan entry: a graph that the client gave, its signature and tensors, with the plan that serves it
+ *     demand     where the client wants tensors of a graph to be, which its plan must respect (gh_demand)
+ *     problem    what the planner is given besides the graph (gh_problem)
  *     reuse      an entry has the plan of a larger graph of its wiring
+ *     pool       the buffers of one type, in which the arenas of one or several backends lie (locations.c)
  *     pinned     an entry that the client reserved: evicted after all others
  *     released   a cache whose allocator or scheduler was freed; the next one with the same key continues with it
  *
  * Files:
  *     plan_cache.c    lookup, insertion and eviction
- *     plan_entry.c    memory of entries and plans; an entry for other tensors
+ *     plan_entry.c    making and freeing entries, plans and problems; the bytes of tensors
  *     plan_reuse.c    whether a larger graph's plan serves
- *     planning.c      plans of graphs that were read: another's, replayed, or new
+ *     planning.c      the plan of a graph that was read: that of an equal graph, a replayed one, or a new one
  *     size_hints.c    the sizes for which a new plan makes room
  *     locations.c     in which buffer of which pool every id lies; buffers that grow; addresses for tensors
  *     registry.c      all caches of the process; released caches
  *
  * A cache belongs to one allocator or scheduler and is used by one thread at a time.  Its lock is held while entries
  * change, because any thread may look at plans.
- * Invariant: a plan that was made for a larger graph serves only where the buffers already hold it.
+ * Invariant: a plan that was made for a larger graph serves only if the buffers are already large enough for it, so
+ * that reusing a plan never costs memory.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_HOOK_PLAN_CACHE_H
 #define GGML_SCHED_LLAMA_CPP_HOOK_PLAN_CACHE_H
@@ -35,77 +40,81 @@
 #define GH_EXPORT __attribute__((visibility("default")))
 #define GH_CALLER __builtin_return_address(0)
 
-/* In an exported function: pass the call on, unless the object is ours, to the library that it came from; the result is
- * `none` where that has no such function. */
+/* In an exported function: unless the object is ours, return what the same function of the ggml library returns that
+ * called us, or `none` where that library has no such function.  The objects of a library that we do not serve, or no
+ * longer, arrive here because our functions have ggml's names. */
 #define GH_PASS_ON(is_ours, none, function, object, ...)                                                      \
     if (!(is_ours)) {                                                                                         \
         const gh_ggml *stock = (object) != NULL ? gh_ggml_of_caller(GH_CALLER) : NULL;                        \
         return stock != NULL && stock->function != NULL ? stock->function(object, ##__VA_ARGS__) : (none);    \
     }
 
-#define GH_MAX_BACKENDS 16  /* ggml's own number                                                            */
-#define GH_N_ENTRIES 24     /* of a cache: one for each wiring that a client builds, and some that reuse    */
-#define GH_N_REUSING 4      /* of these, entries that have another's plan                                   */
+#define GH_MAX_BACKENDS 16  /* of a scheduler: ggml's own limit                                             */
+#define GH_N_ENTRIES 24     /* most entries of a cache: one for each wiring that a client builds, and GH_N_REUSING */
+#define GH_N_REUSING 4      /* entries that reuse or replay another's plan; beyond these, the oldest of them is evicted
+*/
 
 typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;
 
-/* What the planner is given besides a graph: placements, sizes, device answers, by id.  A gh_problem is filled again
- * and again: its arrays grow. */
+/* What the planner is given besides a graph, for each id: where it is or must be, its bytes, and what backends answered
+ * to support queries.  A gh_problem is filled again and again: its arrays grow and are freed by gh_problem_free alone.
+ * */
 typedef struct gh_problem {
     int32_t n;              /* ids                                                                  */
     int32_t n_backends;
     int32_t *resident;      /* [n] backend whose memory holds the tensor; -1: the planner places it  */
     int32_t *assigned;      /* [n] backend that the client chose; -1: none                          */
     int64_t *nbytes;        /* [n_backends][n] bytes that the tensor takes there                    */
-    bool some_larger;       /* some tensor takes more than its own bytes: nbytes counts             */
-    bool some_assigned;
+    bool some_larger;       /* some tensor takes more than its own bytes; else the planner needs no nbytes */
+    bool some_assigned;     /* some `assigned` is not -1                                            */
     /* Of schedulers only: */
     bool has_answers;
     int32_t *buffer;        /* [n] index of the kind of buffer that holds a resident tensor         */
     unsigned char *usage;   /* [n] GS_USAGE_*                                                       */
-    unsigned char *supports; /* [n_backends][n]                                                     */
-    unsigned char *offloads; /* [n_backends][n]                                                     */
-    unsigned char *reads_buffer; /* [n_backends][n_buffers]                                         */
+    unsigned char *supports; /* [n_backends][n] whether the backend computes the node               */
+    unsigned char *offloads; /* [n_backends][n] whether it does so for weights in the host's memory */
+    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that kind of buffer    */
     int32_t n_buffers;
     int32_t room;
     int32_t room_backends;
     int32_t room_buffers;
 } gh_problem;
 
-/* Where an id lies: `offset` bytes into a buffer of a pool. */
+/* Where the tensor with an id lies: `offset` bytes into the buffer number `chunk` of a pool. */
 typedef struct gh_location {
     int32_t pool;           /* -1: outside of the plan                                                      */
     int32_t chunk;
     int64_t offset;
 } gh_location;
 
-/* A planned wiring.  Entries hold references to it. */
+/* A plan with the graph that it was made for, and with all that entries need to use it.  Counted by references: an
+ * entry of a smaller graph of the same wiring shares it. */
 typedef struct gh_plan {
     int32_t refs;
     /* Of the graph that was read: */
-    int32_t n;              /* ids of tensors                                                               */
-    int32_t n_all;          /* and ids of the planner's graph alone                                         */
+    int32_t n;              /* how many tensors ggml's graph has: the ids below n                           */
+    int32_t n_all;          /* how many ids; those from n on only the planner's graph has                   */
     int32_t n_nodes;        /* of ggml's graph                                                              */
     unsigned char *role;    /* [n] gh_role                                                                  */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
-    int32_t *input_of;      /* [n_all - n] node whose memory this planner's leaf is; -1                     */
+    int32_t *input_of;      /* [n_all - n] of ids from n on: the node whose memory this leaf is, -1: of none */
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
     gs_graph_arrays arrays;
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
-    char *names;            /* each with its end                                                            */
-    gh_alloc_deps deps;     /* pairs that the planner keeps apart                                           */
+    char *names;            /* each ends with a zero                                                        */
+    gh_alloc_deps deps;     /* the graph's alloc dependencies: those of fused kernels, and those backends named */
     gh_problem problem;     /* nbytes are those that the plan has room for                                  */
-    int64_t max_size[GH_MAX_BACKENDS]; /* of buffers, as planned                                            */
+    int64_t max_size[GH_MAX_BACKENDS]; /* the limit for a buffer that the plan was made with; 0: none       */
     bool is_replayed;       /* it repeats the plan of a larger graph                                        */
     gs_api_plan *plan;
     gs_plan view;
     gh_fusion_hazards hazards;
     gh_location *location;  /* [view.n]                                                                     */
-    bool is_repacked;       /* locations are others than the planner's                                      */
-    int64_t *need;          /* bytes of each chunk, pool by pool                                            */
-    int32_t need_begin[GH_MAX_BACKENDS + 1];
+    bool is_repacked;       /* locations.c chose other offsets than the planner's, somewhere                */
+    int64_t *need;          /* bytes that each chunk must have, pool by pool                                */
+    int32_t need_begin[GH_MAX_BACKENDS + 1]; /* where each pool begins in `need`                            */
     gh_slot *slot;          /* [n_slots] of tensors that are placed, then of the plan's copies              */
     int32_t n_slots;
     int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
@@ -116,9 +125,9 @@ typedef struct gh_plan {
     bool waits;             /* a split reads another backend's memory: backends wait for each other         */
 } gh_plan;
 
-/* What the client demanded of a graph, besides the graph itself.  An allocator with several buffer types: the arena of
- * each node and then of each leaf, -1: none.  A scheduler: the ids of the tensors that were assigned, -1: not in the
- * graph, and then the backend of each. */
+/* Where the client wants tensors of a graph to be; a cached plan serves only the same demand.  Of an allocator with
+ * several buffer types: the arena of each node and then of each leaf, -1: none.  Of a scheduler: the ids of all tensors
+ * that the client assigned, -1: not in the graph, and then the backend of each. */
 typedef struct gh_demand {
     int32_t *value;         /* [n]                                                                          */
     int32_t n;
@@ -130,9 +139,9 @@ typedef struct gh_demand {
 typedef struct gh_copies {
     int32_t n;
     int32_t room;
-    gx_tensor *tensor;      /* [n] the plan's copies, then views of some                                    */
-    gx_tensor **original;   /* [n] what each is a copy of                                                   */
-    gx_tensor **previous;   /* [n] the same for the graph that was bound before                             */
+    gx_tensor *tensor;      /* [n] the plan's copies, then views of copies that nodes read                  */
+    gx_tensor **original;   /* [n] the tensor that each copies                                              */
+    gx_tensor **previous;   /* [n] the same for the graph to which the entry was bound before               */
     gx_tensor **nodes;      /* [n_nodes] of the graph that `original` is for                                */
     gx_tensor **previous_nodes;
     int32_t n_nodes;
@@ -141,7 +150,7 @@ typedef struct gh_copies {
     int32_t *n_reads;       /* [n] sources of nodes that are this copy, or a view of it                     */
 } gh_copies;
 
-/* Pairs of tensors: the first one's memory is kept until the second is computed. */
+/* Pairs of tensors: the memory of the first must stay allocated until the second is computed. */
 typedef struct gh_tensor_pairs {
     gx_tensor *(*pair)[2];  /* [n]                                                                          */
     int32_t n;
@@ -149,48 +158,52 @@ typedef struct gh_tensor_pairs {
 } gh_tensor_pairs;
 
 struct gh_plan_entry {
-    uint64_t used;          /* time of the last use, of the cache's clock                                   */
-    bool is_pinned;
+    uint64_t used;          /* the cache's clock at the last use                                            */
+    bool is_pinned;         /* the client reserved this graph                                               */
     bool reuses;            /* the plan was made for another entry                                          */
     gh_signature signature;
     gh_demand demand;
     gh_plan *plan;
     bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
-    gh_slot *compact;       /* as plan->slot                                                                */
+    gh_slot *compact;       /* the slots to use instead of plan->slot, in the same order                    */
     /* Of schedulers: */
     gh_copies copies;
     gx_tensor **reordered;  /* [plan->n] tensors by id, where backends reordered the graph; else NULL       */
     gx_tensor **order;      /* [n_nodes] nodes as the backends left them                                    */
-    gh_tensor_pairs deps;   /* that backends keep apart                                                     */
+    gh_tensor_pairs deps;   /* pairs that backends named while they reordered                               */
 };
 
-/* Everything that plans depend on besides graph and problem: a released cache serves the same key. */
+/* Everything that plans depend on besides graph and problem: a released cache may serve an allocator or scheduler of
+ * the same key.  Keys are compared as bytes, so a key is zeroed before it is filled. */
 typedef struct gh_cache_key {
     const gh_ggml *lib;
     bool is_scheduler;
     bool offloads;
-    bool overlaps;          /* computes may overlap: pools are not shared                                   */
+    bool overlaps;          /* a compute may begin before the last one ends: backends then share no pool    */
     bool reorders;          /* some backend reorders nodes                                                  */
     int n_backends;
     int n_copies;           /* of each copied tensor                                                        */
     void *device[GH_MAX_BACKENDS];
-    gh_arena type[GH_MAX_BACKENDS]; /* without chunks                                                       */
-    unsigned char reads[GH_MAX_BACKENDS * GH_MAX_BACKENDS];
+    gh_arena type[GH_MAX_BACKENDS]; /* the buffer type of each backend, as an arena without chunks          */
+    unsigned char reads[GH_MAX_BACKENDS * GH_MAX_BACKENDS]; /* [n_backends][n_backends] whose memory each reads */
 } gh_cache_key;
 
-/* What allocators and schedulers do differently. */
+/* The functions of a cache in which graph allocators (level alloc) and schedulers (level sched) differ. */
 typedef struct gh_cache_level {
-    /* Whether the client demands the same of an entry's tensors as when it was planned. */
+    /* Whether the client's demand is that of the entry.  `tensors`: by id, those of the graph that is looked up. */
     bool (*same_demand)(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors);
-    /* Take the demand for an entry whose signature is filled; r is NULL where no backend reorders nodes. */
+    /* Store in `e` what the client demands now, so that same_demand can compare it later; and, where backends reorder
+     * nodes, the order of the nodes, which is read from `r`; r may be NULL otherwise.  The signature of `e` is filled
+     * before.  False without memory. */
     bool (*take_demand)(const void *owner, gh_plan_entry *e, const gh_reader *r);
-    /* The problem of these tensors, which `plan` has the roles of.  GS_OK or an error. */
+    /* Fill the problem of the graph of `e`, which has the wiring, and so the roles, of `plan`.  GS_OK or an error. */
     int (*collect)(void *owner, const gh_plan *plan, const gh_plan_entry *e, gh_problem *problem, gs_error *error);
-    /* Let backends reorder a graph that was found or planned; NULL where none does.  *same: nothing changed. */
+    /* Let backends reorder the nodes of a graph that was found or planned.  *same: the order, and the pairs that
+     * backends keep apart, are those of the entry.  False without memory.  NULL: this level never reorders. */
     bool (*reorder)(void *owner, const gh_plan_entry *e, void *graph, bool *same);
     /* Plan again after reordering. */
     int (*plan_reordered)(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
-    bool writes_addresses;  /* a lookup may write the addresses of a cached graph at once                    */
+    bool writes_addresses;  /* a lookup may write addresses into tensors while it compares them              */
 } gh_cache_level;
 
 struct gh_plan_cache {
@@ -204,20 +217,21 @@ struct gh_plan_cache {
     const char *name[GH_MAX_BACKENDS];
     gs_policy policy;
     int n_pools;
-    int pool_of[GH_MAX_BACKENDS];
-    int first_of[GH_MAX_BACKENDS]; /* of a pool: its first backend                                          */
-    gh_arena pool[GH_MAX_BACKENDS];
+    int pool_of[GH_MAX_BACKENDS]; /* of a backend: the pool in which its arena lies                         */
+    int first_of[GH_MAX_BACKENDS]; /* of a pool: its first backend, which reports the pool's bytes          */
+    gh_arena pool[GH_MAX_BACKENDS]; /* [n_pools] buffers of one type                                        */
     gh_descriptors descriptors;
     gh_reader reader;       /* of the graph that was read last                                              */
-    gh_signature moved;     /* scratch: tensors of a graph at other addresses                               */
-    gh_problem problem;     /* scratch                                                                      */
+    gh_signature moved;     /* scratch of find_moved: the tensors of the graph that is looked up            */
+    gh_problem problem;     /* scratch: the problem of a graph that may reuse a plan                        */
     gh_plan_entry *entry[GH_N_ENTRIES];
     int n_entries;
-    gh_plan_entry *spare[GH_N_ENTRIES + 1]; /* evicted: a client's graph may still name the copies of one   */
+    gh_plan_entry *spare[GH_N_ENTRIES + 1]; /* evicted, not freed: a client's graph may still name its copies */
     int n_spare;
-    gh_plan_entry *scratch; /* the next entry                                                               */
-    uint64_t clock;
-    uint64_t born;          /* entries used until then are from before the cache was released               */
+    gh_plan_entry *scratch; /* the entry that is being filled; no lookup finds it yet                       */
+    uint64_t clock;         /* counts uses of entries                                                       */
+    uint64_t born;          /* the clock when the cache was released last: entries not used since were made for the
+                             * owner before, and devices are asked again before such an entry serves        */
 };
 
 /* -- plan_cache.c */
@@ -228,18 +242,20 @@ enum gh_lookup {
     GH_HINTS = 4            /* a new plan makes room for larger graphs of its wiring                        */
 };
 
-/* The entry of a graph with its plan: cached, reused or planned now; NULL: *error says why.  Where *placed becomes
- * true the tensors have their addresses already; placed may be NULL. */
+/* The entry of a graph with a plan that serves it: cached, reused or planned now.  NULL: *error has the reason.
+ * *placed becomes true where the lookup has already written the tensors' addresses; it is false at the call, and
+ * placed may be NULL. */
 gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error);
 
-/* The same, with buffers that hold its plan; `wait` is called before a buffer is freed, and may be NULL. */
+/* The same; then grows the buffers to what the plan needs.  `wait` is called before a buffer is freed, so that no
+ * device uses it, and may be NULL. */
 gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,
                                         void (*wait)(void *owner), gs_error *error);
 
-/* The entry that was used last since the cache has its owner; NULL: none. */
+/* The entry that the present owner of the cache used last; NULL: none. */
 gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c);
 
-/* Forget the descriptors of evicted entries, where they are many. */
+/* Free the descriptors that only evicted entries had, once there are many. */
 void gh_plan_cache_compact(gh_plan_cache *c);
 
 /* Evict entry number i; the last one takes its position. */
@@ -247,7 +263,8 @@ void gh_plan_cache_evict(gh_plan_cache *c, int i);
 
 /* -- registry.c */
 
-/* A cache of this key: a released one or a new one, not yet visible to other threads; NULL: no memory. */
+/* A cache for a new owner: a released one of this key, or a new one.  Other threads do not see it before it is
+ * published.  NULL: no memory. */
 gh_plan_cache *gh_plan_cache_acquire(const gh_cache_key *key, const gh_cache_level *level, void *owner);
 
 /* Let other threads see a cache, once its owner is complete. */
@@ -256,8 +273,8 @@ void gh_plan_cache_publish(gh_plan_cache *c);
 /* Free the buffers of a cache; its plans are kept for the next owner with the same key. */
 void gh_plan_cache_release(gh_plan_cache *c);
 
-/* The cache number i in order of creation, locked until gh_plan_cache_unlock; NULL: none.  *n: how many.  Any
- * thread. */
+/* The cache number i, oldest first, locked until gh_plan_cache_unlock; NULL: there is none.  *n becomes the number of
+ * caches that have an owner.  Any thread. */
 gh_plan_cache *gh_plan_cache_lock(int i, int *n);
 void gh_plan_cache_unlock(gh_plan_cache *c);
 
@@ -266,7 +283,7 @@ void gh_plan_cache_unlock(gh_plan_cache *c);
 /* Make room for n ids, with or without the arrays of device answers.  False without memory. */
 bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers);
 
-/* Whether two problems are the same, sizes aside; or sizes and assignments aside. */
+/* Whether two problems differ at most in the bytes of tensors; the second function: in bytes and assignments. */
 bool gh_problem_same(const gh_problem *a, const gh_problem *b);
 bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b);
 
@@ -277,12 +294,14 @@ void gh_plan_entry_free(gh_plan_entry *e);
 gh_plan *gh_plan_new(void);
 void gh_plan_drop(gh_plan *p);
 
-/* Forget what an entry was; its memory stays. */
+/* Drop the plan and the signature of an entry, and reset it; its arrays stay allocated for the next use. */
 void gh_plan_entry_clear(gh_plan_entry *e);
 
+/* Store n values as a demand.  False without memory. */
 bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n);
 
-/* Take from a graph that was read what a plan needs; and the tensors' names: a plan outlives its graph. */
+/* Copy from a graph that was read the roles and positions that a plan needs, and, in the second function, the tensors'
+ * names: the client may free the graph, and the plan stays.  False without memory. */
 bool gh_plan_take_graph(gh_plan *p, const gh_reader *r);
 bool gh_plan_take_names(gh_plan *p, const gh_reader *r);
 
@@ -292,55 +311,68 @@ static inline const char *gh_plan_name(const gh_plan *p, int32_t id)
     return id < p->n ? p->names + p->name_at[id] : NULL;
 }
 
+/* Where the tensors of an entry are placed, and then the plan's copies. */
 static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
 {
     return e->is_compact ? e->compact : e->plan->slot;
 }
 
-/* The tensor of an id below plan->n; the id of a tensor, or -1. */
+/* The tensor of an entry that has an id below plan->n; and the id of a tensor, -1: the entry's graph does not have it.
+ * */
 gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id);
 int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor);
 
-/* Fill the bytes of a problem: of each id on each backend. */
+/* Fill q->nbytes: the bytes that each id of the graph of `e` takes on each backend. */
 void gh_collect_sizes(const gh_plan_cache *c, const gh_plan *p, const gh_plan_entry *e, gh_problem *q);
 
-/* The tensor whose shape an id of the planner's graph has; NULL where it has no bytes. */
+/* The tensor of `e` whose shape an id of the planner's graph has: its own, or the node for which a leaf was added.
+ * NULL: the id has no bytes. */
 gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id);
 
-/* -- plan_reuse.c: whether a plan has room for a problem that is otherwise its own; whether it serves entry e, whose
- * signature is of the same wiring. */
+/* -- plan_reuse.c
+ * gh_plan_has_room: whether every tensor of `problem` fits where the plan put it; support answers must be equal, and
+ * assignments equal or what the planner chose itself.
+ * gh_plan_serves: whether e, a graph of the plan's wiring, can use the plan; if so, also chooses where e's tensors lie
+ * (e->compact). */
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
 bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem);
 
-/* The first hazard, number `from` or later, of nodes that may be fused so that one overwrites what it reads, where ids
- * have these sizes, compact offsets and the shapes of a signature (NULL: those that were planned); -1: none. */
+/* The first hazard (fusion.h), number `from` or later, that the plan really has: the nodes may be fused, and the result
+ * overlaps the source; -1: none.  `size`: bytes that each id takes; `s`: shapes, NULL: those that were planned;
+ * `offset`: compact offsets of ids, NULL: where the plan put them. */
 int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
                               const int64_t *size, int32_t from);
 
-/* -- planning.c: the plan of the graph that e and the reader have; GS_OK or an error.  `flags` as in
- * gh_plan_cache_get. */
+/* -- planning.c: plan the graph that was just read into c->reader, and whose signature `e` has; e->plan receives the
+ * plan.  GS_OK or an error.  `flags` as in gh_plan_cache_get. */
 int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error);
 
-/* What the planner is given for a plan; info is [n_backends]. */
+/* The problem of a plan as the planner's C API takes it; it points into `p`, and into `info` [n_backends], which is
+ * filled. */
 gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backend_info *info);
 
-/* -- size_hints.c: raise the bytes in e's problem to those of cached graphs that it resembles. */
+/* -- size_hints.c: raise the bytes of tensors in e's problem, before it is planned, to what similar cached graphs need,
+ * so that the new plan serves larger graphs, too. */
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e);
-/* Raise the bytes of nodes that gather rows to those of all rows that they may gather; whether some had fewer. */
+/* Raise the bytes of nodes that gather rows (GET_ROWS) to those of all rows that they may gather in a graph of this
+ * wiring; whether some had fewer. */
 bool gh_size_hints_raise_rows(gh_plan_entry *e);
 
 /* -- locations.c */
 
+/* Fill p->location, the bytes needed of each chunk, and p->slot.  False without memory. */
 bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r);
+/* Whether the buffers that are held are large enough for a plan. */
 bool gh_pools_fit(const gh_plan_cache *c, const gh_plan *p);
 /* Grow the buffers to what a plan needs; `wait` is called before a buffer is freed.  False: a device refused. */
 bool gh_pools_grow(gh_plan_cache *c, const gh_plan *p, void (*wait)(void *owner), gs_error *error);
+/* Whether a buffer is one of the cache's pools. */
 bool gh_pools_own(const gh_plan_cache *c, const void *buffer);
 /* Bytes that a plan needs of a pool. */
 size_t gh_plan_nbytes(const gh_plan *p, int pool);
 
-/* Give an entry's tensors their addresses, unless they are `placed`; call init_tensor of buffers that have it; place
- * views.  The buffers hold the plan. */
+/* Give an entry's tensors their addresses, unless `placed`: they have them; call init_tensor of buffers that have that
+ * function; give views the addresses in their roots.  The buffers must be large enough for the plan. */
 void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool placed);
 
 #endif

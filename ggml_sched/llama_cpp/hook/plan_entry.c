@@ -220,7 +220,8 @@ void gh_collect_sizes(const gh_plan_cache *c, const gh_plan *p, const gh_plan_en
                           : id >= p->n            ? p->arrays.layout[id].nbytes
                           : e->reordered != NULL ? (int64_t)c->lib->nbytes(t)
                                                   : gh_descriptor_at(&e->signature, id)->nbytes;
-        /* On one backend only what is placed takes memory; on several of a scheduler every tensor may be copied. */
+        /* On one backend only tensors that the plan places take memory; with several backends a scheduler may copy any
+         * tensor, and the copy takes memory. */
         const bool may_take = !is_empty && (role == GH_ROLE_PLACED || (is_scheduler && c->n_backends > 1));
         int64_t size = own;
         for (int b = 0; b < c->n_backends; b++) {

@@ -1,7 +1,8 @@
 /* ggml_sched/llama_cpp/hook/plan_reuse.c -- whether a plan serves another graph of its wiring.  See plan_cache.h.
  *
- * It does where every tensor fits in what was planned for it, views lie inside their roots, a node that is computed in
- * place of a source still has that source's shape, and no fused kernel overwrites what it reads (fusion.h).
+ * A plan serves another graph if every tensor fits in the bytes planned for it, views lie inside their roots, a node
+ * that is computed in place of a source still has that source's shape, and no fused kernel overwrites what it reads
+ * (fusion.h).
  */
 #include "plan_cache.h"
 
@@ -11,7 +12,7 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
     if (!gh_problem_same_answers(&plan->problem, problem)) {
         return false;
     }
-    /* A tensor may be assigned to the backend that the planner chose, by itself, for it. */
+    /* Assignments must be equal; but a tensor that had none may be assigned to the backend that the planner chose. */
     for (int32_t id = 0; id < problem->n; id++) {
         const int32_t planned = plan->problem.assigned[id];
         if (problem->assigned[id] != (planned < 0 && problem->assigned[id] >= 0 ? v->assign[id] : planned)) {
@@ -32,6 +33,7 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
     return true;
 }
 
+/* Whether nbytes at an offset lie inside of `room` bytes. */
 static bool is_inside(int64_t nbytes, uint64_t offset, int64_t room)
 {
     return nbytes <= room && offset <= (uint64_t)(room - nbytes);
@@ -60,7 +62,8 @@ static bool has_same_shape(const gh_signature *s, int32_t a, int32_t b)
     return gh_same_shape(gh_descriptor_at(s, a), gh_descriptor_at(s, b));
 }
 
-/* Whether the source in whose place a node is computed still has the node's shape and lies where it did. */
+/* Whether node `id`, which the plan computes in place of a source, may still be in a graph with the signature s: that
+ * source has the node's shape there, and, if it is a view, its planned offset in the root. */
 static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_t id)
 {
     const gs_plan *v = &plan->view;
@@ -78,7 +81,7 @@ static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_
 
 /* -- fused kernels ------------------------------------------------------------------------------------------------- */
 
-/* The id whose layout an id has: a planner's leaf that holds a node's input has that of the node. */
+/* The id of the tensor whose layout an id has: of a leaf that was added for a node that is an input, that node. */
 static int32_t layout_id(const gh_plan *plan, int32_t id)
 {
     return id < plan->n ? id : plan->input_of[id - plan->n];
@@ -91,14 +94,16 @@ static bool same_shape(const gh_plan *plan, const gh_signature *s, int32_t a, in
                      : gh_same_layout(&plan->arrays.layout[a], &plan->arrays.layout[b]);
 }
 
-/* Bytes of an id that are read: a view takes none in a plan. */
+/* How many bytes of an id a kernel may access.  size[id] alone would not do: a view takes no bytes of its own in a
+ * plan. */
 static int64_t bytes_read(const gh_plan *plan, const gh_signature *s, const int64_t *size, int32_t id)
 {
     const int64_t own = s != NULL ? gh_descriptor_at(s, layout_id(plan, id))->nbytes : plan->arrays.layout[id].nbytes;
     return size[id] > own ? size[id] : own;
 }
 
-/* Where an id lies: as planned, or at its compact offset where `offset` is not NULL.  Its chunk is the same. */
+/* Where an id lies.  `offset` NULL: where the plan put it.  Else at the id's offset in `offset`, which plan_compact
+ * chose for a smaller graph so that it touches few pages of memory; pool and chunk stay the same. */
 static gh_location location_of(const gh_plan *plan, const int64_t *offset, int32_t id)
 {
     gh_location at = plan->location[id];
@@ -118,7 +123,8 @@ int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const 
         const bool overlap = x.pool >= 0 && x.pool == y.pool && x.chunk == y.chunk
                           && x.offset < y.offset + bytes_read(plan, s, size, h->last)
                           && y.offset < x.offset + bytes_read(plan, s, size, h->source);
-        /* Element by element a kernel may overwrite what it reads. */
+        /* No conflict where source and result are exactly the same bytes and `first` may be computed in place: the
+         * kernel then reads each element before it writes it. */
         if (overlap && same_shape(plan, s, h->first, h->mid) && same_shape(plan, s, h->mid, h->last)
             && !(x.offset == y.offset && lib->inplace[plan->arrays.layout[h->first].op] != 0
                  && same_shape(plan, s, h->source, h->last))) {
@@ -130,7 +136,7 @@ int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const 
 
 /* -- compact slots ------------------------------------------------------------------------------------------------- */
 
-/* What each id takes of its arena, for the smaller problem. */
+/* Fill size[id]: the bytes that each id takes of its arena in the smaller graph, a multiple of the alignment. */
 static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_problem *problem, int64_t *size)
 {
     const gs_plan *v = &plan->view;
@@ -144,7 +150,8 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     }
 }
 
-/* Slots at the low end of the buffers, so that a small graph touches few pages; false: the plan's serve. */
+/* Fill e->compact with slots at the low end of the buffers, so that a small graph touches few pages of memory.  False:
+ * there is no valid choice, and the plan's own slots are used. */
 static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size)
 {
     const gs_plan *v = &plan->view;
@@ -162,7 +169,7 @@ static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
     return done;
 }
 
-/* Choose the slots of e's tensors: compact ones, or the plan's where fused kernels would conflict in those. */
+/* Choose the slots of e's tensors: compact ones, else the plan's.  False: fused kernels would conflict in both. */
 static bool choose_slots(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
 {
     int64_t *size = malloc((size_t)plan->view.n * sizeof *size + 1);

@@ -1,6 +1,7 @@
 /* ggml_sched/llama_cpp/hook/plan_view.c -- the last plan of a cache, for Python.  See plan_view.h.
  *
- * The tensors of an entry may be freed by now, so that only its signature is read.
+ * The client may have freed the tensors of an entry, so nothing here follows a pointer to one: shapes come from the
+ * signature's descriptors, names from the plan.
  */
 #include "plan_view.h"
 
@@ -19,7 +20,7 @@ static void view_arenas(const gh_plan_cache *c, gh_plan_view *view)
     }
 }
 
-/* The planner's graph of an entry that reuses the plan of a larger graph: that graph with the entry's shapes. */
+/* Build view->own_graph for an entry that reuses the plan of a larger graph: that graph with the entry's shapes. */
 static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
 {
     const gh_plan *p = e->plan;
@@ -59,7 +60,8 @@ static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
     return gh_api->graph_finish(view->own_graph, &error) == GS_OK;
 }
 
-/* Bytes of the smaller graph: its own, except in buffer types that take more than a tensor's bytes. */
+/* Fill view->nbytes for the smaller graph: each tensor's own bytes; in buffer types that pad tensors the bytes planned
+ * for the larger graph, because asking such a type needs the tensor itself. */
 static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
     int64_t *nbytes = malloc((size_t)p->n_all * (size_t)c->n_backends * sizeof *nbytes + 1);
@@ -74,6 +76,8 @@ static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_vi
     return nbytes != NULL;
 }
 
+/* Replay the larger graph's plan for view->own_graph, so that the view shows the smaller graph's own lifetimes and
+ * bytes at the planned offsets. */
 static bool replay_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
     gs_backend_info info[GH_MAX_BACKENDS];

@@ -1,14 +1,15 @@
-/* ggml_sched/llama_cpp/hook/planning.c -- the plan of a graph that was read.  See plan_cache.h.
+/* ggml_sched/llama_cpp/hook/planning.c -- finds or makes the plan of a graph that was read.  See plan_cache.h.
  *
- * In this order: the plan of an equal graph; the replayed plan of a larger one; a new plan.
- * Invariant: no plan lets a fused kernel overwrite what it reads (fusion.h), wherever its ids lie in the pools.
+ * It tries, in this order: the plan of an equal graph; the replayed plan of a larger one; a new plan.
+ * Invariant: no plan lets a fused kernel overwrite what it reads (fusion.h), where its tensors finally lie in the
+ * pools.
  */
 #include "plan_cache.h"
 
 #include <stdio.h>
 
-#define GH_MAX_ROUNDS 16    /* plans of one graph, each with more alloc dependencies                       */
-#define GH_MAX_RAISES 64    /* plans of one graph, each with a larger buffer                               */
+#define GH_MAX_ROUNDS 16    /* how often a graph is planned again with more alloc dependencies             */
+#define GH_MAX_RAISES 64    /* how often it is planned again with a higher limit for one buffer            */
 
 /* -- the planner's arguments --------------------------------------------------------------------------------------- */
 
@@ -44,17 +45,20 @@ gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backe
     return q;
 }
 
-/* The planner's graph of what was read, with the plan's alloc dependencies. */
+/* Build p->graph, the planner's graph of the graph that was read, with p's alloc dependencies. */
 static int build_graph(gh_plan_cache *c, gh_plan *p, gs_error *error)
 {
-    /* On one backend inputs need no placement: their memory is free after the last reader. */
+    /* The input flag is for placement among several backends.  On one it is left out, so that an input's memory is free
+     * for reuse after its last reader. */
     return gh_build_planner_graph(&c->reader, c->key.is_scheduler && c->n_backends > 1, &p->deps, &p->graph,
                                   &p->arrays, error);
 }
 
 /* -- new plans ----------------------------------------------------------------------------------------------------- */
 
-/* Plan once.  A tensor that is larger than the largest buffer gets a buffer of its own size. */
+/* Make one plan that succeeds, for the alloc dependencies so far.  The planner refuses a tensor larger than a backend's
+ * largest buffer: the limit is then raised to that tensor's size and planning starts again, because ggml, too, gives
+ * such a tensor a buffer of its own size. */
 static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
 {
     gs_backend_info info[GH_MAX_BACKENDS];
@@ -74,8 +78,8 @@ static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
     return status;
 }
 
-/* Find out where everything lies, and the first hazard from which a fused kernel would overwrite what it reads:
- * *conflict is -1 where there is none. */
+/* Fill the locations and the hazards of a new plan.  *conflict becomes the first hazard by which a fused kernel would
+ * overwrite what it reads, -1: there is none. */
 static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflict)
 {
     gh_api->plan_view(p->plan, &p->view);
@@ -86,7 +90,8 @@ static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflict)
     return GS_OK;
 }
 
-/* Add an alloc dependency for each conflict from this one on; how many, or GS_NO_HOST_MEMORY. */
+/* Add an alloc dependency for `conflict` and for each conflict after it; returns how many were new, or
+ * GS_NO_HOST_MEMORY, which is negative. */
 static int32_t add_deps(const gh_plan_cache *c, gh_plan *p, int32_t conflict)
 {
     const int32_t n = p->deps.n;
@@ -105,7 +110,8 @@ static void drop_plan(gh_plan *p)
     p->plan = NULL;
 }
 
-/* Plan until no fused kernel overwrites what it reads. */
+/* Plan the graph of e, add alloc dependencies where a fused kernel would overwrite what it reads, and plan again until
+ * none does. */
 static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     gh_plan *p = e->plan;
@@ -137,8 +143,8 @@ static bool same_deps(const gh_alloc_deps *a, const gh_alloc_deps *b)
     return a->n == b->n && gh_same(a->dep, b->dep, a->n, sizeof *a->dep);
 }
 
-/* Give a plan's graph the alloc dependencies of another's.  GS_BAD_ARGUMENT: they do not fit this graph, which has
- * none then. */
+/* Build the graph of p again with the alloc dependencies of another plan: graphs are compared with them, and a replayed
+ * plan must keep them.  GS_BAD_ARGUMENT: they do not fit this graph, which has none then. */
 static int take_deps(gh_plan_cache *c, gh_plan *p, const gh_alloc_deps *deps, gs_error *error)
 {
     int status;
@@ -205,7 +211,8 @@ static bool replay(gh_plan_cache *c, gh_plan_entry *e, const gh_plan *o, gs_erro
     return p->is_replayed;
 }
 
-/* Whether the plan of entry `other` may serve: in the first pass an equal graph, in the second a smaller one. */
+/* Whether the plan of entry `other` may serve the graph of p.  In pass 0 it serves an equal graph; in pass 1 it is
+ * replayed for a smaller one, and must not be a replayed one itself. */
 static bool may_share(const gh_plan_cache *c, const gh_plan_entry *other, const gh_plan *p, int flags, int pass)
 {
     const gh_plan *o = other->plan;
@@ -213,7 +220,8 @@ static bool may_share(const gh_plan_cache *c, const gh_plan_entry *other, const 
         && (!o->is_replayed || (pass == 0 && (flags & GH_REUSE) && gh_pools_fit(c, o)));
 }
 
-/* The plan of an equal graph, or of a larger one: e->plan->plan stays NULL where there is none. */
+/* Let e have the plan of an equal graph, or the replayed plan of a larger one.  GS_OK, too, if no plan serves:
+ * e->plan->plan stays NULL then. */
 static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error)
 {
     gh_plan *p = e->plan;
@@ -224,7 +232,7 @@ static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *er
             if (!may_share(c, c->entry[i], p, flags, pass)) {
                 continue;
             }
-            /* Alloc dependencies that backends named are not replaced. */
+            /* Alloc dependencies that backends named belong to this graph: they are not replaced by another's. */
             status = e->deps.n == 0              ? take_deps(c, p, &o->deps, error)
                    : same_deps(&p->deps, &o->deps) ? GS_OK : GS_BAD_ARGUMENT;
             if (status == GS_NO_HOST_MEMORY) {
@@ -249,7 +257,7 @@ static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *er
     return e->deps.n == 0 ? take_deps(c, p, &(gh_alloc_deps){0}, error) : GS_OK;
 }
 
-/* The planner's graph and problem of the plan of e. */
+/* Build the planner's graph of the plan of e, and fill its problem. */
 static int prepare(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     const int status = build_graph(c, e->plan, error);
@@ -259,8 +267,9 @@ static int prepare(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
     return status == GS_OK ? c->level->collect(c->owner, e->plan, e, &e->plan->problem, error) : status;
 }
 
-/* Plan a graph that the client reserves, and whose rows that are gathered were raised: graphs of recurrent models move
- * any number of states.  The raised sizes stay if no buffer is larger for them. */
+/* Plan a graph that the client reserves, twice: with the bytes of gathered rows that gh_size_hints_raise_rows has
+ * raised, and without.  Graphs of recurrent models gather any number of states, so the first plan serves more graphs;
+ * it is kept if no buffer is larger for it. */
 static int plan_with_rows(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     gh_plan *raised = e->plan;

@@ -1,12 +1,13 @@
 /* ggml_sched/llama_cpp/hook/registry.c -- all plan caches of the process, and those that were released.
  *
- * Contexts are opened again and again for one model, and memory that is new to a process costs more than planning.  So
- * a cache whose allocator or scheduler is freed keeps its entries, plans and working memory, without buffers, for the
- * next one with the same key.  Before an entry serves there, devices and buffer types are queried again.
+ * A client opens contexts for one model again and again, and touching memory that is new to a process costs more time
+ * than planning.  So a cache whose allocator or scheduler is freed keeps its entries, plans and working memory, without
+ * buffers, for the next one with the same key.  Before an entry serves the new owner, devices and buffer types are
+ * queried again.
  */
 #include "plan_cache.h"
 
-#define GH_N_RELEASED 2
+#define GH_N_RELEASED 2         /* released caches of allocators that are kept, and as many of schedulers */
 
 static struct {
     pthread_mutex_t lock;
@@ -31,7 +32,8 @@ static void destroy(gh_plan_cache *c)
     free(c);
 }
 
-/* Pools for the buffer types of a key: one for each, or for each backend where computes overlap. */
+/* Make a pool for each buffer type of the key, which all backends of that type share; where computes may overlap, one
+ * for each backend, because one backend may already write for the next compute while another still reads. */
 static void make_pools(gh_plan_cache *c)
 {
     c->n_pools = 0;
@@ -107,7 +109,7 @@ void gh_plan_cache_release(gh_plan_cache *c)
         }
     }
     pthread_mutex_unlock(&caches.lock);
-    /* A thread that found the cache before is done with it once it can be locked. */
+    /* A thread that found the cache in the registry holds its lock: once it can be locked, no other thread uses it. */
     pthread_mutex_lock(&c->lock);
     pthread_mutex_unlock(&c->lock);
     for (int pool = 0; pool < c->n_pools; pool++) {
@@ -121,7 +123,7 @@ void gh_plan_cache_release(gh_plan_cache *c)
     pthread_mutex_lock(&caches.lock);
     c->next = caches.released;
     caches.released = c;
-    /* Allocators and schedulers have the same number each. */
+    /* Drop the oldest cache beyond GH_N_RELEASED of its kind, allocator or scheduler. */
     for (gh_plan_cache **at = &caches.released; *at != NULL && dropped == NULL;) {
         if (++n[(*at)->key.is_scheduler] > GH_N_RELEASED) {
             dropped = *at;
