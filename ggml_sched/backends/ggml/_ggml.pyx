@@ -1,12 +1,12 @@
-"""Nodes as ggml graphs: what is done in C for `GgmlBackend`.
+"""The compiled part of `GgmlBackend`: turns nodes into ggml graphs and runs them.
 
     library.pxi         Api: the functions of a loaded library, and its numbers of ops
-    device.pxi          Device: a ggml backend, its threads and work memory; RepackedWeight: in a layout of ggml's own
-    graph_compiler.pxi  GraphPlan: a split, compiled once into ggml graphs over our addresses
-    products.pxi        OwnProducts: products that CpuBackend's kernels compute where they are faster
-    replay.pxi          running a GraphPlan: ids checked, one call for each graph
+    device.pxi          Device: a ggml backend, its threads and work memory; RepackedWeight: a weight in a faster layout
+    graph_compiler.pxi  GraphPlan: a split, compiled once into ggml graphs over the plan's addresses
+    products.pxi        OwnProducts: matrix products that CpuBackend's kernels compute, where they are faster
+    replay.pxi          runs a GraphPlan: checks row ids, then computes each ggml graph with one call
 
-Nothing here decides where a tensor lives; the addresses are those of the plan.
+Nothing here decides where a tensor lives; the addresses are those of the scheduler's plan.
 """
 
 from weakref import ref as weakref_to

@@ -37,7 +37,7 @@ typedef struct gx_init_params {
     bool no_alloc;
 } gx_init_params;
 
-/* The head of ggml_cplan, and room for what versions put after it. */
+/* The first fields of ggml_cplan.  `rest` is room for fields that newer versions have after them. */
 typedef struct gx_cplan {
     size_t work_size;
     uint8_t *work_data;
@@ -48,7 +48,7 @@ typedef struct gx_cplan {
     uint64_t rest[10];
 } gx_cplan;
 
-/* ggml_threadpool_params, and room for what versions put after it. */
+/* ggml_threadpool_params.  `rest` is room for fields that newer versions have after these. */
 typedef struct gx_threadpool_params {
     bool cpumask[512];
     int32_t n_threads;
@@ -66,7 +66,8 @@ typedef struct gx_custom {
     void *user;
 } gx_custom;
 
-/* Functions by name; those of the second group are NULL where the library has no such thing. */
+/* ggml's functions, each under its name without "ggml_".  Those of the second group are in libggml-cpu; they are NULL
+ * where the library lacks them. */
 typedef struct gx_api {
     void *(*init)(gx_init_params);
     void (*free)(void *ctx);
@@ -95,7 +96,7 @@ typedef struct gx_api {
     gx_threadpool_params (*threadpool_params_default)(int n_threads);
 } gx_api;
 
-/* Where in gx_api the function ggml_NAME goes. */
+/* The offset in gx_api of the pointer to the function ggml_NAME, so that a loop can fill gx_api. */
 typedef struct gx_function {
     const char *name;
     size_t offset;
@@ -114,7 +115,7 @@ static const gx_function gx_functions[] = {
 #undef GX_F
 #define GX_N_FUNCTIONS ((int)(sizeof gx_functions / sizeof *gx_functions))
 
-/* A log callback that drops its messages: a library prints nothing. */
+/* A log callback that drops its messages, so that ggml prints nothing. */
 static inline void gx_quiet(int level, const char *text, void *user)
 {
     (void)level;

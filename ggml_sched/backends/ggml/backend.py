@@ -1,10 +1,11 @@
 """GgmlBackend: a device of an installed ggml, computing splits as whole ggml graphs.
 
-A plan is a GraphPlan: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
-(mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
+A graph plan here is a GraphPlan: the split compiled once, then computed with one call for each token.  Memory of the
+CPU is allocated by this package, or mapped from a file; that of other devices by ggml.  In ggml: ggml_backend_t.
 
-Threads are those of ggml's thread pool, or of OpenMP where the library was built with it.  A forked child has none of
-them: it makes a new pool, or, since OpenMP's threads belong to the thread that started them, computes on a new thread.
+Kernels run on ggml's thread pool, or on OpenMP's threads where the library was built with OpenMP.  A forked child has
+none of these threads.  It makes a new pool; or, as OpenMP would wait for the lost threads if the same thread computed
+again, it computes on a new thread, for which OpenMP starts new ones.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ __all__ = ["GgmlBackend"]
 MAX_THREADS = 512
 """ggml's limit (GGML_MAX_N_THREADS)."""
 OWN_COLUMNS = 32
-"""Columns of the products by quantised weights that CpuBackend's kernels compute: those of prompts."""
+"""From so many columns on, CpuBackend's kernels multiply by quantised weights: only prompts have that many."""
 STARTED_IN = os.getpid()
-"""The process that loaded this module: threads of OpenMP may have been started there."""
+"""Id of the process that loaded this module: a process with another id is a forked child, see `_compute_in_child`."""
 
 
 class GgmlBackend(GgmlBase, HostBackend):
@@ -46,15 +47,16 @@ class GgmlBackend(GgmlBase, HostBackend):
     `ggml` package).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix
     products read are kept a second time, in layouts that ggml computes faster with.  `own_products`: where ggml has no
     such layout, CpuBackend's kernels multiply prompts by quantised weights, on ggml's threads, if the CPU has AVX-512
-    with VNNI: ggml's take up to fifteen times as long.  So they do with four columns or fewer by weights of floats,
-    which they read faster.  `steady` does nothing and is deprecated.
+    with VNNI: ggml's kernels take up to fifteen times as long.  CpuBackend's kernels also multiply four columns or
+    fewer by float weights, which they read faster.  `steady` does nothing and is deprecated.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
 
     buffer_class = HostBuffer
     kv_padding = 64
-    """Keys of a cache, padded: what ggml's flash attention takes at a time."""
+    """The number of keys in a KV cache is padded to a multiple of this: ggml's flash attention computes so many at
+    once."""
 
     def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
                  name: str | None = None, memory: int | None = None, repack: bool = True,
@@ -73,7 +75,8 @@ class GgmlBackend(GgmlBase, HostBackend):
         self._crew: Crew | None = None
         self._pid = os.getpid()
         self._teams = threading.local()
-        """`size`: how many threads OpenMP has been let start for the calling thread."""
+        """Attribute `size`: up to how many threads `_run` has already checked that the host gives the calling
+        thread."""
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
         self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
         """The smallest number of columns for products by quantised weights; 0: no own products at all."""
@@ -82,7 +85,8 @@ class GgmlBackend(GgmlBase, HostBackend):
             self.packed_bufts = self.library.extra_buffer_types(self.device)
         if not self.is_host:
             self.max_buffer_size = min(self.library.max_size(self._buft), (1 << 63) - 1)
-            # The loader looks for this method before it maps a file: buffers here cannot lie over a mapping.
+            # None says that buffers cannot be made over existing memory: a loader then reads the file, and maps
+            # nothing.
             self.buffer_from_ptr = None     # type: ignore[assignment]
         self.adopt(self._device)
 
@@ -123,7 +127,7 @@ class GgmlBackend(GgmlBase, HostBackend):
     # -- packed weights -----------------------------------------------------------
 
     def plain_unread(self, weight: Tensor) -> None:
-        """Drop the pages of a mapped weight from memory: its plain bytes will hardly be read again."""
+        """Drop the pages of a mapped weight from memory: from now on its repacked copy is read, not its plain bytes."""
         buffer = weight.buffer
         if buffer.file_backed and not buffer.writable:
             drop_pages(buffer.base + weight.offset, weight.nbytes)
@@ -169,10 +173,10 @@ class GgmlBackend(GgmlBase, HostBackend):
                 self._run(plan)
 
     def _run(self, plan: GraphPlan) -> None:
-        """Compute on the calling thread and OpenMP's threads for it, or on those of ggml's pool.
+        """Compute on the calling thread and on OpenMP's threads, or on those of ggml's pool.
 
-        libgomp ends the process when the host gives it no thread.  Before it starts threads, as many are started here
-        and ended again: OutOfMemory where that fails.
+        libgomp (OpenMP of GCC) ends the process if the host refuses it a thread.  So before it starts n threads for the
+        first time, n threads are started here and ended again as a trial; OutOfMemory if that fails.
         """
         n = self._device.n_threads
         if n > 1 and self.library.uses_openmp and getattr(self._teams, "size", 1) < n:
@@ -193,12 +197,13 @@ class GgmlBackend(GgmlBase, HostBackend):
                 self._pid = os.getpid()
             self._run(plan)
             return
-        # libgomp's pool belongs to the thread that made it; the forked one's would be waited for without end.
+        # libgomp keeps its threads for the thread that started them.  This thread's were lost in the fork, and libgomp
+        # would wait for them without end; a new thread gets new ones.
         if self._crew is None or not self._crew.is_here:
             self._crew = Crew([f"{self.name} after fork"])
         if not self._crew.threads:
             raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
-        self._crew.share([partial(self._run, plan)], int)      # nothing here
+        self._crew.share([partial(self._run, plan)], int)      # `int` does nothing: this thread computes no part
 
     # -- life -------------------------------------------------------------------
 

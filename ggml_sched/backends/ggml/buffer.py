@@ -18,14 +18,14 @@ __all__ = ["DeviceBuffer", "HostBuffer"]
 
 
 class HostBuffer(CpuBuffer):
-    """Bytes that the CPU reads directly."""
+    """A CpuBuffer with the repacked copies of its weights."""
 
     file_backed = False
-    """Whether it is a read-only mapping of a file, whose pages may be dropped: they can be read again."""
+    """Whether the memory is a read-only mapping of a file: its pages may be dropped, as they can be read again."""
 
     def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
         super().__init__(backend, memory, usage, owned)
-        self.packs: dict[int, RepackedWeight | None] = {}       # by offset; None: ggml has no better layout
+        self.packs: dict[int, RepackedWeight | None] = {}       # by the weight's offset; None: no faster layout exists
 
     def free(self) -> None:
         self.packs.clear()
@@ -33,7 +33,7 @@ class HostBuffer(CpuBuffer):
 
 
 class DeviceBuffer(Buffer):
-    """Memory of a device that the CPU does not read."""
+    """Memory of a device that the CPU cannot read directly: ggml copies data to it and back."""
 
     writable = True
 

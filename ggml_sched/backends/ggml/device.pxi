@@ -1,25 +1,27 @@
-# Device: a ggml backend, its threads and its work memory; RepackedWeight: a weight in a layout its kernels prefer.
+# Device: a ggml backend, its threads and its work memory; RepackedWeight: a weight in a layout that kernels read
+# faster.
 #
-# A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
-# alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
+# A Device owns the ggml backend, a thread pool, and work memory that only grows.  GraphPlans and RepackedWeights refer
+# to it, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
 
-# It refers to an Api alone, so it is in no reference cycle, and its fields are valid when it is freed.
+# no_gc: a Device refers to an Api alone, so it is in no reference cycle, and its fields are valid when it is freed.
 @cython.no_gc
 cdef class Device:
-    """`Device(api, dev, n_threads, host)`: of a ggml_backend_dev_t; `host`: tensors are read where they lie."""
+    """`Device(api, dev, n_threads, host)`: the backend of the ggml_backend_dev_t at `dev`.  `host`: it computes on
+    memory that the CPU reads directly."""
 
     cdef readonly Api api
     cdef void *dev
     cdef void *backend
     cdef void *pool
-    cdef void *host_buffer          # stands for all host memory: kernels read only the type of a tensor's buffer
-    cdef uint8_t[128] host_bytes    # its memory
+    cdef void *host_buffer          # the ggml buffer of all tensors on the host: kernels read only a buffer's type
+    cdef uint8_t[128] host_bytes    # the memory of host_buffer
     cdef uint8_t *work              # owned
     cdef size_t work_size
     cdef readonly int n_threads
     cdef readonly bint host
-    cdef readonly bint has_host_plans   # threads and work memory are ours to give
-    cdef int pid                    # of the process whose threads are in the pool
+    cdef readonly bint has_host_plans   # graphs are computed on `pool` and `work`, else on what ggml makes itself
+    cdef int pid                    # id of the process in which the pool was made: a fork has none of its threads
 
     def __cinit__(self, Api api not None, uintptr_t dev, int n_threads, bint host):
         self.api, self.dev, self.host, self.n_threads = api, <void *>dev, host, n_threads
@@ -43,7 +45,8 @@ cdef class Device:
         free(self.work)
 
     cdef int set_threads(self, int n) except -1:
-        """Compute with n threads from now on, in a new pool; threads of a process that forked this one are gone."""
+        """Compute with n threads from now on, in a new pool.  A pool made before a fork is dropped without being freed:
+        freeing it would wait for its threads, which do not exist here."""
         cdef gx_threadpool_params params
         cdef void *pool = NULL
         if self.has_host_plans:
@@ -77,14 +80,15 @@ cdef class Device:
         return self.work_size
 
     cdef bint supports(self, const gs_node *node) noexcept nogil:
-        """The result of ggml's own supports_op, for a device other than the host's."""
+        """What ggml's own supports_op says, for a device other than the CPU: supported_ops.h describes the CPU's
+        kernels."""
         cdef gx_tensor[1 + GS_MAX_SRC] made
         cdef int i
         memset(made, 0, sizeof(made))
         self.api.fill_layout(&made[0], &node.layout)
         self.api.fill_op(&made[0], node)
         if made[0].op == self.api.custom:
-            return False            # our own calls run on the host only
+            return False            # CUSTOM nodes call functions of this package, which run on the host only
         for i in range(node.n_src):
             if node.src[i] != NULL:
                 self.api.fill_layout(&made[1 + i], &node.src[i].layout)
@@ -103,7 +107,7 @@ cdef class Device:
         return <uintptr_t>buffer, <uintptr_t>self.api.call.backend_buffer_get_base(buffer)
 
     def release(self, uintptr_t buffer):
-        """Give a buffer of `allocate` back."""
+        """Free a buffer of `allocate`."""
         self.api.call.backend_buffer_free(<void *>buffer)
 
     def alloc_size(self, uintptr_t buft, Tensor t not None):
@@ -159,9 +163,9 @@ cdef inline void *aligned(uint8_t *at) noexcept nogil:
 
 @cython.no_gc
 cdef class RepackedWeight:
-    """A copy of a weight in one of ggml's own buffer types, in the layout that its matrix products read fastest.
+    """A copy of a weight in one of ggml's extra buffer types, in a layout that its matrix products read faster.
 
-    `tensor_version` is that of the plain data from which the copy was made.
+    `tensor_version` is the version of the weight from which the copy was made: the copy is outdated once it changes.
     """
 
     cdef Device device              # kept alive
@@ -169,7 +173,7 @@ cdef class RepackedWeight:
     cdef gx_tensor made
     cdef readonly size_t size
     cdef int64_t tensor_version
-    cdef object tensor              # weakly, whose version that is
+    cdef object tensor              # a weak reference to that weight
 
     def __dealloc__(self):
         if self.buffer != NULL:
@@ -179,12 +183,13 @@ cdef class RepackedWeight:
         return self.tensor_version == w.version and self.tensor() is w
 
     cdef bint fits(self, Tensor w) noexcept:
-        """Whether it was made for a weight of this type and these extents."""
+        """Whether the copy was made for a weight of w's type and extents; another may have been placed at its
+        offset."""
         return (self.made.type == w.layout.type and self.made.ne[0] == w.layout.ne[0]
                 and self.made.ne[1] == w.layout.ne[1] and self.made.ne[2] == w.layout.ne[2])
 
     cdef int load(self, Tensor w, void *plain) except -1:
-        """Pack the data of w, `plain`."""
+        """Repack the data of w, which lie at `plain`."""
         with nogil:
             self.device.api.call.backend_tensor_set(&self.made, plain, 0, <size_t>w.layout.nbytes)
         self.tensor_version, self.tensor = w.version, weakref_to(w)
@@ -192,7 +197,8 @@ cdef class RepackedWeight:
 
 
 cdef RepackedWeight packed_weight(Device device, tuple bufts, Tensor w, const gs_node *node):
-    """An empty RepackedWeight for source 0 of a matrix product, or None where ggml has no better layout for it."""
+    """A RepackedWeight without data for source 0 of a matrix product; None if ggml has no faster layout for it, or no
+    memory."""
     cdef gx_tensor[1 + GS_MAX_SRC] made
     cdef Api api = device.api
     cdef RepackedWeight found
@@ -223,7 +229,7 @@ cdef RepackedWeight packed_weight(Device device, tuple bufts, Tensor w, const gs
         found.size = api.call.backend_buft_get_alloc_size(<void *><uintptr_t>buft, &found.made)
         found.buffer = api.call.backend_buft_alloc_buffer(<void *><uintptr_t>buft, found.size)
         if found.buffer == NULL:
-            return None             # the plain weight is still there
+            return None             # no memory: the product reads the plain weight
         api.call.backend_buffer_set_usage(found.buffer, GX_BUFFER_USAGE_WEIGHTS)
         extra = api.call.backend_buffer_get_base(found.buffer)
         if api.call.backend_tensor_alloc(found.buffer, &found.made, extra) != 0 or found.made.extra == NULL:

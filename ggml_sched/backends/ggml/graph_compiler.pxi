@@ -1,51 +1,52 @@
-# GraphPlan: the nodes of a split as ggml graphs over our addresses.
+# GraphPlan: the nodes of a split as ggml graphs over the addresses of the scheduler's plan.
 #
 # Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: supported_ops.h admits every node, and
 # every address lies inside an open buffer of the backend, so that no check of ggml's aborts the process.
 #
-# A split is one graph, unless an action is needed between two nodes: ids that an earlier node of the split has
-# computed are checked before they are used, and a leaf with data on the host is loaded.  A source that overlaps the
+# A split is one ggml graph, unless something must be done between two nodes: row ids that an earlier node of the split
+# computed are checked before a node uses them, and inputs of a GraphAllocator are loaded.  A source that overlaps the
 # result of its node, in a way that the kernel does not tolerate, is copied first: a node computes as if it read
 # all sources before it wrote.
 #
-# Nodes are put into a graph without counts of their uses, so that ggml fuses none: it would not see that packed
-# memory of fused nodes may overlap in part.
+# ggml fuses nodes only by the counts of their uses in a graph.  Nodes are added here without these counts, so that it
+# fuses none: it does not check whether the memory of fused nodes overlaps, which in a packed arena it may.
 
 cdef class Segment:
-    """Nodes that run without an action of ours in between: one ggml graph."""
+    """Consecutive nodes of a split between which nothing must be checked or loaded: one ggml graph."""
 
-    cdef Py_ssize_t first           # of the nodes of the split
-    cdef list loads                 # calls to make before it
-    cdef gx_ids *ids                # owned; to be checked before it
+    cdef Py_ssize_t first           # index of its first node in the split
+    cdef list loads                 # functions to call before the segment runs: they load inputs
+    cdef gx_ids *ids                # owned; row ids to check before the segment runs
     cdef int n_ids
-    cdef void *graph
-    cdef gx_cplan plan
-    cdef int n_threads              # that the plan is for; 0: none yet
+    cdef void *graph                # ggml_cgraph
+    cdef gx_cplan plan              # ggml's work size and threads for the graph
+    cdef int n_threads              # for which `plan` was made; 0: it was not made yet
 
     def __dealloc__(self):
         PyMem_Free(self.ids)
 
 
-# Freeing needs the device, which the collector of cycles may not take away before.
+# no_gc_clear: `release` needs the device, so the garbage collector must not clear that field before.
 @cython.no_gc_clear
 cdef class GraphPlan:
-    """`GraphPlan(backend, device, nodes, staged)`: compiles; UnsupportedOp, PlacementError, BackendError, OutOfMemory
-    naming the node.  `staged(node)` gives the calls that load leafs before a node."""
+    """`GraphPlan(backend, device, nodes, staged)`: compiles the nodes.  Raises UnsupportedOp, PlacementError,
+    BackendError or OutOfMemory, which name the node.  `staged(node)` returns functions that load leafs before the node
+    runs."""
 
     cdef object backend
     cdef readonly Device device
-    cdef NodeTable table            # keeps the tensors alive
-    cdef gx_tensor *made            # owned; one for each of the table, then copies
-    cdef uint8_t *block             # owned; what ggml's graphs are made in
-    cdef void *context              # ggml's, over the block
+    cdef NodeTable table            # the nodes, then the leafs; keeps the tensors alive
+    cdef gx_tensor *made            # owned; a ggml tensor for each tensor of the table, then the copied sources
+    cdef uint8_t *block             # owned; memory in which ggml makes its graphs
+    cdef void *context              # the ggml_context over the block
     cdef uint8_t *copies            # owned; memory of copied sources
-    cdef uint8_t *fetched           # owned; ids of a device
+    cdef uint8_t *fetched           # owned; row ids, copied from a device to be checked
     cdef list segments
     cdef list packs                 # (weight, RepackedWeight, address of the plain data)
     cdef OwnProducts own            # None: ggml computes all products
-    cdef list written               # roots that outlive the plan
-    cdef tuple buffers              # keeps them alive
-    cdef BufferBase placed          # that a tensor was found in last
+    cdef list written               # roots outside the arenas that nodes write (caches): each run raises their version
+    cdef tuple buffers              # of all tensors; keeps them alive
+    cdef BufferBase placed          # the buffer of the last tensor in check_place, as neighbours mostly share one
     cdef readonly bint freed
 
     def __cinit__(self, backend, Device device not None, tuple nodes, staged):
@@ -84,7 +85,7 @@ cdef class GraphPlan:
         self.segments, self.packs, self.written, self.buffers, self.own = [], [], [], (), None
         self.release()
 
-    # -- what the nodes are, and where ------------------------------------------------
+    # -- checks of nodes and of their buffers -----------------------------------------
 
     cdef str name_of(self, Py_ssize_t i):
         cdef Tensor t = self.table.tensors[i]
@@ -93,7 +94,7 @@ cdef class GraphPlan:
     cdef int check_places(self) except -1:
         """Check that nodes are supported, and that tensors are in buffers that ggml may use."""
         cdef dict buffers = {}
-        cdef BufferBase last = None     # neighbours mostly share one
+        cdef BufferBase last = None     # the buffer of the node before: neighbours mostly share one
         cdef bint writable = False
         cdef Tensor t
         cdef Py_ssize_t i, n = len(self.table.tensors)
@@ -149,7 +150,7 @@ cdef class GraphPlan:
     # -- tensors ------------------------------------------------------------------------
 
     cdef int make_tensors(self) except -1:
-        """A ggml tensor for each of ours, and for each source that must be copied first."""
+        """Make a ggml tensor for each tensor of the table, and for each source that must be copied first."""
         cdef Py_ssize_t i, k, n = len(self.table.tensors)
         cdef list clashes = []
         cdef gs_node *node
@@ -179,7 +180,7 @@ cdef class GraphPlan:
                     if node.src[k] != NULL:
                         made.src[k] = &self.made[node.src[k] - self.table.nodes]
                 if is_copy(node.op) and made.src[1] == NULL:
-                    made.src[1] = made          # as ggml_cast has it: kernels look at the layout
+                    made.src[1] = made          # as ggml_cast makes it: kernels read the destination's layout there
         if clashes:
             self.make_copies(clashes)
         return 0
@@ -188,7 +189,8 @@ cdef class GraphPlan:
         return gx_tolerates(self.table.nodes[i].op)
 
     cdef int make_copies(self, list clashes) except -1:
-        """A dense copy of source k of node i for each pair: `src[k]` of the node is the copy, a node of its own."""
+        """For each pair (i, k) of `clashes`, let node i read a dense copy of its source k.  The copy is a CONT node of
+        the ggml graph, which runs before node i."""
         cdef Py_ssize_t i, k, c = 0, n = len(self.table.tensors)
         cdef size_t total = 0, at = 0, size
         cdef gx_tensor *made
@@ -220,9 +222,9 @@ cdef class GraphPlan:
     # -- segments -------------------------------------------------------------------------
 
     cdef int make_segments(self, staged) except -1:
-        """Cut the split into segments, and list the ids to check before each."""
-        cdef dict found = {}        # ids that the segment checks already
-        cdef list checks = []       # of each segment, (node, slot, rows)
+        """Cut the split into segments, and list the row ids to check before each."""
+        cdef dict found = {}        # {(ids tensor, number of rows): True} that the present segment checks already
+        cdef list checks = []       # for each segment a list of (node, source slot of its ids, number of rows)
         cdef Segment segment = None
         cdef Tensor t, ids, root
         cdef Py_ssize_t i, written
@@ -238,7 +240,7 @@ cdef class GraphPlan:
             if ids is not None:
                 written = last_writer(self.table, i, self.table.nodes[i].src[slot])
                 if written >= 0 and orders_rows(self.table, written, ids, rows):
-                    ids = None      # in range by the way they are made
+                    ids = None      # indices from a sort are always in range: no check, so no cut
                 elif segment is not None and written >= segment.first:
                     cut = True
             if cut:
@@ -258,7 +260,7 @@ cdef class GraphPlan:
         return 0
 
     cdef bint has_staged(self):
-        """Whether some leaf has data on the host that a node will load; a scheduler loads its own leafs."""
+        """Whether some leaf belongs to a GraphAllocator, whose inputs are loaded here; a scheduler loads its own."""
         cdef Tensor t
         for t in self.table.tensors:
             t = t if t.view_src is None else t.view_src
@@ -290,7 +292,7 @@ cdef class GraphPlan:
     # -- graphs -----------------------------------------------------------------------------
 
     cdef int make_graphs(self) except -1:
-        """A ggml graph for each segment, in one block of ours."""
+        """Make a ggml graph for each segment, all in one block of memory."""
         cdef gx_api *call = &self.device.api.call
         cdef gx_init_params params
         cdef Segment segment
@@ -330,7 +332,8 @@ cdef class GraphPlan:
         return 0
 
     cdef int use_packed_weights(self) except -1:
-        """Let matrix products read the repacked copies of weights, where the backend has them."""
+        """Let matrix products read repacked copies of their weights, where ggml has a faster layout; makes the copies
+        that do not exist yet."""
         cdef gs_node *node
         cdef Tensor t, w
         cdef RepackedWeight packed
@@ -363,7 +366,7 @@ cdef class GraphPlan:
         return 0
 
     cdef RepackedWeight new_packed(self, Py_ssize_t i, tuple bufts):
-        """A RepackedWeight for the weight of node i, with its data; None: ggml has no better layout for it."""
+        """A RepackedWeight, filled with data, for the weight of node i; None if ggml has no faster layout for it."""
         cdef gs_node *node = &self.table.nodes[i]
         cdef Tensor t = self.table.tensors[i], w = t.src[0]
         cdef RepackedWeight packed = packed_weight(self.device, bufts, w, node)
@@ -374,7 +377,8 @@ cdef class GraphPlan:
 
 
 cdef bint is_packable(const gs_node *node) noexcept nogil:
-    """A product of a dense quantised matrix (a stack of them, with ids) with f32 columns."""
+    """Whether ggml's repacked layouts can serve this product: of a dense quantised matrix, or a stack of them for
+    MUL_MAT_ID, with dense f32 columns."""
     cdef const gs_layout *a = &node.src[0].layout
     cdef const gs_layout *b = &node.src[1].layout
     cdef int64_t block
@@ -385,7 +389,8 @@ cdef bint is_packable(const gs_node *node) noexcept nogil:
 
 
 cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
-    """The source of a node that holds row ids, -1: none; `rows`: the number of valid ids."""
+    """The index of the source of a node that holds row (or expert) ids; -1 if none does.  Sets `rows`: valid ids are
+    below it."""
     if node.op == GS_OP_GET_ROWS:
         rows[0] = node.src[0].layout.ne[1]
         return 1
@@ -405,7 +410,7 @@ cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
 
 
 cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *ids) noexcept:
-    """The last node before node `before` that writes to the memory of `ids`, -1: none.
+    """The last node before node `before` that writes to the memory of `ids`; -1 if none does.
 
     By addresses: tensors that share memory need not be views of each other.
     """
@@ -419,7 +424,8 @@ cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *i
 
 
 cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t rows):
-    """Whether `ids` are indices that ARGSORT or TOP_K, which wrote them last, gives for `rows` or fewer."""
+    """Whether `ids` are certainly below `rows`: indices that ARGSORT or TOP_K, the node `written`, made of rows of at
+    most that many elements, and that the view reads whole."""
     cdef Tensor root = ids if ids.view_src is None else ids.view_src
     cdef int op = root.layout.op
     if table.tensors[written] is not root or (op != GS_OP_ARGSORT and op != GS_OP_TOP_K):
@@ -431,7 +437,7 @@ cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t r
 
 cdef void dense_like(gs_layout *out, const gs_layout *a) noexcept nogil:
     out[0] = a[0]
-    gx_unit(a, &out.nb[1])          # the block size, for a moment
+    gx_unit(a, &out.nb[1])          # needs a place for the block size; nb[1] gets its value below
     out.nb[0] = gx_unit(a, &out.nb[1])
     out.nb[1] = gx_row_size(a)
     out.nb[2] = out.nb[1] * a.ne[1]
@@ -444,7 +450,8 @@ cdef inline bint is_copy(int op) noexcept nogil:
 
 
 cdef int gx_tolerates(int op) noexcept nogil:
-    """Bit i: source i, of the result's layout, may be the kernel's destination; equal to `inplace_sources`."""
+    """Bit i: ggml's kernel also computes in place, where source i has the result's memory and layout.  The planner gets
+    the same answer from `inplace_sources`."""
     if GS_OP_SCALE <= op <= GS_OP_LOG or op == GS_OP_CLAMP or op == GS_OP_ROPE or op == GS_OP_RMS_NORM:
         return 0b11 if GS_OP_ADD <= op <= GS_OP_DIV and op != GS_OP_ADD1 else 0b1
     if op == GS_OP_SOFT_MAX or op == GS_OP_ADD_ID or op == GS_OP_UNARY or op == GS_OP_SET:
@@ -457,7 +464,7 @@ cdef bint clash(int tolerated, const gs_node *node, int k) noexcept nogil:
     cdef const gs_node *s = node.src[k]
     cdef uintptr_t a = <uintptr_t>node.data, b = <uintptr_t>s.data
     if (node.op == GS_OP_CPY and k == 1) or (node.op == GS_OP_SET_ROWS and k == 2):
-        return False                # what it writes to, and does not read
+        return False                # the destination of the op: written, not read
     if a + <uintptr_t>node.layout.nbytes <= b or b + <uintptr_t>s.layout.nbytes <= a:
         return False
     if a != b or not tolerated >> k & 1:
@@ -469,5 +476,5 @@ cdef bint clash(int tolerated, const gs_node *node, int k) noexcept nogil:
 
 
 def tolerated_sources(int op):
-    """gx_tolerates, from Python; `op` is our number of an op."""
+    """gx_tolerates, callable from Python; `op` is this package's number of an op."""
     return gx_tolerates(GS_OP_GLU if op >= GS_OP_GLU else GS_OP_UNARY if op >= GS_OP_UNARY else op)

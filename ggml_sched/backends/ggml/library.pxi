@@ -1,11 +1,11 @@
-# Api: the functions of one loaded library, and its numbers of our ops.
+# Api: the functions of one loaded ggml, and ggml's numbers of the ops that this package knows.
 #
-# Owns no memory of the library's, which library.py keeps and never unloads.  Invariant: a function pointer is NULL only
-# where library.py allows it to be missing.
+# Owns nothing: library.py loads the library and never unloads it, so the pointers stay valid.  Invariant: a function
+# pointer is NULL only where library.py allows the function to be missing.
 
 TENSOR_SIZE = sizeof(gx_tensor)
 FUNCTIONS = tuple([(<bytes>gx_functions[i].name).decode() for i in range(GX_N_FUNCTIONS)])
-"""The functions of `Api`, without "ggml_"; from `graph_plan` on they are those of the CPU's library."""
+"""The names of the functions of `Api`, without "ggml_"; from `graph_plan` on they are in libggml-cpu."""
 QUIET = <uintptr_t><void *>&gx_quiet
 """The address of a log callback that drops its messages."""
 
@@ -16,15 +16,15 @@ ctypedef void (*custom_call)(gx_tensor *, int, int, void *) noexcept nogil
 
 
 cdef class Api:
-    """`Api(addresses, ops, sub_ops, types)`: addresses by name without "ggml_"; ggml's number of each op and sub-op by
-    our number, -1: not there; the types that the library has, as ours, by number."""
+    """`Api(addresses, ops, sub_ops, types)`: {function name without "ggml_": address}; ggml's numbers of ops and of
+    sub-ops by this package's numbers; the numbers of the types that the library and this package have in common."""
 
     cdef gx_api call
-    cdef int32_t op[N_NUMBERS]
+    cdef int32_t op[N_NUMBERS]      # ggml's number by this package's; -1: the library lacks the op
     cdef int32_t sub_op[N_NUMBERS]
-    cdef int32_t custom             # number of the CUSTOM op, -1: not there
-    cdef uint64_t types             # bits
-    cdef readonly bint has_plans    # graphs of the CPU can be computed over work memory and threads that we give
+    cdef int32_t custom             # ggml's number of the CUSTOM op; -1: the library lacks it
+    cdef uint64_t types             # bit t: the library has type number t
+    cdef readonly bint has_plans    # the CPU's graphs can be computed on a thread pool and work memory made here
 
     def __cinit__(self, dict addresses, ops, sub_ops, types):
         cdef gx_api *call = &self.call
@@ -59,7 +59,7 @@ cdef class Api:
         return True
 
     cdef void fill_layout(self, gx_tensor *out, const gs_layout *layout) noexcept nogil:
-        """Type, extents and strides."""
+        """Set the type, extents and strides of a ggml tensor."""
         cdef gs_layout regular = gx_regular(layout)
         cdef int i
         out.type = layout.type
@@ -68,7 +68,8 @@ cdef class Api:
             out.nb[i] = <size_t>regular.nb[i]
 
     cdef void fill_op(self, gx_tensor *out, const gs_node *node) noexcept nogil:
-        """Op and parameters; ARGSORT, TOP_K and ARGMAX become calls of ours."""
+        """Set the op and parameters of a ggml tensor; ARGSORT, TOP_K and ARGMAX become calls of the kernels in
+        rows.h."""
         out.flags = GX_FLAG_COMPUTE
         if is_ours(node.op):
             self.fill_call(out, &gx_argmax if node.op == GS_OP_ARGMAX else &gx_order,
@@ -80,7 +81,7 @@ cdef class Api:
             out.op_params[0] = self.sub_op[node.layout.op]
 
     cdef void fill_call(self, gx_tensor *out, custom_call fun, void *user) noexcept nogil:
-        """Let a node be a call of ours, made by every thread."""
+        """Make a ggml tensor a CUSTOM node: every thread of ggml's calls fun(tensor, its number, n_threads, user)."""
         cdef gx_custom custom
         memset(&custom, 0, sizeof(custom))
         custom.fun, custom.n_tasks, custom.user = fun, -1, user
@@ -90,5 +91,5 @@ cdef class Api:
 
 
 cdef inline bint is_ours(int op) noexcept nogil:
-    """Ops that a kernel of ours computes, in ggml's graph."""
+    """Whether rows.h has a kernel for the op, which runs as a CUSTOM node in place of ggml's."""
     return op == GS_OP_ARGSORT or op == GS_OP_TOP_K or op == GS_OP_ARGMAX

@@ -1,7 +1,7 @@
 """Finds and loads ggml's shared libraries, and queries their devices, ops and types.
 
-Owns nothing: the system's loader keeps libraries, once for each file.  Invariant: a `Library` has every function that
-`_ggml` calls, its tensors have the layout declared in `abi.h` (checked by probe.py), and it prints nothing.
+Owns nothing: the system's loader loads each file once and keeps it.  Invariant: a `Library` has every function that
+`_ggml` needs, its tensors have the layout declared in `abi.h` (checked by probe.py), and it prints nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ in f32, f16 and q8_0 are twice as fast (it is built with GGML_LLAMAFILE)."""
 
 NEEDED = FUNCTIONS[: FUNCTIONS.index("graph_plan")]
 OF_THE_CPU = FUNCTIONS[len(NEEDED) :]
-"""Functions of the CPU's library; with all of them, this package supplies its threads and work memory."""
+"""Functions of libggml-cpu.  Where it has all of them, this package makes the thread pool and the work memory that the
+kernels use; otherwise ggml's CPU backend makes them itself."""
 LAST_OP, LAST_UNARY, LAST_GLU = "GLU", "TRUNC", "GEGLU_QUICK"
-"""The last name, common to all versions, of each of ggml's enums: values beyond an enum's end cannot be queried."""
+"""The last name, in ggml's order, that all supported versions have in each enum: names are queried up to it, because
+ggml aborts on a number beyond an enum's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Device:
 
 @dataclass(eq=False)
 class Library:
-    """Loaded, probed, quiet.  `uses_openmp`: its kernels run on threads of OpenMP, not on a thread pool of ggml's."""
+    """ggml's libraries, loaded and checked, with their log off.  `uses_openmp`: kernels run on OpenMP's threads rather
+    than on a thread pool of ggml's."""
 
     folder: str
     version: str
@@ -60,7 +63,7 @@ class Library:
         count, get = _call(self._all, "ggml_backend_dev_count", ctypes.c_size_t), _pointer(
             self._all, "ggml_backend_dev_get", ctypes.c_size_t)
         if count() == 0:
-            # Built with each device in a library of its own.
+            # ggml was built with each device in a library of its own: load those.
             _call(self._all, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)(os.fsencode(self.folder))
         name, text, kind = (_call(self._base, f"ggml_backend_dev_{what}", kind, ctypes.c_void_p) for what, kind in (
             ("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("type", ctypes.c_int)))
@@ -73,7 +76,7 @@ class Library:
         return tuple(found)
 
     def buffer_type(self, device: Device) -> int:
-        """The type of buffers that a device computes in."""
+        """ggml's type (ggml_backend_buffer_type_t) of the buffers that a device computes in."""
         return _pointer(self._base, "ggml_backend_dev_buffer_type", ctypes.c_void_p)(device.handle)
 
     def is_host(self, buft: int) -> bool:
@@ -87,7 +90,7 @@ class Library:
         return _call(self._base, "ggml_backend_buft_get_max_size", ctypes.c_size_t, ctypes.c_void_p)(buft)
 
     def memory(self, device: Device) -> tuple[int, int]:
-        """Bytes (free, all) of a device."""
+        """(free bytes, all bytes) of a device's memory."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         size = ctypes.POINTER(ctypes.c_size_t)
         _call(self._base, "ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)(
@@ -95,7 +98,7 @@ class Library:
         return free.value, total.value
 
     def extra_buffer_types(self, device: Device) -> tuple[int, ...]:
-        """The types of buffers that keep weights in layouts of ggml's own."""
+        """The types of buffers in which ggml keeps weights repacked, in layouts that its kernels read faster."""
         registry = _pointer(self._base, "ggml_backend_dev_backend_reg", ctypes.c_void_p)(device.handle)
         get = _pointer(self._base, "ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_char_p)(
             registry, b"ggml_backend_dev_get_extra_bufts")
@@ -121,9 +124,9 @@ def installed() -> list[str]:
 
 
 def load(path: str | os.PathLike | None = None) -> Library:
-    """The library in a folder (or in one file that has everything); None: the first of the installed ones that loads.
+    """The library in a folder, or in one file that has all of ggml; None: the first installed one that loads.
 
-    BackendError without one, for one that does not load, is too old, or is not laid out as we know it.
+    BackendError if there is none, or if it does not load, is too old, or its tensors have another layout than abi.h's.
     """
     if path is not None:
         return _load(os.fspath(path))
@@ -139,7 +142,7 @@ def load(path: str | os.PathLike | None = None) -> Library:
 
 def _load(given: str) -> Library:
     folder = given if os.path.isdir(given) else os.path.dirname(given)
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # an abort of ggml's would start a debugger
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # without it ggml starts a debugger when it aborts
     if os.path.isfile(given):
         base = cpu = everything = _open(given)
     else:
@@ -174,7 +177,7 @@ def _open_named(folder: Path, name: str, needed: bool) -> ctypes.CDLL | None:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    """Load a file, for us alone."""
+    """Load a file without making its symbols visible to libraries that are loaded later."""
     try:
         return ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
     except OSError as error:
@@ -182,7 +185,8 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:
-    """Check that all libraries use one libggml-base: another ggml with equal file names may be loaded already."""
+    """Check that all libraries use the same libggml-base.  They may not: the loader resolves a dependency by its file
+    name, to a library of another ggml if that was loaded before."""
     found = {_address(library, "version") for library in libraries if library is not None}
     if len(found) != 1 or not found.copy().pop():
         raise BackendError(f"the libraries in {given} do not belong together, or another ggml was loaded before them")
@@ -199,7 +203,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 
 
 def _call(library: ctypes.CDLL, name: str, result, *arguments):
-    """A function with a signature of our own; BackendError without it."""
+    """The library's function `name`, with the given types of result and arguments; BackendError if it has none."""
     found = getattr(library, name, None)
     if found is None:
         raise BackendError(f"{library._name} has no {name}: ggml {OLDEST} is the oldest that is supported")
@@ -217,14 +221,14 @@ def _hush(base: ctypes.CDLL) -> None:
     if _address(base, "log_get"):
         _call(base, "ggml_log_get", None, pointer, pointer)(ctypes.byref(callback), ctypes.byref(user))
         start = _address(base, "log_get")
-        # ggml's default callback lies in the library itself, a callback of the process far away.
+        # ggml's default callback lies in the library itself, within 1 MiB of log_get; the process's own one far away.
         if callback.value and abs(callback.value - start) > 1 << 20:
             return
     _call(base, "ggml_log_set", None, ctypes.c_void_p, ctypes.c_void_p)(QUIET, None)
 
 
 def _numbers(base: ctypes.CDLL) -> tuple[dict, dict]:
-    """ggml's number of each op and sub-op, by our number."""
+    """Two dicts from this package's numbers of ops to ggml's: of the op, and of the sub-op (of UNARY and GLU)."""
     ops = _names(_call(base, "ggml_op_name", ctypes.c_char_p, ctypes.c_int), LAST_OP)
     unary = _names(_call(base, "ggml_unary_op_name", ctypes.c_char_p, ctypes.c_int), LAST_UNARY)
     glu = _names(_call(base, "ggml_glu_op_name", ctypes.c_char_p, ctypes.c_int), LAST_GLU)
@@ -249,7 +253,7 @@ def _names(name_of, last: str) -> dict[str, int]:
 
 
 def _types(base: ctypes.CDLL) -> list[int]:
-    """The types that the library has with our name and sizes."""
+    """The numbers of the types to which the library gives the same name, block size and bytes as this package."""
     name = _call(base, "ggml_type_name", ctypes.c_char_p, ctypes.c_int)
     block = _call(base, "ggml_blck_size", ctypes.c_int64, ctypes.c_int)
     size = _call(base, "ggml_type_size", ctypes.c_size_t, ctypes.c_int)

@@ -1,7 +1,7 @@
 """Checks, before a library is used, that its tensors have the layout declared in `abi.h`.
 
-ggml's structs have no version number.  The library itself makes tensors with a different number in each field, and
-each number must be at the offset that `abi.h` declares.
+ggml's structs have no version number, and their fields may move between versions.  So the library is called to make
+tensors with a different value in each field, and each value must be at the offset that `abi.h` declares.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _InitParams(c.Structure):
 
 
 def check(base: c.CDLL, where: str, version: str) -> None:
-    """BackendError unless the library is new enough and its tensors have the declared layout."""
+    """Raise BackendError unless the library is new enough and its tensors have the declared layout."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or tuple(map(int, numbers.groups())) < tuple(map(int, OLDEST.split("."))):
         raise BackendError(f"ggml {version} in {where} is older than {OLDEST}, the oldest that is supported")
@@ -49,7 +49,7 @@ def check(base: c.CDLL, where: str, version: str) -> None:
 
 
 def _differences(base: c.CDLL) -> list[str]:
-    """The names of the fields of a tensor with other offsets than declared."""
+    """The names of the fields of the library's tensors that are not where `_Tensor`, a copy of abi.h's, has them."""
     tensor = c.POINTER(_Tensor)
 
     def function(name: str, result, *arguments):

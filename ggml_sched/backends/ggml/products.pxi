@@ -1,29 +1,29 @@
 # OwnProducts: matrix products that CpuBackend's kernels compute, on ggml's threads and in ggml's graph.
 #
-# Which products: those by quantised weights for which ggml has no repacked layout, where they have many columns, as
-# those of prompts; ggml's kernels are much slower there.  With few columns they are only a little slower, and the
-# results keep the bits of llama.cpp.  Products by float weights with few columns: CpuBackend's kernels read weights
-# faster.  With many columns both are equally fast, and ggml computes them.
+# Which products: (1) those of many columns (prompts) by quantised weights for which ggml has no repacked layout; ggml's
+# kernels are much slower there.  With few columns ggml's are only a little slower, and are used, because then results
+# are equal to llama.cpp's to the bit.  (2) Those of few columns by float weights, which CpuBackend's kernels read
+# faster.  With many columns both are equally fast, and ggml's kernels are used.
 #
 # A product is a few calls: one that converts the columns (for quantised weights to 8 bits), then the multiplication.
 # Each call is a CUSTOM node of the graph, because ggml has a barrier after every node.  Where a source overlaps the
 # result, another such call copies the source first; ggml's copy node is not used.
 #
-# Calls use the work memory of ggml's kernels: no other node runs between the nodes of a product.
+# The calls share the work memory of ggml's kernels.  That is safe as no other node runs between the calls of a product.
 
 cdef enum:
-    FEW_COLUMNS = 4     # the most columns of products by float weights: tokens of several sequences
+    FEW_COLUMNS = 4     # the most columns of case (2); decoding has one column for each sequence
 
 
 @cython.no_gc
 cdef class OwnProducts:
-    """The calls of a plan's products, and ggml nodes for all calls but the last of each product, whose node is the
-    product's own.  Made by `own_products`."""
+    """The calls of a GraphPlan's own products.  The last call of a product is the product's own node; the calls before
+    are `steps`, extra nodes of the ggml graph.  Made by `own_products`."""
 
     cdef Products products
     cdef gx_tensor *steps           # owned
-    cdef int32_t *first             # owned; of each node the index of its first step, and the number of all steps
-    cdef float[16] unused           # the memory of the steps' results, which no kernel writes
+    cdef int32_t *first             # owned; for each node the index of its first step, then the number of all steps
+    cdef float[16] unused           # the memory that steps have as results, as ggml tensors need some; never written
 
     def __dealloc__(self):
         free(self.steps)
@@ -72,7 +72,7 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, i
             call += 1
         if counts[i]:
             for k in range(table.nodes[i].n_src):
-                made[i].src[k] = &made[table.nodes[i].src[k] - table.nodes]     # the source, in place of a copy of it
+                made[i].src[k] = &made[table.nodes[i].src[k] - table.nodes]     # undoes make_copies: a call copies it
             device.api.fill_call(&made[i], &run_parts, call)
             call += 1
     return own
@@ -95,7 +95,7 @@ cdef bint is_own_product(const gs_node *node, const gx_tensor *weight, int64_t l
 
 
 cdef void fill_step(gx_tensor *out, void *data, void *buffer) noexcept nogil:
-    """A tensor of one element, because ggml skips nodes without elements."""
+    """Make `out` a tensor of one f32 element: ggml skips nodes without elements."""
     out.data, out.buffer = data, buffer
     out.ne[0], out.ne[1], out.ne[2], out.ne[3] = 1, 1, 1, 1
     out.nb[0], out.nb[1], out.nb[2], out.nb[3] = 4, 4, 4, 4

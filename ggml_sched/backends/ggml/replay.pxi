@@ -1,4 +1,4 @@
-# Replays of a GraphPlan, and the C side of the backend.
+# Runs a GraphPlan (once for each compute), and answers support queries in C.
 
 cdef class GgmlBase(BackendBase):
     """`supports_op` of `GgmlBackend` in C: whether a node is among the supported ops."""
@@ -7,7 +7,7 @@ cdef class GgmlBase(BackendBase):
     cdef bint overridden       # a subclass overrides supports_op
 
     def adopt(self, Device device not None):
-        """The device that computes."""
+        """Use this device to compute and to answer support queries."""
         self.device = device
         self.overridden = type(self).supports_op is not GgmlBase.supports_op
 
@@ -45,7 +45,7 @@ def run_graph_plan(GraphPlan program not None):
     try:
         replay(program)
     finally:
-        for t in program.written:       # nodes before a failure have been computed
+        for t in program.written:       # also after a failure: the nodes before it have written
             t.version += 1
 
 
@@ -73,7 +73,7 @@ cdef int replay(GraphPlan program) except -1:
         for load in segment.loads:
             load()
         if device.has_host_plans and segment.n_threads != n:
-            segment.n_threads = 0       # should there be no memory
+            segment.n_threads = 0       # if `reserve` raises, the next run makes the plan again
             segment.plan = device.api.call.graph_plan(segment.graph, n, device.pool)
             device.reserve(segment.plan.work_size)
             if program.own is not None:
@@ -101,7 +101,7 @@ cdef int replay(GraphPlan program) except -1:
 
 
 cdef int fetch_ids(GraphPlan program, Segment segment) except -1:
-    """Bring the ids of a segment to the host."""
+    """Copy the row ids of a segment from the device to the host, where they are checked."""
     cdef size_t total = 0, at = 0
     cdef gx_tensor *made
     cdef int k

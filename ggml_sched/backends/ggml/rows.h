@@ -1,8 +1,8 @@
-/* ggml_sched/backends/ggml/rows.h -- ids that name rows, and the order of rows.
+/* ggml_sched/backends/ggml/rows.h -- a check of row ids, and kernels that sort rows.
  *
- * gx_bad_id finds an id that names no row: ggml would abort.  gx_order and gx_argmax are our ARGSORT, TOP_K and ARGMAX,
- * which a graph runs as CUSTOM nodes: ggml's sort reads outside its row where NaNs are, and both leave open which of
- * equal elements comes first.
+ * gx_bad_id finds an id that names no row, on which ggml would abort.  gx_order and gx_argmax compute ARGSORT, TOP_K
+ * and ARGMAX as CUSTOM nodes of a ggml graph, in place of ggml's kernels: ggml's sort reads outside its row if there
+ * are NaNs, and neither its sort nor its ARGMAX defines which of equal elements comes first.
  */
 #ifndef GGML_SCHED_BACKENDS_GGML_ROWS_H
 #define GGML_SCHED_BACKENDS_GGML_ROWS_H
@@ -11,7 +11,7 @@
 #include "abi.h"
 #include "ggml_sched/graph.h"
 
-/* Ids that some node of a split reads, as they lie in memory. */
+/* A tensor of row ids that a node of a split reads: its memory, extents and strides (bytes). */
 typedef struct gx_ids {
     const char *data;
     int64_t ne[4];
@@ -22,7 +22,7 @@ typedef struct gx_ids {
     int64_t tensor;         /* which tensor of the split they are    */
 } gx_ids;
 
-/* Whether some id names no row; that id in *bad. */
+/* Whether some id names no row; sets *bad to the first such id. */
 static int gx_bad_id(const gx_ids *ids, int64_t *bad)
 {
     for (int64_t i3 = 0; i3 < ids->ne[3]; i3++) {
@@ -49,7 +49,7 @@ static int gx_bad_id(const gx_ids *ids, int64_t *bad)
     return 0;
 }
 
-/* Whether element a comes before b: NaNs last, equal elements as they stand. */
+/* Whether element a of a row is sorted before element b: NaNs last, equal elements by index. */
 static inline int gx_before(const float *row, int32_t a, int32_t b, int descending)
 {
     const float x = row[a], y = row[b];
@@ -62,7 +62,7 @@ static inline int gx_before(const float *row, int32_t a, int32_t b, int descendi
     return a < b;
 }
 
-/* Let order[at], and what is below it, be a heap whose top comes last. */
+/* Heapsort's sift: makes order[at] and its children a heap of n indices, whose top is the one sorted last. */
 static void gx_sift(int32_t *order, int64_t at, int64_t n, const float *row, int descending)
 {
     for (;;) {
@@ -83,7 +83,7 @@ static void gx_sift(int32_t *order, int64_t at, int64_t n, const float *row, int
     }
 }
 
-/* order[0 .. k) = the first k of the indices that sort row[0 .. n). */
+/* Writes to order[0 .. k) the first k of the indices that sort row[0 .. n).  A heap keeps the best k met so far. */
 static void gx_order_row(const float *row, int64_t n, int32_t *order, int64_t k, int descending)
 {
     for (int64_t i = 0; i < k; i++) {
@@ -106,7 +106,8 @@ static void gx_order_row(const float *row, int64_t n, int32_t *order, int64_t k,
     }
 }
 
-/* ARGSORT, TOP_K: rows of dst (i32) from rows of its source (f32, elements side by side); `user`: descending. */
+/* ARGSORT and TOP_K on thread ith of nth: sorts each nth row of the source (f32, elements side by side) to indices in
+ * dst (i32); `user` not NULL: descending. */
 static void gx_order(gx_tensor *dst, int ith, int nth, void *user)
 {
     const gx_tensor *src = dst->src[0];
@@ -119,7 +120,7 @@ static void gx_order(gx_tensor *dst, int ith, int nth, void *user)
     }
 }
 
-/* ARGMAX: the first of the largest of each row; ggml takes another of equal ones. */
+/* ARGMAX on thread ith of nth: the index of the largest element of each row, the first of equal ones. */
 static void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 {
     const gx_tensor *src = dst->src[0];
@@ -128,7 +129,7 @@ static void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
         const float *row = (const float *)((const char *)src->data + r * src->nb[1]);
         int32_t best = 0;
         for (int64_t i = 1; i < src->ne[0]; i++) {
-            /* A NaN is larger than all numbers, as numpy has it. */
+            /* A NaN counts as larger than all numbers, as in NumPy. */
             if (row[best] == row[best] && (row[i] > row[best] || row[i] != row[i])) {
                 best = (int32_t)i;
             }

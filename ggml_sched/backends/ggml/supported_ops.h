@@ -24,7 +24,7 @@
 #define GX_INTS (GX_BIT(I8) | GX_BIT(I16) | GX_BIT(I32) | GX_BIT(I64))
 #define GX_PLAIN (GX_FLOATS | GX_INTS | GX_BIT(F64))
 
-/* Extents beyond this do not fit the ints in which some kernels count. */
+/* The largest extent that is supported: some kernels count in 32-bit integers. */
 #define GX_MAX_EXTENT INT64_C(0x7fffffff)
 
 typedef const gs_layout *gx_layout;
@@ -59,13 +59,14 @@ static inline int gx_same_ne(gx_layout a, gx_layout b)
     return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
 }
 
-/* Equal numbers of rows in each dimension. */
+/* Whether the extents of dimensions 1 to 3 are equal. */
 static inline int gx_same_rows(gx_layout a, gx_layout b)
 {
     return memcmp(a->ne + 1, b->ne + 1, sizeof a->ne - sizeof *a->ne) == 0;
 }
 
-/* Bytes of an element, or of a block, and how many elements that is; -1, which equals no stride, for unknown types. */
+/* The bytes of an element (of a quantised type: of a block); sets *elements to how many elements that is.  -1, which
+ * equals no stride, for unknown types. */
 static inline int64_t gx_unit(gx_layout a, int64_t *elements)
 {
     const gs_type_traits traits = gs_traits_of_type(a->type);
@@ -73,7 +74,8 @@ static inline int64_t gx_unit(gx_layout a, int64_t *elements)
     return traits.type_size ? (int64_t)traits.type_size : -1;
 }
 
-/* The layout with strides as ggml would make them where an extent of 1 lets any stand: kernels may look at them. */
+/* The layout, with the strides of extents of 1 as ggml itself would set them.  Such strides have no effect, so callers
+ * may set any; but ggml's kernels compare them. */
 static inline gs_layout gx_regular(gx_layout a)
 {
     gs_layout out = *a;
@@ -90,7 +92,7 @@ static inline gs_layout gx_regular(gx_layout a)
     return out;
 }
 
-/* Elements (blocks) of a row lie side by side. */
+/* Whether the elements (or blocks) of a row lie side by side. */
 static inline int gx_rows(gx_layout a)
 {
     int64_t block;
@@ -98,7 +100,7 @@ static inline int gx_rows(gx_layout a)
     return a->nb[0] == size && a->ne[0] % block == 0;
 }
 
-/* Bytes of a row without gaps. */
+/* The bytes of a row without gaps. */
 static inline int64_t gx_row_size(gx_layout a)
 {
     int64_t block;
@@ -106,21 +108,22 @@ static inline int64_t gx_row_size(gx_layout a)
     return a->ne[0] / block * size;
 }
 
-/* Rows follow each other at one stride (ggml_is_contiguous_1). */
+/* Whether all rows follow each other at one stride, nb[1], in all dimensions (ggml_is_contiguous_1). */
 static inline int gx_even(gx_layout a)
 {
     return gx_rows(a) && (a->ne[2] == 1 || a->nb[2] == a->ne[1] * a->nb[1])
         && (a->ne[3] == 1 || a->nb[3] == a->ne[1] * a->ne[2] * a->nb[1]);
 }
 
-/* No gaps, strides as ggml would make them. */
+/* Whether the tensor has no gaps and is not permuted: its strides are those of a new tensor. */
 static inline int gx_dense(gx_layout a)
 {
     return gx_even(a) && a->nb[1] == gx_row_size(a)
         && a->nb[2] == a->ne[1] * a->nb[1] && a->nb[3] == a->ne[2] * a->nb[2];
 }
 
-/* Outer strides are whole elements, and none is smaller than the ones inside: what matrix products take. */
+/* Whether elements of a row lie side by side, and outer strides are multiples of an element or block: what the kernels
+ * of matrix products take. */
 static inline int gx_strided(gx_layout a)
 {
     int64_t block;
@@ -152,7 +155,8 @@ static int gx_binary(gx_layout d, gx_layout a, gx_layout b)
     return typed && d->type == a->type && gx_same_ne(d, a) && gx_repeats(b, a) && gx_rows(d) && gx_rows(a);
 }
 
-/* One function of each element; `even`: the kernel steps over rows at one stride. */
+/* Whether ggml computes one function of each element, of layout a to d.  `even`: its kernel expects all rows at one
+ * stride. */
 static int gx_elementwise(gx_layout d, gx_layout a, uint64_t types, int even)
 {
     return gx_is(a, types) && d->type == a->type && gx_same_ne(d, a)
@@ -163,7 +167,7 @@ static int gx_unary(const gs_node *n, gx_layout d, gx_layout a)
 {
     switch (n->sub_op) {
     case GS_UNARY_GELU_QUICK:
-        return 0;       /* by a table of halves, in which -inf times 0 is NaN */
+        return 0;       /* wrong result: ggml reads a table from f16 to f16, in which -inf becomes -inf * 0, NaN */
     case GS_UNARY_GELU: case GS_UNARY_GELU_ERF: case GS_UNARY_SILU:
         return gx_elementwise(d, a, GX_BIT(F32) | GX_BIT(F16), 0);
     default:
@@ -183,7 +187,7 @@ static int gx_glu(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
     return a->ne[0] == 2 * d->ne[0] && gx_same_rows(a, d);
 }
 
-/* CPY, CONT, DUP: which types become which, with rows dense on both sides. */
+/* CPY, CONT, DUP: whether ggml copies from layout a to d: between which types, and for which strides. */
 static int gx_copy(gx_layout d, gx_layout a)
 {
     if (gx_count(d) != gx_count(a)) {
@@ -207,14 +211,16 @@ static int gx_copy(gx_layout d, gx_layout a)
     return ((gx_f32(a) && gx_i32(d)) || (gx_i32(a) && gx_f32(d)));
 }
 
-/* A matrix product reads b as rows that it converts to the type that goes with a's. */
+/* Whether ggml multiplies matrices of layout a with columns of layout b.  Its kernels convert the columns to a type
+ * that depends on a's, from f32 only. */
 static int gx_factors(gx_layout a, gx_layout b)
 {
     return gx_is(a, GX_WEIGHTS) && gx_strided(a) && gx_strided(b) && a->ne[0] == b->ne[0]
         && (gx_f32(b) || (b->type == a->type && (a->type == GS_TYPE_F16 || a->type == GS_TYPE_BF16)));
 }
 
-/* Parameters of products: one of ggml's two precisions, and no hint that a is a special matrix. */
+/* Whether the parameters of a product are a precision that ggml knows (0 or 10), and no hint that a is a special
+ * matrix. */
 static int gx_is_plain_product(const gs_node *n)
 {
     return (n->params[0] == 0 || n->params[0] == 10) && n->params[1] == 0;
@@ -302,7 +308,8 @@ static int gx_arange(const gs_node *n, gx_layout d)
         && isfinite(step) && step != 0 && (int64_t)ceilf((stop - start) / step) == d->ne[0];
 }
 
-/* A mask [n_kv, >= n_rows, n_head / r, n_batch / s], and factors of each head. */
+/* Whether a mask has extents [n_kv, >= n_rows, n_head / r, n_batch / s], r and s whole, and rows without gaps.
+ * gx_sinks below: sinks are an f32 for each head. */
 static int gx_mask(gx_layout mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch)
 {
     return gx_rows(mask) && mask->ne[0] == n_kv && mask->ne[1] >= n_rows && n_head % mask->ne[2] == 0
@@ -339,10 +346,11 @@ static int gx_flash(const gs_node *n, gx_layout d)
     gx_layout sinks = n->n_src > 4 && n->src[4] != NULL ? &n->src[4]->layout : NULL;
     const uint64_t stored = GX_FLOATS | GX_SMALL_BLOCKS;
     if (n->params[3] != 0 && n->params[3] != 10) {
-        return 0;       /* neither of ggml's two precisions */
+        return 0;       /* not a precision that ggml knows */
     }
     if (gx_float(n, 2) != 0 && q->ne[1] >= 64 && k->ne[1] % 64 != 0) {
-        /* ggml 0.15 pads keys to tiles of 64 with -inf, and caps that to a number. */
+        /* ggml 0.15 would compute wrongly: it pads keys to tiles of 64 with scores of -inf, and then applies the soft
+         * cap, which makes numbers of them. */
         return 0;
     }
     return gx_f32(q) && gx_f32(d) && gx_is(k, stored) && gx_is(v, stored) && gx_strided(q)
@@ -385,7 +393,7 @@ static int gx_ssm_scan(const gs_node *n, gx_layout d)
         && d->ne[0] == gx_count(d) && d->ne[0] == gx_count(x) + d_state * head_dim * n_head * x->ne[3];
 }
 
-/* Extents and strides with which kernels count, and at least one element. */
+/* Whether kernels can count with the extents and strides, and there is at least one element. */
 static int gx_is_sound(gx_layout a)
 {
     for (int i = 0; i < 4; i++) {
@@ -398,7 +406,7 @@ static int gx_is_sound(gx_layout a)
 
 static int gx_admits(const gs_node *n)
 {
-    /* How many sources an op needs, and how many it may have; other ops than these: one. */
+    /* How many sources each op needs, and how many it may have.  Ops that are not listed have one; ARANGE has none. */
     static const struct { int8_t least, most; } arities[] = {
         [GS_OP_ADD] = {2, 2}, [GS_OP_SUB] = {2, 2}, [GS_OP_MUL] = {2, 2}, [GS_OP_DIV] = {2, 2}, [GS_OP_ADD1] = {2, 2},
         [GS_OP_MUL_MAT] = {2, 2}, [GS_OP_GET_ROWS] = {2, 2}, [GS_OP_SET] = {2, 2}, [GS_OP_CONCAT] = {2, 2},
