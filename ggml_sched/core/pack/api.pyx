@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Packing for callers: `pack` for Python, pack_any_times for C.
+"""The entry points of packing: `pack` for Python, pack_any_times for C.
 
 Invariant: for any input integers, pack_run receives times from 0 and sizes in int64, all checked; nothing is rounded.
 
@@ -25,8 +25,8 @@ from ggml_sched.core.pack.solve cimport *
 include "times.pxi"
 
 
-cdef int64_t PACK_MOST_TRIES = 0x3fffffffffffffff
-cdef const char *PACK_METHOD_WORDS[N_PACK_METHODS]
+cdef int64_t PACK_MOST_TRIES = 0x3fffffffffffffff       # a larger budget is cut to it: sums of two still fit in int64
+cdef const char *PACK_METHOD_WORDS[N_PACK_METHODS]      # by PACK_METHOD_*
 PACK_METHOD_WORDS[:] = [b"nothing to place", b"busiest first", b"larger first", b"longest first", b"larger area first",
                         b"best fit", b"place or lift", b"two ends", b"joined buffers"]
 
@@ -73,7 +73,7 @@ cdef class Packing:
 
 
 def pack(lower, upper, size, capacity=None, budget=None):
-    """Offsets for buffers of `size` bytes alive over [lower, upper), so that none that live at once overlap.
+    """Choose offsets for buffers of `size` bytes alive over [lower, upper); those alive at the same time never overlap.
 
     Times are any integers, also negative or huge ones; a buffer with no lifetime or no bytes takes no space and has
     offset 0.  The search stops once the arena has at most `capacity` bytes; the best packing found is returned even if
@@ -107,7 +107,7 @@ def pack(lower, upper, size, capacity=None, budget=None):
         c_budget = min(_index(budget), PACK_MOST_TRIES)
     times = _pack_ranks(lower, upper)
     if size.dtype != np.int64:
-        # Only what an int64 cannot hold is left as another type.
+        # _pack_integers returns another type only where int64 cannot hold a value.
         if size.min() < 0:
             raise ValueError(f"buffer {size.argmin()} has a negative size, {size.min()}")
         raise Error(f"sizes of up to {size.max()} bytes do not fit into 63 bits")
@@ -139,13 +139,13 @@ def pack(lower, upper, size, capacity=None, budget=None):
 
 
 def _pack_integers(values, str name):
-    """One dimension of integers: int64 where they fit, Python objects where not.  Never rounds."""
+    """`values` as a one-dimensional array: int64 where all fit, Python integers where not.  Never rounds."""
     array = values if isinstance(values, np.ndarray) else None
     if array is None:
         values = list(values)
         array = np.array(values) if values else np.empty(0, np.int64)
         if array.dtype.kind not in "iu":
-            # numpy turns a mixture of huge and negative integers into floats; take them one by one.
+            # NumPy turns a mixture of huge and negative integers into floats: keep them as Python objects.
             array = np.empty(len(values), object)
             array[:] = values
     if array.ndim != 1:
@@ -169,7 +169,7 @@ def _pack_integers(values, str name):
 
 
 def _pack_ranks(lower, upper):
-    """Times as int64: their ranks where they are larger than that."""
+    """(lower, upper) as int64: unchanged if they are already; otherwise each time's rank among all of them."""
     if lower.dtype == upper.dtype == np.int64:
         return lower, upper
     _, ranks = np.unique(np.concatenate((lower, upper)), return_inverse=True)

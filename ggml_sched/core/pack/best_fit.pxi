@@ -1,14 +1,14 @@
-# Packing by best fit, as an online allocator does it.
+# Packing by best fit, as an online allocator does it: in order of time, without knowing what comes later.
 #
-# No packing with a larger arena than that of pack_best_fit is returned.
-# Invariant: buffers born in one section are allocated in the caller's order.
-# Corresponds to ggml_tallocr_alloc and ggml_tallocr_free_tensor over the whole sequence.
+# ggml's first allocator (ggml_tallocr_alloc, ggml_tallocr_free_tensor) packs so.  The result is an upper bound:
+# pack_prepared never returns a packing with a larger arena.
+# Invariant: buffers born in one section are allocated by time of birth, then in the caller's order.
 
 cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
     """Allocate and free all buffers in order of time; returns the arena, or a negative status.  After pack_settle."""
     cdef gs_blocks blocks
-    cdef int32_t *dead = p.order            # buffers by death
-    cdef int32_t *born = <int32_t *>p.keys  # buffers by birth, once dead is filled
+    cdef int32_t *dead = p.order            # buffers in order of death; p.order needs sorting again afterwards
+    cdef int32_t *born = <int32_t *>p.keys  # buffers in order of birth; takes the memory of the keys after their use
     cdef int32_t b, i, k, n_dead = 0
     cdef int64_t arena
     cdef int status

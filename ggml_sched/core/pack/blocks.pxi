@@ -1,11 +1,11 @@
 # Free blocks: the free ranges of one arena, and best fit among them as in ggml's first generation.
 #
 # A gs_blocks owns its array `at`, which grows without limit.  Used by allocators that choose addresses one by one, and
-# by pack_best_fit.  Invariant: blocks are in address order, disjoint, not empty, and no two touch.  Corresponds to
-# free_blocks in ggml_tallocr.
+# by pack_best_fit.  Invariant: blocks are in address order, disjoint and not empty, and no two are adjacent, since
+# adjacent ones are merged.  Corresponds to free_blocks in ggml_tallocr.
 
 cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil:
-    """One free block [0, size); the high-water mark stays."""
+    """Make [0, size) the one free block; max_size stays."""
     if b.room == 0:
         b.at = <gs_block *>malloc(16 * sizeof(gs_block))
         if b.at == NULL:
@@ -44,7 +44,7 @@ cdef int64_t blocks_largest(const gs_blocks *b) noexcept nogil:
 
 
 cdef int blocks_reset_chunked(gs_blocks *b, int64_t chunk, int64_t alignment) noexcept nogil:
-    """An arena of chunks of at most `chunk` bytes each, of which the first is open."""
+    """Begin an arena of chunks of `chunk` bytes each, rounded down to the alignment; only the first one exists yet."""
     b.chunk = chunk - chunk % alignment
     b.stride = b.chunk + alignment
     b.n_chunks = 1
@@ -52,10 +52,10 @@ cdef int blocks_reset_chunked(gs_blocks *b, int64_t chunk, int64_t alignment) no
 
 
 cdef int blocks_open_chunk(gs_blocks *b, int64_t size) noexcept nogil:
-    """Add a chunk as the last block; GS_OUT_OF_MEMORY for an arena in one piece, or a size beyond a chunk."""
+    """Add a chunk as the last free block; GS_OUT_OF_MEMORY if the arena has no chunks or `size` exceeds a chunk."""
     cdef int64_t offset, end
     cdef int status
-    # No end of a chunk may leave the 63 bits that offsets have.
+    # Every offset within the new chunk, and its end, must fit in an int64.
     if (size > b.chunk or gs_checked_mul(b.n_chunks, b.stride, &offset) != GS_OK
             or gs_checked_add(offset, b.stride, &end) != GS_OK):
         return GS_OUT_OF_MEMORY
@@ -65,10 +65,10 @@ cdef int blocks_open_chunk(gs_blocks *b, int64_t size) noexcept nogil:
 
 
 cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil:
-    """Best fit besides the last block: `size` bytes (already aligned) from the front of a block.
+    """Take `size` bytes, a multiple of the alignment, from the front of a free block, and return their offset.
 
-    The smallest block that fits wins, on a tie the later one; the last block is tried only
-    when no other fits.  Nothing is taken for size 0.
+    As in ggml, it is the smallest block that fits, on a tie the later one; the last block, which is all memory behind
+    the others, only when no other fits.  Nothing is taken for size 0.
     """
     cdef int32_t i, found = -1
     cdef int status
@@ -102,14 +102,14 @@ cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
 
 
 cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil:
-    """Return a range, merging it with the free blocks that it touches."""
+    """Make a range free, merging it with adjacent free blocks."""
     cdef int32_t low = 0
     cdef int32_t high = b.n
     cdef int32_t mid
     cdef gs_block *grown
     if size == 0:
         return GS_OK
-    # The first block behind the range.
+    # Find the first block behind the range: `low`.
     while low < high:
         mid = (low + high) // 2
         if b.at[mid].offset < offset:

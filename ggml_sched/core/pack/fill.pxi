@@ -1,42 +1,44 @@
-# Filling memory that should stay empty with additional buffers.
+# Filling memory that the best packing probably leaves empty with additional buffers.
 #
-# Owns fill_prepare: a problem with more buffers, whose packings are packings of the first.  At the target every
-# time has slack.  Where it grows by some bytes at one time and shrinks by as many at a later one, that is most
-# likely one hole, and a buffer of this size and lifetime keeps it empty.  A problem without slack is easier to join and
-# to search, because a wrong offset fails at once.  Sizes may match by chance, as in joining: a seed leaves out some holes.
-# Invariants: no time is filled beyond the target; that a filled problem has no packing proves nothing.
+# Owns fill_prepare, which makes a problem with more buffers; each of its packings contains one of the original problem.
+# The slack of a time is the target, the wanted size of the arena, less the bytes alive.  Where slack grows by some
+# bytes at one time and shrinks by as many later, there is probably one hole between, and a buffer of this size and
+# lifetime keeps it empty.  A problem without slack is easier to join and to search: a wrong offset fails at once.
+# Sizes may match by chance, as in joining, so a seed selects which holes are left out.
+# Invariants: no time is filled beyond the target; if the filled problem has no packing, the original may have one.
 
 cdef enum:
-    FILL_LOOK = 64              # holes that may be open at once, the latest ones
-    FILL_EFFORT = 64            # times looked at, for each buffer
-    # Of 256 holes a seed leaves out this many,
+    FILL_LOOK = 64              # open holes that are remembered; the oldest is forgotten for a new one
+    FILL_EFFORT = 64            # times that the holes may cover together, for each buffer: bounds the work
+    # Of 256 holes, a seed leaves out FILL_RARE, plus 0 to 3 times FILL_RARER by the seed, plus FILL_DOUBT times the
+    # open holes, divided by the hole's bytes: with many open holes or few bytes, sizes match by chance more often.
     FILL_RARE = 48
-    FILL_RARER = 48             # up to three times this many more, by the seed,
-    FILL_DOUBT = 64             # and this many more for each open hole, divided by the bytes: it may match by chance
+    FILL_RARER = 48
+    FILL_DOUBT = 64
 
-ctypedef struct gs_hole:
+ctypedef struct gs_hole:        # an open hole: slack that grew by `size` bytes at time `begin`
     int64_t size
     int32_t begin
 
 ctypedef struct gs_fill:
-    int64_t *slack              # [n_times + 1] bytes that nothing fills yet; 0 at the last
-    # [2 n] each: the buffers of the problem, then what fills holes; no more than those, as every hole begins at the
-    # start, or where one of them ends before all do.
+    int64_t *slack              # [n_times + 1] bytes below the target that no buffer takes; 0 at the last time
+    # [2 n] each: the problem's n buffers, then the buffers that fill holes.  Those are n at most, as a hole begins at
+    # time 0 or where a buffer ends, and none where the last one does.
     int32_t *lower
     int32_t *upper
     int64_t *size
     int64_t n
-    int64_t effort              # times that may still be looked at
+    int64_t effort              # times that further holes may still cover
     uint64_t seed
     int rare                    # of 256 holes, how many the seed leaves out at least
-    int32_t n_open
+    int32_t n_open              # holes whose end has not been found yet
     gs_hole open[FILL_LOOK]
 
 
 cdef int fill_prepare(gs_pack *m, const gs_pack *p, int64_t target, uint64_t seed) noexcept nogil:
-    """m: the buffers of p, and what fills the slack below `target`; an m.id below p.n is a buffer of p.
+    """Fill m with the buffers of p, and with buffers for the holes below `target`, whose m.id is p.n or more.
 
-    Nothing is filled with seed 0.  GS_NO_HOST_MEMORY is the only error.
+    With seed 0, no hole is filled.  GS_NO_HOST_MEMORY is the only error.
     """
     cdef gs_fill g
     cdef int32_t n_times = 0
@@ -79,7 +81,7 @@ cdef int fill_prepare(gs_pack *m, const gs_pack *p, int64_t target, uint64_t see
 
 
 cdef void fill_holes(gs_fill *g, int32_t n_times) noexcept nogil:
-    """Find where slack grows and shrinks by the same."""
+    """Walk the times; where slack shrinks by the size of an open hole, fill the latest such hole."""
     cdef int64_t step, before = 0
     cdef int32_t k, t
     for t in range(n_times + 1):
@@ -106,13 +108,13 @@ cdef void fill_close(gs_fill *g, int32_t k) noexcept nogil:
 
 
 cdef void fill_hole(gs_fill *g, int32_t lower, int32_t upper, int64_t size) noexcept nogil:
-    """Fill what may be a hole, unless the seed leaves it out."""
+    """Fill the probable hole of `size` bytes over [lower, upper), unless the seed leaves it out."""
     cdef int64_t doubt = min(FILL_DOUBT * g.n_open // size, JOIN_DOUBT)
     cdef int32_t t
     g.effort -= upper - lower
     if <int64_t>(gs_mix(g.seed, <uint64_t>upper) & 255) < g.rare + doubt or g.effort < 0:
         return
-    # Another hole may have been filled with part of it.
+    # A hole that was filled before may have taken part of this slack.
     for t in range(lower, upper):
         if g.slack[t] < size:
             return

@@ -2,39 +2,40 @@
 #
 # A packing of the smaller problem (gs_join) is also a packing of the original one.  There are two ways to join, neither
 # of which wastes a byte:
-#   chain   a buffer dies when another of its size is born: the second has the offset of the first;
+#   chain   a buffer dies when another of its size is born: the second gets the offset of the first;
 #   stack   two buffers have the same lifetime: one is directly above the other.
 # All chains come before any stack, and long stacks before short ones: equal sizes are stronger evidence of
 # belonging together than equal lifetimes, and long equal lifetimes are stronger evidence than short ones.
-# Buffers may match by chance, and after one wrong join there may be no packing.  So there are many ways to join: with
-# seed 0 all that fits is joined; any other seed leaves out some joins, the more doubtful the more often, takes
-# any of several that fit, and every other one looks at time backwards.
-# Invariants: no section's live bytes change, so neither does the bound; that a joined problem has no packing
-# proves nothing about the first.  n log n: no look-up passes more than 2 PACK_LOOK buffers.
+# Buffers may match by chance, and after one wrong join there may be no packing.  So a seed selects one of many ways to
+# join: seed 0 joins all that match.  Any other seed leaves out some joins at random, doubtful ones more often, and
+# takes a random one of several that match; odd seeds also reverse the time of the joined problem.
+# Invariants: no section's live bytes change, so neither does the bound; if the joined problem has no packing, the
+# original may still have one.  Time is n log n: no look-up passes more than 2 PACK_LOOK buffers.
 
 cdef enum:
-    PACK_LOOK = 64
-    # Of 256 joins a seed leaves out this many,
+    PACK_LOOK = 64              # buffers that a look-up examines; join_equal examines as many on both sides
+    # Of 256 joins, a seed leaves out JOIN_RARE, plus 0 to 3 times JOIN_RARER by the seed, plus up to JOIN_DOUBT where
+    # many pairs match, probably by chance.
     JOIN_RARE = 16
-    JOIN_RARER = 24             # up to three times this many more, by the seed,
-    JOIN_DOUBT = 128            # and at most this many more where many pairs match by chance
+    JOIN_RARER = 24
+    JOIN_DOUBT = 128
 
 ctypedef struct gs_join:
-    gs_pack *p                  # the first problem
-    gs_pack m                   # the joined one; m.id is the buffer of p that stands for the block
-    uint64_t seed               # 0, or what comes next of a pseudo-random sequence
+    gs_pack *p                  # the original problem
+    gs_pack m                   # the joined one; its buffers are blocks, and m.id is the block's first buffer, in p
+    uint64_t seed               # 0, or the state of a pseudo-random sequence
     int rare                    # of 256 joins, how many the seed leaves out at least
     int32_t n_gone
-    int32_t *gone               # [n] joined buffers in order
-    int32_t *into               # [n] the buffer it was joined to; -1: it stands for itself
-    int64_t *above              # [n] by how much it lies higher
-    int32_t *stop               # [n] of the block; 0 when gone
-    int64_t *size               # [n] of the block; 0 when gone
-    int32_t *ends               # [n_sections + 1] the blocks that end there, a doubly linked list
-    int32_t *next               # [n]
+    int32_t *gone               # [n_gone] buffers that were joined to another, in order of joining
+    int32_t *into               # [n] the buffer that buffer i was joined to; -1: i represents its block
+    int64_t *above              # [n] bytes from the offset of into[i] to that of i
+    int32_t *stop               # [n] end of the block that i represents
+    int64_t *size               # [n] bytes of the block that i represents; 0 when i was joined to another buffer
+    int32_t *ends               # [n_sections + 1] first block that ends at section k, of a doubly linked list; or -1
+    int32_t *next               # [n] the links of these lists
     int32_t *prior              # [n]
-    int32_t *n_ends             # [n_sections + 1] how many blocks end there
-    int32_t *n_starts           # [n_sections + 1] and begin
+    int32_t *n_ends             # [n_sections + 1] how many blocks end at section k
+    int32_t *n_starts           # [n_sections + 1] how many blocks begin there
     void *memory
 
 
@@ -65,7 +66,7 @@ cdef inline void join_unlink(gs_join *g, int32_t b) noexcept nogil:
 
 
 cdef inline uint64_t join_random(gs_join *g, uint64_t n) noexcept nogil:
-    """A number below n, which 32 bits hold."""
+    """The next pseudo-random number, below n; n is less than 2**32."""
     g.seed = g.seed * <uint64_t>6364136223846793005 + <uint64_t>1442695040888963407
     return ((g.seed >> 32) * n) >> 32
 
@@ -73,13 +74,14 @@ cdef inline uint64_t join_random(gs_join *g, uint64_t n) noexcept nogil:
 cdef inline bint join_leaves_out(gs_join *g, int64_t pairs, int64_t extent) noexcept nogil:
     """Whether to leave out a join, at random by the seed.
 
-    More likely the more `pairs` of blocks there are for an `extent` (bytes or sections): many pairs match by chance.
+    `pairs`: how many pairs of blocks could match here; `extent`: bytes or sections in which this pair agrees.  Many
+    pairs, or a small extent, mean that the pair probably matches by chance, and make leaving it out more likely.
     """
     return g.seed != 0 and <int64_t>join_random(g, 256) < g.rare + min(pairs * 256 // extent, JOIN_DOUBT)
 
 
 cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept nogil:
-    """Block b becomes part of block a, which begins no later: above it, or after it."""
+    """Make block b a part of block a, which begins no later: `above` bytes above it; or after it, with above == 0."""
     join_unlink(g, a)
     join_unlink(g, b)
     if above > 0:
@@ -95,13 +97,13 @@ cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept no
 
 
 cdef inline bint join_chains_rather(gs_join *g, int32_t t, int64_t size) noexcept nogil:
-    """Whether a block that ends in t and one that begins there, both of `size`, are to be chained."""
+    """Whether to chain a block that ends at section t and one that begins there, both of `size` bytes."""
     # If no other block ends or begins there, the second block can take the offset of the first.
     return g.n_ends[t] + g.n_starts[t] == 2 or not join_leaves_out(g, <int64_t>g.n_ends[t] * g.n_starts[t], size)
 
 
 cdef int32_t join_chain(gs_join *g, int32_t a) noexcept nogil:
-    """Chain block a to what follows and what precedes it; the first of the chain."""
+    """Chain block a with blocks of its size that follow it, then with those that precede it; returns the first one."""
     cdef gs_pack *p = g.p
     cdef int32_t b, found, last
     cdef int looks, fitting
@@ -139,18 +141,19 @@ cdef int32_t join_chain(gs_join *g, int32_t a) noexcept nogil:
 
 
 cdef inline bint join_stacks_rather(gs_join *g, int32_t a) noexcept nogil:
-    """Whether block a is to be stacked on another of its lifetime."""
+    """Whether to stack another block, of equal lifetime, on block a."""
     cdef gs_pack *p = g.p
     cdef int32_t starts = g.n_starts[p.start[a]]
     cdef int32_t ends = g.n_ends[g.stop[a]]
-    # If only these two begin where at most one block ends, or end where at most one begins, they touch.
+    # If these two alone begin where at most one block ends, or end where at most one begins, they most likely share its
+    # memory, and so lie side by side.
     if starts == 2 and g.n_ends[p.start[a]] <= 1 or ends == 2 and g.n_starts[g.stop[a]] <= 1:
         return True
     return not join_leaves_out(g, <int64_t>starts * ends, 8 * <int64_t>(g.stop[a] - p.start[a]))
 
 
 cdef int32_t join_equal(gs_join *g, int32_t a) noexcept nogil:
-    """A block with the lifetime of block a, -1 when there is none or it is left out."""
+    """Another block with the lifetime of block a, or -1 when none was found or the seed leaves this join out."""
     cdef gs_pack *p = g.p
     cdef int32_t first = max(p.born[p.start[a]], a - PACK_LOOK)
     cdef int32_t last = min(p.born[p.start[a] + 1], a + PACK_LOOK)
@@ -180,7 +183,7 @@ cdef void join_stacks(gs_join *g, int32_t shortest) noexcept nogil:
 
 
 cdef int join_prepare(gs_join *g, gs_pack *p, uint64_t seed) noexcept nogil:
-    """Join what can be joined of p, which must outlive g, and make the smaller problem ready to be searched.
+    """Join the buffers of p, which must outlive g, in the way of the seed, and prepare g.m to be packed.
 
     GS_NO_HOST_MEMORY is the only error.
     """
@@ -236,12 +239,12 @@ cdef int join_prepare(gs_join *g, gs_pack *p, uint64_t seed) noexcept nogil:
         status = pack_prepare(&g.m, p.n, p.n_sections, p.start, g.stop, g.size)
     if status == GS_OK:
         pack_find_peaks(&g.m)
-        status = pack_fill_carry(&g.m, INT64_MAX)        # hardly longer than those of p
+        status = pack_fill_carry(&g.m, INT64_MAX)        # no limit: the lists are hardly longer than those of p
     return status
 
 
 cdef int join_mirror(gs_join *g) noexcept nogil:
-    """The joined problem with time running backwards."""
+    """Prepare g.m with time reversed: packings stay valid, and a search meets the buffers in another order."""
     cdef gs_pack *p = g.p
     cdef int32_t *start = <int32_t *>p.keys         # scratch
     cdef int32_t *stop = start + p.n
@@ -253,12 +256,12 @@ cdef int join_mirror(gs_join *g) noexcept nogil:
 
 
 cdef void join_expand(gs_join *g) noexcept nogil:
-    """The packing in m.offset as one in p.offset."""
+    """Convert the packing in m.offset to p.offset."""
     cdef gs_pack *p = g.p
     cdef int32_t i, b
     for i in range(g.m.n):
         p.offset[g.m.id[i]] = g.m.offset[i]
-    # What a buffer was joined to was joined, if ever, later.
+    # If into[b] was itself joined to another buffer, that was later than b's join: so in reverse, its offset is known.
     for i in range(g.n_gone - 1, -1, -1):
         b = g.gone[i]
         p.offset[b] = p.offset[g.into[b]] + g.above[b]

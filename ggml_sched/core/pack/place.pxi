@@ -1,9 +1,9 @@
 # Packing in one pass over the buffers, each into the lowest gap that it fits.
 #
-# Owns the orders and two ways to place in them: pack_place_near looks only at the buffers that overlap (short
-# lists), pack_place_far walks everything placed in order of offset (no lists at all, for dense or very large
-# problems).
-# Invariant: placed buffers that overlap in time never overlap in memory; ties fall to the earlier birth, so
+# Owns the orders (pack_sort) and two ways to place buffers in an order, with equal results: pack_place_near looks only
+# at the buffers that overlap in time, from the carry lists; pack_place_far walks all placed buffers in order of offset,
+# for problems that overlap too much, or are too large, for such lists.
+# Invariant: placed buffers that overlap in time never overlap in memory; ties fall to the earlier birth, so that
 # the result is the same on every machine (no floats decide, except exactly rounded ones).
 
 cdef enum:
@@ -15,23 +15,23 @@ ctypedef struct gs_pack_spot:   # a placed buffer, as pack_place_far sees it
     int32_t start
     int32_t stop
 
-ctypedef struct gs_pack_block:  # a run of spots in order of bottom
+ctypedef struct gs_pack_block:  # some spots in order of bottom, as an element of a linked list
     int32_t count
-    int32_t start               # their hull in time
+    int32_t start               # [start, stop): sections that contain the lifetimes of all its spots
     int32_t stop
-    int32_t next
+    int32_t next                # index of the block with the next higher bottoms, -1 at the end
     gs_pack_spot spots[PACK_BLOCK]
 
 
 cdef inline uint64_t pack_scale(double x) noexcept nogil:
-    """x >= 1 as a float of 16 bits that orders like x: 7 bits of exponent, 9 of mantissa."""
+    """x >= 1 as a 16-bit integer in the same order: 7 bits of exponent, 9 of mantissa; larger x give more bits."""
     cdef uint64_t word
     memcpy(&word, &x, sizeof(word))
     return (word >> 43) - (<uint64_t>1023 << 9)
 
 
 cdef void pack_sort_keys(uint64_t *keys, int64_t n, int from_bit, int n_bytes) noexcept nogil:
-    """Radix sort of n keys by n_bytes (up to 6) bytes from from_bit up; stable; `keys` has room for 2 n."""
+    """Stable radix sort of n keys by the n_bytes (up to 6) bytes that begin at from_bit; `keys` has room for 2 n."""
     cdef uint64_t *a = keys
     cdef uint64_t *b = keys + n
     cdef uint64_t *swap
@@ -69,12 +69,12 @@ cdef void pack_sort_keys(uint64_t *keys, int64_t n, int from_bit, int n_bytes) n
 
 
 cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
-    """Fill p.order with the buffers, most pressing first.
+    """Fill p.order with the buffers in the order PACK_BY_* `by`.
 
-    A key is short fields above the buffer's index, complemented to sort descending: 16 bits each for bytes
-    live, lifetime and size or area, 8 for what breaks ties (of a lifetime exact up to 255 sections).  A seed
-    other than 0 blurs the fields, for searches that start afresh: bytes live and lifetimes by up to a quarter,
-    sizes and areas by up to a half.
+    A key has the buffer's index in its low bits; above it, complemented to sort descending, are 16 bits for the first
+    quantity of the order, and 16 or 8 for each further one (8-bit lifetimes are exact up to 255 sections).
+    A seed other than 0 lowers the quantities at random, so that repeated searches take different orders: live bytes and
+    lifetimes by up to a quarter, sizes and areas by up to a half.
     """
     cdef int live_shift = max(pack_bits(p.bound) - 16, 0)
     cdef int life_shift = max(pack_bits(p.n_sections) - 16, 0)
@@ -100,7 +100,7 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
         if p.n_sections > 255:
             short_life = pack_scale(<double>life) >> 6 if life > 0 else 0
             life = life >> life_shift
-        # Where lifetimes are equal, the larger area is the larger size.
+        # The size stands for the area where the lifetime was compared first: with equal lifetimes their order is equal.
         if by == PACK_BY_TWA:
             key = ~((busy << 16) | (short_life << 8) | (bytes >> 8))
         elif by == PACK_BY_SIZE:
@@ -119,12 +119,12 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
 
 
 cdef inline int64_t pack_gap(int64_t *bottom, int64_t *top, int32_t m, int64_t size) noexcept nogil:
-    """The lowest offset at which `size` bytes overlap none of the m ranges bottom .. top; may reorder them."""
+    """The lowest offset at which `size` bytes overlap none of the m ranges [bottom, top); may sort them by bottom."""
     cdef int64_t at = 0
     cdef int64_t before, x, y
     cdef int32_t i, j, jump
     if m <= 24:
-        # Short lists: rise above each range that overlaps, until none does.  The loop has no branch to mispredict.
+        # A short list: rise above each range that overlaps, until none does.  The inner loop has no branches.
         while True:
             before = at
             for i in range(m):
@@ -151,7 +151,10 @@ cdef inline int64_t pack_gap(int64_t *bottom, int64_t *top, int32_t m, int64_t s
 
 
 cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
-    """Place in p.order at the lowest gaps; needs the carry lists.  The arena, or GS_OUT_OF_MEMORY above limit."""
+    """Place the buffers in p.order, each in its lowest gap; needs the carry lists.
+
+    Returns the arena's bytes, or GS_OUT_OF_MEMORY once it would exceed `limit`.
+    """
     # Locals, because the compiler must assume that a store to offset changes the pointers in p.
     cdef int64_t *offset = p.offset
     cdef int64_t *sizes = p.size
@@ -168,7 +171,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
         size = sizes[b]
         m = 0
         if i < p.born[p.stop[b]] - p.born[p.start[b]]:
-            # Fewer are placed than overlap: look at those.
+            # Fewer buffers are placed than are born during b's life: look at the placed ones instead of the lists.
             for q in range(i):
                 j = p.order[q]
                 if p.start[j] < p.stop[b] and p.start[b] < p.stop[j]:
@@ -201,7 +204,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
 
 
 cdef void pack_insert_spot(gs_pack_block *blocks, int32_t *n_blocks, const gs_pack_spot *spot) noexcept nogil:
-    """Put a spot behind all with a lower bottom; a full block splits in two."""
+    """Insert a spot behind all spots with a lower bottom; a full block is split in two."""
     cdef int32_t k = 0
     cdef int32_t i, q
     cdef gs_pack_block *a
@@ -236,7 +239,7 @@ cdef void pack_insert_spot(gs_pack_block *blocks, int32_t *n_blocks, const gs_pa
 
 
 cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
-    """As pack_place_near, but needs no lists.  Or GS_NO_HOST_MEMORY."""
+    """As pack_place_near, but without the carry lists; may also return GS_NO_HOST_MEMORY."""
     cdef int64_t arena = 0
     cdef int64_t at, size
     cdef int32_t n_blocks = 1

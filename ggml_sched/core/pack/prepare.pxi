@@ -11,7 +11,7 @@
 # born), and born[start[i]] .. born[stop[i]] (which include i).  So overlaps are a short list and a range, not pairs.
 
 cdef inline char *pack_take(char **cursor, int64_t count, int64_t width) noexcept nogil:
-    """The next array of the scratch, aligned to 8 bytes."""
+    """Take the next `count` items of `width` bytes from a larger allocation; advances *cursor to a multiple of 8."""
     cdef char *start = cursor[0]
     cursor[0] = start + ((count * width + 7) & ~<int64_t>7)
     return start
@@ -33,7 +33,7 @@ cdef void pack_free(gs_pack *p) noexcept nogil:
 
 
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil:
-    """Room for n buffers over at most n_sections sections, and n_scratch bytes for the caller."""
+    """Allocate p for n buffers over at most n_sections sections, and *scratch: n_scratch more bytes for the caller."""
     cdef char *cursor
     cdef int64_t bytes = n * (7 * 4 + 4 * 8 + 2 * 8) + 8 + (n_sections + 1) * (4 + 8) + n_scratch
     memset(p, 0, sizeof(gs_pack))
@@ -64,7 +64,7 @@ cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratc
 
 cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper,
                       const int64_t *size) noexcept nogil:
-    """Fill p from n lifetimes [lower, upper) over the times 0 .. n_times.
+    """Fill p from n buffers, each with a lifetime [lower, upper) within the times 0 .. n_times, and a size in bytes.
 
     GS_BAD_ARGUMENT: more than 2**24 buffers, a lifetime that ends before it begins or leaves the times, or a
     negative size.  GS_OVERFLOW: the sizes add up to more than int64.  GS_NO_HOST_MEMORY.
@@ -101,11 +101,15 @@ cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *low
 
 
 cdef int32_t pack_find_sections(int32_t n_times, int32_t *first, int32_t *section_of, const char *dies) noexcept nogil:
-    """Walk the times once: the section of each, and where its buffers start in birth order; how many sections."""
+    """Fill section_of: the section of each time.  Returns the number of sections.
+
+    first: how many buffers are born at each time; then the number that the first of them gets in order of birth.
+    dies: whether a buffer dies at that time.
+    """
     cdef int32_t n_born = 0
     cdef int32_t k = 0
     cdef int32_t t, births
-    cdef bint waiting = False           # something was born since the last section
+    cdef bint waiting = False           # a buffer was born since the current section began
     for t in range(n_times):
         section_of[t] = k
         births = first[t]
@@ -121,7 +125,7 @@ cdef int32_t pack_find_sections(int32_t n_times, int32_t *first, int32_t *sectio
 
 cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const int32_t *upper,
                              const int64_t *size, int32_t *first, const int32_t *section_of) noexcept nogil:
-    """Renumber the buffers by time of birth, then by the caller's index (counting sort)."""
+    """Copy the buffers into p by time of birth, then by the caller's index (counting sort); advances `first`."""
     cdef int32_t i, b
     for i in range(n):
         if size[i] > 0 and lower[i] < upper[i]:
@@ -136,7 +140,7 @@ cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const 
 
 
 cdef int pack_measure(gs_pack *p) noexcept nogil:
-    """Live bytes, bound and births of the sections, from sizes, starts and stops in order of birth.
+    """Fill live, bound, born and n_carried from size, start and stop, which are in order of birth.
 
     GS_OVERFLOW: the sizes add up to more than int64.
     """
@@ -167,7 +171,7 @@ ctypedef fused pack_number:
 
 
 cdef inline bint pack_comes_before(const gs_pack *p, int32_t a, int32_t b) noexcept nogil:
-    """Whether a stands before b, of the same section of birth, in an order that does not depend on the caller's."""
+    """Whether a precedes b, born in the same section, in an order that does not depend on the caller's indices."""
     if p.stop[a] != p.stop[b]:
         return p.stop[a] > p.stop[b]
     if p.size[a] != p.size[b]:
@@ -178,7 +182,7 @@ cdef inline bint pack_comes_before(const gs_pack *p, int32_t a, int32_t b) noexc
 
 
 cdef void pack_settle(gs_pack *p) noexcept nogil:
-    """Sort the buffers of each section of birth, so that the order of the arguments does not matter; fill p.turn."""
+    """Sort the buffers born in each section, so that the caller's order does not affect the packing; fill p.turn."""
     cdef int32_t *order = p.order
     cdef int32_t k, i, j, jump, b, first, n
     for i in range(p.n):
@@ -203,7 +207,7 @@ cdef void pack_settle(gs_pack *p) noexcept nogil:
     pack_permute(p.stop, order, p.n, p.keys)
     pack_permute(p.birth, order, p.n, p.keys)
     pack_permute(p.life, order, p.n, p.keys)
-    # Births of one section have one start.
+    # p.start needs no permuting: buffers move only among those born in the same section.
     memcpy(p.turn, order, p.n * sizeof(int32_t))
 
 
@@ -217,8 +221,8 @@ cdef void pack_permute(pack_number *at, const int32_t *order, int32_t n, void *s
 
 
 cdef void pack_find_peaks(gs_pack *p) noexcept nogil:
-    """The fullest section of every buffer."""
-    cdef int64_t *block = <int64_t *>p.keys     # scratch: the fullest of each 32 sections
+    """Fill p.peak: the live bytes of each buffer's fullest section."""
+    cdef int64_t *block = <int64_t *>p.keys     # scratch: the most live bytes in each 32 sections, which saves look-ups
     cdef int64_t peak
     cdef int32_t b, k, stop
     for k in range(p.n_sections):
@@ -238,7 +242,7 @@ cdef void pack_find_peaks(gs_pack *p) noexcept nogil:
 
 
 cdef int pack_fill_carry(gs_pack *p, int64_t limit) noexcept nogil:
-    """List, for each section, the buffers alive in it that were born before it.
+    """Fill p.carry: for each section, the buffers alive in it that were born in an earlier one.
 
     GS_OUT_OF_MEMORY when the lists would have more than `limit` entries; p.carry stays NULL then.
     """

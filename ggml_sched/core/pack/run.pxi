@@ -18,18 +18,18 @@ cdef enum:
     PACK_METHOD_TWO_ENDS = 7
     PACK_METHOD_JOINED = 8
     PACK_PASSES = 5
-    PACK_WAYS = 3 * SELECTIONS      # of an order and a selection
-    PACK_VARIED = 12                # at most: tries of joined problems for each of the problem itself
+    PACK_WAYS = 3 * SELECTIONS      # pairs of an order of PACK_SEARCH_ORDERS and a selection
+    PACK_VARIED = 12                # the most tries spent on joined problems for each try of the problem itself
 
-cdef int64_t PACK_EASY_TRY = 250           # neighbours of a buffer up to which a try is quick
-cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that lists may look at
+cdef int64_t PACK_EASY_TRY = 250           # up to so many overlapping buffers, in the mean, a try is quick
+cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that all calls of pack_place_far may compare
 
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
 # For each pass of pack_two_ends: the lifetime in nodes above which a buffer is long-lived (longer than a layer's short
 # lives, shorter than its residual stream; layers of the usual length first), and whether buffers of a seventh of the
-# bound are treated as long-lived, too, as recurrent layers need.  A pass that fails mostly fails within the first layer.
+# bound are treated as long-lived, too, as recurrent layers need.  A failing pass mostly fails within the first layer.
 cdef int32_t[PACK_PASSES] PACK_LONG_LIFE
 cdef bint[PACK_PASSES] PACK_LARGE
 PACK_LONG_LIFE[:] = [14, 28, 7, 28, 3]
@@ -37,25 +37,26 @@ PACK_LARGE[:] = [False, True, False, False, False]
 
 ctypedef struct gs_pack_work:
     gs_pack *p
-    gs_search q             # q.p is NULL where there is none
+    gs_search q             # a search of p; q.p is NULL while there is none
     gs_pack filled          # the problem with its slack filled, in the way of `seed`
     gs_join join            # its buffers joined, in the way of `seed`
-    gs_search joined        # a search of join.m; joined.p is NULL where there is none
+    gs_search joined        # a search of join.m; joined.p is NULL while there is none
     int seed                # of the way to fill and join
     int64_t target          # an arena of this size ends the work
     int64_t budget          # tries, of all searches together
-    int64_t varied          # tries of joined problems, and the cost of joining in tries
-    int64_t patience        # pairs that lists may still look at
-    bint scales             # the budget is for quick tries
+    int64_t varied          # tries of joined problems, plus the time of joining, expressed in tries
+    int64_t patience        # pairs of buffers that pack_place_far may still compare
+    bint scales             # a default budget, which is reduced where tries are slow
     bint fitted             # best fit has been tried
     gs_packing *out
 
 
 cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper, const int64_t *size,
                   int64_t capacity, int64_t budget, int64_t *offsets, gs_packing *out) noexcept nogil:
-    """Choose offsets for n buffers alive over [lower, upper), times 0 .. n_times; sizes in bytes, 0 allowed.
+    """Choose offsets for n buffers alive over [lower, upper), within times 0 .. n_times; sizes are bytes, 0 is allowed.
 
-    Capacity, budget and alignment as in pack_prepared.  Errors as in pack_prepare; offsets are untouched then.
+    `capacity` and `budget` are those of pack_prepared.  After an error, which is one of pack_prepare's, the offsets are
+    unchanged.
     """
     cdef gs_pack p
     cdef int status
@@ -73,11 +74,11 @@ cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_
 
 
 cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil:
-    """Choose offsets for the buffers of p: p.best.
+    """Choose offsets for the buffers of p; they are in p.best.
 
-    `capacity`: an arena that fits it is good enough (PACK_NO_CAPACITY: only the smallest is).  `budget`:
-    tries of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most, PACK_PLANNER_BUDGET for a
-    fraction of one.  Round the sizes up to the alignment: every offset is a sum of sizes.
+    `capacity`: work ends with an arena of at most so many bytes (PACK_NO_CAPACITY: only with the smallest).  `budget`:
+    tries of the exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most, PACK_PLANNER_BUDGET for a
+    fraction of one.  Every offset is a sum of sizes, so it is aligned if the caller rounds sizes up to the alignment.
     """
     cdef gs_pack_work work
     cdef int status = GS_OK
@@ -96,7 +97,7 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
         out.arena = INT64_MAX
         status = pack_solve(&work)
         if status == GS_OK and out.arena > out.proven and not work.fitted:
-            # A capacity ended the work early; the promise about best fit holds all the same.
+            # The capacity ended the work before best fit was tried, but no result may be larger than that of best fit.
             status = pack_keep(&work, pack_best_fit(p), PACK_METHOD_BEST_FIT)
     out.optimal = out.arena <= out.proven
     search_free(&work.q)
@@ -107,10 +108,10 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
 
 
 cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil:
-    """Keep the packing in p.offset if it is the best so far; an arena below 0 is an error's code."""
+    """Keep the packing in p.offset if its arena is the smallest so far.  An `arena` below 0 is an error: returns it."""
     if arena < 0:
         return <int>arena
-    # The first is kept however large it is: an arena may need all that 63 bits hold.
+    # The first packing is always kept: its arena may equal the initial value of out.arena, INT64_MAX.
     if arena < work.out.arena or work.out.method == PACK_METHOD_NONE:
         work.out.arena = arena
         work.out.method = method
@@ -119,9 +120,9 @@ cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil
 
 
 cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexcept nogil:
-    """Place p in one order, keeping a result within limit; short lists where overlaps are few.
+    """Place the buffers of p in one order, and keep the packing if its arena is at most `limit`.
 
-    Where they are many every buffer looks at all before it: nothing is tried when patience is at an end.
+    Where many buffers overlap, pack_place_far compares each with all before it: that is done while patience lasts.
     """
     cdef int64_t arena
     cdef bint near = p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n
@@ -152,7 +153,7 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
     if status == GS_NO_HOST_MEMORY:
         return status
     if work.scales and p.n_neighbours > PACK_EASY_TRY * p.n:
-        # A try looks at the neighbours of a buffer.
+        # A try takes time in proportion to the buffers that one buffer overlaps.
         work.budget = work.budget * PACK_EASY_TRY // (p.n_neighbours // p.n)
     status = pack_list(work, p, PACK_BY_TWA, target)
     if status != GS_OK or out.arena <= target:
@@ -160,13 +161,13 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
     if work.budget > 0 and p.carry != NULL:
         status = search_prepare(&work.q, p)
         if status == GS_OK:
-            # Where graphs are easy this is enough, and takes less time than joining.
+            # For easy graphs one short search is enough, and takes less time than joining.
             status = pack_attempt(work, &work.q, target, PACK_BY_WAT, SELECT_FIRST, 0, <int64_t>p.n + p.n // 4 + 16)
         if status >= 0 and out.arena > target:
             status = pack_solve_joined(work)
         if status < 0 or out.arena <= target:
             return min(status, GS_OK)
-    # Something to improve on, and the promise not to be worse than best fit.
+    # The packing of best fit is what the following passes improve on, and the result may not be larger.
     status = pack_keep(work, pack_best_fit(p), PACK_METHOD_BEST_FIT)
     work.fitted = True
     for by in range(PACK_ORDERS):
@@ -178,7 +179,7 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_join(gs_pack_work *work, int seed) noexcept nogil:
-    """Fill the slack and join buffers in the way of this seed, and prepare the search of the resulting problem."""
+    """Fill the slack and join buffers in the way that `seed` selects, and prepare to search the resulting problem."""
     cdef int status
     search_free(&work.joined)
     join_free(&work.join)
@@ -191,7 +192,7 @@ cdef int pack_join(gs_pack_work *work, int seed) noexcept nogil:
 
 
 cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
-    """The packing in join.m.offset as one in p.offset; its arena."""
+    """Convert the packing in join.m.offset to p.offset; returns its arena."""
     cdef gs_pack *p = work.p
     cdef int64_t arena = 0
     cdef int32_t i, b
@@ -205,7 +206,7 @@ cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
-    """Join all buffers that can be joined; try both lists and the first searches on the joined problem."""
+    """Join all buffers that match; try two orders in one pass, and short searches, on the joined problem."""
     cdef gs_packing *out = work.out
     cdef int64_t target = work.target
     cdef int by, select
@@ -224,7 +225,7 @@ cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
 
 cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by, int select, int seed,
                       int64_t limit) noexcept nogil:
-    """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
+    """Search once for a packing of at most `capacity` bytes, within the budget, and keep it; SEARCH_* or an error."""
     cdef gs_pack *p = q.p
     cdef int64_t before = q.tries
     cdef int64_t arena = 0
@@ -244,7 +245,7 @@ cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by
             arena = max(arena, p.offset[i] + p.size[i])
         pack_keep(work, arena, PACK_METHOD_SEARCH)
     elif found == SEARCH_IMPOSSIBLE and p == work.p:
-        # Every packing pushed down has offsets that are sums of sizes: an arena is a multiple of their gcd.
+        # In a packing in which no buffer can sink, offsets are sums of sizes, so the arena is a multiple of their gcd.
         grain = pack_grain(p)
         work.out.proven = max(work.out.proven, capacity // grain * grain + grain)
     return found
@@ -267,16 +268,16 @@ cdef int64_t pack_grain(gs_pack *p) noexcept nogil:
 
 
 cdef inline bint pack_over(gs_pack_work *work) noexcept nogil:
-    """Whether the target is reached, the best is proven or the budget is spent."""
+    """Whether to end: the target is reached, the best packing is proven optimal, or the budget is spent."""
     return work.out.arena <= max(work.out.proven, work.target) or work.out.tries >= work.budget
 
 
 cdef int pack_vary(gs_pack_work *work) noexcept nogil:
-    """Fill and join in another way, and search at the target for a few tries per block.
+    """Fill and join with the next seed, and search at the target for a few tries per block.
 
-    Most ways join some buffers wrongly; with a way that does not, a packing is found at once.
+    Most seeds join some buffers wrongly; after one that does not, a packing is found at once.
     """
-    cdef int64_t cost = work.p.n // 4       # of filling and joining, in tries
+    cdef int64_t cost = work.p.n // 4       # time of filling and joining, expressed in tries
     cdef int by, found = pack_join(work, work.seed + 1)
     work.varied += cost
     work.out.tries += cost
@@ -288,9 +289,9 @@ cdef int pack_vary(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_tour(gs_pack_work *work, int seed, int64_t limit) noexcept nogil:
-    """Every order with every selection, one search each at the target; the last SEARCH_*, or an error.
+    """Search at the target once with each pair of an order and a selection; the last SEARCH_*, or an error.
 
-    What is proven raises the target: then all over again.
+    If a search proves the target impossible, the least possible arena becomes the target, and all begins again.
     """
     cdef int way = 0
     cdef int found = SEARCH_STOPPED
@@ -302,7 +303,10 @@ cdef int pack_tour(gs_pack_work *work, int seed, int64_t limit) noexcept nogil:
 
 
 cdef int pack_lower(gs_pack_work *work, gs_search *q, int seed, int64_t limit, int nearer) noexcept nogil:
-    """Lower the best: by a part 2**-nearer of its distance to the target, by half once that succeeds."""
+    """Search for a packing that is nearer to the target than the best, by 2**-nearer of the distance.
+
+    After a success, `nearer` is 1 from then on: the distance is halved.
+    """
     cdef gs_packing *out = work.out
     cdef int64_t grain = pack_grain(work.p)
     cdef int64_t room
@@ -319,15 +323,15 @@ cdef int pack_lower(gs_pack_work *work, gs_search *q, int seed, int64_t limit, i
 
 
 cdef int pack_improve(gs_pack_work *work) noexcept nogil:
-    """Search until the target is reached, the best is proven or the budget is spent.
+    """Search until the target is reached, the best packing is proven optimal or the budget is spent.
 
-    Mostly a search finds a packing within a few tries per buffer or not at all.  So every round starts afresh with
-    blurred orders and a small limit that grows by a quarter: mostly with buffers joined, each time in another
-    way, then as they are.  In between it lowers the best: half-way down to the target, and less far from one
-    round to the next.
+    A search usually finds a packing within a few tries per buffer or not at all.  So each round starts searches anew,
+    in randomised orders and with a small limit on tries, which grows by a quarter per round: first of joined problems,
+    each with another seed, then of the problem itself.  After each of the two it searches for packings between the
+    best and the target: in the first round half-way, in each later round closer to the best.
     """
     cdef int64_t limit = 3 * <int64_t>work.p.n + 32
-    # A small problem is rather searched as it is, which may prove something.
+    # A small problem is mostly searched without joining, because only such a search can prove that none is smaller.
     cdef int64_t varied = min(work.p.n // 32, PACK_VARIED) * PACK_WAYS
     cdef int64_t until
     cdef int seed = 0

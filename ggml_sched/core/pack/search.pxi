@@ -1,8 +1,9 @@
 # The exact search: backtracking over the moves place and lift (state.pxi).
 #
 # Chooses the buffer of the next move, divides the problem into independent pieces, and backtracks on an explicit stack.
-# If no unplaced buffer crosses from one section to the next, the two sides are independent pieces, and the tightest is
-# searched first.  A finished piece is not searched again; a piece without a packing refutes the placement that made it.
+# If no unplaced buffer lives on both sides of a boundary between sections, the sides are independent pieces; the one
+# with the least slack is searched first.  A finished piece is not searched again; a piece without a packing refutes
+# the placement that separated it.
 # After a failure the search returns to the last placement that changed a section of the failure's reason, because any
 # later placement would fail for the same reason.
 # Invariant: the budget counts tries, not time, so that equal inputs take the same path on every machine.
@@ -11,13 +12,13 @@ cdef enum:
     SEARCH_IMPOSSIBLE = 0
     SEARCH_FOUND = 1
     SEARCH_STOPPED = 2
-    SELECT_FIRST = 0            # of the lowest, the first in rank
-    SELECT_TIGHTEST = 1         # of the lowest, one in the section with the most bytes to come
+    SELECT_FIRST = 0            # next: of the buffers with the lowest minimum, the first in rank
+    SELECT_TIGHTEST = 1         # next: likewise, but only of those in the section with the most unplaced bytes
     SELECTIONS = 2
 
 
 cdef int32_t search_first(const gs_search *q, int32_t left, int32_t right, int64_t lowest) noexcept nogil:
-    """Of the buffers whose minimum is `lowest`, the lowest floor of sections [left, right), the first in rank."""
+    """Of the buffers in sections [left, right) whose minimum is `lowest`, the lowest floor there, the first in rank."""
     cdef const gs_pack *p = q.p
     cdef int32_t best = -1
     cdef int32_t best_rank = 0x7fffffff
@@ -42,7 +43,7 @@ cdef int32_t search_first(const gs_search *q, int32_t left, int32_t right, int64
 
 
 cdef inline int32_t search_select(const gs_search *q, int32_t left, int32_t right, int select) noexcept nogil:
-    """The buffer of the piece to branch on, one of those with the lowest minimum; -1 when all are placed."""
+    """The buffer of the next move in sections [left, right), by SELECT_*; -1 when all are placed."""
     cdef int64_t lowest = PACK_FAR
     cdef int64_t fullest = -1
     cdef int32_t first = left
@@ -66,7 +67,7 @@ cdef inline int32_t search_select(const gs_search *q, int32_t left, int32_t righ
 
 
 cdef void search_add_piece(gs_search *q, int32_t left, int32_t right) noexcept nogil:
-    """Add sections [left, right) to the pieces of the top frame, if anything in them is unplaced."""
+    """Add sections [left, right) to the pieces of the top frame, in order of slack, unless all buffers are placed."""
     cdef gs_piece piece
     cdef int32_t k
     cdef int32_t at = q.n_pieces
@@ -85,7 +86,10 @@ cdef void search_add_piece(gs_search *q, int32_t left, int32_t right) noexcept n
 
 cdef void search_divide(gs_search *q, int32_t left, int32_t right, int32_t start,
                        int32_t stop) noexcept nogil:
-    """Push a frame with the pieces of [left, right), cut at the boundaries in [start, stop) none crosses."""
+    """Push a frame with the pieces of sections [left, right).
+
+    Cut behind each section of [start, stop) whose unplaced buffers all end there, so that none crosses the cut.
+    """
     cdef int32_t begin = left
     cdef int32_t k
     cdef gs_choice *frame = &q.stack[q.depth]
@@ -100,10 +104,11 @@ cdef void search_divide(gs_search *q, int32_t left, int32_t right, int32_t start
 
 
 cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit, int64_t patience) noexcept nogil:
-    """Look for a packing within capacity (at least p.bound), preferring p.order, in at most `limit` tries.
+    """Look for a packing of at most `capacity` bytes (p.bound or more); p.order decides between equal minima.
 
-    SEARCH_FOUND: it is in p.offset.  SEARCH_IMPOSSIBLE: there is none.  SEARCH_STOPPED, or GS_NO_HOST_MEMORY.
-    A try is one look at a piece of up to 256 sections.
+    SEARCH_FOUND: it is in p.offset.  SEARCH_IMPOSSIBLE: there is none.  SEARCH_STOPPED: after `limit` tries, or after
+    `patience` tries in which the placed area has not exceeded its maximum.  Or GS_NO_HOST_MEMORY.
+    A try is one placement in a piece of fewer than 256 sections; in longer pieces it counts as more.
     """
     cdef gs_pack *p = q.p
     cdef gs_choice *frame = q.stack
@@ -118,7 +123,7 @@ cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit, i
     limit += q.tries
     search_divide(q, 0, p.n_sections, 0, p.n_sections)
     while True:
-        # Here the top frame decides: an empty piece is done, and so are the choices made inside it.
+        # If the piece has no unplaced buffer, it is done: pop its choices, down to a frame with further pieces.
         b = search_select(q, left, right, select)
         if b < 0:
             while q.depth > 0:

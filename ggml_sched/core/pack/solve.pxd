@@ -1,4 +1,4 @@
-# The C view of core/pack/solve: free blocks, and the packing of buffers over sections of time.
+# The C view of core/pack/solve: gs_blocks, the free blocks of an arena, gs_pack, a packing problem, and its result.
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
@@ -7,66 +7,68 @@ from ggml_sched._c cimport gs_block
 
 cdef enum:
     PACK_MAX = 0x1000000        # buffers: a sort key has 24 bits for the index
-    PACK_CARRY_LIMIT = 6000000  # entries; above it, a problem does without overlap lists
-    PACK_BY_TWA = 0             # busiest section, then lifetime, then area, all descending
+    PACK_CARRY_LIMIT = 6000000  # entries of gs_pack.carry; a problem that needs more is packed without these lists
+    # Orders of buffers, descending.  T: live bytes of the buffer's fullest section; W: lifetime; A: size * lifetime.
+    PACK_BY_TWA = 0
     PACK_BY_SIZE = 1            # size, then lifetime
     PACK_BY_WAT = 2
     PACK_BY_TAW = 3
-    PACK_ORDERS = 4
-    PACK_BY_LONG_AREA = 4       # size times lifetime cubed; for searches only
-    PACK_INDEX_BITS = 24        # of a sort key; the fields have the rest
+    PACK_ORDERS = 4             # the orders above, which passes use; the one below is for searches only
+    PACK_BY_LONG_AREA = 4       # size times lifetime cubed
+    PACK_INDEX_BITS = 24        # low bits of a sort key, the buffer's index; the sorted fields are above them
     PACK_INDEX_MASK = 0xffffff
     N_PACK_METHODS = 9
     PACK_NO_CAPACITY = -1
-    PACK_DEFAULT_BUDGET = -1        # two million tries, fewer where each takes long
-    PACK_PLANNER_BUDGET = -2        # a hundred thousand, in the same way
+    PACK_DEFAULT_BUDGET = -1        # two million tries; fewer where buffers overlap many others, which makes tries slow
+    PACK_PLANNER_BUDGET = -2        # a hundred thousand, reduced in the same way
 
 
 # The free ranges of one arena, in address order.
 ctypedef struct gs_blocks:
     gs_block *at
     int32_t n
-    int32_t room
-    int64_t max_size            # high-water mark, from the arena's start
-    int64_t chunk               # bytes of one chunk of an arena that may not be one buffer; 0: no bound
-    int64_t stride              # distance of the chunks' first offsets, so that they never touch
+    int32_t room                # elements that `at` has memory for
+    int64_t max_size            # the highest end of a range ever taken: the bytes that the arena needs
+    int64_t chunk               # bytes of each chunk; 0: the arena is one buffer
+    int64_t stride              # from one chunk's first offset to the next's; above `chunk`, so that blocks never merge
     int32_t n_chunks
 
 
+# A packing problem.  Buffers are numbered by section of birth; sections are intervals of time (see prepare.pxi).
 ctypedef struct gs_pack:
     int32_t n                   # buffers with a size and a lifetime
     int32_t n_sections
-    int64_t bound               # max-live, bytes
-    int64_t n_neighbours        # sum of all overlap lists
-    int64_t n_carried           # entries that carry will need
+    int64_t bound               # bytes of the fullest section, which every arena needs
+    int64_t n_neighbours        # overlapping buffers, summed over all buffers; pack_fill_carry sets it
+    int64_t n_carried           # entries that `carry` will need
     int32_t *id                 # the caller's index of buffer i
     int32_t *start              # first section
     int32_t *stop               # one past the last section
-    int32_t *birth              # time
-    int32_t *life               # times lived
+    int32_t *birth              # the time of birth; for the planner a position in the graph
+    int32_t *life               # number of times from birth to death
     int64_t *size
     int32_t *born               # [n_sections + 1] first buffer born in section k or later
     int64_t *live               # [n_sections] bytes
     int64_t *peak               # [n] the most bytes live in any section of buffer i
     int64_t *offset             # [n] the packing under construction, -1 for what is not placed
     int64_t *best               # [n] the best complete packing so far
-    uint64_t *keys              # [2 n + 1] scratch of the sorts
-    int32_t *order              # [n]
-    int32_t *turn               # [n] when the caller had the buffer born: place among all; after pack_settle
-    int32_t *carry_begin        # [n_sections + 1]; NULL until pack_fill_carry
-    int32_t *carry
+    uint64_t *keys              # [2 n + 1] scratch of the sorts; other functions use it between sorts
+    int32_t *order              # [n] buffers in the order in which a pass places them; pack_sort fills it
+    int32_t *turn               # [n] rank of buffer i by birth, then by the caller's index; pack_settle fills it
+    int32_t *carry_begin        # [n_sections + 1] where section k begins in `carry`; NULL until pack_fill_carry
+    int32_t *carry              # for each section, the buffers alive in it that were born in an earlier one
     void *memory                # the one allocation behind all but carry
     void *carry_memory
 
 
-# The result of packing.
+# The result of a packing, but for the offsets.
 ctypedef struct gs_packing:
-    int64_t arena           # bytes
-    int64_t bound           # max-live bytes
-    int64_t proven          # no arena is smaller than this
-    int64_t tries           # of the search
-    int32_t method
-    bint optimal
+    int64_t arena           # bytes that the packing needs
+    int64_t bound           # the most bytes alive at once
+    int64_t proven          # no arena is smaller than this many bytes; at least `bound`
+    int64_t tries           # of the exact search
+    int32_t method          # PACK_METHOD_*: which found the packing
+    bint optimal            # whether no smaller arena exists: arena <= proven
 
 
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil

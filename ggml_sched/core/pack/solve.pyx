@@ -5,13 +5,13 @@ Includes, in this order:
 
     blocks    Free blocks: the free ranges of one arena, and best fit among them as in ggml's first generation.
     prepare   Preparing a problem: converting lifetimes to sections.
-    two_ends  Packing long lifetimes from the bottom of the arena, and short ones from its top.
+    two_ends  Packing in one pass: long lifetimes from the bottom of the arena, and short ones from its top.
     place     Packing in one pass over the buffers, each into the lowest gap that it fits.
     best_fit  Packing by best fit, as an online allocator does it.
-    state     The state of an exact search, and its two moves, place and lift.
+    state     The state of the exact search, and its two moves, place and lift.
     search    The exact search.
     join      Joining buffers to larger blocks, which gives a smaller problem.
-    fill      Filling space that should stay empty with further buffers.
+    fill      Filling memory that a good packing leaves empty, which makes the problem easier to search.
     run       The sequence of all packing methods.
 """
 

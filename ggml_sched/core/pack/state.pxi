@@ -1,71 +1,71 @@
-# The state of an exact search, and its two moves, place and lift.
+# The state of the exact search, and its two moves, place and lift.
 #
-# Owns gs_search: a partial packing within `capacity` on flat arrays, with a trail to take moves back.  Every
-# buffer that is not placed has a minimum offset.  A move is about one buffer that nothing it overlaps is
-# below:
-#   place   it sits at its minimum; what overlaps it and is not placed rises to its top; or
-#   lift    it does not.  In a packing pushed down as far as it goes it then rests on something that overlaps
-#           it and is not placed yet, so its own minimum rises to the lowest such top.
-# A branch is dead when in some section floor + remaining bytes exceed the capacity; the floor is the lowest
-# minimum of the section's unplaced buffers.
-# A death has a reason: the sections whose state it follows from, which are all that a move has read, as a mask of
-# one bit for some neighbouring sections.  A lift is made because a placement has died, and keeps that reason.
-# Invariants: no offset and no minimum of an unplaced buffer exceeds capacity - size, so that none is PACK_FAR, which
-# says that a buffer is placed, or that none is left; undoing to a mark restores exactly the state at that mark (but
-# for `witness`, which only steers).
+# Owns gs_search: a partial packing within `capacity` bytes on flat arrays, and a trail from which moves are undone.
+# Each unplaced buffer has a minimum, the lowest offset that it can still have.  A move is made with a buffer whose
+# minimum is no higher than that of any unplaced buffer that overlaps it in time:
+#   place   its offset is its minimum; unplaced buffers that overlap it get its top as their minimum, if that is higher;
+#   lift    its offset is higher.  In a packing in which no buffer can sink further, it then rests on a buffer that
+#           overlaps it and is not placed yet, so its minimum rises to the lowest top that such a buffer can have.
+# A branch of the search is dead, without a packing, when in some section floor + unplaced bytes exceed the capacity;
+# the floor of a section is the lowest minimum of its unplaced buffers.
+# Each death has a reason: the sections whose state implies it, namely all that the move has read.  Reasons are masks of
+# 64 bits, each for 2**mask_shift neighbouring sections.  A lift follows from the death of a placement, and has its
+# reason.
+# Invariants: minimum and offset of a buffer are at most capacity - size, so that PACK_FAR is never one of them; undoing
+# to a mark (a length of the trail) restores exactly the state at that mark, but for `witness`, a hint that is checked.
 
-cdef int64_t PACK_FAR = 0x7fffffffffffffff
+cdef int64_t PACK_FAR = 0x7fffffffffffffff      # as a minimum: the buffer is placed; as a floor: all buffers are
 
 cdef enum:
     CHANGE_MINIMUM = 0
     CHANGE_FLOOR = 1
     CHANGE_PLACED = 2
-    CHANGE_LIFTED = 3           # a lift; old: the mask of the sections that it has changed.  Nothing is restored
-    CHANGE_REASON = 4           # right after it; old: the mask of the sections that the lift's reason has
+    CHANGE_LIFTED = 3           # a lift was made; `old` is the mask of sections that it changed; nothing is restored
+    CHANGE_REASON = 4           # always follows CHANGE_LIFTED; `old` is the mask of that lift's reason
 
-ctypedef struct gs_change:      # how to take one assignment back
+ctypedef struct gs_change:      # an entry of the trail: one value, and what it was before
     int64_t old
-    int32_t index
-    int32_t kind
+    int32_t index               # a section for CHANGE_FLOOR, otherwise a buffer
+    int32_t kind                # CHANGE_*
 
-ctypedef struct gs_piece:       # sections [left, right) that no unplaced buffer leaves
-    int64_t slack
+ctypedef struct gs_piece:       # sections [left, right), whose unplaced buffers all live within them
+    int64_t slack               # the least of capacity - floor - unplaced bytes in any of them
     int32_t left
     int32_t right
 
-ctypedef struct gs_choice:      # buffer >= 0: a placement, which a lift may replace.  -1: pieces to be searched
+ctypedef struct gs_choice:      # a frame of the stack.  buffer >= 0: a placement, which a lift may replace.  -1: pieces
     int64_t mark                # trail length before the placement
-    uint64_t changed            # mask of the sections that it has changed
+    uint64_t changed            # mask of the sections that the placement changed
     int32_t buffer
-    int32_t left
+    int32_t left                # the sections [left, right) of the piece that was being searched
     int32_t right
-    int32_t piece               # where the frame's pieces begin
-    int32_t next_piece
+    int32_t piece               # index in gs_search.pieces of the frame's first piece
+    int32_t next_piece          # and of the one to search next
 
 ctypedef struct gs_search:
     gs_pack *p
     int64_t capacity
     int64_t tries               # taken so far, over all runs
-    int64_t area                # of the placed buffers: bytes times sections, in units of 2**area_shift bytes
+    int64_t area                # bytes times sections of the placed buffers, in 2**area_shift bytes: measures progress
     int area_shift
-    uint64_t changed            # mask of the sections that the last placement has changed
-    uint64_t reason             # of the last death, until the placement that caused it is replaced by a lift
+    uint64_t changed            # mask of the sections that the last placement changed
+    uint64_t reason             # mask of the last death's reason; a lift adds what it reads
     int64_t *minimum            # [n] lowest offset still possible; PACK_FAR once placed
-    int64_t *floor              # [n_sections] PACK_FAR when nothing is left to place there
-    int32_t *witness            # [n_sections] a buffer that was at the floor when last looked at
-    int64_t *rest               # [n_sections] unplaced bytes
-    int32_t *crossing           # [n_sections] unplaced buffers that live in k and in k + 1
-    int32_t *rank               # [n] static preference, smaller first
-    int32_t *twin               # [n] ring of buffers with equal lifetime and size
+    int64_t *floor              # [n_sections] lowest minimum of section k's unplaced buffers; PACK_FAR without any
+    int32_t *witness            # [n_sections] a buffer whose minimum was section k's floor when that was last computed
+    int64_t *rest               # [n_sections] bytes of section k's unplaced buffers
+    int32_t *crossing           # [n_sections] how many unplaced buffers live both in section k and in k + 1
+    int32_t *rank               # [n] position in p.order; of buffers with equal minimum, the lower rank is tried first
+    int32_t *twin               # [n] the next buffer of equal lifetime and size, in a ring
     gs_choice *stack            # [2 n + 2]
-    gs_piece *pieces            # [2 n_sections + 2]
-    int mask_shift              # 2**mask_shift sections have a bit of a mask
-    int32_t depth
+    gs_piece *pieces            # [2 n_sections + 2] the pieces of all frames, one behind the other
+    int mask_shift              # each bit of a mask stands for 2**mask_shift sections
+    int32_t depth               # frames on the stack
     int32_t n_pieces
-    gs_change *trail            # grows
+    gs_change *trail            # changes since the start, oldest first
     int64_t n_trail
     int64_t trail_room
-    bint no_memory
+    bint no_memory              # the trail could not grow; the search ends
     void *memory
 
 
@@ -76,7 +76,7 @@ cdef void search_free(gs_search *q) noexcept nogil:
 
 
 cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
-    """One allocation for all arrays; p must have its carry lists and outlive q."""
+    """Allocate the arrays of a search of p and find twins.  p must have its carry lists, and outlive q."""
     cdef int64_t n = p.n
     cdef int64_t s = p.n_sections
     cdef char *cursor
@@ -105,7 +105,7 @@ cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
         q.mask_shift += 1
     for i in range(p.n):
         q.twin[i] = i
-        # Twins are born in the same section; looking back only so far keeps this linear.
+        # Twins are born in the same section; looking back at 32 buffers at most keeps the time linear.
         j = i - 1
         while j >= 0 and j >= i - 32 and p.start[j] == p.start[i]:
             if p.stop[j] == p.stop[i] and p.size[j] == p.size[i]:
@@ -117,7 +117,7 @@ cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
 
 
 cdef void search_reset(gs_search *q) noexcept nogil:
-    """Nothing placed, everything may sit at 0."""
+    """Begin again: no buffer is placed, and every minimum is 0."""
     cdef gs_pack *p = q.p
     cdef int32_t i, k
     memset(q.minimum, 0, p.n * sizeof(int64_t))
@@ -127,7 +127,7 @@ cdef void search_reset(gs_search *q) noexcept nogil:
         q.crossing[k] = p.carry_begin[k + 2] - p.carry_begin[k + 1]
     q.crossing[p.n_sections - 1] = 0
     for k in range(p.n_sections):
-        q.witness[k] = p.born[k]        # a section begins with a birth
+        q.witness[k] = p.born[k]        # there is one: every section begins with a birth
     for i in range(p.n):
         p.offset[i] = -1
         q.rank[p.order[i]] = i
@@ -141,7 +141,7 @@ cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old)
         more = <gs_change *>realloc(q.trail, 2 * q.trail_room * sizeof(gs_change))
         if more == NULL:
             q.no_memory = True
-            q.n_trail -= 1          # the run is over; only stay within bounds
+            q.n_trail -= 1          # the search fails anyway, so an entry may be lost to stay within bounds
         else:
             q.trail = more
             q.trail_room *= 2
@@ -152,7 +152,7 @@ cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old)
 
 
 cdef inline uint64_t search_mask(const gs_search *q, int32_t left, int32_t right) noexcept nogil:
-    """The bits of sections [left, right), of which there is one at least."""
+    """The mask of sections [left, right), a range that is not empty."""
     cdef int low = left >> q.mask_shift
     cdef int high = (right - 1) >> q.mask_shift
     return (~<uint64_t>0 >> (63 - high + low)) << low
@@ -171,7 +171,7 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
         elif c.kind == CHANGE_FLOOR:
             q.floor[i] = c.old
         elif c.kind == CHANGE_REASON:
-            # A death that follows from the lift follows from the lift's reason.
+            # If the death depends on sections that the lift changed, it depends on the lift's reason, too.
             if <uint64_t>(c - 1).old & q.reason:
                 q.reason |= <uint64_t>c.old
         elif c.kind == CHANGE_PLACED:
@@ -185,13 +185,13 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
 
 
 cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noexcept nogil:
-    """Recompute the floor of section k, known to be at least `least`; False when what is left does not fit above it."""
+    """Recompute the floor of section k, which is `least` or more; False when its unplaced bytes do not fit above it."""
     cdef gs_pack *p = q.p
     cdef int32_t witness = q.witness[k]
     cdef int64_t floor = q.minimum[witness]
     cdef int32_t i
     if floor != least:
-        # The witness has risen (or an undo has left it anywhere): look for another.
+        # The witness is not at the floor: its minimum has risen, or an undo made it outdated.  Look for another.
         for i in range(p.born[k], p.born[k + 1]):
             if q.minimum[i] < floor:
                 floor = q.minimum[i]
@@ -216,7 +216,7 @@ cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noex
 
 
 cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
-    """Place b at its minimum, which nothing it overlaps is below; False, with the reason, when that is dead."""
+    """Place b at its minimum, the lowest of all that b overlaps; False, with q.reason, if the branch is dead then."""
     cdef gs_pack *p = q.p
     cdef int64_t *minimum = q.minimum
     cdef int32_t start = p.start[b]
@@ -228,7 +228,7 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
     cdef int64_t top = at + size
     cdef int32_t i, j, k
     q.changed = q.reason = search_mask(q, start, stop)
-    # All other unplaced buffers of these sections will lie above b.
+    # All unplaced buffers of these sections, b among them, lie at `at` or higher.
     for k in range(start, stop):
         if q.rest[k] > q.capacity - at:
             return False
@@ -256,7 +256,7 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
     for k in range(start, stop):
         if q.floor[k] < top and not search_raise_floor(q, k, top):
             return False
-    # Elsewhere a floor has risen only with its witness.
+    # In sections outside b's lifetime, a floor can have risen only if the minimum of its witness has.
     for k in range(left, start):
         if minimum[q.witness[k]] != q.floor[k] and not search_raise_floor(q, k, q.floor[k]):
             return False
@@ -267,9 +267,10 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
 
 
 cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
-    """No packing has b at its minimum, for q.reason: raise it, and its twins there, to what they can rest on.
+    """Raise the minimum of b, where q.reason excludes b, to the lowest top that b can rest on; so for its twins there.
 
-    False, with more reason, when that is dead.
+    Twins at the same minimum are interchangeable with b, so they are excluded, too.  False, with q.reason extended, if
+    the branch is dead then.
     """
     cdef gs_pack *p = q.p
     cdef int64_t old = q.minimum[b]
@@ -277,7 +278,7 @@ cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
     cdef uint64_t changed = search_mask(q, p.start[b], p.stop[b])
     cdef int32_t c = b
     cdef int32_t i, j, k
-    q.reason |= changed         # the sections that it reads
+    q.reason |= changed         # b's sections, which the code below reads
     while True:
         if q.minimum[c] == old:
             least = PACK_FAR

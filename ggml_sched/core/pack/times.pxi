@@ -1,6 +1,7 @@
-# Times: converting any integers to ranks, which are the times of a packing.
+# Converting times of any size to the small ones that pack_run accepts.
 #
-# Invariant: times in the same order have the same ranks, and so the same packing.
+# Times that are close together are shifted to begin at 0; others are replaced by their ranks among the distinct times,
+# because pack_run takes memory and time in proportion to the largest time.  Invariant: the order of times is kept.
 
 cdef int compare_times(const void *a, const void *b) noexcept nogil:
     cdef int64_t x = (<const int64_t *>a)[0], y = (<const int64_t *>b)[0]
@@ -8,7 +9,7 @@ cdef int compare_times(const void *a, const void *b) noexcept nogil:
 
 
 cdef int32_t rank_of(const int64_t *times, int32_t n, int64_t x) noexcept nogil:
-    """The index of x in ascending times."""
+    """The index of x in `times`, which is ascending and contains it."""
     cdef int32_t low = 0, high = n, middle
     while low < high:
         middle = low + (high - low) // 2
@@ -21,10 +22,10 @@ cdef int32_t rank_of(const int64_t *times, int32_t n, int64_t x) noexcept nogil:
 
 cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
                         int64_t budget, int64_t *offsets, gs_packing *out, int32_t *failed) noexcept nogil:
-    """pack_run over any times.
+    """pack_run for times of any size.
 
-    GS_BAD_ARGUMENT: failed[0] is the buffer that ends before it begins or has a negative size; or it is -1, and there
-    are more buffers than can be packed, or the capacity or budget is invalid.
+    GS_BAD_ARGUMENT: failed[0] is the index of a buffer that ends before it begins or has a negative size; if it is -1,
+    there are more than PACK_MAX buffers, or the capacity or the budget is invalid.
     """
     cdef int64_t first, last
     cdef int64_t *times
@@ -47,7 +48,7 @@ cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, c
     rank = <int32_t *>(times + 2 * <int64_t>n)
     n_times = 0
     if n and <uint64_t>last - <uint64_t>first <= <uint64_t>(4 * <int64_t>n + 1024):
-        # Dense already: shifted.
+        # The times are close together: shifting is enough, and avoids the sort.
         for i in range(n):
             rank[i] = <int32_t>(lower[i] - first)
             rank[n + i] = <int32_t>(upper[i] - first)

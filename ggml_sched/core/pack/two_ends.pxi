@@ -1,10 +1,10 @@
 # Packing long lifetimes from the bottom of the arena, and short ones from its top.
 #
 # pack_two_ends is tried first, and is enough for most graphs: one pass in order of birth, as an online allocator makes
-# it, but in an arena of exactly the lower bound, and with known lifetimes.  Buffers with long lifetimes are placed from
-# the bottom, those with short ones from the top, so that neither kind fragments the memory of the other.  For arenas
-# with many large short-lived buffers, such as the states of recurrent layers, another rule works: each buffer goes into
-# the smallest gap, beside the neighbour that lives longer, so that the gap grows when the other neighbour dies.
+# it, but in an arena of exactly the lower bound, and with known lifetimes.  Long-lived buffers are placed from the
+# bottom, short-lived ones from the top, so that neither fragment the memory of the others.  For graphs with many large
+# short-lived buffers, such as the states of recurrent layers, another rule works: each buffer goes into the smallest
+# gap, long-lived and large ones beside the neighbour that lives longer: the gap grows when the other neighbour dies.
 # Time is linear: no lists of overlaps, no sorting.
 # Invariant: gaps are in order of offset and do not touch; a packing that succeeds is valid and has the bound's size.
 
@@ -14,18 +14,18 @@ cdef enum:
 ctypedef struct gs_gap:
     int64_t offset
     int64_t size
-    int32_t below               # the buffers that it lies between, -1 for an end of the arena
+    int32_t below               # the buffers that the gap lies between; -1 for an end of the arena
     int32_t above
 
 ctypedef struct gs_gaps:
     gs_gap at[PACK_MAX_GAPS]
     int32_t n
-    int32_t *below              # of each buffer placed, the next ones in order of offset
-    int32_t *above
+    int32_t *below              # [n] for each placed buffer, the one with the next lower offset, or -1
+    int32_t *above              # [n] and with the next higher one
 
 
 cdef inline int64_t gaps_take(gs_gaps *g, int32_t i, int32_t b, int64_t size, bint low) noexcept nogil:
-    """Place buffer b at one end of gap i, which it fits; its offset."""
+    """Place buffer b at the low or the high end of gap i, which is large enough; returns b's offset."""
     cdef gs_gap *gap = &g.at[i]
     cdef int64_t offset = gap.offset
     g.below[b] = gap.below
@@ -48,7 +48,7 @@ cdef inline int64_t gaps_take(gs_gaps *g, int32_t i, int32_t b, int64_t size, bi
 
 
 cdef bint gaps_give(gs_gaps *g, int32_t b, int64_t offset, int64_t size) noexcept nogil:
-    """Take buffer b away, and join what it leaves with the gaps beside; False when there is no room for another gap."""
+    """Remove buffer b, and merge its memory with the gaps beside it; False when that takes more than PACK_MAX_GAPS."""
     cdef int32_t below = g.below[b]
     cdef int32_t above = g.above[b]
     cdef int32_t i = 0
@@ -83,7 +83,7 @@ cdef bint gaps_give(gs_gaps *g, int32_t b, int64_t offset, int64_t size) noexcep
 
 
 cdef inline int32_t gaps_lowest(const gs_gaps *g, int64_t size) noexcept nogil:
-    """The lowest gap that `size` bytes fit, -1 where none does."""
+    """The lowest gap into which `size` bytes fit; -1 when there is none."""
     cdef int32_t i
     for i in range(g.n):
         if g.at[i].size >= size:
@@ -92,7 +92,7 @@ cdef inline int32_t gaps_lowest(const gs_gaps *g, int64_t size) noexcept nogil:
 
 
 cdef inline int32_t gaps_highest(const gs_gaps *g, int64_t size) noexcept nogil:
-    """The highest gap that `size` bytes fit, -1 where none does."""
+    """The highest gap into which `size` bytes fit; -1 when there is none."""
     cdef int32_t i = g.n - 1
     while i >= 0 and g.at[i].size < size:
         i -= 1
@@ -100,7 +100,7 @@ cdef inline int32_t gaps_highest(const gs_gaps *g, int64_t size) noexcept nogil:
 
 
 cdef inline int32_t gaps_smallest(const gs_gaps *g, int64_t size, bint low) noexcept nogil:
-    """The smallest gap that `size` bytes fit, the lowest or the highest on a tie, -1 where none does."""
+    """The smallest gap into which `size` bytes fit, on a tie the lowest or the highest; -1 when there is none."""
     cdef int32_t i, found = -1
     for i in range(g.n):
         if g.at[i].size >= size and (found < 0 or g.at[i].size < g.at[found].size
@@ -110,18 +110,18 @@ cdef inline int32_t gaps_smallest(const gs_gaps *g, int64_t size, bint low) noex
 
 
 cdef inline bint gaps_lower_stays(const gs_gap *gap, const int32_t *stop) noexcept nogil:
-    """Whether what is below a gap stays for as long as what is above; the ends of the arena stay."""
+    """Whether the neighbour below a gap lives at least as long as the one above; an end of the arena lives for ever."""
     return gap.below < 0 or gap.above >= 0 and stop[gap.below] >= stop[gap.above]
 
 
 cdef bint pack_two_ends(gs_pack *p, int32_t long_life, int64_t large) noexcept nogil:
-    """Pack into exactly the bound; lives of more than long_life times are long.  False where that fails.
+    """Pack into an arena of exactly p.bound bytes; False when that fails.
 
-    With `large`, what has so many bytes belongs to the long lives, too, every gap is the smallest one that fits, and
-    long lives take the side of it where the neighbour stays longer.
+    Buffers with a life of more than long_life times are long-lived.  With `large` > 0, so are those of at least `large`
+    bytes; every buffer then goes into the smallest gap, long-lived ones beside the neighbour that lives longer.
     """
     cdef gs_gaps gaps
-    # The buffers that die as each section begins, as lists linked by `next`; in p.keys, which is not in use yet.
+    # For each section, the first buffer that dies as it begins; `next` links the others.  In p.keys, not used before.
     cdef int32_t *dies = <int32_t *>p.keys
     cdef int32_t *next = dies + p.n_sections + 1
     cdef int64_t *offset = p.offset
