@@ -108,7 +108,8 @@ typedef struct gs_pack_result {
 typedef struct gs_api {
     int32_t major;
     int32_t minor;
-    size_t size;                /* bytes of this struct where the functions were compiled; then of the others: */
+    size_t size;                /* bytes of this struct when the package was compiled, by which gs_api_check notices
+                                 * a consumer compiled against other headers; then the bytes of the other structs */
     size_t size_layout;
     size_t size_policy;
     size_t size_arena_result;

@@ -2,7 +2,7 @@
 #ifndef GGML_SCHED_CLOCK_H
 #define GGML_SCHED_CLOCK_H
 
-/* Standard C alone has no monotonic clock. */
+/* Compilers in a strict mode (-std=c11) declare clock_gettime only with this macro. */
 #if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
 #endif

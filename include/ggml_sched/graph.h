@@ -10,7 +10,7 @@
 #include "ggml_sched/ops.h"
 #include "ggml_sched/structs.h"
 
-/* Properties of a tensor that passes test: bits of gs_graph.kind. */
+/* Properties of a tensor, for the passes of the planner: bits of gs_graph.kind. */
 #define GS_KIND_VIEW 1    /* VIEW, RESHAPE, PERMUTE, TRANSPOSE                               */
 #define GS_KIND_WRITES 2  /* computes into another tensor's memory: CPY, SET_ROWS, in place  */
 #define GS_KIND_INPUT 4   /* a leaf flagged INPUT, not a view                                */

@@ -96,8 +96,8 @@ typedef struct gs_plan {
     /* Of each id: */
     GS_CONST int32_t *like;     /* the graph tensor with the id's layout, op and flags              */
     GS_CONST int32_t *arena_of; /* the backend whose arena holds it, -1: memory outside the plan    */
-    GS_CONST int32_t *root;     /* the id whose memory it shares, as a view or by in-place reuse; -1 */
-    GS_CONST int32_t *birth;    /* position at which its memory is allocated; -1                    */
+    GS_CONST int32_t *root;     /* the id whose memory it shares, as a view or by in-place reuse; -1: none */
+    GS_CONST int32_t *birth;    /* position at which its memory is allocated; -1: never             */
     GS_CONST int32_t *death;    /* position after which its memory is freed; n_seq if never         */
     GS_CONST int32_t *trimmed;  /* position at which the tail of its memory is freed, where rest < size */
     GS_CONST int32_t *src_begin; /* [n + 1] ids that it reads: src[src_begin[i] .. src_begin[i + 1]) */

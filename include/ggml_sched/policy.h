@@ -22,23 +22,25 @@ enum gs_offsets {
     GS_OFFSETS_BEST_FIT = 1     /* best fit, in execution order, as ggml's first generation     */
 };
 
-/* In-place reuse: which part of a source's memory a node may reuse for its result. */
+/* In-place reuse: which part of a source's memory a node may reuse for its result.  The tail is what lies behind the
+ * reused part. */
 enum gs_reuse {
     GS_REUSE_FIRST = 0,         /* as ggml's first generation: the front; the tail stays allocated */
     GS_REUSE_WHOLE = 1,         /* only all of it, when the result has the same size               */
     GS_REUSE_FRONT = 2,         /* the front; the tail is freed                                    */
-    GS_REUSE_ALL = 3            /* also a part at an offset, when the source is a view             */
+    GS_REUSE_ALL = 3            /* as FRONT; also a part at an offset, when the source is a view   */
 };
 
 typedef struct gs_policy {
     int32_t placement;          /* GS_PLACEMENT_*                                                             */
     int32_t offsets;            /* GS_OFFSETS_*                                                               */
-    int32_t reuse;              /* GS_REUSE_*: the highest mode tried; an arena uses a lower one if smaller so */
+    int32_t reuse;              /* GS_REUSE_*: the highest mode tried; an arena uses the one that makes it smallest */
     int32_t leafs_first;        /* leafs are allocated from the start, not from their first use               */
     int32_t stream;             /* copies of weights share memory, one after the other; none is kept          */
     int32_t n_copies;           /* copy slots of each copy that every compute makes again, as in ggml         */
 } gs_policy;
 
+/* What the buffer of a resident tensor is used for: gs_problem.usage.  Nodes are placed where their weights are. */
 #define GS_USAGE_ANY 0
 #define GS_USAGE_WEIGHTS 1
 
