@@ -28,20 +28,21 @@ include "offsets.pxi"
 
 
 ctypedef struct gs_reuse_trials:
-    gs_walk walk                # the result of the first walk, moved here before the second, as all below
-    gs_arena *arenas            # of each backend, as all below
+    # The result of the first walk, moved here before the second walk; all arrays have an entry for each backend.
+    gs_walk walk
+    gs_arena *arenas
     gs_blocks *blocks
     int32_t *methods
-    int64_t *best               # bytes of the smallest result so far
-    int32_t *reuse              # the mode of that result, GS_REUSE_*
-    int32_t last                # the mode of the last try if its walk was completed; else -1
+    int64_t *best               # bytes of the arena's smallest result so far
+    int32_t *reuse              # GS_REUSE_*: the mode that gave this result
+    int32_t last                # GS_REUSE_* of the last trial if its walk was completed; else -1
     bint kept                   # the first result has been moved here
-    bint some_refused           # an arena could reuse more in mode GS_REUSE_ALL
-    bint some_partial           # an arena may be smaller without reuse of parts of memory
+    bint some_refused           # an arena could reuse more memory in mode GS_REUSE_ALL
+    bint some_partial           # an arena may be smaller in mode GS_REUSE_WHOLE
 
 
 cdef int64_t fill_chunks(const gs_plan *p, int32_t backend, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
-    """Raise sizes[n_chunks] to the bytes that each chunk of an arena needs; returns their sum."""
+    """Raise each of sizes[n_chunks] to the bytes that this chunk of the arena needs; returns their sum."""
     cdef int64_t total = 0, at
     cdef int32_t i
     for i in range(p.n):
@@ -107,7 +108,7 @@ cdef int allocate(gs_allocation *a) noexcept nogil:
 
 
 cdef int allocate_once(gs_allocation *a) noexcept nogil:
-    """One walk, with the mode of reuse that each arena names; replaces the result of an earlier walk."""
+    """Walk once, each arena with its mode of reuse, and choose offsets; replaces the result of an earlier walk."""
     cdef gs_arena *arena
     cdef gs_blocks *blocks
     cdef int32_t i, n = a.r.p.n_backends
@@ -189,9 +190,9 @@ cdef int trials_init(gs_reuse_trials *w, gs_allocation *a) noexcept nogil:
 
 
 cdef inline bint may_shrink_whole(const gs_allocation *a, int32_t i, int64_t size) noexcept nogil:
-    """Whether an arena of `size` bytes could be smaller without reuse of parts of memory.
+    """Whether the arena of backend i, of `size` bytes, could be smaller in mode GS_REUSE_WHOLE.
 
-    No arena is smaller than `peak`, the most bytes alive with freed tails left out.
+    It cannot if its size is its `peak`, the most bytes alive when freed tails do not count, which no mode goes below.
     """
     return a.arenas[i].n_partial > 0 and size != a.arenas[i].peak
 
@@ -237,7 +238,7 @@ cdef int trials_run(gs_reuse_trials *w, gs_allocation *a, int32_t mode) noexcept
 
 
 cdef int trials_choose(gs_reuse_trials *w, gs_allocation *a) noexcept nogil:
-    """Leave in `a` the result of the best mode of each arena: the last, the first, or that of one more walk."""
+    """Leave in `a` the best result of each arena; unless all are of the first or of the last walk, walk once more."""
     cdef int32_t i, n = a.r.p.n_backends
     cdef bint first = True, last = True
     if not w.kept:

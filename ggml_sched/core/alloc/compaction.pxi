@@ -13,7 +13,7 @@ cdef enum:
 
 ctypedef struct gs_skyline:     # of one arena: the end of the allocated memory at each position of the walk
     int64_t *height             # [n_positions] bytes
-    int64_t *cover              # [n_blocks] lower bound of the heights in a block of positions
+    int64_t *cover              # [n_blocks] lower bound of a block's heights; raised instead of each of them
     int64_t *most               # [n_blocks] the largest height in a block
 
 

@@ -17,8 +17,8 @@ ctypedef struct gs_groups:
     int32_t *begin          # member[begin[k] .. begin[k + 1]) are the positions of a group's nodes, ascending
     int32_t *member
     int32_t *id             # the ids of those nodes
-    int32_t *of             # of each graph tensor: the group that it is a member of, -1
-    int32_t *within         # of each graph tensor: the group of the member that owns its memory, -1
+    int32_t *of             # of each graph tensor: the group that it is a member of, -1 for none
+    int32_t *within         # of each graph tensor: its group; of a view, that of the root; -1 for none
     int32_t *starts         # of each group: the position of its first member in a walk
     int32_t *ends           # of each group: the position of its last member in a walk
     void *memory
@@ -27,36 +27,34 @@ ctypedef struct gs_groups:
 ctypedef struct gs_walk:
     gs_plan p               # the plan whose ids, lifetimes and offsets the walk finds; its ids are the walk's
     const gs_layout *layout
-    const unsigned char *slot   # of a graph tensor's sources
-    const uint32_t *alike       # as in gs_graph
+    const unsigned char *slot   # as in gs_graph: the slot of each entry of `src`
+    const uint32_t *alike       # as in gs_graph: which sources have the node's layout
     const int32_t *dep_begin    # as in gs_graph: alloc dependencies, or NULL
     const int32_t *dep
     const gs_groups *groups     # fusion groups, or NULL
-    # Used during the walk only: counts of the children and views still to come, the owners of memory in order of
-    # birth, and of each owner the first and one past the last section of its arena (core/pack/prepare.pxi) in its
-    # lifetime.
-    int32_t *n_children
-    int32_t *n_views
+    # Used during the walk only:
+    int32_t *n_children         # of each id: how many reads of it are still to come
+    int32_t *n_views            # of each id: how many of its views still have reads to come
     int32_t n_owners
-    int32_t *owner
-    int32_t *start
-    int32_t *stop
-    char *scratch
+    int32_t *owner              # [n_owners] the owners of memory, in order of birth
+    int32_t *start              # of each owner: the first section of its arena in its lifetime (core/pack/prepare.pxi)
+    int32_t *stop               # of each owner: one past the last one
+    char *scratch               # the memory of the arrays above
 
 
 ctypedef struct gs_arena:
     gs_blocks *blocks       # free blocks, or NULL: the walk finds lifetimes only, and owners get offset 0
     int64_t live            # bytes allocated at the current position
     int64_t peak            # the largest `live` so far: a lower bound for the arena
-    int64_t whole           # as `live`, but freed tails count as allocated
+    int64_t whole           # as `live`, but freed tails (see the glossary) count as allocated
     int64_t whole_peak      # the largest `whole` so far
     int64_t live_bytes      # the lower bound of the arena: whole_peak if no tail is reused, else peak
     int64_t alignment       # bytes; in-place reuse at an offset needs a multiple of it
     int32_t reuse           # GS_REUSE_*: the allowed in-place reuse
     int32_t n_inner         # nodes that reuse memory in place at another offset than 0
     int32_t n_refused       # sources at another offset than 0, which only GS_REUSE_ALL may reuse
-    int64_t limit           # an arena whose `peak` reaches this is no improvement
-    int32_t *wanted         # count of arenas that may be an improvement; the walk ends at 0; NULL: it does not
+    int64_t limit           # bytes of the best result so far: an arena whose `peak` reaches it is no improvement
+    int32_t *wanted         # shared: how many arenas may still improve; at 0 the walk ends early.  NULL: it never does
     int32_t n_partial       # nodes that reuse only the front of a larger memory
     int32_t n_owners        # owners of memory that are not empty
     int32_t section         # the section of the current position
@@ -76,7 +74,7 @@ cdef inline int32_t group_of(const gs_groups *w, int32_t id) noexcept nogil:
 
 
 cdef inline bint group_holds(const gs_groups *w, int32_t group, int32_t id) noexcept nogil:
-    """Whether an id is a member of a group that owns its memory, or a view of such a member."""
+    """Whether an id is a member of this group, or a view of one."""
     return id < w.n_tensors and w.within[id] == group
 
 

@@ -98,9 +98,10 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
 
 
 cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
-    """The size in bytes of the memory that node id would reuse in place of its source s, which has id's layout.
+    """The bytes of source s's memory, which node id would reuse in place; s has id's layout.
 
-    -1 if id may not reuse it: s has other readers, the memory has other users or flags, or id does not fit.
+    -1 if id may not reuse it: s has other readers, its memory has other users or is an input's or output's, or id does
+    not fit.
     """
     cdef int32_t r = f.p.root[s] if f.p.root[s] >= 0 else s
     cdef int32_t owner
@@ -187,7 +188,7 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
 
 
 cdef inline int gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
-    """Count one reader of s as done; free the memory of s after its last reader."""
+    """Count one read of s as done; free the memory of s after its last read."""
     cdef int32_t r = s
     f.n_children[s] -= 1
     if f.n_children[s] or f.n_views[s]:

@@ -16,7 +16,7 @@ cdef bint walk_can_replay(gs_walk *f, const gs_plan *measured, const gs_backend_
     for i in range(f.p.n):
         if f.p.arena_of[i] != measured.arena_of[i] or f.p.size[i] > measured.size[i]:
             return False
-        # An id with an address in the arena before the walk must have had the same address.
+        # An id that had an address in an arena before the measured walk must have the same address now.
         if had_address(&f.p, i) != had_address(measured, i):
             return False
         if had_address(&f.p, i) and f.p.offset[i] != measured.offset[i]:
@@ -30,7 +30,7 @@ cdef bint walk_can_replay(gs_walk *f, const gs_plan *measured, const gs_backend_
 
 
 cdef inline bint had_address(const gs_plan *p, int32_t i) noexcept nogil:
-    """Whether i had an address in one of the arenas before the walk."""
+    """Whether id i already had an address in one of the arenas when the walk of p began."""
     return p.root[i] < 0 and p.arena_of[i] != OUTSIDE and p.birth[i] < 0 and p.state[i] & GS_STATE_ADDRESSED
 
 
