@@ -13,8 +13,8 @@ ctypedef struct gs_graph_box:
     void *block                 # owned
     int64_t room                # bytes of `block`
     gs_graph_size size
-    uint64_t filling            # a count of graph_new and graph_refill
-    bint finished
+    uint64_t filling            # a number unique to these contents: calls of graph_new and graph_refill so far
+    bint finished               # graph_finish has succeeded since the last of them
 
 
 # The struct behind a gs_api_plan handle.

@@ -12,5 +12,5 @@ for room in (_graph, _pack, _plan):
     globals().update({name: getattr(room, name) for name in room.__all__})
     __all__ += room.__all__
 
-# What allocators need of a module above them.
+# Allocators in core/ use _host_memory, which they cannot import, because it imports the core.
 _plan.register_host_memory(_host_memory)

@@ -8,8 +8,8 @@ ALL_SOURCES = -1        # as an in-place mask: every source may be the destinati
 
 
 cdef enum:
-    FEW_WORDS = 32          # the first block of words that a Home takes; each later one is twice as large, up to
-    MANY_WORDS = 4096
+    FEW_WORDS = 32          # 32-bit words in a Home's first block of parameters; each later block is twice as large
+    MANY_WORDS = 4096       # up to so many
 
 
 cdef class Home:
@@ -23,7 +23,7 @@ cdef class Home:
             block = self.blocks
 
     cdef int32_t *keep(self, const int32_t *words, int n) except? NULL:
-        """A copy of some words that lasts as long as the Home; NULL for none."""
+        """Copy n parameter words to memory that lives as long as the Home; returns NULL when n is 0."""
         cdef int32_t *at
         cdef void *block
         if n == 0:
@@ -59,7 +59,7 @@ cdef class Lease:
         self.transient = False
 
     cpdef void end(self) noexcept:
-        """Every address under this lease is void from now on, until `revive`.  Nothing may be queued under it."""
+        """Make every address under this lease invalid until `revive`.  Computes must not be queued under it then."""
         self.alive = False
         self.drain = None
 
@@ -74,7 +74,8 @@ cdef class Lease:
         return was_displaced
 
     def queue(self, graph, wait not None):
-        """Computes of a graph are about to be queued under the lease: `wait` waits for them."""
+        """Note that computes of a graph are about to be queued under this lease; `wait` is a function that waits for
+        them."""
         if wait is not self.drain:
             watch_buffers(graph.tensors, self)
             self.drain = wait
@@ -156,8 +157,8 @@ cdef class BackendBase:
         """
         return ()
 
-    # A compiled subclass overrides these to answer support queries in C, without the GIL.  They look neither at flags nor at
-    # addresses, and of sources at nothing but the layout.  -1: call the method above.
+    # A compiled subclass overrides these to answer support queries in C, without the GIL.  The answer must not depend on
+    # flags or addresses, nor on anything of the sources but their layouts.  -1: call the Python method above instead.
 
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
         return -1
@@ -169,14 +170,17 @@ cdef class BackendBase:
         return -1
 
     cdef int answers_in_c(self) noexcept:
-        """The questions that a compiled subclass answers, ASKS_* bits."""
+        """Which support queries a compiled subclass answers in C: ASKS_* bits."""
         return ((ASKS_SUPPORTS if <void *>self.c_supports_op != <void *>BackendBase.c_supports_op else 0)
                 | (ASKS_OFFLOAD if <void *>self.c_offload_op != <void *>BackendBase.c_offload_op else 0)
                 | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0))
 
 
 cdef int watch_buffers(tuple tensors, Lease lease) except -1:
-    """Register a lease under which computes are queued with the buffers of all `tensors`."""
+    """Add the lease, under which computes are queued, to the leases of every buffer of `tensors`.
+
+    Closing or reusing such a buffer then waits for the computes (BufferBase.settle).
+    """
     cdef BufferBase buffer, last = None
     cdef Tensor t
     for t in tensors:
@@ -208,7 +212,7 @@ cdef class BufferBase:
         self.usage = str(usage)
 
     def close(self):
-        """Give the memory back, once queued computes have ended; idempotent.  Its tensors have no address afterwards."""
+        """Wait for queued computes, then free the memory; idempotent.  Tensors in it have no address afterwards."""
         if not self.closed:
             self.settle()
         if not self.closed:
@@ -242,7 +246,7 @@ cdef class BufferBase:
 
 
 def measure_buffer(BackendBase backend=None, alignment=64):
-    """The buffer of a measuring allocator, of `backend` or of none in particular: half the address space, no memory."""
+    """A buffer of 2**63 - 1 bytes without memory, with which an allocator measures how much memory it will need."""
     if backend is None:
         backend = BackendBase("measure", alignment)
     return BufferBase(backend, 0x7fffffffffffffff)
@@ -274,7 +278,7 @@ def new_buffer(BackendBase backend not None, size):
 
 
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1:
-    """What alloc_size has answered for a tensor, in bytes.
+    """Check the result of a call of alloc_size for tensor t, and return it as an integer, in bytes.
 
     TypeError unless it is an integer, PlacementError for less than the tensor's bytes or more than an int64 holds.
     """

@@ -7,10 +7,10 @@ cdef enum:
 
 
 cdef class NodeTable:
-    """`NodeTable(tensors)`: a gs_node for each tensor and for each of their sources, at the addresses of the moment.
+    """`NodeTable(tensors)`: a gs_node for each tensor and for each source of one, with their current addresses.
 
-    Of a source that is not one of the tensors its own sources are left out.  The addresses hold while those of the
-    tensors do.  Raises TypeError for what is no Tensor.
+    A source that is not itself among the tensors gets no sources in its gs_node.  The addresses are valid as long as
+    those of the tensors.  Raises TypeError for items that are no Tensor.
     """
 
     def __cinit__(self, tensors):
@@ -38,7 +38,7 @@ cdef class NodeTable:
             free(src)
 
     cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1:
-        """Collect `tensors`, and for each source of the given ones its position there, -1 for an empty slot."""
+        """Set `tensors` to those given and their sources; note the position of each source there, -1: an empty slot."""
         # Borrowed references: `given` owns them.
         cdef void *t
         cdef void *s
@@ -66,7 +66,7 @@ cdef class NodeTable:
         return 0
 
     cdef int connect(self, tuple given, const int32_t *src) except -1:
-        """The structs, and the sources of those given."""
+        """Make the gs_node structs of all tensors, and the pointers to the sources of the given ones."""
         cdef Py_ssize_t i, k, n = len(self.tensors), n_src = 0
         self.nodes = <gs_node *>calloc(max(n, 1), sizeof(gs_node))
         if self.nodes == NULL:
@@ -85,7 +85,7 @@ cdef class NodeTable:
         free(self.nodes)
 
     cdef void fill(self, gs_node *out, Tensor t):
-        """Everything but the sources."""
+        """Fill all fields of a gs_node but its sources."""
         cdef BufferBase buffer = t.c_buffer()
         out.layout = t.layout
         node_name_op(out)
@@ -96,7 +96,7 @@ cdef class NodeTable:
             out.data = <void *><size_t>(buffer.base + t.c_offset())
 
     cdef const gs_node *node(self, Py_ssize_t i) except NULL:
-        """Node i of those that the table was made of; IndexError."""
+        """The gs_node of the i-th tensor that NodeTable was called with; IndexError if there is none."""
         if not 0 <= i < self.n:
             raise IndexError(f"node {i} of {self.n}")
         return &self.nodes[i]
@@ -122,7 +122,7 @@ cdef class NodeTable:
 
 
 def computed(tuple nodes not None):
-    """Those of some nodes that compute something."""
+    """Those of the given nodes that compute, as a list: all but views."""
     cdef list found = []
     for t in nodes:
         if (<Tensor?>t).layout.op > GS_OP_TRANSPOSE:
@@ -131,7 +131,7 @@ def computed(tuple nodes not None):
 
 
 def any_staged(tuple nodes not None):
-    """Whether the data of a source, root or alloc dependency of the nodes is staged on the host, and no scheduler loads
+    """Whether a source, root or alloc dependency of the nodes has its data staged on the host, where no scheduler loads
     it."""
     cdef Tensor t, s
     for t in nodes:
@@ -150,6 +150,6 @@ def any_staged(tuple nodes not None):
 
 
 cdef inline bint is_staged(Tensor t) noexcept:
-    """Whether a tensor's address is of a lease that stages, other than a scheduler's."""
+    """Whether a tensor's address belongs to a lease that keeps data staged on the host, and is not a scheduler's."""
     cdef Lease lease = (t if t.view_src is None else t.view_src)._lease
     return lease is not None and lease.stages and not lease.transient

@@ -4,16 +4,16 @@
 # borrowed: the outputs own the tensors that they need.  Corresponds to ggml_visit_parents.
 
 ctypedef struct gs_frame:
-    void *t
-    Py_ssize_t next             # source, then the root of a view, then what the node keeps
+    void *t                     # a tensor whose requirements are being visited
+    Py_ssize_t next             # index of the next one: the sources, then the root of a view, then alloc dependencies
 
 
 cdef class Walk:
-    """One walk: the tensors seen, in order, and the leafs and nodes that are done."""
+    """One walk: the tensors reached so far, and the nodes and leafs in the order in which a graph lists them."""
 
-    cdef void **seen                     # owned; t.mark indexes it
-    cdef void **done                    # owned, [room] like the others: nodes from the front, leafs from the back
-    cdef gs_frame *stack                # owned
+    cdef void **seen                    # owned, [room]: the tensors in the order in which they were reached; by t.mark
+    cdef void **done                    # owned, [room]: the nodes from the front, the leafs from the back
+    cdef gs_frame *stack                # owned, [room]
     cdef Py_ssize_t n_seen, n_nodes, n_leafs, depth, room
 
     def __dealloc__(self):
@@ -22,7 +22,7 @@ cdef class Walk:
         free(self.stack)
 
     cdef int grow(self) except -1:
-        """Room for twice as many tensors."""
+        """Double the room of all arrays."""
         cdef Py_ssize_t room = max(2 * self.room, 256)
         cdef void **seen = <void **>realloc(self.seen, room * sizeof(void *))
         cdef void **done = NULL
@@ -74,7 +74,7 @@ cdef class Walk:
         return NULL
 
     cdef int visit(self, Tensor output) except -1:
-        """Everything that an output needs, sources first, left to right."""
+        """Visit all tensors that an output needs, each after its own sources, sources from left to right."""
         cdef void *s
         if not self.is_new(<void *>output):
             return 0

@@ -1,7 +1,7 @@
 # Making Python tuples from C arrays of numbers.
 
 cdef tuple ints_tuple(const an_integer *at, Py_ssize_t n):
-    # A loop, not a comprehension: where memory runs out, code that Cython generates for that drops a reference twice.
+    # A loop, because the code that Cython generates for a comprehension drops a reference twice if memory runs out.
     cdef tuple found = PyTuple_New(n)
     cdef object x
     cdef Py_ssize_t i

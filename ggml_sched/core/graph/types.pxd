@@ -4,7 +4,8 @@ from libc.stdint cimport int32_t, int64_t
 
 from ggml_sched._c cimport GS_MAX_DIMS, GS_N_TYPES, GS_OP_TRANSPOSE, GS_OP_VIEW, gs_layout, gs_type_traits
 
-# By number, None where there is no op or type; and the numbers by name.
+# `traits` and OP_NAMES are indexed by number; OP_NAMES has None for a number that no op has.  The dicts map names and
+# numbers of ops and types.
 cdef gs_type_traits traits[GS_N_TYPES]
 cdef list OP_NAMES
 cdef dict OP_IDS
@@ -50,7 +51,7 @@ cdef inline bint layout_equal(const gs_layout *a, const gs_layout *b) noexcept n
 
 
 cdef inline bint layout_contiguous(const gs_layout *a) noexcept nogil:
-    """No gaps and no reordering; dimensions of one element may have any stride."""
+    """ggml_is_contiguous: elements follow one another in order; dimensions of one element may have any stride."""
     cdef int64_t expected = traits[a.type].type_size
     cdef int i
     if a.ne[0] != traits[a.type].block_size and a.nb[0] != expected:

@@ -4,9 +4,9 @@
 # Planning derives order, lifetimes and in-place reuse from sources and roots.  It would make a plan with wrong results
 # for a view whose root is not that of its source, or for a product without factors.
 
-cdef unsigned char least_sources[GS_N_OPS]      # how many of an op's first sources must be there
+cdef unsigned char least_sources[GS_N_OPS]      # by op: how many sources it must have, in its first slots
 
-# One source is the rule; families of sub-ops follow it.
+# The ops that need another number of sources than one.  All sub-ops of UNARY and GLU need one.
 cdef dict _LEAST_SOURCES = {
     0: ("NONE", "ARANGE", "CUSTOM"),
     2: ("ADD", "ADD1", "SUB", "MUL", "DIV", "ROPE", "ROPE_BACK", "SILU_BACK", "RMS_NORM_BACK", "SOFT_MAX_BACK", "ACC",
@@ -68,7 +68,7 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
     if layout_may_overlap(layout):
         raise GraphError(f"{called(name, op)} is written to, and elements of it share bytes: {strides_of(layout)}")
     if root is None and not layout_contiguous(layout) and not layout_is_empty(layout):
-        # Views could read bytes that were never written.
+        # Views of its memory could read the bytes in the gaps, which are never written.
         raise GraphError(f"{called(name, op)} is computed into memory of its own, and leaves gaps: {strides_of(layout)}")
     if root is None and op == OP_IDS["SET_ROWS"]:
         raise GraphError(f"{called(name, op)} has no view_src to write rows of, and memory of its own that it leaves "
@@ -82,7 +82,7 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
 
 
 cdef int check_view(str name, const gs_layout *layout, Tensor s, Tensor root, int64_t view_offs) except -1:
-    """GraphError unless a VIEW, RESHAPE, PERMUTE or TRANSPOSE of s has its memory, as that op lays it out."""
+    """GraphError unless a VIEW, RESHAPE, PERMUTE or TRANSPOSE of s shares its memory, with the layout of that op."""
     cdef gs_layout turned
     cdef bint fits
     if root is None:
