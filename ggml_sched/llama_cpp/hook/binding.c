@@ -1,7 +1,9 @@
-/* ggml_sched/llama_cpp/hook/binding.c -- copies and splits: what an allocated graph is computed with.  See scheduler.h.
+/* ggml_sched/llama_cpp/hook/binding.c -- binds a client's graph to its plan: addresses, copies, splits.  See
+ * scheduler.h.
  *
- * Nodes that read a copy name it among their sources until their graph is given again: backends look at sources while
- * they compute, which may be after a call has returned, and a graph may be freed before the next call.
+ * Where the plan has a node read a copy, that copy replaces the original among the node's sources.  It stays there
+ * until the client passes the graph again: backends look at sources while they compute, which may be after our call has
+ * returned, and the client may free the graph before its next call.
  */
 #include "scheduler.h"
 
@@ -9,6 +11,7 @@
 
 /* -- unbinding ---------------------------------------------------------------------------------------------------- */
 
+/* Take the address from a tensor that lies in one of our buffers: it may be another in the next allocation. */
 static void unplace(const gh_sched *s, gx_tensor *t)
 {
     if (t->buffer != NULL && gh_pools_own(s->cache, t->buffer)) {
@@ -17,7 +20,7 @@ static void unplace(const gh_sched *s, gx_tensor *t)
     }
 }
 
-/* Copies that nodes of a graph may name as sources. */
+/* The copies of one entry, `n` from `first` on, and of which tensors they are. */
 typedef struct {
     const gx_tensor *first;
     gx_tensor *const *original;
@@ -35,8 +38,8 @@ static gx_tensor *original_of(const copy_table *tables, int n, gx_tensor *t)
     return t;
 }
 
-/* The copies of all entries, evicted ones included.  Of an entry that was rebound, the originals are those of the graph
- * of these nodes. */
+/* List the copies of all entries, evicted ones included, because nodes of a graph may name them as sources.  An entry
+ * knows the originals of its last two graphs: if this graph is the one before the last, its originals are listed. */
 static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, copy_table *tables)
 {
     int n = 0;
@@ -71,7 +74,8 @@ void gh_unbind(gh_sched *s, void *graph)
 
 /* -- copies -------------------------------------------------------------------------------------------------------- */
 
-/* The id of copy c that this allocation uses: where computes overlap each copy has several. */
+/* The plan's id of copy c in the copy slot that this allocation uses: where computes may overlap, each copied tensor
+ * has several copies, which computes use in turn. */
 static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
 {
     int32_t left = s->cur_copy;
@@ -83,6 +87,7 @@ static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
     return v->n_tensors + c;
 }
 
+/* The tensor that copy c is a copy of. */
 static gx_tensor *source_of(const gh_plan_entry *e, int32_t c)
 {
     return gh_shape_of(e->plan, e, e->plan->view.copy_like[c]);
@@ -96,7 +101,7 @@ static void take_layout(gx_tensor *copy, const gx_tensor *t)
     memcpy(copy->nb, t->nb, sizeof copy->nb);
 }
 
-/* A source of a node: where the tensor names it, and the copy that the plan reads instead. */
+/* A source of a node: where the node's tensor names it, and the copy that the plan has the node read instead. */
 typedef struct {
     gx_tensor **at;
     int32_t copy;           /* -1: none */
@@ -112,7 +117,7 @@ static source source_at(const gh_plan_entry *e, int32_t id, int32_t k)
     return found;
 }
 
-/* The most views of copies that nodes may need: one for each source that is a copy. */
+/* An upper bound for the views of copies that make_view adds: one for each source that is a copy. */
 static int32_t count_views(const gs_plan *v)
 {
     int32_t n = 0;
@@ -122,8 +127,8 @@ static int32_t count_views(const gs_plan *v)
     return n;
 }
 
-/* Let the copies be of this graph's tensors.  The originals of the graph before it are kept: the client may allocate
- * that graph again. */
+/* Note that the copies now belong to the graph with these nodes.  The originals of the graph before it are kept as
+ * `previous`, because the client may allocate that graph again.  False without memory. */
 static bool set_nodes(gh_copies *copies, gx_tensor *const *nodes, int32_t n)
 {
     if (copies->n_nodes == n && gh_same(copies->nodes, nodes, n, sizeof *nodes)) {
@@ -158,6 +163,7 @@ static bool make_room(gh_copies *copies, int32_t n)
     return true;
 }
 
+/* Make the tensors of the plan's copies, at their addresses.  False without memory. */
 static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
 {
     const gs_plan *v = &e->plan->view;
@@ -185,7 +191,7 @@ static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
     return true;
 }
 
-/* A view of copy c with the layout of t, which is a view of the original. */
+/* Add a view of copy c for a node that reads t, a view of the copy's original: the same layout, at the same offset. */
 static gx_tensor *make_view(const gh_sched *s, gh_copies *copies, gx_tensor *t, int32_t c)
 {
     gx_tensor *view = &copies->tensor[copies->n], *copy = &copies->tensor[c];
@@ -201,7 +207,7 @@ static gx_tensor *make_view(const gh_sched *s, gh_copies *copies, gx_tensor *t, 
     return view;
 }
 
-/* Let nodes name the copies that they read. */
+/* Replace each source of a node by the copy that the plan has the node read. */
 static void read_copies(const gh_sched *s, gh_plan_entry *e)
 {
     const gh_plan *p = e->plan;
@@ -221,7 +227,7 @@ static void read_copies(const gh_sched *s, gh_plan_entry *e)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a node writes to memory that the client gave. */
+/* Whether a node writes to this leaf, for example to a cache: it is a view of the leaf that computes something. */
 static bool is_written(const gh_plan *p, int32_t leaf)
 {
     for (int32_t i = 0; i < p->size.n_nodes; i++) {
@@ -233,7 +239,8 @@ static bool is_written(const gh_plan *p, int32_t leaf)
     return false;
 }
 
-/* Whether a backend reads, without a copy, what lies in another's memory or was computed by another. */
+/* Whether a backend reads, without a copy, what another backend computes or what changes in another's memory; or
+ * backends share a pool, so that one may overwrite what another read there.  Backends then must wait for each other. */
 static bool has_shared_reads(const gh_sched *s, const gh_plan *p)
 {
     const gs_plan *v = &p->view;
@@ -257,8 +264,8 @@ static int32_t position_of(const gh_plan *p, int32_t i)
     return id < p->n ? p->node[id] : GH_NOWHERE;
 }
 
-/* The planner leaves out nodes that are leafs to it, and adds some of its own.  Splits of those alone are empty, and
- * are no splits to ggml. */
+/* The planner's graph lacks the nodes that are leafs to the planner, and has some that ggml's graph has not.  So the
+ * planner's positions are translated to ggml's.  A split of added nodes alone is empty, and not counted. */
 bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
 {
     const gs_plan *v = &p->view;
@@ -279,7 +286,7 @@ bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
         p->split_at[i] = at < v->split_stop[i] ? position_of(p, at) : p->split_at[i + 1];
         p->n_splits += p->split_at[i] < p->split_at[i + 1];
     }
-    /* Nodes before the first split are leafs to the planner: they belong to it. */
+    /* ggml's nodes before the first split, all leafs to the planner, become a part of the first split. */
     for (int32_t i = 0, first = p->split_at[0]; i < v->n_splits && p->split_at[i] == first; i++) {
         p->split_at[i] = 0;
         if (p->split_at[i + 1] > first) {
@@ -290,6 +297,7 @@ bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
     return true;
 }
 
+/* Make s->part: a view of the graph for each split, which is what a backend computes.  False without memory. */
 static bool make_parts(gh_sched *s, const gh_plan *p, void *graph)
 {
     const int32_t n = p->view.n_splits;

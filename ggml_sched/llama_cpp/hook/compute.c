@@ -1,8 +1,10 @@
-/* ggml_sched/llama_cpp/hook/compute.c -- computes the allocated graph: copies, splits, callbacks.  See scheduler.h.
+/* ggml_sched/llama_cpp/hook/compute.c -- computes the allocated graph: for each split, copies its inputs and has its
+ * backend run the nodes, with the client's callback if there is one.  See scheduler.h.
  *
- * Order.  A backend computes what it was given in the order in which it was given.  Before data is copied into a
- * backend's memory, that backend is synchronised; a copy waits for its source, as ggml's copies do.  Where a plan lets
- * a backend read another's memory, each split waits for all splits before it.
+ * Order.  A backend computes its splits in the order in which they were passed to it, perhaps after the call returned.
+ * Before data is copied into a backend's memory, we wait until that backend no longer reads what was there; a copy
+ * waits for its source, as ggml's copies do.  Where a plan lets a backend read another's memory without a copy
+ * (gh_plan.waits), each split waits for all splits before it.
  */
 #include "scheduler.h"
 
@@ -17,7 +19,7 @@ void gh_synchronize(gh_sched *s)
     }
 }
 
-/* Wait until a backend has finished what it was given for this copy of the inputs. */
+/* Wait until a backend has finished all splits that use the present copy slot: its event, if it has events, or all. */
 static void wait_for(gh_sched *s, int b)
 {
     if (s->event[b][s->cur_copy] != NULL) {
@@ -27,6 +29,7 @@ static void wait_for(gh_sched *s, int b)
     }
 }
 
+/* Wait until no backend but b computes. */
 static void wait_for_others(gh_sched *s, int b)
 {
     for (int other = 0; other < s->n_backends; other++) {
@@ -39,8 +42,8 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether each allocation has a copy of its own.  A weight has one copy for all: the events of this allocation do not
- * cover an earlier compute that still reads it. */
+/* Whether copy c exists once for each copy slot.  The copy of a weight exists once for all: then the event of this copy
+ * slot is not enough to wait for, because a compute with another slot may still read the copy. */
 static bool has_several_copies(const gs_plan *v, int32_t c)
 {
     for (int32_t k = 0; k < v->n_slots; k++) {
@@ -51,6 +54,7 @@ static bool has_several_copies(const gs_plan *v, int32_t c)
     return false;
 }
 
+/* Copy input number `input` of the plan into the memory of the split's backend, once that backend is done with it. */
 static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
 {
     const gs_plan *v = &e->plan->view;
@@ -74,9 +78,9 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
     }
 }
 
-/* Compute nodes first .. stop - 1 of a split with the client's callback, as ggml does: it is called once for each node,
- * and returns whether it reads the result; for those it is called again when the node is computed, and returns whether
- * the split goes on: else *stopped. */
+/* Compute nodes first .. stop - 1 of a split with the client's callback, as ggml does.  The callback is called for each
+ * node and returns whether it wants the result.  Nodes up to the first that it wants are computed together; then it is
+ * called with that node's result, and returns whether to go on: if not, *stopped becomes true. */
 static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
 {
     gx_tensor **nodes = s->lib->graph_nodes(part);
@@ -99,6 +103,7 @@ static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, boo
     return GH_STATUS_SUCCESS;
 }
 
+/* Compute nodes first .. stop - 1 of a split, with the callback if there is one; nothing once *stopped is true. */
 static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
 {
     gh_part some;
@@ -115,8 +120,8 @@ static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, boo
     return s->lib->backend_graph_compute_async(s->backend[b], &some);
 }
 
-/* Compute a node that writes through a copy into another backend's memory: it is computed in the copy's memory, which
- * is copied back before any other split runs. */
+/* Compute node number `at` of a split, whose result belongs in another backend's memory (a write-back): the node is
+ * computed in the memory of its copy, and copied to its own memory before any other split runs. */
 static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *copy, bool *stopped)
 {
     gx_tensor *node = s->lib->graph_nodes(part)[at];
@@ -140,6 +145,7 @@ static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *cop
     return GH_STATUS_SUCCESS;
 }
 
+/* Compute the nodes of a split: those with a write-back one by one, the ranges between them at once. */
 static int run_split(gh_sched *s, const gh_plan_entry *e, int32_t split)
 {
     const gs_plan *v = &e->plan->view;
@@ -167,7 +173,7 @@ int gh_compute(gh_sched *s)
     const gh_plan_entry *e = s->current;
     const gs_plan *v = &e->plan->view;
     int32_t input = 0;
-    /* Backends may still read from each other what the next splits overwrite. */
+    /* In the compute before this one backends may still read from each other what this one overwrites. */
     if (e->plan->waits && s->cache->key.overlaps) {
         gh_synchronize(s);
     }

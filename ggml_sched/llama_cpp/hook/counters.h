@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/hook/counters.h -- counters and the last failure of the process.  Any thread. */
+/* ggml_sched/llama_cpp/hook/counters.h -- counts of what the hook did in this process, and its last failure.  Any
+ * thread may call these functions. */
 #ifndef GGML_SCHED_LLAMA_CPP_HOOK_COUNTERS_H
 #define GGML_SCHED_LLAMA_CPP_HOOK_COUNTERS_H
 
@@ -20,10 +21,10 @@ enum gh_counter {
     GH_COUNT_SCHED_ALLOC,   /* of ggml_backend_sched_alloc_graph                    */
     GH_COUNT_SCHED_ALLOC_NS,
     GH_COUNT_NEW,           /* allocators and schedulers made                       */
-    GH_COUNT_SAME,          /* graphs whose entry was of the same tensors           */
-    GH_COUNT_EQUAL,         /* ... of the same graph at other addresses             */
-    GH_COUNT_REPLAYED,      /* ... that reused the plan of a larger graph           */
-    GH_COUNT_PLANNED,       /* ... that were planned                                */
+    GH_COUNT_SAME,          /* graphs of the same tensors as a cached graph         */
+    GH_COUNT_EQUAL,         /* graphs of other tensors, equal to a cached graph     */
+    GH_COUNT_REPLAYED,      /* graphs that got the plan of a larger graph           */
+    GH_COUNT_PLANNED,       /* graphs that were planned                             */
     GH_COUNT_GROWN,         /* buffers allocated or grown                           */
     GH_COUNT_FAILED,        /* calls that failed                                    */
     GH_COUNT_STOCK,         /* allocators that are ggml's own                       */
@@ -39,7 +40,7 @@ static inline void gh_count_one(enum gh_counter what)
     atomic_fetch_add_explicit(&gh_counters[what], 1, memory_order_relaxed);
 }
 
-/* Count a call of the function that declares this, and the time until it returns. */
+/* GH_TIMED(what), among the declarations of a function, counts a call of it, and the nanoseconds until it returns. */
 typedef struct gh_timer {
     enum gh_counter what;
     long long began;
@@ -53,7 +54,7 @@ static inline void gh_stop_timer(const gh_timer *timer)
 
 #define GH_TIMED(what) __attribute__((cleanup(gh_stop_timer))) const gh_timer timer = {what, gs_now()}
 
-/* Whether new allocators are ggml's own: calls are passed on and counted. */
+/* Whether new allocators are ggml's own, for comparison: calls for them are passed on, and timed here. */
 extern atomic_bool gh_pass_through;
 
 static inline int64_t gh_count_of(int i)
@@ -79,13 +80,13 @@ bool gh_failed(const gs_error *error);
 /* The same with a message. */
 bool gh_failed_with(int status, const char *message);
 
-/* Store why a library is not supported. */
+/* Store why a library is not supported, unless a reason was stored before; `why` must stay valid. */
 void gh_note_unsupported(const char *why);
 
 /* The last failure of the process; false: there was none. */
 bool gh_last_error(gs_error *error);
 
-/* Why the first library that is not supported is not, or NULL. */
+/* The reason that was stored first; NULL: every library was supported. */
 const char *gh_unsupported(void);
 
 #endif

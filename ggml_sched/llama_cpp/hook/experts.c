@@ -1,18 +1,20 @@
-/* ggml_sched/llama_cpp/hook/experts.c -- copies of the used experts of weights on the host.  See scheduler.h.
+/* ggml_sched/llama_cpp/hook/experts.c -- copies, of a weight in the host's memory that holds the matrices of many
+ * experts (MUL_MAT_ID), only those of the experts that this batch uses, as ggml's scheduler does.  See scheduler.h.
  *
  * The ids of the used experts are read before the split begins; where that is impossible, all experts are copied.
  */
 #include "scheduler.h"
 
-#define GH_MAX_PADDING 512 /* bytes behind the last expert that kernels may read */
+#define GH_MAX_PADDING 512 /* bytes behind an expert that kernels may read: they are copied, too */
 
+/* The index of a tensor among an entry's copies; -1: it is none of them. */
 static int copy_index(const gh_copies *copies, const gx_tensor *t)
 {
     return t >= copies->tensor && t < copies->tensor + copies->n ? (int)(t - copies->tensor) : -1;
 }
 
-/* The mixture of a split that reads copy c as its experts, if it is the only reader of that copy; else NULL.  A later
- * split would read experts that were not copied. */
+/* The MUL_MAT_ID node of a split that reads copy c as the matrices of its experts, if no other node reads that copy;
+ * else NULL.  Another node, perhaps of a later split, could read experts that were not copied. */
 static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t c)
 {
     for (int32_t i = e->plan->split_at[split]; e->copies.n_reads[c] == 1 && i < e->plan->split_at[split + 1]; i++) {
@@ -24,7 +26,9 @@ static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, in
     return NULL;
 }
 
-/* The tensor of expert ids that can be read before a split begins, and the backend to read it from; NULL: none. */
+/* The tensor to read the expert ids from before a split begins, and in *backend the backend that has it: `ids` itself,
+ * or the original if `ids` is a copy that this split has yet to make.  NULL: the ids are computed in the split itself,
+ * or cannot be found. */
 static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input,
                                      const gx_tensor *ids, int *backend)
 {
@@ -55,7 +59,7 @@ static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, 
     return (id < e->plan->n ? e->plan->node[id] : GH_NOWHERE) < e->plan->split_at[split] ? ids : NULL;
 }
 
-/* Mark the experts that ids name.  False for an invalid id, or without memory. */
+/* Set s->is_used[i] for each expert i that is in `ids`.  False for an invalid id, or without memory. */
 static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_experts)
 {
     const size_t nbytes = s->lib->nbytes(ids);
@@ -87,7 +91,7 @@ static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_
     return true;
 }
 
-/* Copy the experts that a mixture uses, consecutive ones at once.  False: copy everything. */
+/* Copies each run of consecutive used experts at once. */
 bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
 {
     const int32_t c = e->plan->view.inputs[input];

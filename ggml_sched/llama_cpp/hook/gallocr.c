@@ -1,13 +1,15 @@
 /* ggml_sched/llama_cpp/hook/gallocr.c -- ggml's functions of graph allocators (ggml-alloc.h), as clients call them.
  *
- * Exported under ggml's names, they take the place of the library's own.  Reserving plans a graph and grows buffers to
- * what the plan needs; allocating writes addresses into the tensors.  Nothing aborts: a call that fails returns false,
- * and last_error() has the reason.  An allocator of ggml's own is passed on to its library.
+ * They are exported under ggml's names, so that the dynamic linker binds a client's calls to them.  Reserving plans a
+ * graph and grows buffers to what the plan needs; allocating writes addresses into the tensors.  Nothing aborts: a call
+ * that fails returns false, and last_error() has the reason.  A call for an allocator that ggml's own library made is
+ * passed on to that library.
  */
 #define _GNU_SOURCE
 #include "plan_cache.h"
 
-/* How an allocator begins.  ggml's own begin with an address; they come here from calls inside of its library. */
+/* The first word of an allocator of ours.  ggml's own, which arrive here because ggml's calls do, begin with an
+ * address. */
 #define GH_GALLOCR_MAGIC UINT64_C(0x67675f736368656c)
 
 typedef struct gh_gallocr {
@@ -15,7 +17,7 @@ typedef struct gh_gallocr {
     const gh_ggml *lib;
     gh_plan_cache *cache;
     int32_t n_bufts;
-    int32_t *arena_of;      /* [n_bufts] backend of the cache; equal types share one            */
+    int32_t *arena_of;      /* [n_bufts] arena, a backend of the cache; equal types share one   */
     int32_t *chosen;        /* [n_nodes + n_leafs] arenas that the client chose for the last reserved graph; -1: none */
     int32_t n_nodes;
     int32_t n_leafs;
@@ -40,7 +42,8 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
     return gh_demand_set(&e->demand, a->chosen, a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs);
 }
 
-/* The arena that the client has assigned to an id; -1: none. */
+/* The arena that the client chose for an id, -1: none.  A tensor that the graph does not list goes to that of its first
+ * reader. */
 static int32_t chosen_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
 {
     const gh_item *item = &r->item[id];
@@ -53,7 +56,7 @@ static int32_t chosen_arena(const gh_gallocr *a, const gh_plan *p, const gh_read
     return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->chosen[item->reader] : 0;
 }
 
-/* Arenas and residents of a graph that was just read. */
+/* Fill in a problem the arena of each id, and which ids are resident, for the graph that was just read. */
 static int collect_arenas(const gh_gallocr *a, const gh_plan *p, gh_problem *problem, gs_error *error)
 {
     const gh_reader *r = &a->cache->reader;
@@ -85,7 +88,7 @@ static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_pro
     if (is_read) {
         status = collect_arenas(a, p, problem, error);
     } else {
-        /* Of the same wiring, with the same demand. */
+        /* The graph has the wiring and the demand of p, so arenas and residents are those of p. */
         gh_copy(problem->assigned, p->problem.assigned, p->n_all, sizeof *problem->assigned);
         gh_copy(problem->resident, p->problem.resident, p->n_all, sizeof *problem->resident);
     }
@@ -111,7 +114,8 @@ static void destroy(gh_gallocr *a)
     free(a);
 }
 
-/* The key of the buffer types, each counted once. */
+/* Fill the cache key: a backend for each different buffer type.  Every backend reads every other's memory, because at
+ * level alloc ggml's scheduler has already made the copies. */
 static void make_key(gh_gallocr *a, void **bufts, gh_cache_key *key)
 {
     memset(key, 0, sizeof *key);
@@ -157,7 +161,7 @@ static gh_gallocr *make(const gh_ggml *lib, void **bufts, int n)
     return a;
 }
 
-/* Whether an allocator of ours serves these buffer types: they are not too many. */
+/* Whether an allocator of ours serves these buffer types: no more than GH_MAX_BACKENDS are different. */
 static bool serves(void *const *bufts, int n)
 {
     int n_types = 0;
@@ -214,7 +218,7 @@ GH_EXPORT void ggml_gallocr_free(gh_gallocr *a)
 
 /* -- reserving ----------------------------------------------------------------------------------------------------- */
 
-/* The arenas of buffer ids; -1 where there is no such buffer.  NULL: all in the first. */
+/* Translate the client's buffer ids to arenas; -1: the allocator has no such buffer.  ids NULL: all in the first. */
 static void take_arenas(const gh_gallocr *a, const int *ids, int32_t *arena, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -223,11 +227,13 @@ static void take_arenas(const gh_gallocr *a, const int *ids, int32_t *arena, int
     }
 }
 
+/* Whether the arenas that were chosen last are for a graph of as many nodes and leafs as this one. */
 static bool is_of_demand(const gh_gallocr *a, void *graph)
 {
     return a->n_nodes == a->lib->graph_n_nodes(graph) && a->n_leafs == gh_graph_n_leafs(a->lib, graph);
 }
 
+/* Store in a->chosen the arenas that the client chooses for the nodes and leafs of a graph.  False without memory. */
 static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
     const int32_t n_nodes = a->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(a->lib, graph);
@@ -273,7 +279,7 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
     gh_plan_entry *e;
     GH_PASS_ON(is_ours(a), (void)0, gallocr_reserve_n_size, a, graph, node_ids, leaf_ids, sizes);
     pthread_mutex_lock(&a->cache->lock);
-    /* Nothing has memory for this graph yet: the plan of a larger one would answer with too many bytes. */
+    /* Without GH_REUSE: the client asks how much this graph needs, and the plan of a larger one would say too much. */
     e = take_ids(a, graph, node_ids, leaf_ids) ? gh_plan_cache_get(a->cache, graph, 0, NULL, &error) : NULL;
     for (int32_t i = 0; i < a->n_bufts; i++) {
         bool is_counted = e == NULL;
@@ -290,9 +296,9 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
 
 /* -- allocating ---------------------------------------------------------------------------------------------------- */
 
-/* With several buffer types only the client can choose where nodes go, and only it can wait for its devices before
- * buffers
- * change.  At false it does, reserves and calls again. */
+/* Return false, upon which the client (ggml's scheduler) synchronises its devices, reserves and calls again.  With
+ * several buffer types this is the only way to have nodes assigned to buffers anew, and to wait for the devices before
+ * buffers change: both are in the client's hands. */
 static bool request_reserve(void)
 {
     gh_count_one(GH_COUNT_SYNCHRONISED);
@@ -339,7 +345,8 @@ GH_EXPORT bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
 GH_EXPORT size_t ggml_gallocr_get_buffer_size(gh_gallocr *a, int id)
 {
     GH_PASS_ON(is_ours(a), 0, gallocr_get_buffer_size, a, id);
-    /* A buffer that several ids share counts for the first of them. */
+    /* The bytes of an arena that several buffer ids share are reported for the first of them alone, so that the
+     * client's sum is right. */
     for (int32_t i = 0; i < a->n_bufts && i <= id; i++) {
         if (a->arena_of[i] == a->arena_of[id]) {
             return i == id ? gh_arena_nbytes(&a->cache->pool[a->arena_of[id]], a->lib) : 0;

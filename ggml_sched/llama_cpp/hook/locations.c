@@ -1,8 +1,9 @@
 /* ggml_sched/llama_cpp/hook/locations.c -- in which buffers of which pool the ids of a plan lie.  See plan_cache.h.
  *
- * A pool is the buffers of one type.  The planner gives every backend an arena of its own.  Arenas of one pool are
- * packed again as one, by the lifetimes of all their ids.  Where computes overlap each backend has a pool of its own:
- * the next compute of one backend may begin while another still reads.
+ * A pool is the buffers of one type.  The planner gives every backend an arena of its own; backends with the same
+ * buffer type share a pool, and their arenas are packed again as one, by the lifetimes of all their tensors, which
+ * takes less memory than both side by side.  Where computes may overlap each backend has a pool of its own: the next
+ * compute of one backend may begin while another still reads.
  */
 #include "plan_cache.h"
 
@@ -42,9 +43,10 @@ static bool overlaps(const gs_plan *v, int32_t a, int32_t b)
         && v->offset[a] < v->offset[b] + v->size[b] && v->offset[b] < v->offset[a] + v->size[a];
 }
 
-/* When the memory of each id is free: as planned, except for copies that two consecutive nodes may read as one kernel
- * (fusion.h).  Such a copy lives until the second node is done.  The planner cannot do this: its alloc dependencies
- * are between tensors of the graph.  True: some copy that lives longer would be overwritten. */
+/* Fill until[id]: the position up to which the memory of each id is taken.  It is the planned death, except for a copy
+ * that is a source of a node which may be fused with the next one (fusion.h): such a copy is taken until that next node
+ * is done.  The planner cannot do this: its alloc dependencies are between tensors of the graph, not copies.  Returns
+ * whether, at the planned offsets, some copy that is taken longer would be overwritten. */
 static bool extend_copies(const gh_plan *p, const gh_reader *r, int32_t *until)
 {
     const gs_plan *v = &p->view;
@@ -85,7 +87,8 @@ static int32_t root_of(const gs_plan *v, int32_t id)
     return id;
 }
 
-/* Pack everything in the arenas of a pool as one; the bytes that it needs, -1 without memory. */
+/* Choose new offsets for everything in the arenas of a pool, as one arena.  Returns the bytes that it needs, -1 without
+ * memory. */
 static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until)
 {
     const gs_plan *v = &p->view;
@@ -124,8 +127,8 @@ static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int
     return found;
 }
 
-/* Whether the arenas of a pool are packed as one: there are several, or some copy lives longer than planned.  Not
- * where an arena has several chunks, or where all together might exceed the largest buffer. */
+/* Whether the arenas of a pool should be packed as one: several are in use, or some copy is taken longer than planned.
+ * Not if an arena has several chunks, or if all together may be larger than the largest buffer. */
 static bool is_packed(const gh_plan_cache *c, const gh_plan *p, int pool, bool extended)
 {
     const gs_plan *v = &p->view;
@@ -145,7 +148,8 @@ static bool is_packed(const gh_plan_cache *c, const gh_plan *p, int pool, bool e
     return (n > 1 || (n == 1 && extended)) && (limit == 0 || total <= limit);
 }
 
-/* Put the chunks of a pool's arenas one behind the other; the index behind the last. */
+/* Keep the planner's offsets: give each chunk of each arena of a pool a buffer of its own, from p->need[at] on.
+ * Returns the index behind the last. */
 static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
 {
     const gs_plan *v = &p->view;
@@ -176,7 +180,8 @@ static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
     return at;
 }
 
-/* Give copies that live longer than planned buffers of their own, where their pool is not packed again. */
+/* In a pool that is not packed again, give each copy that is taken longer than planned a buffer of its own, from
+ * p->need[at] on.  Returns the index behind the last. */
 static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until, int32_t at)
 {
     const gs_plan *v = &p->view;
@@ -195,7 +200,8 @@ static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int
     return at;
 }
 
-/* The slots of tensors that are placed, and of copies; false: one is nowhere, or there is no memory. */
+/* Fill p->slot: where each tensor that the plan places lies, then where each copy lies.  False: one of them has no
+ * location, or there is no memory. */
 static bool fill_slots(gh_plan *p)
 {
     const int32_t n_tensors = p->view.n_tensors, n = p->n_slots + p->view.n - n_tensors;
@@ -265,7 +271,7 @@ size_t gh_plan_nbytes(const gh_plan *p, int pool)
     return total;
 }
 
-/* Grow one pool.  Its buffers never shrink, so that what was reserved before still fits. */
+/* Grow the buffers of one pool to `need`.  No buffer becomes smaller, so that what was reserved before still fits. */
 static int grow_pool(gh_plan_cache *c, int pool, const int64_t *need, int32_t n)
 {
     gh_arena *a = &c->pool[pool];
@@ -344,7 +350,7 @@ void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool place
     }
     for (int32_t i = 0; i < p->n_viewers; i++) {
         gx_tensor *t = gh_entry_tensor(e, p->viewer[i]), *root = t->view_src;
-        /* A view of memory without a buffer has none either. */
+        /* A root whose memory the client gave without a buffer leaves its views as they are: ggml does the same. */
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;

@@ -50,9 +50,8 @@
     }
 
 #define GH_MAX_BACKENDS 16  /* of a scheduler: ggml's own limit                                             */
-#define GH_N_ENTRIES 24     /* most entries of a cache: one for each wiring that a client builds, and GH_N_REUSING */
-#define GH_N_REUSING 4      /* entries that reuse or replay another's plan; beyond these, the oldest of them is evicted
-*/
+#define GH_N_ENTRIES 24     /* most entries of a cache: for each wiring that a client builds, and GH_N_REUSING      */
+#define GH_N_REUSING 4      /* most entries that reuse or replay another entry's plan: one more evicts the oldest   */
 
 typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;

@@ -1,7 +1,8 @@
 /* ggml_sched/llama_cpp/hook/reordering.c -- graphs whose nodes backends reorder.  See scheduler.h.
  *
- * After a graph was planned, each backend may reorder the nodes of its splits, and name pairs of tensors that must not
- * share memory while it computes.  Such a graph is planned again in the new order, every tensor where it was.
+ * ggml lets each backend reorder the nodes of its splits, for example so that more of them run at once, and name
+ * tensors that must keep their memory longer than usual.  Splits are known only once a graph is planned.  So a
+ * reordered graph is planned a second time, in the new order, with every node on the backend that the first plan chose.
  */
 #include "scheduler.h"
 
@@ -15,6 +16,8 @@ static bool add_pair(gh_tensor_pairs *pairs, gx_tensor *tensor, gx_tensor *until
     return true;
 }
 
+/* Called by a backend's function: `tensor` must keep its memory until `until` is computed.  Each pair is stored once.
+ * */
 static void add_dep(void *user, gx_tensor *tensor, gx_tensor *until)
 {
     gh_sched *s = user;
@@ -48,8 +51,8 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
     return !s->dep_failed;
 }
 
-/* The alloc dependencies that backends named, by id.  A tensor that no node computes before the other is read has
- * nothing to keep. */
+/* Store the pairs that backends named in e->deps, and as alloc dependencies of the plan.  Skipped are tensors whose
+ * memory the plan does not choose, and those that are computed only after the node until which they should be kept. */
 static bool take_deps(const gh_sched *s, gh_plan_entry *e)
 {
     const gh_reader *r = &s->cache->reader;
@@ -75,6 +78,7 @@ static bool take_deps(const gh_sched *s, gh_plan_entry *e)
     return true;
 }
 
+/* Store the backend that the plan of e chose for each tensor in s->kept: the second plan takes these as assignments. */
 static bool keep_placement(gh_sched *s, const gh_plan_entry *e)
 {
     gh_assignments_clear(&s->kept);
@@ -87,7 +91,8 @@ static bool keep_placement(gh_sched *s, const gh_plan_entry *e)
     return true;
 }
 
-/* Read the reordered graph: its ids are others than those of the signature. */
+/* Read the reordered graph, and give e a new plan for it.  Nodes have other ids now than in the signature, which is of
+ * the client's order: e->reordered has the tensors by their new ids. */
 static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
 {
     gh_reader *r = &s->cache->reader;

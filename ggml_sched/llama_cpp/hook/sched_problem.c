@@ -1,7 +1,8 @@
-/* ggml_sched/llama_cpp/hook/sched_problem.c -- the planner's problem of a scheduler's graph.  See scheduler.h.
+/* ggml_sched/llama_cpp/hook/sched_problem.c -- fills the planner's problem of a scheduler's graph: the client's
+ * assignments, and what backends and buffers answer to queries.  See scheduler.h.
  *
- * Backends and buffers are queried when a graph is planned, reuses a plan, or has an entry of a released cache; they
- * are not queried for other cached graphs.
+ * Queries take time, so they are made only when a graph is planned or reuses a plan, or when its entry was made for the
+ * owner before (registry.c); other cached graphs need none.
  */
 #include "scheduler.h"
 
@@ -58,7 +59,8 @@ void gh_assignments_free(gh_assignments *a)
 
 /* -- demand -------------------------------------------------------------------------------------------------------- */
 
-/* The id of a tensor, searched for from an id on, because clients assign tensors in the order of nodes; -1: none. */
+/* The id of tensor t; -1: none.  The search begins at `from`, which is mostly a hit: clients assign tensors in the
+ * order of nodes. */
 static int32_t id_of(const gh_signature *s, gx_tensor *const *tensors, const gx_tensor *t, int32_t from)
 {
     for (int32_t k = 0; k < s->n; k++) {
@@ -84,7 +86,7 @@ static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *co
         return false;
     }
     for (int32_t i = 0; i < a->n; i++) {
-        /* A tensor that was in no graph must be in none now. */
+        /* A tensor that was assigned and was not in the entry's graph must not be in this graph either. */
         if (id[i] >= 0 ? tensors[id[i]] != a->tensor[i] : id_of(&e->signature, tensors, a->tensor[i], 0) >= 0) {
             return false;
         }
@@ -115,17 +117,19 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
 
 /* -- buffers ------------------------------------------------------------------------------------------------------- */
 
-/* The types of the buffers that hold a graph's tensors: which backends read a buffer depends on its type. */
+/* The different types of the buffers that hold a graph's resident tensors, and the first backend that reads each type:
+ * tensors there count as resident on it. */
 typedef struct {
     void *buft[GH_MAX_BUFTS];
     int32_t resident[GH_MAX_BUFTS];
     int32_t n;
-    void *last;             /* the buffer that was looked up last, and what was found   */
+    void *last;             /* the buffer that was looked up last; its type and usage follow */
     int32_t last_type;
     unsigned char last_usage;
 } buffer_types;
 
-/* The index of a type, which is added if it is new; memory without a buffer belongs to the host.  -1: too many. */
+/* The index of a buffer type, which is added if it is new; -1: too many.  NULL is the type of memory without a buffer,
+ * which counts as the host's: the last backend is the CPU. */
 static int32_t intern_type(const gh_sched *s, buffer_types *types, void *buft)
 {
     for (int32_t i = 0; i < types->n; i++) {
@@ -147,6 +151,7 @@ static int32_t intern_type(const gh_sched *s, buffer_types *types, void *buft)
     return types->n++;
 }
 
+/* Let types->last_type and last_usage be those of a buffer.  False: too many types. */
 static bool look_up_buffer(const gh_sched *s, buffer_types *types, void *buffer)
 {
     if (types->n > 0 && types->last == buffer) {
@@ -159,6 +164,7 @@ static bool look_up_buffer(const gh_sched *s, buffer_types *types, void *buffer)
     return types->last_type >= 0;
 }
 
+/* Fill q->reads_buffer: which backends read each type of buffer.  False without memory. */
 static bool collect_readers(const gh_sched *s, gh_problem *q, const buffer_types *types)
 {
     const int32_t n = types->n;
@@ -179,6 +185,7 @@ static bool collect_readers(const gh_sched *s, gh_problem *q, const buffer_types
     return true;
 }
 
+/* Fill the assignments of a problem, and for each tensor that has memory its backend, kind of buffer and usage. */
 static int collect_residents(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q,
                              gs_error *error)
 {
@@ -212,6 +219,8 @@ static int collect_residents(const gh_sched *s, const gh_plan *p, const gh_plan_
 
 /* -- nodes --------------------------------------------------------------------------------------------------------- */
 
+/* Ask every backend about every node: whether it computes it, and whether it offloads it (computes it although its
+ * weights are in the host's memory). */
 static void collect_answers(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
 {
     const int32_t n = p->n_all, host = s->n_backends - 1;
@@ -233,8 +242,9 @@ static void collect_answers(const gh_sched *s, const gh_plan *p, const gh_plan_e
     }
 }
 
-/* Backends of one buffer type are one device to the client: the first of them that supports a node takes what was
- * assigned to any, as in ggml, so that the graph is not split between them. */
+/* Backends with the same buffer type, such as the CPU and BLAS, work in the same memory.  A node that the client
+ * assigned to one of them goes to the first of them that supports it, as in ggml, so that the faster one computes it.
+ * */
 static void join_assignments(const gh_sched *s, gh_problem *q)
 {
     for (int32_t id = 0; id < q->n; id++) {

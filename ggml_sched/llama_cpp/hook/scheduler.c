@@ -1,7 +1,7 @@
 /* ggml_sched/llama_cpp/hook/scheduler.c -- ggml's functions of schedulers, as clients call them.  See scheduler.h.
  *
- * ggml's own schedulers arrive here, too, from calls inside of ggml: such calls are passed on to the library that they
- * come from.  Where ggml would abort, these functions return a failure.
+ * Schedulers that ggml's own library made arrive here, too, because these functions have ggml's names: such calls are
+ * passed on to the library that they come from.  Where ggml would abort, these functions return a failure.
  */
 #include "scheduler.h"
 
@@ -43,7 +43,7 @@ static void make_events(gh_sched *s, gh_cache_key *key)
     }
 }
 
-/* Everything that plans depend on, save graph and problem. */
+/* Fill the cache key: everything that plans depend on, besides graph and problem. */
 static void make_key(gh_sched *s, gh_cache_key *key, bool offloads)
 {
     memset(key, 0, sizeof *key);
@@ -105,6 +105,7 @@ static void destroy(gh_sched *s)
     free(s);
 }
 
+/* Whether a scheduler of ours serves these backends; otherwise the library's own does. */
 static bool serves(const gh_ggml *lib, void *const *backends, void *const *bufts, int n)
 {
     if (lib->unsupported_scheduler != NULL) {
@@ -116,7 +117,7 @@ static bool serves(const gh_ggml *lib, void *const *backends, void *const *bufts
     }
     for (int b = 0; b < n; b++) {
         void *buft = bufts != NULL ? bufts[b] : lib->backend_get_default_buffer_type(backends[b]);
-        /* A buffer type that stands for several devices at once has addresses that cannot be computed with. */
+        /* A meta buffer type stands for several devices at once: base plus offset is not an address there. */
         if (lib->backend_buft_is_meta != NULL && lib->backend_buft_is_meta(buft)) {
             return false;
         }
@@ -210,7 +211,8 @@ static void log_failure(const gh_sched *s, gs_error *error)
     }
 }
 
-/* The entry of a graph, and with `grows` the buffers for it; NULL: last_error() has the reason. */
+/* The entry of a graph, with a plan; `grows`: the buffers are grown to what it needs.  NULL: last_error() has the
+ * reason. */
 static gh_plan_entry *get_entry(gh_sched *s, void *graph, int flags, bool grows)
 {
     gs_error error;

@@ -1,23 +1,23 @@
 /* ggml_sched/llama_cpp/hook/scheduler.h -- ggml's scheduler (ggml_backend_sched) on the planner.
  *
  *     scheduler.c        ggml's functions, as clients call them
- *     sched_problem.c    what the client assigned, and what backends and buffers answer: the planner's problem
+ *     sched_problem.c    the planner's problem: what the client assigned, and what backends and buffers answer
  *     reordering.c       graphs whose nodes backends reorder
- *     binding.c          copies and splits: what an allocated graph is computed with
- *     compute.c          computing it
- *     experts.c          copies of the used experts of weights on the host
+ *     binding.c          binding a client's graph to its plan: addresses, copies, splits
+ *     compute.c          computing the graph that is bound
+ *     experts.c          copying, of a weight of many experts in the host's memory, only those that are used
  *
  * A scheduler is used by one thread at a time, as ggml's are; different ones are independent.
  * Invariant: a client sees its graph as with ggml's scheduler: after an allocation, nodes name as sources the copies
- * that they read.  A graph that is allocated again gets its own sources back first, if it is one of the last two that
- * its entry was bound to: a client that builds its graphs anew has no older ones.
+ * that they read.  A graph that is allocated again gets its original sources back first, if it is one of the last two
+ * graphs to which its entry was bound; clients build graphs anew or alternate between two, and have no older ones.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
 #define GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
 
 #include "plan_cache.h"
 
-#define GH_MAX_COPIES 4     /* of a tensor, where computes overlap: ggml's number                          */
+#define GH_MAX_COPIES 4     /* copy slots, where computes may overlap: as many as ggml has                 */
 #define GH_SCHED_MAGIC UINT64_C(0x6768736368656431) /* ggml's own schedulers begin with small numbers       */
 
 /* Tensors that were assigned a backend, in the order in which they were assigned first. */
@@ -43,27 +43,27 @@ typedef struct gh_sched {
     void *buft[GH_MAX_BACKENDS];
     gh_optimize optimize[GH_MAX_BACKENDS];
     int n_copies;
-    int cur_copy;           /* of the graph that is allocated                                               */
-    int next_copy;
-    void *event[GH_MAX_BACKENDS][GH_MAX_COPIES];
+    int cur_copy;           /* copy slot that the allocated graph uses                                      */
+    int next_copy;          /* copy slot of the next allocation                                             */
+    void *event[GH_MAX_BACKENDS][GH_MAX_COPIES]; /* by backend and copy slot; NULL: none                    */
     gh_eval_callback callback;
     void *callback_user;
     gh_assignments assignments;
     gh_assignments kept;    /* where every tensor was placed, while a reordered graph is planned again      */
     bool uses_kept;
-    gh_plan_entry *current; /* what queries are about; NULL after a reset                                   */
+    gh_plan_entry *current; /* the entry of the last graph, which the client's queries are about; NULL after a reset */
     bool is_allocated;
     int n_splits;           /* of the graph that was split last                                             */
     /* What the allocated graph is computed with: */
     gh_part *part;          /* [n_splits]                                                                   */
     int32_t room_part;
     bool busy[GH_MAX_BACKENDS]; /* the backend may still compute                                            */
-    int32_t *ids;           /* of experts                                                                   */
-    unsigned char *is_used; /* [experts]                                                                    */
+    int32_t *ids;           /* scratch of experts.c: the ids of experts that tokens chose                   */
+    unsigned char *is_used; /* [experts] scratch of experts.c: whether some token chose the expert          */
     size_t room_ids;
     size_t room_experts;
-    gh_tensor_pairs deps;   /* that backends keep apart in the graph that they reorder                      */
-    bool dep_failed;
+    gh_tensor_pairs deps;   /* pairs that backends named in the graph that they reordered last              */
+    bool dep_failed;        /* a pair could not be stored: no memory                                        */
 } gh_sched;
 
 /* -- sched_problem.c */
@@ -73,16 +73,18 @@ extern const gh_cache_level gh_sched_level;
 bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *same);
 int gh_sched_plan_reordered(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
 
-/* -- binding.c: restore what binding changed in the tensors of a graph, and bind it to an entry. */
+/* -- binding.c: gh_unbind restores the sources, and removes the addresses, that binding gave a graph's tensors; gh_bind
+ * binds a graph to the entry that was found for it. */
 void gh_unbind(gh_sched *s, void *graph);
 bool gh_bind(gh_sched *s, gh_plan_entry *e, void *graph);
-/* Positions of the splits, and whether backends wait for each other, once for each plan. */
+/* Fill p->split_at, n_splits and waits, unless that was done before.  False without memory. */
 bool gh_plan_find_splits(const gh_sched *s, gh_plan *p);
 
-/* -- experts.c: copy view.inputs[input] of a split by its used experts.  False: copy everything. */
+/* -- experts.c: copy, of the weight that is input number `input` of the plan, only the experts that the split uses.
+ * False: nothing was copied, and the caller copies the whole weight. */
 bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input);
 
-/* -- compute.c: a ggml_status */
+/* -- compute.c: compute the allocated graph, with one of ggml's status codes; wait until all backends are done. */
 int gh_compute(gh_sched *s);
 void gh_synchronize(gh_sched *s);
 

@@ -1,13 +1,13 @@
 /* ggml_sched/llama_cpp/hook/size_hints.c -- the sizes for which a new plan makes room.  See plan_cache.h.
  *
- * A client reserves some wirings at their largest, and allocates others only later, of any size at first: batches of
- * embeddings, for example.  Such a graph shares most of its nodes with a reserved one.  It is planned for the sizes of
- * those, so that larger batches of its wiring need no other plan.  A cached wiring that has become larger is
- * planned for the largest sizes that were seen, whatever backends the client assigned.
+ * A client reserves some wirings at their largest, and allocates graphs of others only later, perhaps a small one
+ * first: batches of embeddings, for example.  Most nodes of such a graph are also in a reserved one.  It is planned
+ * with the sizes of those, so that larger batches of its wiring need no further plan.  A graph that is larger than the
+ * cached ones of its wiring is planned for the largest sizes that were seen, whatever backends the client assigned.
  */
 #include "plan_cache.h"
 
-/* Raise the bytes of an id on backend b; whether they were fewer. */
+/* Raise the bytes of an id on backend b to `most`, if they are fewer; returns whether they were. */
 static bool raise_to(gh_problem *p, const gs_graph_arrays *arrays, int b, int32_t id, int64_t most)
 {
     int64_t *nbytes = &p->nbytes[(int64_t)b * p->n + id];
@@ -24,15 +24,15 @@ static void raise_size(gh_problem *p, const gs_graph_arrays *arrays, int32_t id,
     }
 }
 
-/* Whether two nodes, or two inputs, may be the same tensor of two graphs. */
+/* Whether a tensor of one graph may play the same part as a tensor of another: same op, type and role. */
 static bool resemble(const gh_plan_entry *e, int32_t id, const gh_plan_entry *other, int32_t other_id)
 {
     const gh_descriptor *a = gh_descriptor_at(&e->signature, id), *b = gh_descriptor_at(&other->signature, other_id);
     return a->op == b->op && a->type == b->type && e->plan->role[id] == other->plan->role[other_id];
 }
 
-/* Raise the sizes of inputs to those of the other graph's tensors of the same name: what one graph computes, such as
- * the embeddings of tokens, may be an input of the other. */
+/* Raise the sizes of e's inputs to those of the other graph's tensors of the same name.  Any tensor there, not only
+ * inputs: what one graph computes, such as the embeddings of tokens, may be an input of the other. */
 static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
 {
     for (int32_t id = 0; id < e->signature.n_leafs; id++) {
@@ -46,7 +46,8 @@ static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
     }
 }
 
-/* Raise the sizes of the nodes that two graphs begin with, and end with; of none if these are fewer than half. */
+/* Two graphs are similar if their first nodes and their last nodes, as far as they resemble each other, are at least
+ * half of e's nodes.  Then raise the sizes of these nodes, and of inputs, to those of the other graph. */
 static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
 {
     const int32_t n = e->signature.n_nodes, m = other->signature.n_nodes, most = n < m ? n : m;
@@ -69,8 +70,8 @@ static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
     }
 }
 
-/* The tensor that a node without sources is the copy of: ggml's scheduler lists a view of it just before.  Any other
- * tensor is its own. */
+/* At level alloc ggml's scheduler makes the copies: each is a node without sources, and a view of its original is
+ * listed just before it.  The id of the original, if `id` is such a copy; else `id`. */
 static int32_t original_of(const gh_plan_entry *e, int32_t id)
 {
     const gh_signature_item *item = e->signature.wiring->item;
@@ -79,9 +80,10 @@ static int32_t original_of(const gh_plan_entry *e, int32_t id)
     return is_copy ? item[id - 1].link[0] : id;
 }
 
-/* How many rows a node may gather in graphs of its wiring: where its row numbers are a view of an input, as many as
- * the input has, because graphs divide the numbers anew among its views (such as the sequences of a batch and others
- * whose states move).  Less one for a view that does not begin with the first number.  -1: of no such view. */
+/* How many rows a node may gather (GET_ROWS) in graphs of its wiring.  `numbers`: the tensor of row numbers.  If that
+ * is a view of an input, as many as the input has numbers, because each graph divides them anew among several views:
+ * those of the batch's sequences, and those of other sequences whose states move.  One less if the view does not begin
+ * with the first number, which then belongs to another view.  -1: it is no view of an input. */
 static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
 {
     const int32_t view = original_of(e, numbers);
@@ -94,7 +96,7 @@ static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
         - (gh_descriptor_at(&e->signature, view)->view_offs > 0);
 }
 
-/* Copies of views take memory, so that row numbers are raised, too. */
+/* The tensor of row numbers is raised, too: a view takes no memory, but a copy of it on another backend does. */
 bool gh_size_hints_raise_rows(gh_plan_entry *e)
 {
     const gs_graph_arrays *arrays = &e->plan->arrays;
