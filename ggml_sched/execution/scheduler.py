@@ -33,11 +33,11 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
-    `policy="seed"` places nodes as ggml's scheduler does.  Up to `plan_cache` plans are kept, so that an equal graph
-    built anew is not planned again, and up to as many graphs keep what backends have prepared for them, so that
-    switching between them prepares nothing (0: plan on every call).  `budgets` maps backends to the bytes that their
-    arena and the work memory of their kernels may take; for a backend without a budget, `memory_available` is the
-    limit.  `copies` is the number of slots (at most 64) of each copy between backends, used in turn by queued
+    `policy="seed"` places nodes as the first version of ggml's scheduler did.  Up to `plan_cache` plans are kept, so
+    that an equal graph built anew is not planned again, and as many graphs keep what backends have prepared for them,
+    so that switching between them prepares nothing (0: plan on every call).  `budgets` maps backends to the bytes that
+    their arena and the work memory of their kernels may take; for a backend without a budget, `memory_available` is
+    the limit.  `copies` is the number of slots (at most 64) of each copy between backends, used in turn by queued
     computes (policy "default"); the slots are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another
     order (reorder.py) and uses that plan when its arenas are smaller; positions in the plan are then indices into
     `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
