@@ -3,7 +3,7 @@
     gguf, gguf_write    the file format
     hparams, weights    hyperparameters and weights of a file, checked; weights placed on backends
     arch/, builder      graphs: a module for each architecture, and the blocks that build them
-    kvcache, _cells     keys and values of tokens, and which row holds which token
+    kvcache, _cells     keys and values of tokens, and which row of the cache holds which token
     load, runner        loading a file onto backends; running batches
     model, sequence     evaluating tokens and text; state: sequences as files
     generation          streaming

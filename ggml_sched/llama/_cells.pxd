@@ -8,13 +8,13 @@ from ggml_sched._graph cimport Tensor
 cdef class Cells:
     cdef readonly int64_t n_rows
     cdef readonly int64_t n_seq
-    cdef readonly int64_t n_used
-    cdef readonly object positions      # i32 [n_rows]
-    cdef readonly object sets           # u64 [n_rows]
-    cdef int32_t[::1] position          # typed view of the same memory
+    cdef readonly int64_t n_used        # rows in use
+    cdef readonly object positions      # i32 [n_rows]: the position of the token in each row; -1: free
+    cdef readonly object sets           # u64 [n_rows]: the sequences that have the row, a bit for each
+    cdef int32_t[::1] position          # typed views of `positions` and `sets`
     cdef uint64_t[::1] set
-    cdef int64_t end                    # rows from here on are free
-    cdef int64_t first_free             # no row before this one is free
+    cdef int64_t end                    # all rows from this one on are free
+    cdef int64_t first_free             # all rows before this one are in use
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil
     cdef int64_t put(self, int32_t position, int64_t seq) except -1

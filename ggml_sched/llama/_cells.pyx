@@ -19,7 +19,7 @@ from ggml_sched._graph import Type
 from ggml_sched.llama.errors import ContextFull, SequenceError
 
 MAX_SEQUENCES = 64
-"""The bits of a row's set."""
+"""A row's set of sequences is the bits of a u64."""
 
 cdef enum:
     FREE = -1
@@ -27,7 +27,10 @@ cdef enum:
 
 
 cdef class Cells:
-    """`n_rows` rows for sequences 0 .. n_seq - 1.  Ranges of positions are half open; `stop=None` is the end."""
+    """`n_rows` rows for the tokens of sequences 0 .. n_seq - 1.
+
+    Ranges of positions are half open; `stop=None` is the end of the sequence.
+    """
 
     def __init__(self, int64_t n_rows, int64_t n_seq=1):
         if not 1 <= n_seq <= MAX_SEQUENCES:
@@ -55,7 +58,7 @@ cdef class Cells:
         return self.end
 
     def rows_of(self, seq, start=0, stop=None):
-        """The rows (i64) that hold positions start .. stop - 1 of a sequence, by position."""
+        """The rows (i64) that hold positions start .. stop - 1 of a sequence, in the order of the positions."""
         rows = np.flatnonzero(self.held(seq, start, stop))
         return rows[np.argsort(self.positions[rows], kind="stable")]
 
@@ -66,11 +69,10 @@ cdef class Cells:
 
     def mask(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None, int64_t n_kv,
              int64_t window=0, bint half=False):
-        """The mask of tokens of these positions and sequences, bytes of [n_kv, n] f32, or f16 with `half`: 0 where a
-        token sees a row, minus infinity where it does not.
+        """The attention mask of n tokens of these positions and sequences: bytes of [n_kv, n] f32, or f16 with `half`.
 
-        A token sees its own sequence up to its own position; with a window, only the last `window` positions, its own
-        included.
+        0 where a token sees one of the first n_kv rows, minus infinity where it does not.  A token sees its own
+        sequence up to its own position; with a window, only the last `window` positions, its own included.
         """
         cdef int64_t n = positions.shape[0], i, size = n_kv * (2 if half else 4)
         if len(sequences) != n or not 0 <= n_kv <= self.n_rows:
@@ -103,7 +105,10 @@ cdef class Cells:
     # -- changes ------------------------------------------------------------------------
 
     def place(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None):
-        """Rows (i64 [n]) for tokens of these positions and sequences: the first free ones.  ContextFull."""
+        """Take rows, i64 [n], for tokens of these positions and sequences: the first free ones.
+
+        ContextFull if too few are free; then none is taken.
+        """
         cdef int64_t n = positions.shape[0], i
         if len(sequences) != n:
             raise ValueError(f"{len(sequences)} sequences for {n} positions")
@@ -125,7 +130,7 @@ cdef class Cells:
     @cython.boundscheck(False)
     @cython.wraparound(False)
     cdef int64_t put(self, int32_t position, int64_t seq) except -1:
-        """Put a position of a sequence into the first free row, which must exist; the row."""
+        """Put a position of a sequence into the first free row, which must exist; returns the row."""
         cdef int64_t row = self.first_free
         while row < self.n_rows and self.position[row] != FREE:
             row += 1
@@ -232,10 +237,10 @@ cdef class Cells:
 cdef class TokenInputs:
     """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: sets the inputs of a graph of one token.
 
-    Tensors, None where the graph has none: `tokens`, `positions` i32 [1], `rows` i64 [1], `state_row` i32 [1].
-    `elements`: pairs of an i64 tensor [width], which receives the indices of a token's elements in a transposed matrix,
-    and the number of columns of that matrix; `masks`: pairs of a tensor [n_kv, 1], f32 or f16, and its window.
-    ValueError for tensors of another type or shape.
+    Compiled, because it runs for each generated token.  Tensors, None where the graph has none: `tokens`, `positions`
+    i32 [1], `rows` i64 [1], `state_row` i32 [1].  `elements`: pairs of an i64 tensor [width], which receives the
+    indices of a token's values in a transposed V cache, and the number of columns of that cache, its tokens; `masks`:
+    pairs of a tensor [n_kv, 1], f32 or f16, and its window.  ValueError for tensors of another type or shape.
     """
 
     def __init__(self, Tensor tokens not None, Tensor positions, Tensor rows, list elements not None,

@@ -1,7 +1,4 @@
-"""Checks integer arguments; errors name the argument.
-
-Owns the texts of these errors.
-"""
+"""Checks integer arguments, with errors of the same wording everywhere, which name the argument."""
 
 from __future__ import annotations
 

@@ -28,7 +28,10 @@ class Batch:
 
 
 def is_one_token(tokens, n_vocab: int) -> bool:
-    """Whether `tokens` is a list of one valid id, as in every step of a generation; much faster than a full check."""
+    """Whether `tokens` is a list of one valid id, as in every step of a generation.
+
+    Then the check of `checked_tokens`, which is much slower, is not needed.
+    """
     return type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab
 
 

@@ -22,7 +22,7 @@ __all__ = ["BatchGraph", "Inputs", "Shape"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph depends on: the numbers of tokens, of cache rows that attention reads, and of output tokens.
+    """What a model's graph depends on: the numbers of tokens, of KV cache rows that attention reads, of output tokens.
 
     `embeddings`: the output is the normed hidden state of each output token instead of its logits.
     """
@@ -41,14 +41,14 @@ class Inputs:
     positions: Tensor | None = None
     k_rows: Tensor | None = None
     v_rows: dict[int, Tensor] = field(default_factory=dict)
-    """{width of a V row: i64 [width * n_tokens]}: the index of each element in a transposed V.  Empty where V is not
-    transposed: then `k_rows` are the rows of V, too."""
+    """{width of a row of V: i64 [width * n_tokens]}: the index of each value in the transposed V cache.  Empty where V
+    is not transposed: then `k_rows` are the rows of V, too."""
     masks: dict[int, Tensor] = field(default_factory=dict)
-    """{window: mask [n_kv, n_tokens]}; window 0 is none."""
+    """{attention window in tokens: mask [n_kv, n_tokens]}; window 0 means that attention has none."""
     outputs: Tensor | None = None
     """i32 [n_outputs]; None where every token is an output, or none is."""
     state_row: Tensor | None = None
-    """i32 [1]"""
+    """i32 [1]: the row of the recurrent state that the batch's sequence has"""
 
 
 class BatchGraph:
@@ -62,7 +62,8 @@ class BatchGraph:
         self.n_positions = n_positions
         self._masks = [(window, t, t.type == Type.F16) for window, t in inputs.masks.items()]
         self._state = np.zeros(1, np.int32)
-        # Element j of the token in row r has index j * n_ctx + r in a transposed V.
+        # A transposed V cache has a row for each of `width` values and a column for each cache row: value j of the
+        # token in cache row r has index j * n_ctx + r.
         self._places = [(t, np.arange(width, dtype=np.int64) * n_ctx, np.empty((shape.n_tokens, width), np.int64))
                         for width, t in inputs.v_rows.items()]
         self._token = None if shape.n_tokens != 1 else TokenInputs(
@@ -101,8 +102,10 @@ class BatchGraph:
             inputs.state_row.set(self._state)
 
     def set_token(self, cells: Cells, token: int, position: int, sequence: int, row: int) -> bool:
-        """`set_inputs` for one token of a sequence, without an array for each value; False where an input has no
-        address, or its memory is not host memory that is loaded before the compute."""
+        """`set_inputs` for one token of a sequence, faster, because it makes no NumPy arrays.
+
+        False if an input has no address, or has memory of its own that `TokenInputs` does not write.
+        """
         if self.n_positions:
             self._check_learned(position)
         return self._token is not None and self._token.set(cells, token, position, sequence, row)

@@ -1,8 +1,8 @@
 """Builds graphs of language models from blocks: norms, attention over the KV cache, feed-forward units.
 
 Owns the graph of one batch while it is built.  Invariant: nodes are computed in the order of the `expand` calls, as by
-ggml_build_forward_expand, and a cache is read through the node that wrote it, so that the order also follows from the
-sources of the nodes.  Nodes have llama.cpp's names.
+ggml_build_forward_expand; attention reads a cache through the node that writes the batch's rows to it, so that the
+write comes first even in another order of the nodes.  Nodes have llama.cpp's names.
 Corresponds to llama.cpp's llm_graph_context.
 
 An architecture (`arch/`) is a list of weights and a function that puts these blocks together.
@@ -21,7 +21,7 @@ __all__ = ["Batch", "BatchGraph", "Builder", "Shape", "build_graph"]
 
 
 def build_graph(arch, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape, flash: bool) -> BatchGraph:
-    """The graph of a shape; `arch` is a module of `arch/`, `flash` must equal that of the cache's layout."""
+    """The graph of a shape; `arch` is an architecture of `arch/`, `flash` must be that of the cache's layout."""
     if flash != cache.flash:
         raise ValueError(f"flash = {flash} for a KV cache that was made with flash = {cache.flash}")
     builder = Builder(hparams, weights, cache, shape)
@@ -36,7 +36,7 @@ class Builder:
         self.n_tokens, self.n_kv, self.flash = shape.n_tokens, shape.n_kv, cache.flash
         self.ctx = ctx = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
-        self.done = False   # the graph has no outputs and is complete: `expand` adds no more nodes
+        self.done = False   # a graph without outputs is complete once the last layer's cache is written: see `expand`
         self.inputs = Inputs(ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
         # Whether some tokens are outputs and others are not, so that the last layer selects rows.
         self.selects = 0 < shape.n_outputs < shape.n_tokens
@@ -49,7 +49,7 @@ class Builder:
         return self.ctx.set_name(t, name if layer is None else f"{name}-{layer}")
 
     def expand(self, *tensors: Tensor) -> None:
-        """Add these tensors and their sources to the graph, in this order, before all later nodes."""
+        """Add these tensors and their sources to the graph, in this order, before nodes that are added later."""
         if not self.done:
             self.order.extend(tensors)
 
@@ -60,7 +60,7 @@ class Builder:
         return inputs.positions
 
     def mask(self, window: int) -> Tensor:
-        """The mask of layers with this window; flash attention takes f16 on every backend."""
+        """The mask input of layers with this window, one for all of them: f16 for flash attention, else f32."""
         masks = self.inputs.masks
         if window not in masks:
             name = f"attn_inp_kq_mask{'_swa' if window else ''}"
@@ -75,7 +75,7 @@ class Builder:
         return inputs.state_row
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """`tensors`, in the last layer only their rows of the output tokens."""
+        """`tensors`, but in the last layer only their rows of the output tokens: the rest of it computes only those."""
         if not self.selects or layer != self.hparams.n_layer - 1:
             return tensors
         return tuple(self.ctx.get_rows(t, self.inputs.outputs) for t in tensors)
@@ -117,7 +117,10 @@ class Builder:
         return self.name(x if bias is None else ctx.add(self.name(x, "norm_w", layer), bias), name, layer)
 
     def query_key_value(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of x (three products, or parts of one): [n_embd_head, n_head or n_head_kv, n_tokens]."""
+        """Query, key and value of x[n_embd, n_tokens]: three tensors [width of a head, number of heads, n_tokens].
+
+        They are three matrix products, or views of one where the model has one matrix for the three.
+        """
         h, at, ctx, heads = self.hparams, self.hparams.layers[layer], self.ctx, []
         kinds = (("Qcur", "q", h.n_embd_head_k, at.n_head), ("Kcur", "k", h.n_embd_head_k, at.n_head_kv),
                  ("Vcur", "v", h.n_embd_head_v, at.n_head_kv))
@@ -146,14 +149,15 @@ class Builder:
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, *, scale: float | None = None,
                   sinks: Tensor | None = None, unpack: Tensor | None = None) -> Tensor:
-        """Store k and v, attend with q to all rows that the mask admits -> [width of a head * n_head, n_tokens].
+        """Store k and v in the cache, attend with q to all cache rows that the mask admits.
 
-        q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v of k's shape with n_embd_head_v.
-        `unpack` [n_embd_head_v, width, n_head] is multiplied with each head's weighted sum of values.
+        q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v[n_embd_head_v, n_head_kv, n_tokens]
+        -> [width of a head's result * n_head, n_tokens].  `unpack` [n_embd_head_v, width, n_head]: a matrix for each
+        head, by which its weighted sum of values is multiplied (latent attention); the width is n_embd_head_v without.
         """
         ctx, h, at, n_kv = self.ctx, self.hparams, self.hparams.layers[layer], self.n_kv
         last = not self.shape.n_outputs and layer == h.n_layer - 1
-        # In the last layer of a graph without outputs no node reads q.
+        # A graph without outputs ends where the last layer's keys and values are stored: no node reads q there.
         self.expand(*((v, k) if last else (q, v, k)))
         k_all, v_all = self.store(k, v, layer)
         if last:
@@ -182,18 +186,24 @@ class Builder:
         return self.name(out, "kqv_out", layer)
 
     def unreached(self, layer: int) -> Tensor:
-        """A tensor of the shape of attention's result, for a graph without outputs; it is never part of the graph."""
+        """A tensor of the shape of attention's result, for code that builds the rest of a graph without outputs.
+
+        That rest is built from it as usual and never becomes part of the graph.
+        """
         h, at = self.hparams, self.hparams.layers[layer]
         width = h.latent.head_v if h.latent else h.n_embd_head_v
         return self.ctx.tensor("f32", (width * at.n_head, self.n_tokens), f"kqv_out-{layer}")
 
     def capped(self, x: Tensor, cap: float, scale: float = 1.0) -> Tensor:
-        """cap * tanh(scale * x / cap)."""
+        """scale * x, softly limited to -cap .. cap: cap * tanh(scale * x / cap)."""
         ctx = self.ctx
         return ctx.scale(ctx.tanh(ctx.scale(x, scale / cap)), cap)
 
     def store(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The caches with this batch's rows written: [n_embd_k, n_ctx], and [n_embd_v, n_ctx] or [1, elements]."""
+        """The layer's K and V caches after this batch's k and v are written to them.
+
+        K is [n_embd_k, n_ctx]; V is [n_embd_v, n_ctx], or [1, n_embd_v * n_ctx] where it is transposed (no `flash`).
+        """
         ctx, n, inputs, at = self.ctx, self.n_tokens, self.inputs, self.hparams.layers[layer]
         if inputs.k_rows is None:
             inputs.k_rows = ctx.tensor("i64", n, "attn_inp_k_idxs", input=True)
@@ -209,7 +219,10 @@ class Builder:
         return k_all, v_all
 
     def v_places(self, width: int) -> Tensor:
-        """The indices (i64) of a batch's values in a transposed V whose rows have `width` elements."""
+        """The input with the indices, i64 [width * n_tokens], of a batch's values in a transposed V cache.
+
+        `width` is the number of values of a token; layers of equal width share the input.
+        """
         places = self.inputs.v_rows
         if width not in places:
             places[width] = self.ctx.tensor("i64", width * self.n_tokens, "attn_inp_v_idxs", input=True)
@@ -225,12 +238,15 @@ class Builder:
         return ctx.cont(heads, (width * n_head, n))
 
     def columns(self, v: Tensor, at: Layer) -> Tensor:
-        """A transposed V as [n_kv, n_embd_head_v, n_head_kv]."""
+        """The first n_kv tokens of a transposed V cache, as a view [n_kv, n_embd_head_v, n_head_kv]."""
         width, column = at.n_embd_v // at.n_head_kv, self.cache.n_ctx * v.nb[0]
         return self.ctx.view_3d(v, self.n_kv, width, at.n_head_kv, column, column * width)
 
     def gated(self, x: Tensor, layer: int, kind: str = "swiglu", suffix: str = "") -> Tensor:
-        """down(f(gate(x)) * up(x)); gate and up may be one matrix, gate first."""
+        """The gated feed-forward unit down(f(gate(x)) * up(x)), where `kind` names the function f.
+
+        Some models have gate and up as one matrix named up, with the rows of gate first.
+        """
         prefix, ctx = f"blk.{layer}.ffn_", self.ctx
         up_name = f"ffn_up{suffix}"
         if self.weights.get(f"{prefix}gate{suffix}.weight") is None:
@@ -243,7 +259,7 @@ class Builder:
         return self.linear(x, prefix + "down" + suffix, f"ffn_out{suffix}", layer)
 
     def plain(self, x: Tensor, layer: int, kind: str = "gelu") -> Tensor:
-        """down(f(up(x)))."""
+        """The feed-forward unit without a gate, down(f(up(x))), where `kind` names the function f."""
         prefix = f"blk.{layer}.ffn_"
         x = self.linear(x, prefix + "up", "ffn_up", layer)
         x = self.name(self.ctx.unary(x, kind), f"ffn_{kind}", layer)
@@ -253,7 +269,7 @@ class Builder:
         return self.name(self.ctx.add(x, y), name, layer)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The logits of x; the embedding replaces a missing output matrix."""
+        """The logits of x; a model without an output matrix uses the embedding's (tied weights)."""
         h = self.hparams
         tied = self.weights.get("output.weight") is None
         x = self.ctx.mul_mat(self.weights["token_embd.weight" if tied else "output.weight"], x)
@@ -264,14 +280,17 @@ class Builder:
 
 
 def heads_of(ctx: Context, cache: Tensor, n_head: int, n_rows: int) -> Tensor:
-    """A cache as [width of a head, n_rows, n_head]."""
+    """The first n_rows of a cache [width * n_head, n_ctx], as a view [width of a head, n_rows, n_head]."""
     row = cache.nb[1]
     width = cache.ne[0] // n_head
     return ctx.permute(ctx.view_3d(cache, width, n_head, n_rows, row // n_head, row), 0, 2, 1, 3)
 
 
 def rope_factors(h: Hparams, weights: Weights, cache: KVCache) -> Tensor | None:
-    """The divisors of rope's angles; some models have two tables, one for contexts beyond the original length."""
+    """The tensor of divisors of rope's angles, or None.
+
+    Some models have two, and use the second for contexts longer than the one they were trained with originally.
+    """
     factors = weights.get("rope_freqs.weight")
     if factors is None and h.longrope:
         factors = weights.get(f"rope_factors_{'long' if cache.n_ctx > h.rope.n_ctx_orig else 'short'}.weight")

@@ -1,6 +1,6 @@
 """The default backend of a model, and backends by name.
 
-Owns the choice of the default: ggml's kernels where its library is installed and works, otherwise our own.
+Owns the choice of the default: a backend with ggml's kernels if its library is installed and works, else CpuBackend.
 """
 
 from __future__ import annotations

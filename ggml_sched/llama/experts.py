@@ -1,6 +1,6 @@
-"""The experts block: a router, and the feed-forward units that the router chooses for each token.
+"""The experts block: a router, and the feed-forward units (experts) that it chooses for each token.
 
-Owns nothing.  Corresponds to llama.cpp's build_moe_ffn.
+Corresponds to llama.cpp's build_moe_ffn.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from ggml_sched.llama.builder import Builder
 __all__ = ["experts"]
 
 MIN_EXPERT_WEIGHT = 6.103515625e-5
-"""The smallest normal f16: the lower bound of the sum of the chosen experts' weights, by which they are divided."""
+"""The chosen experts' weights are divided by their sum, or by this, the smallest normal f16, if the sum is smaller."""
 
 
 def experts(b: Builder, x: Tensor, layer: int, kind: str = "swiglu") -> Tensor:
-    """The weighted sum of each token's n_used best experts, weights by the router; biases where the model has them.
+    """For each token the weighted sum of the results of its n_used best experts; the router gives rank and weights.
 
-    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `kind`: "swiglu", "geglu", or "swiglu_oai".
+    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `kind`, the function of the gate: "swiglu", "geglu", or "swiglu_oai".
     """
     ctx, e, n_embd, n, prefix = b.ctx, b.hparams.experts, x.ne[0], x.ne[1], f"blk.{layer}.ffn_"
 

@@ -1,7 +1,8 @@
 """Generates text or ids lazily: each `next()` evaluates what it needs.
 
-Owns the tokens and the text generated so far, and the reason for the end.  Invariant: `tokens` are all chosen tokens,
-`text` is their text as far as no later token can change it; a chosen token is evaluated when the next one is requested.
+Owns the tokens and the text generated so far, and the reason for the end.  Invariant: `tokens` are all chosen tokens;
+`text` is the part of their text that no later token can change; a chosen token is evaluated when the next one is
+requested.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "Options", "Stats"]
 
 SAMPLING = frozenset(signature(Sampler).parameters)
-"""The names of a Sampler's arguments."""
+"""The names of a Sampler's arguments, which `generate` and `chat` take, too."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,8 @@ class Options:
     n_keep: int
     ignore_eos: bool
     is_ours: bool
-    """Whether the sampler was made for this generation; then its penalties apply to tokens of the prompt, too."""
+    """Whether the sampler was made for this generation alone, from arguments: then it has no history yet, and the
+    prompt is added to it, so that penalties apply to the prompt's tokens, too."""
 
     @classmethod
     def checked(cls, n, sampler, sampling: dict, stop, shift: bool, n_keep: int, ignore_eos: bool) -> Options:
@@ -92,9 +94,12 @@ class Generation:
         self.stats = Stats(n_prompt=len(prompt))
         self._sequence, self._pending, self._options, self._whole = sequence, prompt, options, whole
         self._logits: np.ndarray | None = None
-        """[n_vocab], after the last evaluated token; None once a token was chosen from them."""
+        """The logits [n_vocab] after the last evaluated token; None once a token was chosen from them."""
         self._before: int | None = None
-        """The number of tokens of the sequence before an evaluation that has not returned; None at other times."""
+        """The length of the sequence before an evaluation whose logits are not in `_logits` yet; else None.
+
+        With it `_evaluate` finds out whether an interrupted evaluation was complete.
+        """
         self._is_text = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stop:
@@ -156,7 +161,8 @@ class Generation:
         if token in self._ends:
             return self._end("eos")
         self._pending, self._logits = [token], None
-        self.tokens += (token,)         # no call: a signal could interrupt between it and the line before
+        # Not `append`: signal handlers run after calls, and one between these two lines would lose the token.
+        self.tokens += (token,)
         if self._stream is not None:
             self._stream.feed(token)
             if self._stream.stopped:
@@ -215,7 +221,7 @@ class Generation:
 
 
 class _Stream:
-    """The text of ids up to the first stop string, as far as no later id can change it.
+    """Decodes ids to text up to the first stop string; text that a later id can still change is held back.
 
     `continuing`: the text continues another one, so that a space before its first word is part of it.
     """
@@ -236,7 +242,7 @@ class _Stream:
         self._ready += self._stops.flush()
 
     def take(self) -> str:
-        """The certain text that no earlier call has returned."""
+        """The text that no later id can change, and that no earlier call has returned."""
         ready, self._ready = self._ready, ""
         return ready
 

@@ -3,8 +3,8 @@
 Owns the read-only mapping of each file.  Invariant: every tensor of an open file lies inside it; an invalid file raises
 FileFormatError.  Corresponds to ggml's gguf_init_from_file.
 
-Opening reads no weights.  A split model ("-00001-of-00003.gguf") is opened by its first part, which has the metadata;
-the other parts are found in the same folder, and `tensors` are those of all parts.
+Opening reads no weights.  A model that is split into several files ("-00001-of-00003.gguf") is opened by its first
+part, which has the metadata; the other parts are found in the same folder, and `tensors` are those of all parts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_PARTS = 1 << 12
 POPULATE_READ = 22
-"""Linux's MADV_POPULATE_READ, which Python does not name; older kernels refuse it."""
+"""Linux's MADV_POPULATE_READ, "read these pages now", which Python does not name; older kernels refuse it."""
 
 
 class GGUFFile:
@@ -71,7 +71,8 @@ class GGUFFile:
         return np.frombuffer(self._memory, np.uint8)
 
     def data(self, info: TensorInfo) -> np.ndarray:
-        """The bytes of one tensor, read-only, not copied; FileFormatError where their number is not known."""
+        """The bytes of one tensor, read-only, not copied; FileFormatError for an unknown type, whose size is unknown.
+        """
         part = self.parts[info.part]
         if type(info.type) is int:
             raise FileFormatError(f"{part.name}: tensor {info.name!r} has unknown type {info.type}")
@@ -79,11 +80,11 @@ class GGUFFile:
 
     @property
     def mapped(self) -> bool:
-        """Whether the bytes are a memory-mapped file, whose pages the host reads at their first access."""
+        """Whether the bytes are a memory-mapped file: the operating system reads a page when it is first accessed."""
         return self._mapping is not None
 
     def bring(self, start: int, stop: int) -> None:
-        """Read bytes start .. stop of this part into memory now instead of at their first access.
+        """Read bytes start .. stop of this file into memory now instead of at their first access.
 
         FileFormatError where the file has become shorter since it was opened.
         """
@@ -102,7 +103,8 @@ class GGUFFile:
             self.memory[start:stop : mmap.PAGESIZE].max()
 
     def forget(self, start: int, stop: int) -> None:
-        """Release the pages of bytes start .. stop of this part, which are not needed soon, where the host can."""
+        """Release the memory of bytes start .. stop of this file, which were copied elsewhere; a later access reads
+        them from the file again.  Does nothing where the operating system has no such call."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE      # the page before may hold bytes of another tensor
             if stop > first:
@@ -120,7 +122,7 @@ class GGUFFile:
         self._memory = None
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
-            # Arrays still export the mapping: it is unmapped when the last of them is freed.
+            # BufferError: arrays still use the mapping, which then ends when the last of them is freed.
             with contextlib.suppress(BufferError):
                 mapping.close()
 

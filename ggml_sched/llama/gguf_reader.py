@@ -1,10 +1,11 @@
 """Reads the head of a GGUF file: metadata, and where each tensor's bytes are.
 
-Owns the numbers of the kinds of values.  Invariant: nothing is read outside the file, and nothing is allocated for a
-count of items that do not fit into the remaining bytes; every element of an `Array` lies inside the file, and so does
-every tensor, aligned, without overlap.  An invalid file raises FileFormatError naming the file, the byte and the field.
+Files are not trusted.  Invariant: nothing is read outside the file, and no memory is allocated for more items than the
+remaining bytes can hold; every element of an `Array` lies inside the file, and so does every tensor, aligned, without
+overlap.  An invalid file raises FileFormatError naming the file, the byte and the field.
 
-The elements of arrays are parsed at access; reading the head only scans the lengths of their strings.
+A vocabulary has 100,000 strings and more, so the elements of arrays are parsed when they are accessed; reading the head
+only finds where each string begins.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ MAX_KEY_BYTES = 1 << 16
 MAX_NAME_BYTES = 256
 MAX_STRING_BYTES = 1 << 26
 MAX_STRINGS = 1 << 21
-"""Strings of all arrays of a file together (a vocabulary of 256k tokens with its merges has 2**19)."""
+"""The most strings in all arrays of a file together (a vocabulary of 256k tokens with its merges has 2**19)."""
 MAX_NESTING = 4
 MAX_NESTED = 1 << 16
-"""Arrays inside arrays, of a file together."""
+"""The most arrays inside arrays, in a file altogether."""
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
 
@@ -64,7 +65,7 @@ DTYPES: dict[Kind, np.dtype] = {
     Kind.U32: np.dtype("<u4"), Kind.I32: np.dtype("<i4"), Kind.F32: np.dtype("<f4"), Kind.BOOL: np.dtype("?"),
     Kind.U64: np.dtype("<u8"), Kind.I64: np.dtype("<i8"), Kind.F64: np.dtype("<f8"),
 }
-"""How the elements of each numeric kind are stored."""
+"""How GGUF stores numbers of each type: little-endian."""
 
 SCALARS = {
     kind: struct.Struct("<" + code)
@@ -77,11 +78,11 @@ U64 = SCALARS[Kind.U64]
 
 
 class Array(Sequence):
-    """An array of a file's metadata, whose elements are read at access.
+    """An array of a file's metadata, whose elements are read from the file's bytes when they are accessed.
 
-    `kind` is the kind of the elements.  Strings come as str; bytes that are not UTF-8 come as lone
-    surrogates (PEP 383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.
-    An array keeps the mapping alive, also after the file was closed.
+    `kind` is the type of the elements.  Strings come as str; bytes that are not UTF-8 come as lone surrogates (PEP
+    383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.  An array keeps the mapping of the file
+    alive, also after the file was closed.
     """
 
     __slots__ = ("_memory", "_starts", "_values", "kind")
@@ -89,7 +90,7 @@ class Array(Sequence):
     def __init__(self, kind: Kind, memory, starts=None, values=None) -> None:
         self.kind = kind
         self._memory = memory    # the bytes of the whole file
-        self._starts = starts    # strings: where the length of each one is
+        self._starts = starts    # strings: the byte at which each begins, with its length (u64)
         self._values = values    # numbers: a view of the file; nested arrays: a list
 
     def __len__(self) -> int:
@@ -151,8 +152,8 @@ TYPES = {int(kind): kind for kind in Type}
 class TensorInfo:
     """One tensor of a file: `ne` innermost first, `offset` in bytes from the start of the file.
 
-    `type` is an int where this package does not know the type; `nbytes` is 0 then.  `part` is the index of the file
-    in a split model.
+    `type` is GGUF's number of the type if this package does not know it; `nbytes` is 0 then.  `part` is the index of
+    the file among those of a split model.
     """
 
     name: str
@@ -164,7 +165,7 @@ class TensorInfo:
 
 
 class Reader:
-    """Reads values from a position in the file, which never lies outside the file."""
+    """Reads values one after the other; `pos` is the byte of the next one, and never lies beyond the file's end."""
 
     def __init__(self, name: str, memory: memoryview) -> None:
         self.name = name
@@ -188,7 +189,7 @@ class Reader:
         return value
 
     def count(self, what: str, each: int, limit: int) -> int:
-        """Read the number of items that follow, each at least `each` bytes long."""
+        """Read the number of items that follow; FileFormatError if so many, of `each` bytes or more, are not left."""
         n = self.number(Kind.U64, f"the number of {what}")
         if n > limit or n > (self.size - self.pos) // each:
             self.pos -= 8
@@ -304,7 +305,7 @@ class Reader:
         return infos
 
     def tensor(self, name: str) -> tuple[str, Type | int, tuple[int, ...], int, int]:
-        """Name, type, extents, offset from the data's start, bytes."""
+        """The description of a tensor: (name, type, extents, offset from the start of the tensors' data, bytes)."""
         what = f"tensor {name!r}"
         n_dims = self.number(Kind.U32, f"the number of dimensions of {what}")
         if not 1 <= n_dims <= MAX_DIMS:

@@ -1,7 +1,6 @@
 """Writes GGUF model files: for synthetic models and tests.
 
-Owns nothing.  Invariant: `open_gguf` reads equal values from a written file.  Corresponds to ggml's
-gguf_write_to_file.
+Invariant: `open_gguf` reads equal values from a written file.  Corresponds to ggml's gguf_write_to_file.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def _string(text: str | bytes) -> bytes:
 
 
 def _kinded(key: str, value) -> tuple[Kind, Any]:
-    """The kind under which a metadata value is stored, and the value."""
+    """The type under which a metadata value is stored, and the value."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Kind):
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -108,7 +107,7 @@ def _payload(key: str, kind: Kind, value) -> bytes:
 
 
 def _tensor(name: str, value) -> tuple[Type, tuple[int, ...], memoryview]:
-    """Type, extents innermost first, bytes."""
+    """The type of a tensor, its extents `ne` innermost first, and its bytes."""
     if isinstance(value, tuple):
         kind, ne, data = value
         kind = Type[kind.upper()] if isinstance(kind, str) else Type(kind)

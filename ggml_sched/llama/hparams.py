@@ -20,14 +20,17 @@ __all__ = ["MAX_MAGNITUDE", "Experts", "Hparams", "Latent", "Layer", "Metadata",
            "with_windows"]
 
 MAX_MAGNITUDE = 1e6
-"""The largest factor by which rope may scale values for a longer context."""
+"""The largest factor by which rope may multiply its result; a larger one in a file is an error of the file."""
 TINY = 1e-6
 """The smallest frequency base, and the smallest divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The arguments of the rope op.  The op multiplies `attn_factor` by YaRN's magnitude itself."""
+    """The arguments of the rope op, named as in ggml.
+
+    Where the op extrapolates by YaRN, it multiplies `attn_factor` by YaRN's magnitude itself.
+    """
 
     n_dims: int
     n_ctx_orig: int
@@ -39,13 +42,13 @@ class Rope:
     beta_slow: float = 1.0
     mode: str = "normal"
     k_first: int = 0
-    """The first element, in a head of the K cache, that rope rotates."""
+    """The first of the n_dims elements, in each head of a row of the K cache, that rope rotates."""
     log_mul: float = 0.0
-    """YaRN's mscale_all_dim (DeepSeek)."""
+    """YaRN's parameter mscale_all_dim, of DeepSeek models; 0 for others."""
 
     @property
     def yarn_magnitude(self) -> float:
-        """The factor by which the op multiplies its result, beside attn_factor, when it extrapolates."""
+        """The factor, beside attn_factor, by which the op multiplies its result: 1 unless it extrapolates by YaRN."""
         return 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
 
 
@@ -66,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Mixtures of experts: `n_used` of `n` for each token."""
+    """The experts of each layer: `n_used` of `n` compute a token; `n_ff` is the inner width of one."""
 
     n: int
     n_used: int
@@ -84,22 +87,23 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention: a token's latent vector of n_kv elements, and a part rotated by rope, give its keys
-    and values."""
+    """Sizes of multi-head latent attention: a token's keys and values are computed from a latent vector of n_kv
+    elements and a part rotated by rope."""
 
     n_q: int
-    """The rank of the queries' low-rank projection; 0: a full matrix."""
+    """The rank of the queries' low-rank projection; 0 where queries are computed by one matrix."""
     n_kv: int
     head_k: int
-    """The width of a head's key before absorption, including its rotated part (rope.n_dims)."""
+    """The width of a head's key as attention defines it, with its rotated part of rope.n_dims elements."""
     head_v: int
     absorbed: bool
-    """Whether the cache stores the latent vector (as one head), or the keys and values computed from it."""
+    """Whether the cache stores the latent vector, as one head; otherwise it stores the keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ssm:
-    """A selective state space (mamba)."""
+    """Sizes of a selective state space layer (mamba): width of the convolution, inner width, elements of the state for
+    each inner element, and the rank of the time step dt."""
 
     n_conv: int
     n_inner: int

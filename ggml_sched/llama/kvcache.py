@@ -1,7 +1,8 @@
 """The cache of a model: keys and values of evaluated tokens, and the states of recurrent layers.
 
 Owns one buffer of each backend that holds layers.  `_cells` owns the map from rows to tokens.  Invariant: a row that no
-token has written since `clear` or `clear_rows` is zero, so a masked row never brings a NaN into a product.
+token has written since `clear` or `clear_rows` is zero.  Attention multiplies masked rows by 0, and 0 times the NaN of
+an uninitialised row would be NaN.
 
     cache_k_l{i}    [n_embd_k, n_ctx], a row for each token
     cache_v_l{i}    [n_embd_v, n_ctx] with flash attention; without, the same extents hold the transposed matrix
@@ -36,8 +37,8 @@ class KVCache:
     """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where the layer has none.
 
     `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: the layout for flash
-    attention.  ValueError for a type that the layout, or the width of the rows, does not allow; OutOfMemory and
-    PlacementError as backends raise them.
+    attention, with V not transposed.  ValueError for a type that the layout, or the width of the rows, does not allow;
+    OutOfMemory and PlacementError as backends raise them.
     """
 
     def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32", n_seq: int = 1, *,
@@ -80,10 +81,9 @@ class KVCache:
             return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="kv")
 
     def padded(self, n_rows: int) -> int:
-        """The number of rows that attention reads when the first n_rows are in use, rounded up so that tokens share
-        graphs.
+        """The number of rows that attention reads when the first n_rows are in use; 1 where no layer has attention.
 
-        1 where no layer has attention.
+        Rounded up, so that one graph serves many tokens before the number grows.
         """
         if not self._padding:
             return 1
@@ -110,7 +110,7 @@ class KVCache:
     # -- moving rows ------------------------------------------------------------------------
 
     def read_rows(self, rows) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each attention layer the bytes of some rows, ascending: keys and values, each [m, bytes of a row].
+        """For each attention layer the bytes of m rows, ascending: (keys, values), each u8 [m, bytes of a row].
 
         The bytes are the same with and without `flash`.  ValueError for a row outside the cache.
         """
@@ -140,7 +140,7 @@ class KVCache:
                 v.backend.set_tensor(v, columns.reshape(-1))
 
     def _read_columns(self, v: Tensor, rows: np.ndarray) -> np.ndarray:
-        """Rows of a transposed V, in the form in which `_read` returns rows."""
+        """The values of some rows of the cache from a transposed V: u8 [m, bytes of a row], as from `_read`."""
         return self._transposed(v)[:, rows].transpose(1, 0, 2).reshape(len(rows), _row_bytes(v))
 
     def _transposed(self, v: Tensor) -> np.ndarray:
@@ -155,7 +155,7 @@ class KVCache:
     # -- moving states ------------------------------------------------------------------------
 
     def read_state(self, row: int) -> list[np.ndarray]:
-        """The states of one sequence: f32 arrays, one for each tensor."""
+        """One row of every state tensor: f32 arrays.  `row` is the number of a sequence, or of a backup (Runner)."""
         out = []
         for t in self._states():
             out.append(np.empty(t.ne[0], np.float32))
@@ -215,7 +215,7 @@ def _sorted(rows, n_ctx: int) -> np.ndarray:
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
-    """The runs of consecutive rows, as pairs (first index, last index + 1) into `rows`."""
+    """The ranges of consecutive rows, each moved by one call: pairs (first index, last index + 1) into `rows`."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
     return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True)) if len(rows) else []
 

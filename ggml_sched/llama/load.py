@@ -1,6 +1,6 @@
 """Loads a `Model` from a GGUF file: checks the arguments, places weights and cache, and plans the first graph.
 
-Owns nothing that outlives a failure: after an exception no memory is held.  Corresponds to llama.cpp's
+Invariant: after an exception no memory is held and no backend is open that `load` has made.  Corresponds to llama.cpp's
 llama_model_load_from_file and llama_init_from_model.
 """
 
@@ -99,13 +99,14 @@ def _checked_backends(backends) -> tuple[Backend, ...]:
 
 
 def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
-    """Whether the backend of each layer's cache computes attention of this model as one node."""
+    """Whether the backend that holds each layer's cache supports the node of flash attention that this model needs."""
     graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
     return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
 
 
 def trained_context(h: Hparams, kv_type) -> int:
-    """The context length that a model was trained with, at most as many tokens as half of the free memory holds."""
+    """The default of n_ctx: the context length that the model was trained with, but a cache of at most half of the
+    host's free memory."""
     kind = Type[kv_type.upper()]
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
 """Typed, checked reads of a GGUF file's metadata.
 
-Owns nothing.  Invariant: every returned value is of its type, finite and in its range, whatever the file contains.
+Invariant: every returned value is of its type, finite and in its range, whatever the file contains.
 Corresponds to llama.cpp's llama_model_loader::get_key and get_key_or_arr.
 """
 
@@ -18,7 +18,7 @@ MAX_EXTENT = 1 << 24
 MAX_POSITION = (1 << 31) - 1
 MAX_F32 = 3.4028234e38
 MAX_ARRAY = 1 << 16
-"""The largest length of a list with a number for each layer."""
+"""The longest list, with a number for each layer, that a file may have."""
 
 
 class Metadata:
@@ -41,7 +41,7 @@ class Metadata:
         return key, value
 
     def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_EXTENT) -> int:
-        """An int in low .. high; a list of one for each layer must have equal elements."""
+        """An int in low .. high; where a file has a list, with one for each layer, all must be equal."""
         key, value = self._get(key, default)
         if isinstance(value, Array):
             values = list(value) if 1 <= len(value) <= MAX_ARRAY else [0, 1]
@@ -85,7 +85,11 @@ class Metadata:
         return value
 
     def pattern(self, key: str, n: int, default: int) -> tuple[bool, ...]:
-        """Which of n layers have a sliding window: all but the last of each `period` layers, or those in a list."""
+        """For each of n layers whether it has a sliding window.
+
+        The file has a list of truth values, or a number (or `default`): then all but the last of each so many layers
+        have one, and all for 0.
+        """
         value = self.file.metadata.get(f"{self.arch}.{key}", default)
         if isinstance(value, Array):
             flags = list(value)[:n] if n <= len(value) <= MAX_ARRAY else []

@@ -54,7 +54,7 @@ class Model:
 
     @property
     def n_past(self) -> int:
-        """Tokens of sequence 0 in the cache."""
+        """The number of tokens of sequence 0 in the cache."""
         return self._sequences[0].n_past
 
     @property
@@ -68,7 +68,8 @@ class Model:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Ids of the tokens that end a text or a turn, from the file."""
+        """Ids of the tokens that end a text or a turn: the tokenizer's, or, before it is made, those that the file's
+        metadata names."""
         if self._tokenizer is not None:
             return frozenset(self._tokenizer.eos_ids)
         named = (self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
@@ -81,7 +82,7 @@ class Model:
 
     @property
     def flash(self) -> bool:
-        """Whether attention is one node, which reads the cache once."""
+        """Whether flash attention is used: each layer's attention is one node, and no matrix of scores is stored."""
         return self.cache.flash
 
     @property
@@ -189,7 +190,7 @@ class Model:
         return sequence
 
     def _encode(self, text: str, n_past: int, parse_special: bool = False) -> list[int]:
-        """The ids of a text, with BOS and the like if the sequence is empty."""
+        """The ids of a text that follows n_past tokens: with BOS and EOS as the file says if there are none."""
         return self.tokenizer.encode(text, add_special=n_past == 0, parse_special=parse_special)
 
     # -- sequences -----------------------------------------------------------------------------

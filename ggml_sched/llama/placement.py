@@ -1,7 +1,7 @@
 """The default placement: which backend holds each weight and each layer's KV cache.
 
-Owns nothing.  Invariant: layers are spread in order and as evenly as possible, and the tensors outside the layers are
-on the backend of a layer that uses them, so that activations are copied once between two backends.
+Invariant: layers are spread in order and as evenly as possible, so that activations pass from one backend to the next
+only once; tensors outside the layers are on the first or the last backend.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def spread_layers(backends: Sequence[Backend], n_layer: int) -> Place:
 
 
 def checked(place: Place, backends: Sequence[Backend]) -> Place:
-    """`place`, with a PlacementError where it returns something else than one of `backends`."""
+    """`place`, which the caller gave, as a function that raises PlacementError if it returns none of `backends`."""
 
     def answer(name: str, layer: int | None) -> Backend:
         backend = place(name, layer)

@@ -1,8 +1,8 @@
 """Runs batches: places tokens in the cache, caches a graph for each shape, and computes it with the scheduler.
 
-Owns weights, cache, cells, graphs and scheduler, and closes them.  Invariant: rows that a failed evaluation may have
-written are zeroed before the next one, so that a masked row never brings a NaN into a product.  Corresponds to
-llama.cpp's llama_context.
+Owns weights, cache, cells, graphs and scheduler, and closes them.  Invariant: rows of the cache that a failed
+evaluation may have written are zeroed before the next one: attention multiplies masked rows by 0, and 0 times NaN is
+NaN.  Corresponds to llama.cpp's llama_context.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ggml_sched.llama.weights import Weights
 __all__ = ["Runner"]
 
 KEPT_GRAPHS = 8
-"""The number of cached graphs, of different shapes: of a prompt, and of growing caches."""
+"""The number of cached graphs: of prompts, and of tokens for several numbers of cache rows."""
 
 
 class Runner:
@@ -40,7 +40,7 @@ class Runner:
         self.hparams, self.weights, self.cache = hparams, weights, cache
         self.is_recurrent = hparams.recurrent
         self.arch = arch
-        # One hidden sequence more, for embeddings.
+        # `embed` evaluates its tokens in one more sequence, which the caller does not see.
         self.n_seq = n_seq + 1
         self.n_batch = n_batch
         self.cells = Cells(cache.n_ctx, self.n_seq)
@@ -55,7 +55,7 @@ class Runner:
         self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:
-        """The graph of a shape, from a cache of the last KEPT_GRAPHS."""
+        """The graph of a shape; the last KEPT_GRAPHS are kept, so that most calls build none."""
         graph = self.graphs.get(shape)
         if graph is None:
             graph = self.graphs[shape] = self._build(shape)
@@ -69,10 +69,10 @@ class Runner:
         return build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
 
     def reserve(self) -> None:
-        """Plan a token that reads the shortest cache, and reserve memory for one that reads the whole cache.
+        """Plan the graph of one token and the fewest cache rows, and reserve memory for one that reads all rows.
 
-        The plan raises UnsupportedOp for a node that no backend computes.  Tokens that read a part of the cache need
-        neither planning nor larger buffers.
+        The plan raises UnsupportedOp for a node that no backend computes, while the model is loaded.  Afterwards tokens
+        need neither planning nor larger buffers, however many rows they read.
         """
         shortest, longest = (Shape(1, self.cache.padded(n), 1) for n in (1, self.cache.n_ctx))
         self.scheduler.plan(self.graph(shortest).graph)
@@ -93,7 +93,10 @@ class Runner:
                 self._kept.add(seq)
 
     def pieces(self, sequences: np.ndarray, n_batch: int) -> Iterator[tuple[int, int]]:
-        """Parts [start, stop) of a batch: n_batch tokens at most, and for a recurrent model of one sequence each."""
+        """Parts [start, stop) of a batch of tokens of these sequences, each evaluated by one compute.
+
+        A part has n_batch tokens at most; for a recurrent model they are of one sequence, as its graph has one state.
+        """
         ends = [len(sequences)]
         if self.is_recurrent:
             ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), *ends]
@@ -116,10 +119,10 @@ class Runner:
             graph.output.backend.get_tensor(graph.output, out)
 
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
-        """`compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
+        """`compute` for one token of one sequence; its logits, f32 [1, n_vocab], are written to `out`.
 
-        Kernels evict the interpreter's data from the CPU caches, so that each Python call and each NumPy array costs
-        microseconds here.
+        It makes few calls and arrays: the kernels have just evicted the interpreter's data from the CPU caches, so that
+        each of them costs microseconds here.
         """
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
@@ -138,24 +141,24 @@ class Runner:
             graph.output.backend.get_tensor(graph.output, out)
 
     def _allocate(self, graph: BatchGraph) -> None:
-        """Allocate the graph's tensors, in arenas that fit the largest graph of its kind."""
+        """Allocate the graph's tensors, in arenas that fit the largest graph of its kind (see `_largest`)."""
         largest = self._largest(graph.shape)
         if largest not in self._reserved:
             self._reserve(largest)
         self.scheduler.alloc(graph.graph)
 
     def _reserve(self, shape: Shape) -> None:
-        """Reserve memory for a shape, and cache its plan; without enough memory, smaller shapes may still fit."""
+        """Reserve memory and a plan for a shape.  OutOfMemory is ignored: smaller shapes may still fit."""
         self._reserved.add(shape)
         with suppress(OutOfMemory):
             self.scheduler.reserve(self._build(shape).graph)
 
     def _largest(self, shape: Shape) -> Shape:
-        """The largest shape of the same kind: the plans of all graphs of a kind are replays of its plan.
+        """The largest shape of the same kind, which is reserved: graphs of that kind get its plan by replay.
 
         The kinds are: one token; batches with no output, with at most one output for each sequence, with more outputs,
-        and with all tokens as outputs.  They differ because few programs need the memory for the logits of many
-        outputs.
+        and with all tokens as outputs.  They are reserved separately, because the logits of many outputs need much
+        memory, and few callers want them.
         """
         n_tokens, n_kv, n_outputs = self.n_batch, self.cache.padded(self.cache.n_ctx), shape.n_outputs
         if n_outputs == shape.n_tokens:
@@ -181,7 +184,10 @@ class Runner:
 
     @staticmethod
     def n_states(hparams: Hparams, n_seq: int) -> int:
-        """The number of recurrent states for n_seq sequences: those of each and of the hidden one, and backups."""
+        """The number of rows of state tensors: for n_seq sequences and the hidden one, and a backup for each.
+
+        1 for a model without recurrent layers, which has no such tensors.
+        """
         return 2 * (n_seq + 1) if hparams.recurrent else 1
 
     def clear_state(self, seq: int) -> None:
@@ -228,7 +234,7 @@ class Runner:
             self.cache.write_state(seq, parts)
 
     def turn(self, deltas: np.ndarray) -> None:
-        """Rotate the key of each row by a difference of positions (i32 [n_ctx]); llama.cpp's K-shift.
+        """Rotate the key in each row of the cache to another position; `deltas` i32 [n_ctx]: how far each has moved.
 
         SequenceError for a model whose keys rope does not rotate.  After another exception the keys of all rows with
         a difference other than 0 may be lost.

@@ -1,6 +1,6 @@
 """A handle of one sequence of a model: its tokens, and the operations on them.
 
-Owns nothing: `sequences.py` owns the state.
+The state itself is in `sequences.py`; a handle only passes calls on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Sequence:
         return self._store.keep_common(self.index, ids)
 
     def truncate(self, n: int) -> None:
-        """Keep the first n tokens; SequenceError for a recurrent state, which can be kept whole or cleared only."""
+        """Keep the first n tokens; SequenceError for a recurrent model, whose state can only be kept whole or cleared.
+        """
         self._store.truncate(self.index, n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:

@@ -34,7 +34,7 @@ class SequenceStore:
         self.lock = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
                                partial(ModelClosed, "the model is closed"))
         self._pending_rollback: Callable[[], None] | None = None
-        """During a change, and after a failed rollback: the function that undoes the change."""
+        """The function that undoes the present change; not None between calls only if that function has failed."""
 
     # -- evaluating ----------------------------------------------------------------------
 
@@ -65,8 +65,10 @@ class SequenceStore:
             return out
 
     def embed(self, tokens, everywhere: bool) -> np.ndarray:
-        """Normed states [m, n_embd] of all tokens, or of the last, evaluated in the hidden sequence, which is then
-        cleared."""
+        """The last layer's normed output, f32 [m, n_embd], of all tokens (m of them) or of the last (m = 1).
+
+        The tokens are evaluated in the hidden sequence, which is cleared afterwards.
+        """
         with self.lock:
             self._roll_back()
             ids, hidden = checked_tokens(tokens, self.n_vocab), self.n_seq
@@ -82,7 +84,7 @@ class SequenceStore:
             return out
 
     def _next(self, i: int, token: int) -> np.ndarray:
-        """`eval` of one token: as `_continue`, without making a batch."""
+        """`eval` of one token, which a generation calls most: as `_continue`, but faster, without a Batch."""
         held, runner = self.tokens[i], self.runner
         n = len(held)
         if not runner.cells.n_free:
@@ -105,8 +107,10 @@ class SequenceStore:
         self.runner.undo(before)
 
     def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
-        """Evaluate a checked batch, n_batch tokens at a time, and append its tokens to the sequences, but not for
-        embeddings."""
+        """Evaluate a checked batch, n_batch tokens at a time, and append its tokens to the sequences.
+
+        `embeddings`: the sequences stay as they were, only the outputs are wanted.
+        """
         runner, ids, sequences = self.runner, batch.tokens.tolist(), batch.sequences.tolist()
         before = {i: len(self.tokens[i]) for i in set(sequences)}
         undo = partial(self._undo, before)
@@ -130,8 +134,10 @@ class SequenceStore:
     # -- rollback after errors and signals ----------------------------------------------------
 
     def _transaction(self, steps: Callable[[], None], rollback: Callable[[], None]) -> None:
-        """Call `steps`.  If an exception or signal ends them half way, `rollback` restores a consistent state: it
-        undoes the steps, or completes them.  `rollback` is idempotent."""
+        """Call `steps`.  If an exception or signal ends them half way, `rollback` restores a consistent state.
+
+        It either undoes the steps or completes them, and may be called again after it has failed.
+        """
         self._pending_rollback = rollback
         try:
             steps()
@@ -226,7 +232,10 @@ class SequenceStore:
             self._cut(i, n)
 
     def keep_common(self, i: int, ids: list[int]) -> int:
-        """Forget the tokens after the longest common beginning with `ids[:-1]`; returns the number of tokens kept."""
+        """Forget the tokens after the longest common beginning with `ids[:-1]`; returns the number of tokens kept.
+
+        The last id is left out, because evaluating it gives the logits of the next token.
+        """
         with self.lock:
             self._roll_back()
             held, n, cells = self.tokens[i], 0, self.runner.cells

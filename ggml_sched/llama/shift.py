@@ -1,10 +1,11 @@
-"""The context shift: rotates cached keys to other positions.
+"""The context shift: moves cached tokens to other positions, by rotating their keys.
 
-Owns a graph over the K caches.  Invariant: a row with delta d becomes the key of its token at its position plus d, up
-to rounding; a row with delta 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
+When a context is full, old tokens are forgotten and the later ones move to the positions that this frees.  Owns a graph
+over the K caches.  Invariant: a row with delta d becomes the key of its token at its position plus d, up to rounding; a
+row with delta 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
 
-Rotations add up, so the shift by d is rope at position d.  The magnitude was applied when the row was written, so here
-it is 1 (llama.cpp applies YaRN's a second time).
+Rotations add up, so the shift by d is rope at position d.  Rope's factor (YaRN's magnitude) was applied when the row
+was written, so here it is 1 (llama.cpp applies it a second time).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGrap
         if k is None or r is None:
             continue
         kind, head = k.type, k.nb[1] // layer.n_head_kv
-        # If the rotated part of a head is no whole number of blocks, the whole head is converted to f32 and back.
+        # A block type is converted to f32 and back by whole blocks.  If the rotated part of a head is no whole number
+        # of blocks, the whole head is converted.
         whole = r.k_first % kind.block_size or r.n_dims % kind.block_size
         first, width = (0, k.ne[0] // layer.n_head_kv) if whole else (r.k_first, r.n_dims)
         part = ctx.view_3d(k, width, layer.n_head_kv, cache.n_ctx, head, k.nb[1],

@@ -1,7 +1,7 @@
 """The small model that comes with the package: its path, and a sample prompt.
 
-Owns nothing.  Invariant: the file is a llama with its tokenizer, 2 MB at most, trained by
-`tools/train_small_model.py` on Python's standard library.
+Invariant: the file is a Llama model with its tokenizer, 2 MB at most, trained by `tools/train_small_model.py` on the
+source code of Python's standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["SMALL_PROMPT", "small_model"]
 
 SMALL_PROMPT = "    def __init__(self, name, value):"
-"""A line of Python whose end is the end of a token; the model repeats its names in the text that follows."""
+"""A line of Python that ends where a token ends; the model repeats its names in the text that follows."""
 
 
 def small_model() -> Path:

@@ -1,6 +1,6 @@
 """Saves a sequence to a file and reads it: its tokens, its rows of the cache, and its recurrent state.
 
-Owns the format.  Invariant: a whole file is checked before any of it is used.
+Owns the format, below.  Invariant: a whole file is checked before any of it is used.
 Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
 
     magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
@@ -66,7 +66,8 @@ def read(source, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
-    """The values that must be equal when a sequence is restored: arch, type of the cache, fingerprint."""
+    """What must be equal in the model that saves and the one that restores: architecture, type of the cache, and a
+    hash of the hyperparameters and of the shapes of the weights."""
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):
         digest.update(f"{name} {tensor.ne}".encode())

@@ -1,8 +1,8 @@
 """The architectures: for each `hparams(file)`, `weights(hparams)` and `build(builder)`.
 
 `hparams` reads a file's metadata; `weights` lists the tensors (`Spec`) that a model has; `build` adds the nodes of one
-batch to a `Builder` and returns the hidden state of the output tokens after the last layer.  A new architecture is a
-row of the table in decoder.py, or a module here and a line in ARCHITECTURES.
+batch to a `Builder` and returns the hidden state [n_embd, n_outputs] of the output tokens after the last layer.  A new
+architecture is a row of the table in decoder.py, or a module here and a line in ARCHITECTURES.
 """
 
 from __future__ import annotations

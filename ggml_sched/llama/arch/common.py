@@ -1,4 +1,4 @@
-"""What architectures share: lists of weights, and the layer that most of them use."""
+"""What architectures share: functions that list the weights of a part, and `layers`, the layers that most have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["around_layers", "attention", "expert_weights", "gated", "layers", "l
 
 def linear(prefix: str, n_in: int, n_out: int, layer: int | None = None,
            required: bool = True) -> Iterator[Spec]:
-    """A matrix, and a bias that may be missing."""
+    """A matrix of a layer (None: outside the layers), and its bias, which may be missing in a file."""
     yield Spec(f"{prefix}.weight", (n_in, n_out), layer, required)
     yield Spec(f"{prefix}.bias", (n_out,), layer, required=False)
 
@@ -73,11 +73,12 @@ def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spe
 
 def layers(b: Builder, x: Tensor, attend, feed_forward, ffn_norm: str | None = "ffn_norm",
            post_norm: bool = False) -> Tensor:
-    """Layers of x + attend(norm(x)), then x + feed_forward(norm(x)).
+    """All layers of a model: each computes x + attend(norm(x)), and from that x + feed_forward(norm(x)).
 
     `attend(b, x, layer)` builds attention including its output matrix, `feed_forward(b, x, layer)` the feed-forward
-    unit; each returns a tensor of the shape of x.  `ffn_norm` is the name of the second norm's weight; None: both units
-    read the first norm of x.  `post_norm`: the results of both are normed before they are added.
+    unit; each returns a tensor of the shape of x[n_embd, n_tokens].  `ffn_norm` is the name of the second norm's
+    weight; None: attention and feed-forward unit both read the first norm of x.  `post_norm`: the results of both are
+    normed before they are added.
     """
     for layer in range(b.hparams.n_layer):
         prefix = f"blk.{layer}."

@@ -1,8 +1,8 @@
 """Decoders of attention and feed-forward layers: most architectures, as rows of one table.
 
-Owns the differences between them.  Invariant: nodes are those of llama.cpp's graph of the same architecture, in its
-order.  Corresponds to llama.cpp's llm_build_llama, _qwen2, _qwen3, _qwen3moe, _phi2, _phi3, _gpt2, _gemma2_iswa,
-_gemma3 and llm_build_openai_moe_iswa.
+Owns what differs between these architectures.  Invariant: nodes are those of llama.cpp's graph of the same
+architecture, in its order.  Corresponds to llama.cpp's llm_build_llama, _qwen2, _qwen3, _qwen3moe, _phi2, _phi3,
+_gpt2, _gemma2_iswa, _gemma3 and llm_build_openai_moe_iswa.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Decoder:
     """The mode of rope: "neox" pairs elements of the two halves of a head; None: learned position vectors instead."""
     norm: str = "rms"
     change: Callable[[Hparams, Metadata], Hparams] = _same
-    """Sets the hyperparameters that other architectures do not have."""
+    """A function that adds, to the hyperparameters that most files have, those of this architecture alone."""
     qk_norm: bool = False
     """Whether each head's query and key are normed before rope."""
     scales_query: bool = False
-    """Whether the query is scaled before its product with the keys, and not the product."""
+    """Whether the query is scaled before its product with the keys; otherwise the product is scaled."""
     sinks: bool = False
-    """Whether each head has an attention sink."""
+    """Whether each head has an attention sink: a learned score in its soft-max, of a token without a value."""
     unit: str = "swiglu"
     """The feed-forward unit; "gelu" is one without a gate."""
     fused_gate: bool = False
@@ -118,7 +118,7 @@ def _learned_positions(h: Hparams, meta: Metadata) -> Hparams:
 
 
 def _gemma2(h: Hparams, meta: Metadata) -> Hparams:
-    if h.n_layer == 46:     # 27B, the one model that scales queries so
+    if h.n_layer == 46:     # the model of 27B, the only one that scales queries by the embedding's width per head
         h = replace(h, attn_scale=1 / math.sqrt(h.n_embd / h.n_head))
     h = replace(h, embd_scale=math.sqrt(h.n_embd), attn_softcap=meta.number("attn_logit_softcapping", 50.0),
                 final_softcap=meta.number("final_logit_softcapping", 30.0))

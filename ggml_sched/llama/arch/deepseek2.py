@@ -3,7 +3,8 @@
 Multi-head latent attention: keys and values are computed from a small latent vector and a part rotated by rope, both
 shared by all heads.  A file has either the matrix that expands the latent vector (attn_kv_b: the cache stores keys and
 values), or its two halves (attn_k_b is applied to the queries, attn_v_b to the result, and the cache stores the latent
-vector).  The first layers are dense; the others have routed experts, and shared experts that every token uses.
+vector; in the code, `absorbed`).  The first layers have a plain feed-forward unit; the others have routed experts, of
+which each token uses a few, and shared experts that every token uses.
 Corresponds to llama.cpp's llm_build_deepseek2.
 """
 
@@ -112,7 +113,7 @@ def attend(b: Builder, x: Tensor, layer: int) -> Tensor:
     latent = b.norm(latent, prefix + "kv_a_norm", "kv_cmpr", layer)
     if m.absorbed:
         q_still = ctx.mul_mat(b.weights[prefix + "k_b.weight"], ctx.permute(q_still, 0, 2, 1, 3))
-        # The rotated part comes first, as in llama.cpp's caches.
+        # The rotated part comes first in a row of the cache, as in llama.cpp's.
         q = b.name(ctx.concat(q_turned, ctx.permute(q_still, 0, 2, 1, 3), 0), "Qcur", layer)
         v = ctx.reshape_3d(latent, m.n_kv, 1, n)
         k = b.name(ctx.concat(k_turned, v, 0), "Kcur", layer)

@@ -52,14 +52,14 @@ def weights(h: Hparams) -> Iterator[Spec]:
 
 
 def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
-    """The convolution, the scan and the gate: [n_embd, n_tokens] -> [n_embd, n_tokens]."""
+    """The mixing part of a layer, [n_embd, n_tokens] -> [n_embd, n_tokens]: convolution, scan of states, and gate."""
     ctx, s, n, prefix, row = b.ctx, b.hparams.ssm, b.n_tokens, f"blk.{layer}.ssm_", b.state_row()
     r, states = b.cache.r[layer], b.cache.s[layer]
     xz = b.linear(x, prefix + "in", "ssm_in", layer)
     size = xz.nb[0]
     x = ctx.view_2d(xz, s.n_inner, n, xz.nb[1])
     gate = ctx.cont(ctx.view_2d(xz, s.n_inner, n, xz.nb[1], s.n_inner * size))
-    # The convolution at the first tokens of the batch needs the last inputs of the previous batch.
+    # At the first tokens of the batch the convolution reads inputs of the previous batch: `r` keeps the last ones.
     before = ctx.reshape_2d(ctx.get_rows(r, row), s.n_conv - 1, s.n_inner)
     inputs = b.name(ctx.concat(before, ctx.transpose(x), 0), "conv_input", layer)
     last = ctx.cont(ctx.view_2d(inputs, s.n_conv - 1, s.n_inner, inputs.nb[1], n * size), (r.ne[0], 1))
@@ -73,7 +73,7 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     y = b.name(ctx.ssm_scan(ctx.reshape_4d(states, s.n_state, 1, s.n_inner, states.ne[1]),
                             ctx.reshape_4d(x, 1, s.n_inner, n, 1), ctx.reshape_3d(dt, s.n_inner, n, 1),
                             b.weights[prefix + "a"], *b_and_c, row), "ssm_scan", layer)
-    # The scan returns one tensor: the results, followed by the new state.
+    # The scan returns one tensor: the result of each token, followed by the sequence's new state, which goes to `s`.
     b.expand(ctx.set_rows(states, ctx.view_2d(y, states.ne[0], 1, states.nb[1], s.n_inner * n * size), row))
     y = ctx.add(ctx.view_2d(y, s.n_inner, n, s.n_inner * size), ctx.mul(x, b.weights[prefix + "d"]))
     return b.linear(b.name(ctx.swiglu_split(gate, y), "ssm_gated", layer), prefix + "out", "ssm_out", layer)
