@@ -18,7 +18,7 @@ __all__ = ["DryBackend"]
 
 
 _ROW_OPS = ("NORM", "GROUP_NORM", "L2_NORM", "DUP", "CONT", "REPEAT")
-"""Ops that ggml never computes in place and that are in place here, as are the gated units (GLU)."""
+"""Ops that ggml never computes in place and the CPU kernels of this package do, as they do all gated units (GLU)."""
 
 
 class DryBuffer(Buffer):
@@ -75,7 +75,7 @@ class DryBackend(FaultPoints, Backend):
         return buffer
 
     def inplace_sources(self, op: str) -> int:
-        """As the CPU kernels: more than ggml's list, see _ROW_OPS."""
+        """The same as CpuBackend's, so that plans for a DryBackend have the sizes of real ones; see _ROW_OPS."""
         return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:

@@ -1,8 +1,9 @@
 """The CPU backend.
 
-    buffer       memory, allocated here or the caller's
-    oracle/      every kernel in NumPy: slow and complete; compiled kernels are compared with these
-    backend      CpuBackend, plans, run_nodes
+    buffer       memory, allocated here or given by the caller
+    kernels/     compiled kernels in C; _kernels: lists of their calls, and the threads that run them
+    oracle/      every kernel in NumPy: slow, and complete; tests compare the compiled kernels with these
+    backend      CpuBackend, its graph plans, and run_nodes
 """
 
 from __future__ import annotations

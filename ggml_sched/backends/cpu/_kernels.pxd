@@ -1,4 +1,4 @@
-# The C view of _kernels: what is declared in kernels/*.h, and which object keeps which alive.
+# Declarations of kernels/*.h and _kernels.pyx for Cython modules, and which object keeps which alive.
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -70,11 +70,11 @@ cdef class CallList:
     cdef readonly NodeTable table       # keeps the tensors and the gs_node structs that calls point to
     cdef gs_calls calls                 # owned
     cdef gs_tables tables
-    cdef unsigned char *state           # owned; of each tensor of the table: CHECKED bits
-    cdef dict known                     # {buffer: (address, size, writable), None if unusable}; keeps buffers alive,
-                                        # not their memory: see held
-    cdef BufferBase last                # the last buffer looked up, and its entry in `known`:
-    cdef int64_t last_size              # -1 if it cannot be used
+    cdef unsigned char *state           # owned; bits of each tensor of the table: LOOKED_AT, READABLE, WRITABLE
+    cdef dict known                     # {buffer: (address, size, writable), or None if kernels cannot use it}; keeps
+                                        # the buffers alive, though close() may still free their memory: see `held`
+    cdef BufferBase last                # the buffer that was looked up last, with its size and writability:
+    cdef int64_t last_size              # neighbours mostly share one.  -1: kernels cannot use it
     cdef bint last_writable
     cdef object memory_of
     cdef object allocate                # allocates the work memory
@@ -88,7 +88,7 @@ cdef class CallList:
 
 cdef class Products:
     cdef gs_calls calls                 # owned
-    cdef gs_shared_call *shared         # owned; of each call
+    cdef gs_shared_call *shared         # owned; one for each call
     cdef gs_work work
     cdef int add(self, const gs_node *node) except -1
     cdef gs_shared_call *shared_calls(self) except NULL

@@ -1,7 +1,7 @@
-"""Nodes as flat lists of compiled calls, and the threads that make them.
+"""Turns nodes into lists of calls of compiled kernels, and runs them on a pool of threads.
 
-Owns the pool and the lists; the kernels are in kernels/*.c and *.h.  A list is made once, when a graph is planned; only
-then are tensors read.  Running a part of a list runs no Python and holds no GIL.  Corresponds to
+Owns the thread pool and the lists; the kernels are in kernels/*.c and *.h.  A list is made once, when a graph plan is
+created; only then are `Tensor` objects read.  Running calls of a list runs no Python and holds no GIL.  Corresponds to
 ggml_cplan and ggml_threadpool.
 """
 
@@ -21,7 +21,7 @@ from ggml_sched.graph.hostdata import MAX_SHARED, endless
 cdef int64_t SHARED = MAX_SHARED
 
 
-# The state of a tensor, as bits.
+# What CallList knows of a tensor, as bits: whether it was checked, and what kernels may do with its memory.
 cdef enum:
     LOOKED_AT = 1
     READABLE = 2
@@ -29,14 +29,14 @@ cdef enum:
 
 
 def isa():
-    """The instruction set of plans that are made now: "portable", "avx2" or "avx512"."""
+    """The instruction set of the kernels that a list made now would call: "portable", "avx2" or "avx512"."""
     return ("portable", "avx2", "avx512")[gs_isa()]
 
 
 cdef class Pool:
-    """`Pool(n_threads)`: threads that share the parts of calls; n_threads counts the caller.
+    """`Pool(n_threads)`: threads that share the parts of calls; n_threads counts the caller's thread.
 
-    Threads start with the first run that has several parts; fewer where the host refuses to start more.
+    The threads start at the first call with several parts; if the host refuses to start one, there are fewer.
     """
 
     def __cinit__(self, int32_t n_threads):
@@ -59,11 +59,11 @@ cdef class Pool:
 
     @property
     def alive(self):
-        """The number of running threads, without the caller."""
+        """The number of running threads, without the caller's."""
         return gs_pool_alive(self.pool)
 
     def close(self):
-        """End the threads; a later run starts others."""
+        """End the threads; a later run starts new ones."""
         with nogil:
             gs_pool_stop(self.pool)
 
@@ -71,8 +71,8 @@ cdef class Pool:
 cdef class CallList:
     """`CallList(name, nodes, memory_of, allocate)`: the compiled calls of some nodes of the backend `name`.
 
-    `memory_of(buffer)` returns a uint8 array over a buffer's bytes, `allocate(size)` one of work memory, at a multiple
-    of 64 and of at least that many bytes.
+    `memory_of(buffer)` returns a uint8 array over a buffer's bytes.  `allocate(size)` returns work memory: a uint8
+    array of at least `size` bytes, at a multiple of 64.
     """
 
     def __cinit__(self, str name not None, nodes, memory_of, allocate):
@@ -97,7 +97,7 @@ cdef class CallList:
         return self.calls.n
 
     def node_of(self, int32_t i):
-        """The node that call i belongs to; IndexError."""
+        """The node that call i computes, or a part of it; IndexError."""
         if not 0 <= i < self.calls.n:
             raise IndexError(f"call {i} of {self.calls.n}")
         return self.table.tensors[self.calls.call[i].position]
@@ -109,18 +109,18 @@ cdef class CallList:
 
     @property
     def buffers(self):
-        """The buffers of all tensors checked so far."""
+        """The buffers of all tensors that `add` has checked so far."""
         return tuple(self.known)
 
     def held(self):
-        """The memory that calls read and write, as arrays, which keep it alive even if a buffer is closed.
-
-        BackendError if a buffer is closed already.
+        """Arrays over all memory that the calls read and write.  The caller of `run` keeps them while it runs: they
+        keep the memory alive even if another thread closes a buffer.  BackendError if a buffer is closed already.
         """
         return [self.memory_of(buffer) for buffer, entry in self.known.items() if entry is not None]
 
     cdef int know(self, BufferBase buffer) except -1:
-        """Set `last*` to a buffer and its address and size."""
+        """Look up a buffer's address, size and writability in `known`, adding it if it is new, and copy them to
+        `last*`. last_size becomes -1 if kernels cannot use the buffer."""
         entry = self.known.get(buffer, self)
         if entry is self:
             try:
@@ -137,7 +137,8 @@ cdef class CallList:
         return 0
 
     cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
-        """The state of tensor t of the table: whether kernels may read it, and write it."""
+        """Check tensor t of the table: LOOKED_AT, with READABLE and WRITABLE if its memory lies in an open buffer and
+        its extents and strides are sound."""
         cdef Tensor tensor = <Tensor>PyTuple_GET_ITEM(self.table.tensors, t)
         cdef BufferBase buffer = tensor.c_buffer()
         cdef const gs_node *node = &self.table.nodes[t]
@@ -162,16 +163,18 @@ cdef class CallList:
         return LOOKED_AT | READABLE | (WRITABLE if self.last_writable else 0)
 
     cdef bint used(self, Py_ssize_t t, bint writes) except -1:
-        """Whether kernels may read, or write, a tensor of the table."""
+        """Whether kernels may write (`writes`) or read tensor t of the table; checks it the first time."""
         if not self.state[t]:
             self.state[t] = self.look_at(t)
         return self.state[t] & (WRITABLE if writes else READABLE) != 0
 
     def add(self, Py_ssize_t first, Py_ssize_t stop):
-        """Append the calls of the nodes from `first` on, and return the index of the first node that was not added: one
-        without a compiled kernel, an invalid one, or `stop`.
+        """Append the calls of the nodes first .. stop - 1, up to the first that has no compiled kernel or is invalid;
+        returns its index, or `stop`.
 
-        Nodes are passed in the order of execution, including those that the oracle computes.  IndexError, OutOfMemory.
+        The caller goes through all nodes in the order of execution.  `add` thus meets also the nodes that the oracle
+        computes, which matters for shared tables: a node may overwrite what one was computed from.  IndexError,
+        OutOfMemory.
         """
         cdef const gs_node *node
         cdef Py_ssize_t i
@@ -184,7 +187,7 @@ cdef class CallList:
             if self.is_good(node):
                 status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
             else:
-                self.tables.n = 0       # its memory is outside this plan, at an unknown address: any table may be stale
+                self.tables.n = 0       # the node writes at an unknown address: any table may be outdated afterwards
             gs_forget_tables(&self.tables, node)
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]
@@ -195,7 +198,7 @@ cdef class CallList:
         return stop
 
     cdef bint is_good(self, const gs_node *node) except -1:
-        """Whether kernels may read the sources of a node, and write it."""
+        """Whether kernels may read all sources of a node and write its result."""
         cdef Py_ssize_t k
         if not self.used(node - self.table.nodes, True):
             return False
@@ -220,7 +223,7 @@ cdef class CallList:
         self.work.n_threads = n_threads
 
     def run(self, Pool pool not None, int32_t first, int32_t last):
-        """Run calls first .. last - 1; BackendError if a kernel finds an invalid value, as an id out of range."""
+        """Run calls first .. last - 1; BackendError if a kernel finds an id out of range."""
         cdef gs_fault fault
         cdef int32_t failed, n_threads = pool.n_threads
         if not 0 <= first <= last <= self.calls.n:
@@ -235,13 +238,13 @@ cdef class CallList:
                                f"one of {fault.limit} rows")
 
 
-# Calls point to nodes that the caller of `add` keeps alive: nothing here is in a cycle.
+# no_gc: the object refers to no Python object, as the caller of `add` keeps the nodes alive, so it is in no cycle.
 @cython.no_gc
 cdef class Products:
-    """Matrix products that run on the threads of another pool, such as ggml's (shared_calls.h).
+    """Matrix products that run on the threads of another library's thread pool, such as ggml's (shared_calls.h).
 
-    Nodes are added first; then `shared_calls` returns their calls, in the same order.  Each run calls `begin`
-    with work memory of `work_size` bytes at a multiple of 64.
+    First nodes are added; then `shared_calls` returns their calls, in the same order.  Before each run the caller calls
+    `begin`, with work memory of `work_size` bytes at a multiple of 64.
     """
 
     def __cinit__(self):
@@ -254,8 +257,8 @@ cdef class Products:
         free(self.shared)
 
     cdef int add(self, const gs_node *node) except -1:
-        """Append the calls of a MUL_MAT whose memory was checked; returns their number, 0 without a kernel for it.
-        OutOfMemory."""
+        """Append the calls of a MUL_MAT, whose memory the caller has checked, and return their number: 0 if no compiled
+        kernel computes it.  OutOfMemory."""
         cdef gs_tables tables
         cdef int32_t before = self.calls.n
         cdef int status
@@ -286,7 +289,8 @@ cdef class Products:
         return size
 
     cdef void begin(self, char *memory, int32_t n_threads) noexcept nogil:
-        """Begin a run: threads, n_threads at most, may take the parts of all calls, which use this work memory."""
+        """Begin a run on at most n_threads threads: makes all parts of all calls unclaimed, and sets the work memory
+        that they use."""
         cdef int32_t i
         self.work.memory, self.work.n_threads = memory, n_threads
         for i in range(self.calls.n):

@@ -1,10 +1,10 @@
 """The CPU backend: memory, copies, and graphs run by the kernels of this package.
 
-A graph becomes steps: stretches of compiled calls, and between them, for nodes without a
-compiled kernel, calls of NumPy kernels (the oracle, which also raises the errors of invalid nodes).
-A plan keeps its steps and its own work memory; without a plan, steps are made, run and dropped,
-over one work memory of the backend that only grows.  Both run the same calls, so both compute
-the same bits.  Corresponds to ggml's CPU backend.
+A split becomes a list of backend steps: stretches of compiled calls and, for each node without a compiled kernel, a
+call of a NumPy kernel (the oracle, which also raises the errors of invalid nodes).
+A graph plan (CpuPlan) keeps its steps and its own work memory.  `graph_compute` makes steps, runs and drops them; it
+uses a work memory of the backend, which only grows.  Both run the same calls, so their results are equal to the bit.
+Corresponds to ggml's CPU backend.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
 MAX_THREADS = 1024
 
 KERNELS_OF = ("compiled", "numpy")
-"""Whose kernels a CpuBackend runs: ours in C, or the oracle."""
+"""Which kernels a CpuBackend runs: the compiled ones, or those of the oracle."""
 
 
 Call = Callable[[], object]
 
 
 def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
-    """The call that computes a node on arrays; UnsupportedOp, PlacementError or BackendError naming it."""
+    """A list with the call that computes a node by the oracle; empty for a view.
+
+    Raises UnsupportedOp, PlacementError or BackendError, which name the node.
+    """
     if not node.computes:
         return []
     found = KERNELS.get(node.op)
@@ -51,7 +54,7 @@ def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
 
 @contextmanager
 def _named(backend_name: str, node: Tensor) -> Iterator[None]:
-    """Errors that leave this block are typed and name the backend and the node."""
+    """Turn exceptions of other libraries into errors of this package that name the backend and the node."""
     try:
         yield
     except Error:
@@ -65,9 +68,10 @@ def _named(backend_name: str, node: Tensor) -> Iterator[None]:
 
 
 class StagedLeafs:
-    """Loads the inputs that a GraphAllocator placed: each before the first node that uses it.
+    """Makes the calls that load the inputs of a GraphAllocator, each right before the first node that uses it.
 
-    Until then their memory may hold other tensors.  A scheduler loads its own inputs.
+    They cannot be loaded earlier, as until then their memory may hold other tensors.  Inputs of a scheduler are loaded
+    by its own steps, not here.
     """
 
     def __init__(self) -> None:
@@ -95,7 +99,7 @@ def _load(leaf: Tensor) -> None:
 
 
 class Stretch:
-    """Consecutive calls of a list, from `first` to its present end, run as one step."""
+    """A backend step: calls of a list, from number `first` to the list's present end, run one after the other."""
 
     __slots__ = ("_calls", "_pool", "first", "last")
 
@@ -108,14 +112,14 @@ class Stretch:
 
 
 Step = tuple[Call, Tensor]
-"""A function to call, and its node."""
+"""A function to call, and the node that errors name."""
 
 
 def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
              allocate: Callable[[int], np.ndarray]) -> tuple[list[Step], CallList | None, int]:
-    """The steps of some nodes, the list of compiled calls, and the number of nodes that these compute.
+    """(steps that compute the nodes, the list of compiled calls, the number of nodes that compiled calls compute).
 
-    Without a pool the oracle computes all nodes.  `allocate(size)` gives the work memory of the compiled calls.
+    Without a pool the oracle computes all nodes.  `allocate(size)` returns work memory for the compiled calls.
     """
     staged = StagedLeafs()
     steps: list[Step] = []
@@ -144,7 +148,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
 
 
 def loads_of(nodes: tuple[Tensor, ...], staged: StagedLeafs) -> dict[int, list[Step]]:
-    """{number of nodes computed before: the loads that run then}."""
+    """The calls that load inputs, as steps: {how many nodes are computed before: steps to run at that point}."""
     found: dict[int, list[Step]] = {}
     number = 0
     for node in nodes:
@@ -169,7 +173,7 @@ def run_steps(steps: list[Step], name: str) -> None:
 
 
 class CpuPlan:
-    """A graph resolved at its addresses, with work memory of its own (ggml_graph_plan)."""
+    """A graph plan: the steps of a graph at its present addresses, with their own work memory (ggml_graph_plan)."""
 
     def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...], pool: Pool | None = None) -> None:
         self.resolver = resolver
@@ -178,7 +182,7 @@ class CpuPlan:
         with np.errstate(all="ignore"):
             self._steps, self._compiled, self.n_compiled = steps_of(
                 nodes, resolver, pool, partial(allocate, backend_name=resolver.name))
-        # A plan of a single stretch runs without the error handling that calls on arrays need.
+        # The common case of a single stretch is run without the error handling that only NumPy kernels need.
         self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
         self._buffers = tuple({*resolver.buffers, *(() if self._compiled is None else self._compiled.buffers)})
 
@@ -204,7 +208,7 @@ class CpuPlan:
             if buffer.closed:
                 raise PlacementError(f"backend {self.resolver.name!r}: a graph plan uses a buffer of backend "
                                      f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
-        # Another thread may close a buffer while calls run over its addresses.
+        # Keep the memory of all buffers alive: another thread may close one while calls run over its addresses.
         held = None if self._compiled is None else self._compiled.held()  # noqa: F841
         if self._flat is not None:
             self._flat()
@@ -215,9 +219,9 @@ class CpuPlan:
 class CpuBackend(HostBackend):
     """Real memory and real compute on the host.
 
-    `n_threads` counts the calling thread (None: the CPUs this process may use); `memory` bounds all
-    buffers together, in bytes; `kernels` is "compiled", or "numpy" for the slow oracle, with which they are compared,
-    and which computes on the calling thread alone.
+    `n_threads` counts the calling thread (None: as many as CPUs that this process may use).  `memory`: the most bytes
+    of all buffers together.  `kernels`: "compiled", or "numpy" for the slow oracle, with which tests compare the
+    compiled ones and which computes on the calling thread alone.
     """
 
     is_host = True
@@ -280,7 +284,7 @@ class CpuBackend(HostBackend):
             plan.run()
 
     def _reuse_work(self, size: int) -> np.ndarray:
-        """The work memory of computes without a plan, which only grows."""
+        """The work memory of `graph_compute`, which has no graph plan to keep one; it only grows."""
         if size > self._work.nbytes:
             self._work = allocate(max(size, 2 * self._work.nbytes), self.name)
         return self._work
@@ -304,8 +308,8 @@ class CpuBackend(HostBackend):
 def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU") -> None:
     """Compute nodes in order with the NumPy kernels, over memory of any backend.
 
-    For backends written in Python: `memory_of(buffer)` gives a uint8 array over all the bytes of a buffer
-    that a node uses, or raises PlacementError.  `name`: the backend's name in errors.
+    A backend written in Python can call it from its `graph_compute`.  `memory_of(buffer)` returns a uint8 array over
+    all bytes of a buffer that a node uses, or raises PlacementError.  `name`: the backend's name in errors.
     """
     resolver = Resolver(name, memory_of)
     staged = StagedLeafs()

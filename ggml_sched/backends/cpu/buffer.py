@@ -1,8 +1,7 @@
-"""Host memory: allocated here, or the caller's.
+"""Buffers of host memory, allocated here or given by the caller.
 
-Owns no bytes itself: a CpuBuffer holds a numpy uint8 array, and numpy counts the
-references.  Arrays made over `memory` keep it alive, so closing a buffer under them
-leaves nothing dangling.  Corresponds to ggml's CPU buffer and buffer_from_ptr.
+A CpuBuffer holds a NumPy uint8 array, and NumPy counts the references to its memory.  Arrays made over `memory` keep it
+alive, so they stay valid when the buffer is closed.  Corresponds to ggml's CPU buffer and buffer_from_ptr.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ __all__ = ["ALIGNMENT", "CpuBuffer", "HostBackend", "address_of", "allocate", "c
 
 ALIGNMENT = 64
 MOVES = ("set_tensor_async", "get_tensor_async", "set_tensor", "get_tensor", "synchronize")
-"""Methods by which a backend may move data without `Buffer.write` and `Buffer.read`."""
+"""Methods of a backend that may move data by other ways than `Buffer.write` and `Buffer.read`, if a subclass overrides
+them: then its buffers are not `plain`."""
 
 
 class CpuBuffer(Buffer):
@@ -57,7 +57,7 @@ class CpuBuffer(Buffer):
         outgoing[:] = self._range(offset, outgoing.nbytes)
 
     def clear(self, value: int = 0) -> None:
-        self.write(0, memoryview(b""))      # the checks
+        self.write(0, memoryview(b""))      # raises if the buffer is closed or read-only
         self.memory[:] = self.checked_byte(value)
 
     def free(self) -> None:
@@ -74,9 +74,10 @@ class CpuBuffer(Buffer):
 
 
 class HostBackend(Backend):
-    """A backend over host memory: a bound of all its buffers together, copies, and what happens after `close`.
+    """Base class of backends over host memory: allocates and wraps buffers, copies tensors, and refuses to go on after
+    `close`.
 
-    `memory` bytes may be allocated at a time (None: no bound), of which `used` are.
+    `memory`: the most bytes of all its buffers together (None: no bound); `used`: those allocated now.
     """
 
     concurrent_copies = True
@@ -133,12 +134,12 @@ class HostBackend(Backend):
 
 
 def _is_left_as(mine: object, base: type, names: tuple[str, ...]) -> bool:
-    """Whether an object and its class leave these attributes of the base class unchanged."""
+    """Whether `mine` has these attributes exactly as the base class defines them: neither overridden nor set."""
     return not any(name in vars(mine) or getattr(type(mine), name) is not getattr(base, name) for name in names)
 
 
 def address_of(array: np.ndarray) -> int:
-    """The address of an array's first byte (`array.ctypes.data` is arbitrary for empty arrays)."""
+    """The address of an array's first byte, also of an empty array, for which `array.ctypes.data` is arbitrary."""
     return array.__array_interface__["data"][0]
 
 
@@ -150,7 +151,7 @@ def allocate(size: int, backend_name: str) -> np.ndarray:
         message = f"backend {backend_name!r}: the host gives no {size} bytes"
         raise OutOfMemory(message, backend_name, size) from error
     skip = -address_of(block) % ALIGNMENT
-    return block[skip:][:size]      # numpy starts an empty slice at 0, whatever its start
+    return block[skip:][:size]      # two slices: one empty slice [skip:skip] would start at the block's own address
 
 
 def wrap(source, size: int | None) -> np.ndarray:
@@ -184,7 +185,7 @@ def as_bytes(source) -> np.ndarray:
     if isinstance(source, np.ndarray):
         if not source.flags.c_contiguous:
             raise ValueError(f"an array of strides {source.strides} is not contiguous")
-        # memoryview knows neither float16 nor structured types: view the bytes first.
+        # memoryview supports neither float16 nor structured types, so view the array as bytes first.
         return source.reshape(-1).view(np.uint8) if source.size else np.empty(0, np.uint8)
     view = memoryview(source)
     if not view.c_contiguous:
@@ -193,7 +194,8 @@ def as_bytes(source) -> np.ndarray:
 
 
 def copy_on_host(src: Tensor, dst: Tensor) -> bool:
-    """Copy where both tensors are in host memory with known addresses; only elements, not the gaps between them."""
+    """Copy the elements of src to dst, not the gaps between them; False, without copying, unless both are in host
+    memory that NumPy can access and have the same layout."""
     here, there = src.buffer, dst.buffer
     if here is None or there is None or not same_layout(src, dst):
         return False

@@ -1,7 +1,9 @@
-"""Kernels in NumPy: complete, exact in f32, and slow.  The compiled kernels are compared with them.
+"""Kernels in NumPy, which define what each op computes: complete, and slow.  Tests compare the compiled kernels with
+them.
 
-    registry     the table of kernels, and which nodes each computes       operands     a node as arrays
-    elementwise, matrix, rows, copies, reduce, rope, attention, recurrent: kernels
+    registry     the table of kernels: the nodes that each computes, and the sources it may overwrite
+    operands     the sources and the result of a node as NumPy arrays
+    elementwise, matrix, rows, copies, reduce, rope, attention, recurrent: the kernels
 """
 
 from __future__ import annotations

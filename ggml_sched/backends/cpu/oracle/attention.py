@@ -1,8 +1,7 @@
 """Attention: causal masks, soft_max, and flash_attn_ext.
 
-soft_max follows IEEE rules: a row of -inf gives NaN.  flash_attn_ext does not read
-cells whose mask is -inf, as in ggml: the content of an unused cell of a KV cache, even a NaN,
-does not affect the result, and a row without any unmasked cell gives zeros.
+soft_max follows IEEE rules: a row of -inf gives NaN.  In flash_attn_ext, as in ggml, the content of KV cache cells
+whose mask is -inf, even a NaN, does not affect the result, and a row without any unmasked cell gives zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def diag_mask(of: Operands) -> np.ndarray:
 
 
 def alibi_slopes(n_head: int, max_bias: np.float32) -> np.ndarray | None:
-    """The factor of the mask for each head (Press et al. 2021), or None where all are 1."""
+    """ALiBi: the factor of the mask for each head (Press et al. 2021); None if there is no bias, so that all are 1."""
     if max_bias <= 0:
         return None
     whole = 1 << (n_head.bit_length() - 1) if n_head else 1
@@ -56,16 +55,18 @@ def _soft_max_fits(node: Tensor) -> bool:
 
 
 def _bias(of: Operands, i: int, shape: tuple[int, ...], slopes: np.ndarray | None) -> np.ndarray | None:
-    """Source i, a mask, times the slopes of heads; broadcasts to scores of `shape` [n_batch, n_head, n_rows, n_kv]."""
+    """Source i, a mask, times the ALiBi factor of each head: an array that broadcasts to scores of `shape`, [n_batch,
+    n_head, n_rows, n_kv]; None without a mask."""
     if not of.has(i):
         return None
     mask = of.f32(i)[:, :, : shape[2]]
-    mask = repeated(mask, (*shape[:2], *mask.shape[2:]))        # 2 masks over 6 heads: ggml takes them in turn
+    mask = repeated(mask, (*shape[:2], *mask.shape[2:]))        # head h has mask h % (number of masks), as in ggml
     return mask if slopes is None else mask * slopes.reshape(1, -1, 1, 1)
 
 
 def _exponents(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """scores become exp(scores - largest of the row); returns each row's sum."""
+    """Replace each score by exp(score - largest of its row), in place, and return the sum of each row.  A sink counts
+    as one more score of every row of its head."""
     top = scores.max(-1, keepdims=True)
     if sinks is not None:
         top = np.maximum(top, sinks)
@@ -104,7 +105,7 @@ def _flash_fits(node: Tensor) -> bool:
 
 @kernel("FLASH_ATTN_EXT", fits=_flash_fits)
 def flash_attn_ext(of: Operands) -> np.ndarray:
-    """One key head of a batch after the other, with the query heads that share it."""
+    """Computes one key head of one batch after the other, together with the query heads that share it."""
     q, k, v = of.raw(0), of.dense(1), of.dense(2)
     n_batch, n_head, n_rows, d = q.shape
     n_head_kv, n_kv = k.shape[1:3]
@@ -125,7 +126,8 @@ def flash_attn_ext(of: Operands) -> np.ndarray:
 
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: np.float32, bias: np.ndarray | None,
             sinks: np.ndarray | None, out: np.ndarray) -> None:
-    """q[n_head, n_rows, d] of one key head: out[n_head, n_rows, d_v] from k[n_kv, d], v[n_kv, d_v], bias[.., n_kv]."""
+    """Attention of the query heads q[n_head, n_rows, d] that share one key head: writes out[n_head, n_rows, d_v] from
+    k[n_kv, d], v[n_kv, d_v] and bias[.., n_kv]."""
     scores = np.matmul(q.reshape(-1, q.shape[2]), k.T).reshape(*q.shape[:2], -1)
     if softcap:
         scores = np.tanh(scores) * softcap
@@ -134,7 +136,7 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: np.float32, bi
     total = _exponents(scores, sinks)
     np.divide(np.matmul(scores.reshape(-1, len(k)), v).reshape(out.shape), total, out)
     if bias is not None:
-        # A NaN may be that of a masked cell: such rows are computed again from unmasked cells alone.
+        # A NaN may come from a masked cell: compute rows with NaNs again, from their unmasked cells alone.
         for head, row in np.argwhere(np.isnan(out).any(axis=-1)):
             cells = np.flatnonzero(bias[head, row] != -np.inf)
             scores = k[cells] @ q[head, row]

@@ -29,7 +29,7 @@ def _copy_fits(node: Tensor) -> bool:
 
 @kernel("CPY", "DUP", "CONT", fits=_copy_fits, inplace=0b1)
 def copy(of: Operands) -> np.ndarray | None:
-    """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
+    """A CPY node is a view of its second source: writing the result writes there, and that source is not read."""
     if of.type(0) != of.node.type and Type.I32 not in (of.type(0), of.node.type):
         return of.f32(0).reshape(of.node.ne[::-1])
     np.copyto(of.dst, of.raw(0).reshape(of.dst.shape), "unsafe")
@@ -54,7 +54,8 @@ def set_(of: Operands) -> None:
 
 
 def _set_window_fits(node: Tensor) -> bool:
-    """The window lies inside a contiguous result."""
+    """Whether the part of the result that SET writes, given by strides and an offset, lies inside a contiguous
+    result."""
     if not node.is_contiguous:
         return False
     b = node.src[1]
@@ -87,7 +88,7 @@ def _concat_fits(node: Tensor) -> bool:
 
 @kernel("CONCAT", fits=_concat_fits)
 def concat(of: Operands) -> None:
-    axis = 3 - int_param(of.node, 0)        # of 4-D arrays, and of the blocks of quantised ones
+    axis = 3 - int_param(of.node, 0)        # NumPy's order of axes is the reverse of ggml's
     of.dst[...] = np.concatenate([of.raw(0), of.raw(1)], axis)
 
 

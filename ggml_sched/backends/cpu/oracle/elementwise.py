@@ -1,6 +1,6 @@
 """Arithmetic and functions of one element, and the gated units made of them.
 
-All in f32; f16 and bf16 are converted on the way in and out, rounded once.
+All is computed in f32: sources of f16 and bf16 are converted to it, and results are rounded once to their type.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _divisor(x: np.ndarray, factor: float | np.float32 = -1) -> np.ndarray:
 
 
 def _of_halves(formula: Function) -> Function:
-    """A function of f16 to f16, as in ggml's tables: argument and result are rounded, except values beyond f16."""
+    """The formula as ggml looks it up in a table from f16 to f16: argument and result are rounded to f16.  Values
+    beyond the range of f16 are not rounded."""
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return np.where(np.abs(x) <= MAX_HALF, x.astype(np.float16), x).astype(np.float32)
@@ -75,7 +76,8 @@ _gelu_quick = _of_halves(lambda x: x / _divisor(x, -1.702))
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    """gelu(x): x itself, unrounded, from 10 on, and 0 up to -10; the gate GEGLU has no such limits."""
+    """gelu(x), as ggml has it: for x >= 10 it is x itself, unrounded, and for x <= -10 it is 0.  The function of GEGLU
+    has no such limits."""
     return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), _gelu_gate(x)))
 
 
@@ -102,7 +104,7 @@ def _hard_sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """Halves away from zero, as C's roundf."""
+    """Round to the nearest integer, halves away from zero, as C's roundf; NumPy's rint rounds halves to even."""
     whole = np.trunc(x)
     return whole + np.copysign((np.abs(x - whole) >= np.float32(0.5)).astype(np.float32), x)
 
@@ -125,7 +127,7 @@ _FUNCTIONS: dict[str, Function] = {
     "SGN": lambda x: (x > 0).astype(np.float32) - (x < 0),
     "SIGMOID": lambda x: np.float32(1) / _divisor(x),
     "SILU": lambda x: x / _divisor(x),
-    # ggml: x itself above 20, where exp would soon overflow and log1p changes nothing.
+    # As in ggml, x itself above 20: there log1p(exp(x)) equals x in f32, and exp(x) would overflow for larger x.
     "SOFTPLUS": lambda x: np.where(x > 20, x, np.log1p(np.exp(x))),
     "STEP": lambda x: x > 0,
     "TANH": np.tanh,
@@ -161,7 +163,7 @@ _GLU_TYPES = types(None, FLOATS, optional=(FLOATS,))
 
 
 def _glu_fits(node: Tensor) -> bool:
-    """Two sources of the result's shape, or one of twice its width."""
+    """Whether there are two sources of the result's extents, or one whose rows are twice as long."""
     if not _GLU_TYPES(node):
         return False
     if len(node.src) == 2 and node.src[1] is not None:
@@ -170,7 +172,7 @@ def _glu_fits(node: Tensor) -> bool:
 
 
 def _halves(of: Operands) -> tuple[np.ndarray, np.ndarray]:
-    """(the gate's argument, contiguous; the factor)."""
+    """(the argument of the gate's function, contiguous; the factor): two sources, or the halves of one."""
     if of.has(1):
         return of.dense(0), of.f32(1)
     a, b = np.split(of.f32(0), 2, axis=-1)
@@ -185,7 +187,8 @@ def glu(of: Operands) -> np.ndarray:
 
 @kernel("GLU:SWIGLU_OAI", fits=_glu_fits, inplace=0b11)
 def swiglu_oai(of: Operands) -> np.ndarray:
-    """OpenAI's variant: both halves limited, a sigmoid of slope alpha, and the factor plus one."""
+    """OpenAI's variant of SWIGLU (gpt-oss): argument and factor are limited, the sigmoid's argument is multiplied by
+    alpha, and the factor increased by one."""
     alpha, limit = float_param(of.node, 2), float_param(of.node, 3)
     x, factor = _halves(of)
     x = np.minimum(x, limit)

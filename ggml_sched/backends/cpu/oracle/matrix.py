@@ -14,14 +14,14 @@ from ggml_sched.backends.cpu.oracle.registry import F32, FLOATS, I32, WEIGHTS, k
 from ggml_sched.backends.cpu.oracle.rows import check_ids
 
 CONVERTED = 1 << 18
-"""Elements of a converted chunk: 1 MiB, about a core's cache."""
+"""Elements of a chunk of weights that is converted to f32: 1 MiB, which fits the cache of a core."""
 
 DIRECT = 1 << 22
 """Elements of a chunk of f32 weights, which need no conversion."""
 
 
 def _multiply(x: np.ndarray, a: np.ndarray, kind: Type, out: np.ndarray) -> None:
-    """out[..., columns, rows] = x[..., columns, k] times the transposed weights a[rows, k] of a type."""
+    """Multiply columns x[..., columns, k] by weights a[rows, k] of type `kind`, to out[..., columns, rows]."""
     rows = max(1, (DIRECT if kind == Type.F32 else CONVERTED) // max(1, x.shape[-1]))
     for start in range(0, len(a), rows):
         w = np.ascontiguousarray(load(a[start : start + rows], kind))
@@ -42,7 +42,8 @@ def _mul_mat_fits(node: Tensor) -> bool:
 
 @kernel("MUL_MAT", fits=_mul_mat_fits)
 def mul_mat(of: Operands) -> np.ndarray:
-    """Neighbouring matrices of b that meet one matrix of a (grouped-query attention) are multiplied as one."""
+    """Matrices of b that are multiplied with the same matrix of a (grouped-query attention) are joined to one, because
+    one larger product is faster."""
     a, b = of.raw(0), of.dense(1)
     a3, a2 = a.shape[:2]
     b3, b2, n, k = b.shape
@@ -67,7 +68,8 @@ def _mul_mat_id_fits(node: Tensor) -> bool:
 
 @kernel("MUL_MAT_ID", fits=_mul_mat_id_fits)
 def mul_mat_id(of: Operands) -> np.ndarray:
-    """The (token, slot) pairs of each expert are multiplied as one matrix."""
+    """For each expert, the columns of all tokens that chose it are multiplied as one matrix.  `slot`: which of a
+    token's chosen experts it is."""
     experts, b, ids = of.raw(0)[0], of.f32(1)[0], of.raw(2)[0, 0]
     check_ids(ids, len(experts), of)
     out = np.empty((ids.size, of.dst.shape[3]), np.float32)

@@ -1,7 +1,7 @@
-"""A node as arrays over the memory of its tensors.
+"""The sources and the result of a node as NumPy arrays over the memory of its tensors.
 
-A source that shares memory with the result is read from a copy, so that every node computes as if it had read all
-sources before it writes.
+A source that shares memory with the result is copied first, so that every kernel computes as if it had read all
+sources before it wrote.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ggml_sched.graph.hostdata import array_over, endless
 __all__ = ["MemoryOf", "Operands", "Resolver", "float_param", "int_param", "load"]
 
 MemoryOf = Callable[[BufferBase], np.ndarray]
-"""From a buffer to a uint8 array over all its bytes."""
+"""A function that returns a uint8 array over all bytes of a buffer."""
 
 
 def int_param(node: Tensor, i: int) -> int:
-    """Word i of op_params, whose trailing zeros are cut."""
+    """Parameter i of a node, a 32-bit integer; `op_params` leaves out trailing zeros."""
     return node.op_params[i] if i < len(node.op_params) else 0
 
 
 def float_param(node: Tensor, i: int) -> np.float32:
-    """Word i of op_params as the float32 it encodes."""
+    """Parameter i of a node, a float32 stored in the bits of a 32-bit integer."""
     return np.float32(unpack("<f", pack("<i", int_param(node, i)))[0])
 
 
@@ -40,14 +40,16 @@ def load(raw: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def encode(values: np.ndarray, kind: Type) -> np.ndarray:
-    """f32 as elements (or blocks) of type `kind`; integers and f16 remain to be cast."""
+    """f32 values as elements (or blocks) of type `kind`.  For f16 and integers it returns the values unchanged: the
+    assignment to the result casts them."""
     if kind == Type.BF16:
         return quants.f32_to_bf16(values)
     return quants.quantize(values, kind) if kind.is_quantized else values
 
 
 class Resolver:
-    """Finds the memory of tensors, and checks that a node may use it; collects the buffers used."""
+    """Finds the memory of tensors, and checks that a node may use it.  `buffers`: {each buffer used so far: its
+    memory}."""
 
     def __init__(self, name: str, memory_of: MemoryOf) -> None:
         self.name = name
@@ -58,7 +60,8 @@ class Resolver:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
 
     def array(self, tensor: Tensor, node: Tensor) -> np.ndarray:
-        """A tensor that `node` uses, in its memory: `hostdata.array_over`; PlacementError, BackendError."""
+        """An array over the memory of a tensor that `node` uses (`hostdata.array_over`); PlacementError,
+        BackendError."""
         buffer = tensor.buffer
         if buffer is None:
             raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} has no address")
@@ -108,5 +111,5 @@ class Operands:
         return np.ascontiguousarray(self.f32(i))
 
     def store(self, values: np.ndarray) -> None:
-        """f32 values into the result, converted."""
+        """Convert f32 values to the type of the result and write them to it."""
         np.copyto(self.dst, encode(values, self.node.type), "unsafe")

@@ -1,7 +1,8 @@
 """State space models: ssm_conv, ssm_scan (Gu and Dao 2023; Dao and Gu 2024).
 
-The scan goes token by token, for all heads at once; the heads of a group read the same B and C.  A state id outside the
-table raises BackendError before anything is written.
+The scan goes token by token, for all heads at once; the heads of a group read the same B and C.  Source 0 of ssm_scan
+is a table of states, source 6 says which of them each sequence begins with.  An id outside the table raises
+BackendError before anything is written.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ggml_sched.backends.cpu.oracle.registry import F32, I32, kernel, types
 from ggml_sched.backends.cpu.oracle.rows import check_ids
 
 LINEAR = np.float32(20)
-"""ggml: above it softplus is the identity."""
+"""Above this argument, softplus is the identity in ggml."""
 
 _CONV = types(F32, F32, F32)
 _SCAN = types(F32, F32, F32, F32, F32, F32, F32, I32)
@@ -30,7 +31,7 @@ def _conv_fits(node: Tensor) -> bool:
 
 @kernel("SSM_CONV", fits=_conv_fits)
 def ssm_conv(of: Operands) -> np.ndarray:
-    """Tap after tap, so that the order of the sums is one for all lengths."""
+    """Adds tap after tap of the filters, so that results do not depend on the number of tokens."""
     x, filters, n_tokens = of.raw(0)[0], of.raw(1)[0, 0], of.node.ne[1]     # [n_seqs, d_inner, n], [d_inner, d_conv]
     total = x[..., :n_tokens] * filters[:, :1]
     for tap in range(1, filters.shape[1]):

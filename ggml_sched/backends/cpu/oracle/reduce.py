@@ -1,7 +1,7 @@
 """Sums, means, norms, and the order of rows: sum sum_rows mean, norm rms_norm l2_norm group_norm, argmax argsort top_k,
 arange.
 
-Sums run over contiguous rows, pairwise in f32 within a row; `sum` adds in f64.
+A row is summed in f32, contiguous, because NumPy then adds pairwise, which loses little; `sum` adds in f64.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _order_fits(node: Tensor) -> bool:
 
 @kernel("ARGSORT", "TOP_K", fits=_order_fits)
 def order(of: Operands) -> None:
-    """Indices that sort each row; equal elements stay in order, NaNs come last either way."""
+    """The indices that sort each row.  Equal elements keep their order; NaNs come last, ascending and descending."""
     descending = of.node.op == "TOP_K" or int_param(of.node, 0)
     rows = np.negative(of.raw(0)) if descending else of.raw(0)
     of.dst[...] = rows.argsort(axis=-1, kind="stable")[..., : of.node.ne[0]]

@@ -24,9 +24,9 @@ Compute = Callable[[Operands], "np.ndarray | None"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`compute` returns the values of a node's result as f32, or None once it has written them to `dst`;
-    `fits` says whether it can, by types and shapes;
-    bit i of `inplace`: source i may be the destination, of equal layout, without changing a bit."""
+    """`compute` returns the values of a node's result as f32, or writes them to `dst` itself and returns None.
+    `fits` says, by types and extents, whether the kernel computes a node.
+    Bit i of `inplace`: source i, if it has the result's layout, may have its memory, and the result is the same."""
 
     compute: Compute
     fits: Fits
@@ -56,9 +56,10 @@ def kernel(*ops: str, fits: Fits, inplace: int = 0) -> Callable[[Compute], Compu
 
 def types(dst: frozenset | None, *src: frozenset, optional: tuple[frozenset, ...] = (),
           like: int | None = None) -> Fits:
-    """A check: result and sources have types of these sets, `optional` sources may be missing.
+    """Make a function that checks a node: whether its result and its sources have types of these sets.
 
-    `dst` None: the result has the type of source 0.  `like`: the result has the extents of that source.
+    `optional`: sets for further sources, which may be missing.  `dst` None: the result must have the type of source 0.
+    `like`: the number of a source whose extents the result must have.
     """
 
     allowed = (*src, *optional)
@@ -85,5 +86,6 @@ def repeats(small: Tensor, large: Tensor) -> bool:
 
 
 def repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array that broadcasts to `shape` by NumPy's rules: ggml also repeats 2 rows over 6."""
+    """The array, repeated so that NumPy broadcasts it to `shape`.  NumPy itself repeats only extents of 1; ggml repeats
+    also 2 rows to 6."""
     return np.tile(array, [1 if n in (1, m) else m // n for n, m in zip(array.shape, shape, strict=True)])

@@ -1,7 +1,7 @@
 """Rotary position embedding, with YaRN.
 
-Angles and their sines are computed in f64 (ggml multiplies f32 angles up, pair by
-pair), the rotation in f32.
+Angles and their sines are computed in f64, the rotation in f32.  ggml computes each angle from that of the pair before
+by a multiplication in f32, and is less exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def _fits(node: Tensor) -> bool:
 
 
 class Angles:
-    """The numbers of a rope node that do not depend on positions and frequency factors."""
+    """What is computed from the parameters of a ROPE node alone: `per_position`, the angle of each pair at position 1,
+    and `magnitude`, the factor of sines and cosines."""
 
     def __init__(self, node: Tensor) -> None:
         n_dims = int_param(node, 1)
@@ -35,7 +36,7 @@ class Angles:
         base, scale, extrapolate, attention, fast, slow = (float(float_param(node, i)) for i in range(5, 11))
         pairs = np.arange(n_dims // 2, dtype=np.float64)
         with np.errstate(all="ignore"):
-            # NumPy's f64 power: a base of 0 or less gives IEEE's result instead of an exception.
+            # np.power: a base of 0 or less gives IEEE's result, where Python's ** would raise an exception.
             frequencies = np.power(np.float64(base), -2.0 * pairs / n_dims) if n_dims else pairs
             share = np.zeros_like(pairs)
             self.magnitude = attention
@@ -44,12 +45,12 @@ class Angles:
                 ramp = (pairs - low) / max(0.001, high - low)
                 share = (1 - np.clip(ramp, 0, 1)) * extrapolate
                 self.magnitude *= 1 + 0.1 * float(np.log(1 / np.float64(scale)))
-            # YaRN: between interpolated (scaled) and extrapolated angles.
+            # YaRN: between interpolated (scaled) and extrapolated angles, by the share of the latter.
             self.per_position = frequencies * (scale * (1 - share) + share)
 
 
 def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> tuple[float, float]:
-    """The pairs between which YaRN goes from extrapolating to interpolating."""
+    """The numbers of the two pairs between which YaRN changes gradually from extrapolated to interpolated angles."""
 
     def pair(rotations: float) -> float:
         turns = np.log(np.float64(n_ctx_orig) / (rotations * 2 * math.pi))

@@ -1,7 +1,7 @@
-"""Rows by number: get_rows, set_rows, add_id.
+"""Ops that select rows of a table by id: get_rows, set_rows, add_id.
 
-A number outside the table raises BackendError before anything is written: numpy
-would take -1 for the last row.
+An id outside the table raises BackendError before anything is written.  The check is needed because NumPy takes -1 for
+the last row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ggml_sched.errors import BackendError
 
 
 def check_ids(ids: np.ndarray, n_rows: int, of: Operands) -> None:
-    """BackendError unless every id is in 0 .. n_rows - 1."""
+    """Raise BackendError unless every id is in 0 .. n_rows - 1."""
     if ids.size and not (ids.min() >= 0 and ids.max() < n_rows):
         bad = ids[(ids < 0) | (ids >= n_rows)][0]
         raise BackendError(f"{of.label}: id {bad} does not name one of {n_rows} rows")
@@ -54,7 +54,7 @@ def _set_rows_fits(node: Tensor) -> bool:
 
 @kernel("SET_ROWS", fits=_set_rows_fits)
 def set_rows(of: Operands) -> None:
-    """numpy promises that of several rows for one place the last one stays."""
+    """Where several rows have the same id, the last one stays: NumPy promises this for an assignment by index."""
     rows, ids = of.raw(0), of.raw(1)[0]
     check_ids(ids, of.dst.shape[2], of)
     for i3, i2 in np.ndindex(of.dst.shape[:2]):
