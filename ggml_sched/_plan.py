@@ -8,7 +8,6 @@ from ggml_sched.core.first_generation.allocators import (
 )
 from ggml_sched.core.plan.plan_data import (
     PlanData,
-    any_computes,
     bind_plan,
     make_plan,
     needed_of,
@@ -17,7 +16,6 @@ from ggml_sched.core.plan.plan_data import (
     plan_values,
     replay_plan,
     rewired,
-    single_backend_loads,
     stand_in,
     written_leafs,
 )
@@ -25,7 +23,7 @@ from ggml_sched.core.plan.policy import Policy
 from ggml_sched.core.plan.request import Devices, Request
 
 __all__ = [
-    "Allocator", "Devices", "GraphAllocator", "PlanData", "Policy", "Request", "TensorAllocator", "any_computes",
-    "bind_plan", "make_plan", "needed_of", "new_lease", "plan_from_values", "plan_values",
-    "register_host_memory", "replay_plan", "rewired", "single_backend_loads", "stand_in", "written_leafs",
+    "Allocator", "Devices", "GraphAllocator", "PlanData", "Policy", "Request", "TensorAllocator", "bind_plan",
+    "make_plan", "needed_of", "new_lease", "plan_from_values", "plan_values", "register_host_memory", "replay_plan",
+    "rewired", "stand_in", "written_leafs",
 ]

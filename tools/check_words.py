@@ -27,7 +27,7 @@ BANISHED = {
     r"n_places|place_copy": "n_copies, cur_copy",
     r"left_to|why_lost": "deferred, failure",
     r"weigh_reuse|GS_STATE_TOOK_OVER|took over": "try reuse modes, GS_STATE_INPLACE, reused in place",
-    r"gs_plan_arrays|gs_asked|asked_alike|loads_alone|make_alone": "gs_plan, gs_request, single_backend_loads",
+    r"gs_plan_arrays|gs_asked|asked_alike|loads_alone|make_alone": "gs_plan, gs_request, make_program",
 }
 """{pattern of whole words: what to write instead}."""
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".c", ".h", ".cpp", ".cu", ".cuh", ".md", ".toml", ".yaml", ".yml"}

@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ggml_sched._core import PlanData, any_computes, single_backend_loads
+from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
-__all__ = ["Bytes", "make_single_backend", "make_any", "make_program", "program_of", "runs_of"]
+__all__ = ["Bytes", "make_program", "program_of", "runs_of"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
@@ -33,10 +33,9 @@ PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
 def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
     """The program of a plan.
 
-    Of `backends` only two things matter: their `concurrent_copies`, and which of them owns the memory of each resident.
+    Of the backends it uses only `concurrent_copies`, and which of them owns the memory of residents.
     """
-    alone = make_single_backend(graph, data)
-    return make_any(graph, data, backends) if alone is None else alone
+    return _Maker(graph, data, backends).program()
 
 
 def program_of(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
@@ -44,41 +43,6 @@ def program_of(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) ->
     if data._program is None:
         data._program = make_program(graph, data, backends)
     return data._program
-
-
-def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
-    """The program of any plan; `make_single_backend` is the fast special case."""
-    return _Maker(graph, data, backends).program()
-
-
-def make_single_backend(graph: Graph, data: PlanData) -> Program | None:
-    """The program of a plan in which one backend does everything; None for other plans.
-
-    There are no copies and no waits, so this takes a tenth of the time of `make_any`.
-    """
-    found = single_backend_loads(graph, data)
-    if found is None:
-        return None
-    steps: list[Step] = []
-    late: dict[int, list[Load]] = {}
-    for leaf, home, nbytes, chunk, offset, keeps, at, _ in found:
-        step = Load(home, leaf, 0, nbytes, (Place(leaf, home, chunk, offset),), keeps)
-        (steps if at < 0 else late.setdefault(at, [])).append(step)
-    now = 0
-    for backend, start, stop, _ in data.splits:
-        runs_from = start
-        for at in sorted(at for at in late if now <= at < now + stop - start):
-            position = start + at - now
-            steps += _run_nodes(graph, backend, runs_from, position - 1) + late[at]
-            runs_from = position
-        steps += _run_nodes(graph, backend, runs_from, stop - 1)
-        now += stop - start
-    return Program(steps, [leaf for leaf, *_, is_read in found if is_read], 1)
-
-
-def _run_nodes(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
-    """The step that runs the nodes first .. last; none if all of them are views."""
-    return [Run(backend, first, last, ())] if any_computes(graph, first, last) else []
 
 
 class _Maker:
@@ -182,9 +146,8 @@ class _Maker:
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
         touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
         touched.update(int(self.memory[i]) for i in self._ids_of_deps())
-        for i in sorted(touched):
-            if self.op[i] or not self._is_placed(i):
-                continue
+        ids = np.array(sorted(touched), np.int64)
+        for i in ids[(self.op[ids] == 0) & (self.offset[self.memory[ids]] >= 0)].tolist():
             step = Load(int(self.home[i]), i, 0, int(self.nbytes[i]), (self._place(i),), self._is_exclusive(i))
             if self.state[i] & STATE_LATE:
                 late.setdefault(int(self.birth[i]), []).append(step)

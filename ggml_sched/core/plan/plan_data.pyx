@@ -6,9 +6,9 @@ graphs share it.  Immutable once made.
 
 Includes, before the code below:
 
-    reasons         The names of the reasons why a tensor is on its backend.
-    single_backend  Programs of plans on a single backend without copies.
-    bind            Binding: giving the tensors of a graph the addresses of a plan.
+    reasons  The names of the reasons why a tensor is on its backend.
+    needed   Which results of a run are read later.
+    bind     Binding: giving the tensors of a graph the addresses of a plan.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from cpython.list cimport PyList_GET_ITEM
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport plan_owner
@@ -35,7 +35,7 @@ from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
 from ggml_sched.core.plan.request cimport Request, names_of
 
 include "reasons.pxi"
-include "single_backend.pxi"
+include "needed.pxi"
 include "bind.pxi"
 
 cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
