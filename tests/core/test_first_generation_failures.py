@@ -136,8 +136,8 @@ def test_a_misaligned_buffer_of_the_measured_size_is_refused_not_overrun():
 # -- compile-time caps ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", [1, 50, pytest.param(500, marks=pytest.mark.soak)])
-@POLICIES
+@pytest.mark.parametrize(("policy", "rounds"), [("seed", 50), ("default", 50),
+                                                pytest.param("default", 500, marks=pytest.mark.soak)])
 def test_more_than_four_backends(policy, rounds):
     ctx = gs.Context()
     backends = [gs.DryBackend(f"B{i}") for i in range(20)]

@@ -12,28 +12,18 @@ from ggml_allocators import (
     OUTPUT,
     Allocator,
     Context,
-    FakeType,
-    add_node,
-    alloc_buffer,
     apart,
-    backend_free,
     base,
-    buffer_base,
-    buffer_usage,
-    cpu_buft,
-    cpu_init,
-    expand,
-    free_buffer,
-    hook,
+    fake_device,
+    g,
     hooked,
     ours,
     random_graph,
     read,
-    set_threads,
     span,
-    tensor_alloc,
     verified,
 )
+from ggml_schedulers import hook
 
 
 def both(make, backend, *bufts: int, seed: int = 0) -> tuple[list[bytes], list[bytes], int, int]:
@@ -53,39 +43,39 @@ def both(make, backend, *bufts: int, seed: int = 0) -> tuple[list[bytes], list[b
 
 
 def random_graphs(first: str, last: str) -> None:
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
     total = [0, 0]
     for seed in range(int(first), int(last)):
-        set_threads(backend, 1 + seed % 3)
+        g.backend_cpu_set_n_threads(backend, 1 + seed % 3)
         want, got, stock, bytes_ = both(lambda seed=seed: random_graph(seed), backend, seed=seed)
         assert got == want, seed
         total[0] += stock
         total[1] += bytes_
     assert total[1] < total[0], total
-    backend_free(backend)
+    g.backend_free(backend)
 
 
 def fake_types() -> None:
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
     for seed in range(8):
         # Extra bytes behind each tensor; chunks smaller than the graph; a coarse alignment.
-        fake = FakeType(alignment=(16, 256)[seed % 2], extra=(0, 100)[seed // 2 % 2],
+        fake = fake_device(alignment=(16, 256)[seed % 2], extra=(0, 100)[seed // 2 % 2],
                         max_size=(2**64 - 1, 2048)[seed // 4])
-        want, got, _, _ = both(lambda seed=seed: random_graph(seed), backend, fake.handle, seed=seed)
+        want, got, _, _ = both(lambda seed=seed: random_graph(seed), backend, fake.buft, seed=seed)
         assert got == want, seed
         if seed >= 4:
-            assert max(fake.asked) <= 2048 and len(fake.asked) > 2, fake.asked
-    backend_free(backend)
+            assert max(fake.allocated) <= 2048 and len(fake.allocated) > 2, fake.allocated
+    g.backend_free(backend)
 
 
 def too_large_for_a_buffer() -> None:
-    fake = FakeType(max_size=256, extra=100)
+    fake = fake_device(max_size=256, extra=100)
     made = Context()
     x = made.leaf(256)
     made.output(made.scale(made.scale(x, 2.0), 3.0))
-    allocator = Allocator(ours, fake.handle)
+    allocator = Allocator(ours, fake.buft)
     assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
-    assert max(fake.asked) == 1152 and verified() == 1
+    assert max(fake.allocated) == 1152 and verified() == 1
     (plan,) = hooked.plans()
     (device,) = plan.backends
     assert device.max_buffer_size == 1152, "what is behind the plan would take it, too"
@@ -97,22 +87,22 @@ def a_buffer_that_is_just_large_enough() -> None:
     made = Context()
     made.output(made.silu(made.scale(made.leaf(16, 8), 2.0)))
     for library in (base, ours):
-        fake = FakeType(alignment=64, max_size=532, extra=10)
-        allocator = Allocator(library, fake.handle)
+        fake = fake_device(alignment=64, max_size=532, extra=10)
+        allocator = Allocator(library, fake.buft)
         assert allocator.reserve(made.graph), "each takes 522 bytes"
         allocator.close()
 
 
 def views_at_the_edge() -> None:
     """Views of computed inputs, and views of nothing that begin behind what they view."""
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
 
     def computed_input() -> Context:
         made = Context()
         x = made.leaf(16, 8)
         n = made.scale(x, 2.0)
         n.contents.flags |= INPUT
-        made.output(made.add(made.reshape(n, 8, 16), made.reshape(x, 8, 16)))
+        made.output(made.add(made.reshape_2d(n, 8, 16), made.reshape_2d(x, 8, 16)))
         return made
 
     def nothing() -> Context:
@@ -134,12 +124,12 @@ def views_at_the_edge() -> None:
 
 
 def two_types() -> None:
-    backend = cpu_init()
-    a, b = FakeType(), FakeType()
+    backend = g.backend_cpu_init()
+    a, b = fake_device(), fake_device()
     made = random_graph(3)
     nodes = [k % 3 for k in range(len(made.nodes()))]
     leafs = [k % 3 for k in range(len(made.leafs))]
-    allocator = Allocator(ours, a.handle, b.handle, a.handle)
+    allocator = Allocator(ours, a.buft, b.buft, a.buft)
     assert not allocator.alloc(made.graph), "no buffer type was chosen"
     sizes = allocator.sizes(made.graph, nodes, leafs)
     assert allocator.size(0) == 0 and sizes[2] == 0 and sizes[0] > 0 and sizes[1] > 0
@@ -163,21 +153,21 @@ def two_types() -> None:
 
 
 def external_tensors_are_left_alone() -> None:
-    backend = cpu_init()
-    buffer = alloc_buffer(cpu_buft(), 4096)
-    start = buffer_base(buffer)
+    backend = g.backend_cpu_init()
+    buffer = g.backend_buft_alloc_buffer(g.backend_cpu_buffer_type(), 4096)
+    start = g.backend_buffer_get_base(buffer)
     made = Context()
     weight, x = made.leaf(16, 16), made.leaf(16, 4)
-    tensor_alloc(buffer, weight, start)
+    g.backend_tensor_alloc(buffer, weight, start)
     kept = made.leaf(16, 4)
-    tensor_alloc(buffer, kept, start + 2048)
+    g.backend_tensor_alloc(buffer, kept, start + 2048)
     y = made.mul_mat(weight, x)
     written = made.cpy(y, made.view_2d(kept, 16, 4, 64, 0))
     made.output(made.add(made.scale(y, 2.0), kept))
-    expand(made.graph, written)
+    g.build_forward_expand(made.graph, written)
     # A result that the caller has allocated.
     placed = made.silu(y)
-    tensor_alloc(buffer, placed, start + 3072)
+    g.backend_tensor_alloc(buffer, placed, start + 3072)
     made.output(placed)
     allocator = Allocator(ours)
     assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
@@ -189,7 +179,7 @@ def external_tensors_are_left_alone() -> None:
     made.run(backend)
     assert verified() == 1
     allocator.close()
-    free_buffer(buffer)
+    g.backend_buffer_free(buffer)
 
 
 def leafs_outputs_and_views() -> None:
@@ -198,14 +188,14 @@ def leafs_outputs_and_views() -> None:
     chain = [x]
     for _ in range(6):
         chain.append(made.soft_max(made.mul_mat(chain[-1], chain[-1])))
-        chain[-1] = made.add(made.reshape(made.scale(x, 0.5), 64, 1), chain[-1])
+        chain[-1] = made.add(made.reshape_2d(made.scale(x, 0.5), 64, 1), chain[-1])
     held = made.output(made.scale(chain[2], 3.0))
     made.output(chain[-1])
     half = made.view_2d(held, 32, 1, 128, 128)
-    expand(made.graph, half)
+    g.build_forward_expand(made.graph, half)
     # Leafs that no node reads come into a graph only as nodes of its list, as a scheduler puts them there.
     for t in (unread, unread_input):
-        add_node(made.graph, t)
+        g.graph_add_node(made.graph, t)
     allocator = Allocator(ours)
     assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
     assert half.contents.data == held.contents.data + 128
@@ -213,13 +203,13 @@ def leafs_outputs_and_views() -> None:
     later = made.nodes()[names.index(c.addressof(held.contents)) + 1:]
     assert all(apart(held, t) for t in later if not t.contents.view_src), "an output is never written over"
     for t in (unread, unread_input, x, held):
-        assert t.contents.data and buffer_usage(t.contents.buffer) == 2
+        assert t.contents.data and g.backend_buffer_get_usage(t.contents.buffer) == 2
     assert apart(x, unread_input) and verified() == 1
 
 
 def views_of_nothing() -> None:
     """Views of a result without rows, in which each expert's part begins past the end: a prompt without wanted rows."""
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
 
     def make() -> Context:
         made = Context()
@@ -232,17 +222,17 @@ def views_of_nothing() -> None:
 
     want, got, _, _ = both(make, backend)
     assert got == want and want[0] == b"" and want[1]
-    backend_free(backend)
+    g.backend_free(backend)
 
 
 def outputs_that_are_views() -> None:
     """Outputs that are views, which ggml's own allocator overwrites: the reference is computed without any reuse."""
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
 
     def make(everything: bool) -> Context:
         made = Context()
         x, w = made.leaf(16, 6), made.leaf(16, 16)
-        made.output(made.reshape(made.scale(x, 2.0), 6, 16))
+        made.output(made.reshape_2d(made.scale(x, 2.0), 6, 16))
         t = made.mul_mat(w, x)
         for _ in range(4):
             t = made.silu(made.mul_mat(w, t))
@@ -263,18 +253,18 @@ def a_scheduler_s_own_nodes() -> None:
     made = Context()
     x, y = made.leaf(64), made.leaf(64)
     a = made.scale(x, 2.0)
-    expand(made.graph, a)
+    g.build_forward_expand(made.graph, a)
     last_use = made.view_tensor(a)
     last_use.contents.src[0] = a
     copy = made.dup_tensor(a)
     for t in (last_use, copy):
-        add_node(made.graph, t)
+        g.graph_add_node(made.graph, t)
     b = made.add(copy, y)
     # A node without op may name a tensor computed later.
     last_use.contents.src[1] = b
     made.output(made.mul_mat(b, b))
-    fake = FakeType()
-    allocator = Allocator(ours, fake.handle)
+    fake = fake_device()
+    allocator = Allocator(ours, fake.buft)
     assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
     assert apart(a, copy), "the source is read until the copy is made"
     assert span(last_use) == span(a)
@@ -282,7 +272,7 @@ def a_scheduler_s_own_nodes() -> None:
 
 
 def growing_shrinking_and_rewiring() -> None:
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
 
     def chain(rows: int, other: bool = False) -> Context:
         """Two graphs of the same tensors, which differ in what the last but one reads."""
@@ -340,7 +330,7 @@ def the_same_graph_is_not_planned_twice() -> None:
 
 def wired_alike() -> None:
     """One plan serves graphs of one wiring in many shapes; a single difference in wiring makes another graph."""
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
 
     def swapped(made: Context) -> None:
         """The last difference, the other way round: the same tensors, read in another order."""
@@ -391,14 +381,14 @@ def wired_alike() -> None:
         assert served["same"] + served["equal"] >= 2 and served["replayed"] >= 1 and served["failed"] == 0, served
         assert served["planned"] < len(ways) + 1, served
         allocator.close()
-    backend_free(backend)
+    g.backend_free(backend)
 
 
 def refused_memory_is_false() -> None:
-    backend = cpu_init()
-    fake = FakeType(room=64)
+    backend = g.backend_cpu_init()
+    fake = fake_device(room=64)
     made = random_graph(1)
-    allocator = Allocator(ours, fake.handle)
+    allocator = Allocator(ours, fake.buft)
     assert not allocator.reserve(made.graph) and allocator.size() == 0
     assert "fake" in hooked.last_error() and "bytes" in hooked.last_error()
     assert not allocator.alloc(made.graph)
@@ -437,9 +427,9 @@ def graphs_that_are_none() -> None:
 
 def fused_products_read_their_sources() -> None:
     """A norm and its product are computed as one, row by row: the product must not lie over other rows."""
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
     for threads in (1, 4):
-        set_threads(backend, threads)
+        g.backend_cpu_set_n_threads(backend, threads)
         for rows in (8, 33):
             def make(rows=rows):
                 made = Context()
@@ -464,9 +454,9 @@ def fused(rows: int, wide: int, at: int = 0, buffer: int | None = None):
     part = made.view_2d(x, 64, rows, 256, 256 * (rows // 2))
     norm = made.rms_norm(part, 1e-5)
     if buffer is not None:
-        tensor_alloc(buffer, norm, buffer_base(buffer))
+        g.backend_tensor_alloc(buffer, norm, g.backend_buffer_get_base(buffer))
     product = made.mul(y, norm)
-    expand(made.graph, made.add(product, y))
+    g.build_forward_expand(made.graph, made.add(product, y))
     halved = made.scale(made.view_2d(made.leaf(64, 16), 64, 4, 256, 256 * at), 0.5)
     made.output(made.mul(halved, halved))
     made.output(made.nodes()[3])
@@ -476,9 +466,9 @@ def fused(rows: int, wide: int, at: int = 0, buffer: int | None = None):
 def fused_products_of_what_has_memory() -> None:
     """A norm that the client has allocated: its product cannot reuse it in place, and must not overlap the norm's
     source."""
-    backend = cpu_init()
-    set_threads(backend, 4)
-    buffer = alloc_buffer(cpu_buft(), 1 << 16)
+    backend = g.backend_cpu_init()
+    g.backend_cpu_set_n_threads(backend, 4)
+    buffer = g.backend_buft_alloc_buffer(g.backend_cpu_buffer_type(), 1 << 16)
     found = []
     for library in (base, ours):
         allocator = Allocator(library)
@@ -493,12 +483,12 @@ def fused_products_of_what_has_memory() -> None:
 
 def replayed_plans_let_nothing_fused_overlap() -> None:
     """A larger graph's plan is not replayed for a graph whose shapes permit fusing nodes that the plan lets overlap."""
-    backend = cpu_init()
-    set_threads(backend, 4)
+    backend = g.backend_cpu_init()
+    g.backend_cpu_set_n_threads(backend, 4)
     for at in (0, 2):
         hooked.clear_counters()
-        kind = FakeType()  # which no allocator has used
-        allocator, stock = Allocator(ours, kind.handle), Allocator(base)
+        kind = fake_device()  # which no allocator has used
+        allocator, stock = Allocator(ours, kind.buft), Allocator(base)
         larger, smaller, plain = fused(8, 2), fused(8, 1, at), fused(8, 1, at)
         assert allocator.reserve(larger[0].graph) and allocator.alloc(smaller[0].graph)
         _made, part, _norm, product = smaller
@@ -514,10 +504,10 @@ def replayed_plans_let_nothing_fused_overlap() -> None:
 
 def shown_plans_let_nothing_fused_overlap() -> None:
     """A replayed plan was shown by plans(): later graphs are checked for overlaps of fused nodes as before."""
-    backend = cpu_init()
-    set_threads(backend, 4)
-    kind = FakeType()
-    allocator, stock = Allocator(ours, kind.handle), Allocator(base)
+    backend = g.backend_cpu_init()
+    g.backend_cpu_set_n_threads(backend, 4)
+    kind = fake_device()
+    allocator, stock = Allocator(ours, kind.buft), Allocator(base)
     larger, lent, smaller, plain = fused(8, 2), fused(6, 2), fused(6, 1), fused(6, 1)
     assert allocator.reserve(larger[0].graph) and allocator.alloc(lent[0].graph)
     assert hooked.served()["replayed"] == 1 and verified() == 1
@@ -534,7 +524,7 @@ def two_threads() -> None:
 
     def work(first: int) -> None:
         try:
-            backend = cpu_init()
+            backend = g.backend_cpu_init()
             allocator = Allocator(ours)
             for seed in range(first, first + 12):
                 made, plain, stock = random_graph(seed), random_graph(seed), Allocator(base)
@@ -579,7 +569,7 @@ def plans_explain_themselves() -> None:
 def ggml_s_own_scheduler_calls_us() -> None:
     hooked.check()
     before = hooked.served()["allocators"]
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
     new = base.ggml_backend_sched_new
     new.restype, new.argtypes = c.c_void_p, [c.POINTER(c.c_void_p), c.c_void_p, c.c_int, c.c_size_t, c.c_bool, c.c_bool]
     scheduler = new(c.byref(c.c_void_p(backend)), None, 1, 2048, False, True)
@@ -598,7 +588,7 @@ def ggml_s_own_scheduler_calls_us() -> None:
 
 def passed_through() -> None:
     """Calls of ggml's own allocator pass through the hook, which counts them."""
-    backend = cpu_init()
+    backend = g.backend_cpu_init()
     hook().pass_through(True)
     made = random_graph(7)
     allocator = Allocator(ours)
@@ -611,9 +601,9 @@ def passed_through() -> None:
 
 def many_types() -> None:
     """An allocator of more buffer types than ours serves is ggml's own; a type counts once."""
-    backend, made = cpu_init(), random_graph(7)
-    fakes = [FakeType() for _ in range(17)]
-    for bufts, stock in ([fake.handle for fake in fakes], 1), ([fake.handle for fake in fakes[:16]] * 2, 0):
+    backend, made = g.backend_cpu_init(), random_graph(7)
+    fakes = [fake_device() for _ in range(17)]
+    for bufts, stock in ([fake.buft for fake in fakes], 1), ([fake.buft for fake in fakes[:16]] * 2, 0):
         hook().clear_counters()
         allocator = Allocator(ours, *bufts)
         assert hooked.served()["stock"] == stock and hooked.served()["allocators"] == 1
@@ -622,7 +612,7 @@ def many_types() -> None:
         made.run(backend)
         assert read(made.outputs[0]) and allocator.size() > 0
         allocator.close()
-    backend_free(backend)
+    g.backend_free(backend)
 
 
 if __name__ == "__main__":

@@ -13,23 +13,15 @@ from ggml_allocators import (
     INPUT,
     Allocator,
     Context,
-    FakeType,
-    add_node,
-    alloc_buffer,
     apart,
     base,
-    buffer_base,
-    cpu_buft,
-    cpu_init,
-    expand,
-    free,
+    fake_device,
+    g,
     hooked,
-    new_tensor,
     ours,
     random_graph,
     read,
     span,
-    tensor_alloc,
     verified,
 )
 
@@ -39,22 +31,22 @@ NODE_ROOM = 700
 def allocator_after_allocator() -> None:
     """A released allocator's cache serves the next allocator of the same buffer type, in no more memory than that
     needs."""
-    backend, seed = cpu_init(), 4
-    fresh, kept = FakeType(), FakeType()
-    first = Allocator(ours, fresh.handle)
+    backend, seed = g.backend_cpu_init(), 4
+    fresh, kept = fake_device(), fake_device()
+    first = Allocator(ours, fresh.buft)
     made = random_graph(seed, rows=4)
     assert first.reserve(made.graph)
     small = first.size()
     first.close()
     alive = [random_graph(seed, rows=rows) for rows in (64, 4, 64)]
-    first = Allocator(ours, kept.handle)
+    first = Allocator(ours, kept.buft)
     assert all(first.alloc(made.graph) for made in alive)
     large = first.size()
     assert large > small and verified() == 1
     first.close()
     assert hooked.plans() == (), "of an allocator that is gone"
     hooked.clear_counters()
-    again = Allocator(ours, kept.handle)
+    again = Allocator(ours, kept.buft)
     assert again.size() == 0 and hooked.plans() == (), "nothing was asked yet"
     for rows, size in ((4, small), (64, large), (4, large), (64, large)):
         made, plain, stock = random_graph(seed, rows=rows), random_graph(seed, rows=rows), Allocator(base)
@@ -70,14 +62,14 @@ def allocator_after_allocator() -> None:
 
 
 def other_type_at_the_same_address() -> None:
-    made, kind = random_graph(1), FakeType(alignment=16)
-    allocator = Allocator(ours, kind.handle)
+    made, kind = random_graph(1), fake_device(alignment=16)
+    allocator = Allocator(ours, kind.buft)
     assert allocator.reserve(made.graph)
     allocator.close()
-    other = FakeType(alignment=256)
-    c.memmove(kind.handle, other.handle, c.sizeof(FakeType._Type))
+    other = fake_device(alignment=256)
+    c.memmove(kind.buft, other.buft, c.sizeof(kind.type))
     hooked.clear_counters()
-    allocator = Allocator(ours, kind.handle)
+    allocator = Allocator(ours, kind.buft)
     assert allocator.reserve(made.graph) and hooked.served()["planned"] == 1
     allocator.close()
 
@@ -87,9 +79,9 @@ def memory_that_came_and_went() -> None:
     made = Context()
     x, weight = made.leaf(16, 8), made.leaf(16, 16)
     made.output(made.mul_mat(weight, x))
-    buffer = alloc_buffer(cpu_buft(), 4096)
-    start = buffer_base(buffer)
-    tensor_alloc(buffer, weight, start)
+    buffer = g.backend_buft_alloc_buffer(g.backend_cpu_buffer_type(), 4096)
+    start = g.backend_buffer_get_base(buffer)
+    g.backend_tensor_alloc(buffer, weight, start)
     allocator = Allocator(ours)
 
     def placed() -> bool:
@@ -103,7 +95,7 @@ def memory_that_came_and_went() -> None:
     assert placed() and weight.contents.data
     # As a view it shares its root's memory: its former fields, even its address, no longer matter.
     wide = made.leaf(16, 16)
-    tensor_alloc(buffer, wide, start + 2048)
+    g.backend_tensor_alloc(buffer, wide, start + 2048)
     weight.contents.data, weight.contents.buffer = wide.contents.data, wide.contents.buffer
     assert not placed()
     known = hooked.served()["same"]
@@ -138,7 +130,7 @@ def shapes_that_changed() -> None:
     assert placed()["same"] == known["same"]
     made.nodes()[0].contents.op = made.rms_norm(x, 1e-5).contents.op
     assert placed()["same"] == known["same"]
-    y.contents.op_params[0] += 1
+    y.contents.params[0] += 1
     assert placed()["same"] == known["same"]
     part.contents.view_src = x
     assert placed()["same"] == known["same"] and placed()["same"] == known["same"] + 1
@@ -239,13 +231,13 @@ def lists_that_differ() -> None:
 
 def wanted_elsewhere() -> None:
     """The same graph, wanted in one type of buffers and then in the other, wherever its tensors are."""
-    kinds = FakeType(), FakeType()
+    kinds = fake_device(), fake_device()
     made, alive = random_graph(3), []
     n_nodes, n_leafs = len(made.nodes()), len(made.leafs)
 
     for elsewhere in (False, True):
         found = {0: set(), 1: set()}
-        allocator = Allocator(ours, *(kind.handle for kind in kinds))
+        allocator = Allocator(ours, *(kind.buft for kind in kinds))
         for wanted in (0, 1, 0, 1, 1, 0):
             alive.append(made)
             made = random_graph(3) if elsewhere else made
@@ -263,12 +255,12 @@ def wanted_elsewhere() -> None:
 def asked_again() -> None:
     """A buffer type whose alloc size grew since the last allocator: for the same graph at the same and at other
     addresses."""
-    kind = FakeType()
+    kind = fake_device()
     made, more = random_graph(5), 0
     for elsewhere in (False, False, True, True):
         made = random_graph(5) if elsewhere else made
-        alone = FakeType(extra=more)
-        want, allocator = Allocator(ours, alone.handle), Allocator(ours, kind.handle)
+        alone = fake_device(extra=more)
+        want, allocator = Allocator(ours, alone.buft), Allocator(ours, kind.buft)
         kind.extra = more
         made.forget()
         assert want.reserve(made.graph) and allocator.alloc(made.graph) and allocator.size() == want.size(), more
@@ -280,11 +272,11 @@ def asked_again() -> None:
 
 def few_are_kept() -> None:
     """The pool keeps the caches of the last two released allocators."""
-    made, kinds = random_graph(1), [FakeType() for _ in range(3)]
+    made, kinds = random_graph(1), [fake_device() for _ in range(3)]
 
     def planned(kind) -> int:
         hooked.clear_counters()
-        allocator = Allocator(ours, kind.handle)
+        allocator = Allocator(ours, kind.buft)
         assert allocator.reserve(made.graph)
         allocator.close()
         return hooked.served()["planned"]
@@ -325,10 +317,10 @@ def nodes_without_op() -> None:
     def build() -> tuple:
         made = Context()
         a, y = made.scale(made.leaf(64), 2.0), made.leaf(64)
-        expand(made.graph, a)
+        g.build_forward_expand(made.graph, a)
         last_use = made.view_tensor(a)
         last_use.contents.src[0] = a
-        add_node(made.graph, last_use)
+        g.graph_add_node(made.graph, last_use)
         b = made.add(a, y)
         last_use.contents.src[1] = b
         made.output(made.mul_mat(b, b))
@@ -353,10 +345,10 @@ def nodes_without_op() -> None:
 def other_weights() -> None:
     """Graphs whose weights differ in layout are different, at any address; with equal layouts they are equal."""
     f16, f32 = 1, 0
-    there, buffer = Context(), alloc_buffer(cpu_buft(), 1 << 14)
-    weights = [new_tensor(there.ctx, kind, 32, 16) for kind in (f32, f32, f16)]
+    there, buffer = Context(), g.backend_buft_alloc_buffer(g.backend_cpu_buffer_type(), 1 << 14)
+    weights = [there.new_tensor_4d(kind, 32, 16, 1, 1) for kind in (f32, f32, f16)]
     for i, weight in enumerate(weights):
-        assert tensor_alloc(buffer, weight, buffer_base(buffer) + (i << 12)) == 0
+        assert g.backend_tensor_alloc(buffer, weight, g.backend_buffer_get_base(buffer) + (i << 12)) == 0
 
     def build(weight) -> Context:
         made = Context()
@@ -378,11 +370,11 @@ def buffers_are_told() -> None:
         made = Context()
         x = made.leaf(16, rows)
         y = made.silu(made.view_2d(x, 16, rows // 2, 64, 0))
-        made.output(made.scale(made.reshape(y, 8 * rows, 1), 2.0))
+        made.output(made.scale(made.reshape_2d(y, 8 * rows, 1), 2.0))
         return made, [x, *made.nodes()]
 
-    kind = FakeType(listens=True)
-    allocator, (large, _) = Allocator(ours, kind.handle), build(64)
+    kind = fake_device()
+    allocator, (large, _) = Allocator(ours, kind.buft), build(64)
     assert allocator.reserve(large.graph)
     for rows in (64, 8, 16):
         made, held = build(rows)
@@ -437,9 +429,9 @@ def roots_that_nobody_lists() -> None:
     count = 1900
     there = Context()
     weights = [there.leaf(4) for _ in range(count)]
-    buffer = alloc_buffer(cpu_buft(), 4096)
+    buffer = g.backend_buft_alloc_buffer(g.backend_cpu_buffer_type(), 4096)
     for weight in weights:
-        assert tensor_alloc(buffer, weight, buffer_base(buffer)) == 0
+        assert g.backend_tensor_alloc(buffer, weight, g.backend_buffer_get_base(buffer)) == 0
     allocator, alive = Allocator(ours), []
     for _ in range(2):
         made = Context()
@@ -449,7 +441,7 @@ def roots_that_nobody_lists() -> None:
         for weight in weights:
             view = made.view_tensor(weight)
             view.contents.src[0] = None
-            add_node(made.graph, view)
+            g.graph_add_node(made.graph, view)
         made.output(made.silu(x))
         assert allocator.alloc(made.graph) and view.contents.data == weight.contents.data
     served = hooked.served()
@@ -470,7 +462,7 @@ def looks_without_end() -> None:
             made.output(made.silu(made.leaf(width)))
             width += 1
         assert allocator.reserve(made.graph)
-        free(made.ctx)
+        g.free(made.ctx)
         made.leafs.clear()
         made.outputs.clear()
         gc.collect()
@@ -496,7 +488,7 @@ def chain(rows: int, embedded: bool = False):
 
 def reserved_plans_stay() -> None:
     """Ever new shapes of two wirings, one reserved and one first allocated at a small size: each is planned once."""
-    backend, rng, allocator, alive = cpu_init(), random.Random(1), Allocator(ours), []
+    backend, rng, allocator, alive = g.backend_cpu_init(), random.Random(1), Allocator(ours), []
     largest = chain(400)
     assert allocator.reserve(largest.graph) and hooked.served()["planned"] == 1
     for n, (rows, embedded) in enumerate([(2, True), *((rng.randint(1, 400), rng.random() < 0.5)
@@ -538,7 +530,7 @@ def first_tensor_is_a_node() -> None:
     """A graph that lists no leafs: its first tensor is a node."""
     made = Context()
     node = made.silu(made.leaf(16))
-    add_node(made.graph, node)
+    g.graph_add_node(made.graph, node)
     allocator = Allocator(ours)
     assert allocator.alloc(made.graph) and node.contents.data and hooked.last_error() is None
 

@@ -1,91 +1,34 @@
-"""ggml-python's libraries with our allocator in front of them, by ctypes: graphs, both allocators, fake buffer types.
+"""Both allocators of ggml's libraries, ours in front of its own, by ctypes: graphs of pointers, and buffer types.
 
 To be imported in processes of their own (allocator_cases.py), since a loaded hook cannot be unloaded.
 """
 
 import ctypes as c
-import importlib.util
-import os
 import random
-from pathlib import Path
 
 import numpy as np
+from ggml_devices import Bench, Device
+from ggml_schedulers import F32, Ggml, InitParams
+from ggml_schedulers import Tensor as Fields
 
 import ggml_sched.llama_cpp as hooked
-from ggml_sched.llama_cpp.install import hook
 
-F32, I32 = 0, 26
 INPUT, OUTPUT = 1, 2
+g = Ggml()
+base, ours, bench = g.base, g.ours, Bench(g)
 
 
 class Tensor(c.Structure):
-    pass
+    """The fields of ggml_schedulers.Tensor, with pointers to tensors in place of their addresses."""
 
 
 Pointer = c.POINTER(Tensor)
-Tensor._fields_ = [
-    ("type", c.c_int32), ("buffer", c.c_void_p), ("ne", c.c_int64 * 4), ("nb", c.c_size_t * 4), ("op", c.c_int32),
-    ("op_params", c.c_int32 * 16), ("flags", c.c_int32), ("src", Pointer * 10), ("view_src", Pointer),
-    ("view_offs", c.c_size_t), ("data", c.c_void_p), ("name", c.c_char * 64), ("extra", c.c_void_p),
-    ("padding", c.c_char * 8),
-]
-
-
-class InitParams(c.Structure):
-    _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
-
-
-def _library(name: str) -> c.CDLL:
-    spec = importlib.util.find_spec("ggml")
-    folder = Path(spec.submodule_search_locations[0]) / "lib"
-    return c.CDLL(str(folder / name), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-
-
-hooked.install(level="sched")
-base, cpu = _library("libggml-base.so"), _library("libggml-cpu.so")
-ours = c.CDLL(hook().__file__)
+Tensor._fields_ = [(name, {"src": Pointer * 10, "view_src": Pointer}.get(name, kind))
+                   for name, kind in Fields._fields_]
 
 
 def bind(library: c.CDLL, name: str, result, *arguments):
     return c.CFUNCTYPE(result, *arguments)(c.cast(getattr(library, f"ggml_{name}"), c.c_void_p).value)
-
-
-def _maker(name: str, *arguments):
-    return bind(base, name, Pointer, c.c_void_p, *arguments)
-
-
-init = bind(base, "init", c.c_void_p, InitParams)
-free = bind(base, "free", None, c.c_void_p)
-new_tensor = _maker("new_tensor_2d", c.c_int, c.c_int64, c.c_int64)
-add, mul, mul_mat, sub = (_maker(name, Pointer, Pointer) for name in ("add", "mul", "mul_mat", "sub"))
-scale = _maker("scale", Pointer, c.c_float)
-rms_norm = _maker("rms_norm", Pointer, c.c_float)
-silu, soft_max, cont, transpose = (_maker(name, Pointer) for name in ("silu", "soft_max", "cont", "transpose"))
-view_2d = _maker("view_2d", Pointer, c.c_int64, c.c_int64, c.c_size_t, c.c_size_t)
-view_tensor = _maker("view_tensor", Pointer)
-reshape = _maker("reshape_2d", Pointer, c.c_int64, c.c_int64)
-cpy = _maker("cpy", Pointer, Pointer)
-add_inplace = _maker("add_inplace", Pointer, Pointer)
-dup_tensor = _maker("dup_tensor", Pointer)
-set_name = bind(base, "set_name", Pointer, Pointer, c.c_char_p)
-new_graph = bind(base, "new_graph_custom", c.c_void_p, c.c_void_p, c.c_size_t, c.c_bool)
-expand = bind(base, "build_forward_expand", None, c.c_void_p, Pointer)
-add_node = bind(base, "graph_add_node", None, c.c_void_p, Pointer)
-n_nodes = bind(base, "graph_n_nodes", c.c_int, c.c_void_p)
-node_at = bind(base, "graph_node", Pointer, c.c_void_p, c.c_int)
-nbytes = bind(base, "nbytes", c.c_size_t, Pointer)
-cpu_buft = bind(base, "backend_cpu_buffer_type", c.c_void_p)
-alloc_buffer = bind(base, "backend_buft_alloc_buffer", c.c_void_p, c.c_void_p, c.c_size_t)
-free_buffer = bind(base, "backend_buffer_free", None, c.c_void_p)
-buffer_base = bind(base, "backend_buffer_get_base", c.c_void_p, c.c_void_p)
-buffer_usage = bind(base, "backend_buffer_get_usage", c.c_int, c.c_void_p)
-tensor_alloc = bind(base, "backend_tensor_alloc", c.c_int, c.c_void_p, Pointer, c.c_void_p)
-tensor_set = bind(base, "backend_tensor_set", None, Pointer, c.c_void_p, c.c_size_t, c.c_size_t)
-tensor_get = bind(base, "backend_tensor_get", None, Pointer, c.c_void_p, c.c_size_t, c.c_size_t)
-cpu_init = bind(cpu, "backend_cpu_init", c.c_void_p)
-set_threads = bind(cpu, "backend_cpu_set_n_threads", None, c.c_void_p, c.c_int)
-backend_free = bind(base, "backend_free", None, c.c_void_p)
-compute = bind(base, "backend_graph_compute", c.c_int, c.c_void_p, c.c_void_p)
 
 
 class Allocator:
@@ -101,7 +44,7 @@ class Allocator:
         self._reserve_n_size = of("reserve_n_size", None, c.c_void_p, c.c_void_p, ids, ids, c.POINTER(c.c_size_t))
         self._alloc = of("alloc_graph", c.c_bool, c.c_void_p, c.c_void_p)
         self._size = of("get_buffer_size", c.c_size_t, c.c_void_p, c.c_int)
-        self.bufts = bufts or (cpu_buft(),)
+        self.bufts = bufts or (g.backend_cpu_buffer_type(),)
         self.handle = of("new_n", c.c_void_p, c.POINTER(c.c_void_p), c.c_int)(
             (c.c_void_p * len(self.bufts))(*self.bufts), len(self.bufts))
         assert self.handle
@@ -131,30 +74,30 @@ class Context:
     """Tensors without memory, a graph of them, and what its leafs hold."""
 
     def __init__(self) -> None:
-        self.ctx = init(InitParams(4 << 20, None, True))
-        self.graph = new_graph(self.ctx, 2048, False)
+        self.ctx = g.init(InitParams(4 << 20, None, True))
+        self.graph = g.new_graph_custom(self.ctx, 2048, False)
         self.leafs: list = []
         self.outputs: list = []
 
     def __getattr__(self, name: str):
-        make = globals()[name]
-        return lambda *arguments: make(self.ctx, *arguments)
+        make = getattr(g, name)
+        return lambda *arguments: c.cast(make(self.ctx, *arguments), Pointer)
 
     def leaf(self, ne0: int, ne1: int = 1, flags: int = INPUT, name: str = ""):
-        t = new_tensor(self.ctx, F32, ne0, ne1)
+        t = self.new_tensor_4d(F32, ne0, ne1, 1, 1)
         t.contents.flags |= flags
-        set_name(t, (name or f"leaf {len(self.leafs)}").encode())
+        g.set_name(t, (name or f"leaf {len(self.leafs)}").encode())
         self.leafs.append(t)
         return t
 
     def output(self, t):
         t.contents.flags |= OUTPUT
-        expand(self.graph, t)
+        g.build_forward_expand(self.graph, t)
         self.outputs.append(t)
         return t
 
     def nodes(self) -> list:
-        return [node_at(self.graph, i) for i in range(n_nodes(self.graph))]
+        return [c.cast(g.graph_node(self.graph, i), Pointer) for i in range(g.graph_n_nodes(self.graph))]
 
     def forget(self, *more) -> None:
         """Take the memory from all tensors, as those of a graph that is built again."""
@@ -166,73 +109,32 @@ class Context:
         rng = np.random.default_rng(seed)
         for t in self.leafs:
             if t.contents.data:
-                values = rng.standard_normal(nbytes(t) // 4, dtype=np.float32)
-                tensor_set(t, values.ctypes.data_as(c.c_void_p), 0, values.nbytes)
-        assert compute(backend, self.graph) == 0
+                values = rng.standard_normal(g.nbytes(t) // 4, dtype=np.float32)
+                g.backend_tensor_set(t, values.ctypes.data_as(c.c_void_p), 0, values.nbytes)
+        assert g.backend_graph_compute(backend, self.graph) == 0
         return [read(t) for t in self.outputs]
 
     def close(self) -> None:
-        free(self.ctx)
+        g.free(self.ctx)
 
 
 def read(t) -> bytes:
-    values = c.create_string_buffer(nbytes(t))
-    tensor_get(t, values, 0, len(values))
+    values = c.create_string_buffer(g.nbytes(t))
+    g.backend_tensor_get(t, values, 0, len(values))
     return values.raw
 
 
 def span(t) -> tuple[int, int]:
-    return t.contents.data, t.contents.data + nbytes(t)
+    return t.contents.data, t.contents.data + g.nbytes(t)
 
 
 def apart(a, b) -> bool:
     return span(a)[1] <= span(b)[0] or span(b)[1] <= span(a)[0]
 
 
-class FakeType:
-    """A type of buffers of the CPU's memory: its alignment, bounds and extra bytes are the test's.
-
-    `listens`: its buffers have an init_tensor of their own, which appends each tensor to `told`.
-    """
-
-    class _Type(c.Structure):
-        _fields_ = [("functions", c.c_void_p * 6), ("device", c.c_void_p), ("context", c.c_void_p)]
-
-    class _Buffer(c.Structure):
-        _fields_ = [("free_buffer", c.c_void_p), ("get_base", c.c_void_p), ("init_tensor", c.c_void_p),
-                    ("others", c.c_void_p * 8)]
-
-    def __init__(self, alignment: int = 32, max_size: int = 2**64 - 1, extra: int = 0, room: int = 1 << 40,
-                 listens: bool = False) -> None:
-        self.room, self.extra, self.asked, self.name = room, extra, [], c.create_string_buffer(b"fake")
-        self.listens, self.told = listens, []
-        size = c.c_size_t
-        self._kept = [
-            c.CFUNCTYPE(c.c_void_p, c.c_void_p)(lambda buft: c.addressof(self.name)),
-            c.CFUNCTYPE(c.c_void_p, c.c_void_p, size)(self._alloc),
-            c.CFUNCTYPE(size, c.c_void_p)(lambda buft: alignment),
-            c.CFUNCTYPE(size, c.c_void_p)(lambda buft: max_size),
-            c.CFUNCTYPE(size, c.c_void_p, Pointer)(lambda buft, t: nbytes(t) + self.extra),
-        ]
-        self._type = self._Type((c.c_void_p * 6)(*(c.cast(f, c.c_void_p).value for f in self._kept), None), None, None)
-        self.handle = c.addressof(self._type)
-
-    def _alloc(self, buft, size):
-        self.asked.append(size)
-        if size > self.room:
-            return None
-        return self._listener(size) if self.listens else alloc_buffer(cpu_buft(), size)
-
-    def _listener(self, size: int) -> int:
-        memory = c.create_string_buffer(size + 64)
-        start = c.addressof(memory) + 63 & ~63
-        made = [c.CFUNCTYPE(None, c.c_void_p)(lambda buffer: None),
-                c.CFUNCTYPE(c.c_void_p, c.c_void_p)(lambda buffer: start),
-                c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)(lambda buffer, t: self.told.append(t) or 0)]
-        self._kept += [memory, *made]
-        slots = self._Buffer(*(c.cast(f, c.c_void_p).value for f in made), (c.c_void_p * 8)())
-        new = bind(base, "backend_buffer_init", c.c_void_p, c.c_void_p, self._Buffer, c.c_void_p, c.c_size_t)
-        return new(self.handle, slots, None, size)
+def fake_device(**how) -> Device:
+    """A device whose type of buffers an allocator uses."""
+    return bench.device("fake", **how)
 
 
 def random_graph(seed: int, width: int = 16, rows: int = 6, size: int = 40, inputs: int = 3) -> Context:
@@ -258,7 +160,7 @@ def random_graph(seed: int, width: int = 16, rows: int = 6, size: int = 40, inpu
         elif kind == 7:
             t = made.mul_mat(square, b)
         elif kind == 8:
-            t = made.reshape(made.scale(b, 0.75), width, rows)
+            t = made.reshape_2d(made.scale(b, 0.75), width, rows)
         elif kind == 9:
             both = made.mul_mat(square, big)
             t = made.silu(made.view_2d(both, width, rows, 4 * width, 4 * width * rng.randrange(rows)))

@@ -69,7 +69,7 @@ class Bench:
         self.cpu = g.cpu_backend()
         for name, (result, arguments) in {
             "backend_buffer_init": (P, [P, _BufferSlots, P, SIZE]), "backend_buffer_get_type": (P, [P]),
-            "backend_graph_compute": (INT, [P, P]), "graph_add_node": (None, [P, P]), "op_name": (c.c_char_p, [INT]),
+            "op_name": (c.c_char_p, [INT]),
             "backend_buft_name": (c.c_char_p, [P]),
         }.items():
             function = getattr(g, name)
@@ -120,7 +120,8 @@ class Device:
 
     `reads`: devices whose memory it reads, too.  `refuses`, `offloads`: names of ops.  `extra`: bytes that it allocates
     behind every tensor, and writes to. `lazy`: work runs when a caller waits. `host`: its memory is the host's.
-    `fails`: {node: the status of its compute}. `told`: the tensors that init_tensor received. `shares`: another device,
+    `fails`: {node: the status of its compute}. `told`: the tensors that init_tensor received. `allocated`: the bytes
+    of each buffer that was wanted. `shares`: another device,
     whose buffer type this one uses.
     """
 
@@ -132,6 +133,7 @@ class Device:
         self.lazy, self.host, self.events, self.kind, self.room = lazy, host, events, kind, room
         self.max_size, self.alignment = max_size, alignment
         self.queue: list[_Work] = []
+        self.allocated: list[int] = []
         self.told: list[int] = []
         self.fails: dict[int, int] = {}
         self._kept: list = []
@@ -169,6 +171,7 @@ class Device:
             is_host=self._slot(BOOL, lambda t: self.host, P), device=c.addressof(self._device))
 
     def _alloc(self, buft, size):
+        self.allocated.append(size)
         if size > self.room:
             return None
         memory = c.create_string_buffer(size + 64)
