@@ -49,18 +49,23 @@ def test_it_compiles_as_cupy_does(tool):
     assert {*OPTIONS, "-ftz=true"} <= {*tool.OPTIONS}
 
 
-def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def compiler(tool, monkeypatch):
+    """NVRTC, whose `compile` a test gives."""
     class Compiler:
         version = "0.0"
 
         def __init__(self, path):
             assert path == "somewhere"
 
-        def compile(self, name, text, arch):
-            return text.strip().endswith("// good"), LOG if arch == "sm_80" else LOG.partition("'spills'")[0], 10
-
     monkeypatch.setattr(tool, "find_nvrtc", lambda: "somewhere")
     monkeypatch.setattr(tool, "Nvrtc", Compiler)
+    return Compiler
+
+
+def test_spills_stacks_and_errors_fail(tool, compiler, capsys, tmp_path):
+    compiler.compile = lambda self, name, text, arch: (
+        text.strip().endswith("// good"), LOG if arch == "sm_80" else LOG.partition("'spills'")[0], 10)
     (tmp_path / "a.cu").write_text("// good\n")
     (tmp_path / "b.cu").write_text("// bad\n")
     assert tool.main([str(tmp_path / "a.cu"), "--arch", "sm_90"]) == 0
@@ -69,28 +74,19 @@ def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):
     assert "stack 40, spills 16" in capsys.readouterr().out
     assert tool.main([str(tmp_path / "b.cu")]) == 1
     assert "b.cu for sm_80 does not compile" in capsys.readouterr().out
-    monkeypatch.setattr(Compiler, "compile", lambda *_: (True, "ptxas says it otherwise", 10))
+    compiler.compile = lambda *_: (True, "ptxas says it otherwise", 10)
     assert tool.main([str(tmp_path / "a.cu")]) == 1
     assert "a.cu for sm_80 has no kernel" in capsys.readouterr().out
 
 
-def test_equal_sources_are_compiled_once(tool, monkeypatch, tmp_path):
+def test_equal_sources_are_compiled_once(tool, compiler, tmp_path):
     compilations = []
-
-    class Compiler:
-        version = "0.0"
-
-        def compile(self, name, text, arch):
-            compilations.append((text, arch))
-            return True, LOG, 10
-
-    monkeypatch.setattr(tool, "find_nvrtc", lambda: "somewhere")
-    monkeypatch.setattr(tool, "Nvrtc", lambda path: Compiler())
+    compiler.compile = lambda self, name, text, arch: compilations.append((text, arch)) or (True, LOG, 10)
     for text in ("// first\n", "// second\n", "// first\n"):
         (tmp_path / "a.cu").write_text(text)
         assert tool.main([str(tmp_path / "a.cu"), "--cache", str(tmp_path)]) == 1
     assert len(compilations) == 4 == len(list(tmp_path.glob("nvrtc-*.json")))       # two sources for two devices
-    Compiler.version = "0.1"
+    compiler.version = "0.1"
     tool.main([str(tmp_path / "a.cu"), "--cache", str(tmp_path)])
     assert len(compilations) == 6
 

@@ -20,6 +20,14 @@ def causal(n_kv: int, n_rows: int, used: int) -> np.ndarray:
     return mask
 
 
+def check_node(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
+    """A node of random values, but for `values`, against the oracle, whose result is returned."""
+    given = cupy_kernels.leaves(ctx, RNG) | values
+    want = cupy_kernels.oracle(ctx, out, given)
+    assert_close(cupy_kernels.compute(ctx, out, given), want)
+    return want
+
+
 def check(kind: str, d: int, d_v: int, *, rows: int = 1, heads: tuple[int, int] = (2, 1), n_kv: int = 40,
           used: int | None = None, batch: int = 1, **options) -> None:
     """One node over a cache, against the oracle."""
@@ -28,9 +36,7 @@ def check(kind: str, d: int, d_v: int, *, rows: int = 1, heads: tuple[int, int] 
     k, v = (ctx.tensor(kind, (n, n_kv, heads[1], batch)) for n in (d, d_v))
     mask, sinks = ctx.tensor("f16", (n_kv, rows)), ctx.tensor("f32", (heads[0],))
     out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5, sinks=sinks if options.pop("sinks", False) else None, **options)
-    values = {t: random(RNG, *t.ne) for t in (q, k, v, sinks)}
-    values[mask] = causal(n_kv, rows, used or n_kv).astype(np.float16)
-    assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))
+    check_node(ctx, out, {mask: causal(n_kv, rows, used or n_kv).astype(np.float16)})
 
 
 @pytest.mark.parametrize("d", [32, 40, 64, 80, 96, 112, 128, 192, 256])
@@ -80,11 +86,9 @@ def test_what_is_not_finite_in_a_cell_reaches_the_rows_that_see_it(ctx, kind, va
     q, k, v = ctx.tensor("f32", (32, 3, 2)), ctx.tensor(kind, (32, 300, 1)), ctx.tensor(kind, (32, 300, 1))
     mask = ctx.tensor("f16", (300, 3))
     out = ctx.flash_attn_ext(q, k, v, mask, 0.2)
-    values = {t: random(RNG, *t.ne) for t in (q, k, v)}
-    values[mask] = causal(300, 3, 300).astype(np.float16)
-    values[k].reshape(300, 32)[299, 5] = value         # the last row alone sees the last cell
-    got, want = cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)
-    assert_close(got, want)
+    keys = random(RNG, *k.ne)
+    keys.reshape(300, 32)[299, 5] = value         # the last row alone sees the last cell
+    want = check_node(ctx, out, {mask: causal(300, 3, 300).astype(np.float16), k: keys})
     assert np.isfinite(want.reshape(3, 2, 32)[:2]).all()
 
 
@@ -103,8 +107,7 @@ def test_caches_between_the_multiples_that_wide_loads_need(ctx, kind, shift, d):
     wholes = [ctx.tensor(kind, (80, 40)) for _ in "kv"]
     k, v = (ctx.view_3d(t, d, 40, 1, t.nb[1], t.nb[2], shift * t.type.type_size) for t in wholes)
     out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5)
-    values = {t: random(RNG, *t.ne) for t in (q, *wholes)}
+    values = {t: random(RNG, *t.ne) for t in wholes}
     for t in wholes:
         values[t][..., shift + d :] = np.nan          # not to be read
-    values[mask] = causal(40, 3, 40).astype(np.float16)
-    assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))
+    check_node(ctx, out, values | {mask: causal(40, 3, 40).astype(np.float16)})
