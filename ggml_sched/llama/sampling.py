@@ -1,9 +1,8 @@
 """Choosing the next token from a row of logits.
 
-Owns a random generator and the last tokens, nothing shared: equal seeds and equal histories give equal
-tokens.  A sampler is any callable from logits [n_vocab] to a token id.  Invariant: a chosen token has a finite
-logit.  The stages and their order are those of llama.cpp's default
-chain: bias, penalties, top_k, top_p, min_p, temperature, draw.
+A sampler is any callable from logits [n_vocab] to a token id.  A `Sampler` owns its random generator and the last
+tokens: equal seeds and equal histories give equal tokens.  Invariant: a chosen token has a finite logit.  The stages
+and their order are those of llama.cpp's default chain: bias, penalties, top_k, top_p, min_p, temperature, draw.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Sampler", "greedy"]
 FIRST_GUESS = 256
 """The number of likeliest tokens that top_p without top_k tries first; it grows until they have enough probability."""
 ROWS = 64
-"""`top` bounds the k-th largest logit from below by maxima of ROWS logits each, before it sorts."""
+"""`top` takes the maximum of each ROWS logits, to find a bound above which it need not sort many."""
 MAX_HISTORY = 1 << 24
 
 
@@ -35,7 +34,7 @@ def greedy(logits: np.ndarray) -> int:
 
 
 class Sampler:
-    """Draws tokens; stages in this order, as llama.cpp's default chain has them:
+    """Draws tokens at random, after stages that change or remove them, in the order of llama.cpp's default chain:
 
     1. `logit_bias`: {token id: what is added to its logit}; -inf bans a token.
     2. penalties for the tokens among the last `penalty_last_n` (0: none, -1: all): positive logits are divided by
@@ -91,13 +90,13 @@ class Sampler:
         else:
             ids, p = self._drawn_from(logits)
             ends = np.cumsum(p)
-            # random() < 1, so the product is below the end: the drawn token has a probability above 0.
+            # random() < 1, so the product is less than the last sum: a token of probability above 0 is found.
             token = int(ids[np.searchsorted(ends, self._random.random() * ends[-1], side="right")])
         self._history.append(token)
         return token
 
     def adjusted(self, logits: np.ndarray) -> np.ndarray:
-        """Logits after bias and penalties; the same array where there are none."""
+        """Logits after bias and penalties, stages 1 and 2; the argument itself where there are none."""
         logits = _row(logits)
         if not len(self._bias_ids) and not (self._penalises and self._history):
             return logits
@@ -158,7 +157,10 @@ class Sampler:
         return ids[(logits[ids].astype(np.float64) >= least) & (logits[ids] > -math.inf)]
 
     def _n_top_p(self, logits: np.ndarray, largest: float, total: float | None = None) -> int:
-        """The smallest number of likeliest tokens with top_p of the probability; `total` is the sum over all tokens."""
+        """How many of the likeliest tokens, first of `logits`, together have top_p of the probability.
+
+        `total` is the sum of exp(logit - largest) over all tokens; None: over `logits`.
+        """
         with np.errstate(under="ignore"):
             gathered = np.cumsum(np.exp(logits.astype(np.float64) - largest))
         return int(np.searchsorted(gathered, self.top_p * (gathered[-1] if total is None else total))) + 1
@@ -174,13 +176,13 @@ class Sampler:
 
 
 def top(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the k largest, largest first, the lower id first on a tie."""
+    """Ids of the k largest logits, largest first, the lower id first on a tie."""
     n = len(logits)
     if k >= n:
         return np.argsort(-logits, kind="stable")
     columns = n // ROWS
     if columns >= 2 * k:
-        # The k-th largest of the maxima of columns is no larger than the k-th largest of all.
+        # The k-th largest of the columns' maxima is no larger than the k-th largest logit, and found sooner.
         maxima = logits[: columns * ROWS].reshape(ROWS, columns).max(axis=0)
         least = np.partition(maxima, columns - k)[columns - k]
     else:
@@ -199,7 +201,7 @@ def _row(logits) -> np.ndarray:
 
 
 def _check_largest(largest: float) -> None:
-    # A NaN anywhere is the maximum.
+    # NumPy's maximum of values with a NaN is NaN, so this finds a NaN anywhere among them.
     if math.isfinite(largest):
         return
     if largest == -math.inf:

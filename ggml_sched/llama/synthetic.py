@@ -1,6 +1,6 @@
 """Small random models of every architecture, for first runs and tests without a download.
 
-Owns nothing.  Invariant: the bytes depend on the arguments alone.  An architecture's `weights` lists the tensors, so
+Invariant: the bytes depend on the arguments alone.  The tensors are those that an architecture's `weights` lists, so
 that a new architecture needs only a line of metadata here.
 """
 
@@ -47,11 +47,12 @@ OWN: dict[str, dict[str, Any]] = {
                   "attention.key_length": 16, "attention.value_length": 8, "rope.dimension_count": 8,
                   "leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
 }
-"""{architecture: metadata that replaces or extends SIZES}; None removes a key."""
+"""{architecture: metadata that it has beside or instead of SIZES; None where it lacks a key of SIZES}."""
 
 OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
             "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
-"""{architecture: parts of the names of optional tensors that its published models have}."""
+"""{architecture: parts of the names of those tensors that are optional in a file and that its published models have}.
+"""
 
 
 def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_layer: int = 4, n_head: int = 8,
@@ -73,7 +74,7 @@ def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_laye
 
 def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, optional=(), tied: bool = False,
                  dtype=np.float32) -> bytes:
-    """A GGUF file of an architecture with random weights that neither grow nor shrink values from layer to layer.
+    """A GGUF file of an architecture with random weights, scaled so that a model's values stay of the same size.
 
     `metadata`: keys (the prefix `{arch}.` may be left out) and values, None to leave a key out.  `optional`: parts of
     names of the optional tensors to include; `tied`: without an output matrix.  `dtype` is that of the matrices: a
@@ -134,13 +135,16 @@ def outline(arch: str, metadata: Mapping, *, optional=(), tied: bool = False) ->
 
 
 def is_matrix(spec: Spec) -> bool:
-    """Whether files store the tensor in another type than f32."""
+    """Whether published files store the tensor as f16 or in a quantised type; the others are stored as f32."""
     return (len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
             and "gate_inp" not in spec.name)
 
 
 def _hparams(arch: str, values: Mapping, parts):
-    """The hyperparameters of these metadata values, before there are tensors."""
+    """The hyperparameters of these metadata values.
+
+    Reading them needs a file with some of the tensors, which are chosen only afterwards: a stand-in has their names.
+    """
     out = io.BytesIO()
     write_gguf(out, values, {})
     names = {"blk.0.attn_qkv.weight": arch in ("phi2", "phi3", "gpt2"),

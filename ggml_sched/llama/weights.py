@@ -3,11 +3,11 @@
 Owns one context and a few buffers of each backend.  Invariant: every tensor that the architecture
 requires exists, has the required shape and an address; the memory stays until `close()`.
 
-On a backend that takes caller-owned memory (`buffer_from_ptr`) the buffer is the file's mapping
-itself (one for each file of a split model), whenever each of its weights is aligned to
-ELEMENT_ALIGNMENT bytes; the buffer is then `file_backed`.  That is less than the 64 bytes of a backend's own
-allocations: GGUF aligns to 32 unless the metadata has another value, and the CPU kernels need only whole
-elements.  Otherwise the bytes are copied, and the file's pages are released while they are.
+On a backend that takes memory of its caller (`buffer_from_ptr`) no weight is copied: the buffer is the file's mapping
+itself (one for each file of a split model), if each of its weights is aligned to ELEMENT_ALIGNMENT bytes; the buffer is
+then `file_backed`.  That is less than the 64 bytes of a backend's own allocations: GGUF aligns to 32 unless the
+metadata has another value, and the CPU kernels need only whole elements.  Otherwise the bytes are copied, and the
+memory of the file's pages is released meanwhile, so that the weights do not take memory twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], object]
 Pairs = list[tuple[Tensor, TensorInfo]]
 
 ELEMENT_ALIGNMENT = 8
-"""Bytes of the largest element of any type: the smallest alignment of a mapped weight."""
+"""Bytes of the largest element of any type: a weight must be aligned to it to be used in the mapping."""
 BASE_ALIGNMENT = 64
 CHUNK = 1 << 24
 """Bytes per copy to a backend that cannot read the mapping, and bytes of a mapping read between two reports."""
@@ -40,7 +40,7 @@ IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A weight that an architecture has: `ne` innermost first; `layer` None outside the layers."""
+    """A weight that an architecture reads from a file: `ne` innermost first; `layer` None outside the layers."""
 
     name: str
     ne: tuple[int, ...]
@@ -64,7 +64,7 @@ class Weights:
         return self.tensors.get(name)
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Free the memory; idempotent.  Tensors of weights have no address afterwards."""
         for buffers in self.buffers.values():
             for buffer in buffers:
                 buffer.close()
@@ -114,7 +114,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: 
 
 
 class _Report:
-    """Reports the progress of a load."""
+    """Counts the bytes of weights that are loaded, and calls `progress`, if there is one, after each chunk."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.done, self.total = progress, 0, total
@@ -128,7 +128,7 @@ class _Report:
 
 def _group(file: GGUFFile, specs: Iterable[Spec], place: Place,
            ignored: tuple[str, ...]) -> dict[Backend, list[TensorInfo]]:
-    """The tensors of the file that each backend holds."""
+    """{backend: the tensors of the file that it will hold}, after comparing the file with `specs`."""
     groups: dict[Backend, list[TensorInfo]] = {}
     known = set()
     for spec in specs:
@@ -146,7 +146,7 @@ def _group(file: GGUFFile, specs: Iterable[Spec], place: Place,
         groups.setdefault(place(spec.name, spec.layer), []).append(info)
     for name in file.tensors:
         if name not in known and not any(fnmatchcase(name, pattern) for pattern in ignored):
-            # Without an unknown tensor the results would be wrong.
+            # A model that has a tensor of which this code knows nothing would compute wrong results without it.
             raise FileFormatError(f"{file.name}: tensor {name!r} is not one that this architecture has")
     return groups
 
@@ -158,7 +158,7 @@ def _trim(ne: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _layout(info: TensorInfo) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """ne and nb, four each."""
+    """The four extents and the four strides in bytes of a contiguous tensor."""
     ne = (*info.ne, 1, 1, 1)[:4]
     nb = [info.type.type_size, ne[0] // info.type.block_size * info.type.type_size]
     for extent in ne[1:3]:
@@ -167,7 +167,10 @@ def _layout(info: TensorInfo) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
-    """A buffer over a file's own bytes with the tensors bound to it; None where the backend or the file prevents it."""
+    """A buffer that is the file's mapping itself, with the tensors bound to it.
+
+    None if the backend takes no memory of its caller, or the file's alignment is too small: then weights are copied.
+    """
     wrap = getattr(backend, "buffer_from_ptr", None)
     if wrap is None:
         return None
@@ -194,7 +197,7 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
 
 
 def _bring(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
-    """Read the mapped tensors now, piece by piece."""
+    """Read the mapped tensors into memory now, chunk by chunk, with a report after each."""
     for _, info in sorted(pairs, key=lambda pair: pair[1].offset):
         end = info.offset + info.nbytes
         for start in range(info.offset, end, CHUNK):

@@ -1,7 +1,7 @@
-"""Byte-level BPE, as in GPT-2 and most later models: cut a text into words, then merge by rank.
+"""Byte-level BPE, as in GPT-2 and most later models: cut a text into words, then merge pairs of tokens by rank.
 
-Owns the BPE model of the `tokenizers` library.  Invariant: ids are those of the vocabulary.  Corresponds to
-llama.cpp's llm_tokenizer_bpe.
+The `tokenizers` library does it.  Invariant: ids are those of the vocabulary.  Corresponds to llama.cpp's
+llm_tokenizer_bpe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ __all__ = ["Bpe", "byte_letters"]
 
 
 def byte_letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: printable bytes are themselves, the rest follow from U+0100 on."""
+    """{letter: byte}: GPT-2 writes each byte of a token as a letter, printable ones as themselves, others from U+0100.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
@@ -51,7 +52,7 @@ class Bpe:
         letters = self._bytes
         try:
             return bytes([letters[letter] for letter in text])
-        except KeyError:  # a letter that is no byte's letter is itself
+        except KeyError:  # a letter that stands for no byte stands for itself
             return b"".join(bytes((letters[c],)) if c in letters else c.encode() for c in text)
 
 

@@ -1,6 +1,6 @@
-"""The limits of rendering a chat template: steps, time, characters.
+"""The limits of rendering an untrusted chat template: ticks (steps of work), time, characters.
 
-Owns the limits.  Invariant: code that is about to read or make data first spends budget in proportion to its size.
+Invariant: code that is about to read or make data first spends budget, in ticks, in proportion to its size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TICKS_PER_LOOK = 512
 
 
 class Budget:
-    """The remaining budget of one rendering."""
+    """The ticks and the time that one rendering may still spend; ChatTemplateError when either is used up."""
 
     def __init__(self) -> None:
         self.left = MAX_TICKS
@@ -42,7 +42,7 @@ class Budget:
                 raise ChatTemplateError(f"the chat template runs longer than {MAX_SECONDS} s")
 
     def weigh(self, value) -> int:
-        """Spend budget for reading all of a value, nested ones included; returns the depth of nesting."""
+        """Spend budget for reading a whole value, nested values included; returns the depth of nesting."""
         depth, level = 0, [value]
         while level:
             inner: list[object] = []
@@ -61,7 +61,7 @@ class Budget:
         return depth
 
     def touch(self, value) -> None:
-        """Spend budget for a shallow copy of a value, not for nested values."""
+        """Spend budget for a shallow copy of a value: for its characters or items, not for values nested in these."""
         if isinstance(value, str):
             self.text(len(value))
         elif isinstance(value, (list, tuple, dict)):
@@ -79,10 +79,11 @@ class Budget:
 
 
 def check_format(text: str) -> None:
-    """Refuse formats with large widths, as "%1000000000d"."""
+    """ChatTemplateError for a format with a large width, such as "%1000000000d", whose result would be as long."""
     if re.search(r"%[^a-zA-Z%]*(\*|\d{4})", text):
         raise ChatTemplateError("the chat template formats wider than 999 characters")
 
 
 def check_replace(budget: Budget, text: str, old: str, new: str) -> None:
+    """Spend budget for the result of `text.replace(old, new)`, before it is made."""
     budget.text(len(text) + text.count(old) * len(new))

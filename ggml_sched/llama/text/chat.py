@@ -1,7 +1,7 @@
 """Chat templates: render messages as the text format that a model was trained on.
 
-Owns the template of a file and its arguments: plain data only, checked and copied.
-Corresponds to `apply_chat_template` of Hugging Face's transformers, whose templates these are.
+A template receives plain data only (see `plain`), checked and copied, so that it can change none of the caller's.
+Corresponds to `apply_chat_template` of Hugging Face's transformers, for which such templates are written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class ChatTemplate:
             raise TypeError(f"a chat template is a str, not {type(source).__name__}")
         self.source, self.bos_token, self.eos_token, self.name = source, bos_token, eos_token, name
         self._template = sandbox.compile_template(source)
-        # A template that handles parts of a content reads their type; for others the texts of the parts are joined.
+        # A template that handles a content of several parts reads each part's type.  For other templates, the texts of
+        # the parts are joined.
         self._takes_parts = any(mark in source for mark in ("'type'", '"type"', ".type"))
 
     @classmethod

@@ -1,6 +1,7 @@
 """Typed, checked reads of a file's metadata for tokenizers.
 
-Owns nothing.  Invariant: a returned value has the requested type and range; every error names the file and the field.
+Files are not trusted.  Invariant: a returned value has the requested type and range; every error names the file and the
+field.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Fields:
         return list(value)
 
     def numbers(self, key: str, n: int, kind: str) -> np.ndarray | None:
-        """An array of n numbers, of integers ("iu") or floats ("f"), or None where there is none."""
+        """An array of n numbers, or None where the file has none; `kind`: NumPy's letters of the types that it may have
+        ("iu" integers, "f" floats)."""
         value = self.metadata.get(key)
         if value is None:
             return None

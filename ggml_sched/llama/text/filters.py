@@ -1,7 +1,7 @@
 """The filters that chat templates may use: jinja2's harmless ones by name, and our own, which spend budget.
 
-Owns the list.  Invariant: a filter whose result can be much larger than its arguments spends budget first.  The
-compiler of templates wraps a template's expressions in the filters that begin with an underscore.
+Invariant: a filter whose result can be much larger than its arguments spends budget first.  When a template is compiled
+(sandbox.py), its expressions are wrapped in the filters whose names begin with an underscore.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ HARMLESS = ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e
 """jinja2's filters that templates may use unchanged; `BOUNDED` has those that spend budget first."""
 
 COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-"""Filters that compare or hash their arguments."""
+"""Filters that compare or hash their arguments, nested values included: budget is spent for all of these before."""
 
 
 def _loop(context, iterable, n_written: int = 0):
-    """The iterable of a `for`, spending budget for each step and for the template's text that a step writes."""
+    """What a `for` of a template iterates over: spends budget for each step, and for the n_written characters of
+    constant text in the loop's body."""
     budget, ticks = context.budget, 1 + n_written // CHARS_PER_TICK
     if hasattr(iterable, "__len__"):
         return _Steps(iterable, budget, ticks)
@@ -33,7 +34,7 @@ def _loop(context, iterable, n_written: int = 0):
 
 
 class _Steps:
-    """A sequence that spends budget for each item; it has a length, for `loop.last` and similar."""
+    """The items of a loop, each of which spends budget; has a length, which `loop.last` and similar need."""
 
     def __init__(self, items, budget: Budget, ticks: int) -> None:
         self._items, self._budget, self._ticks = items, budget, ticks

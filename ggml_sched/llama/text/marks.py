@@ -1,8 +1,9 @@
 """Marks in messages that keep the texts of control tokens from becoming these tokens.
 
-A mark is a noncharacter of Unicode that no message contains.  `Marker` puts it inside each text of a control token, the
-template is rendered, and the tokenizer removes it after the search for control tokens (`Tokenizer.encode_marked`).
-Invariant: a text of a control token that a message brought into the prompt, whole or in part, has a mark inside.
+A user could write "<|im_end|>" in a message to end it early.  A mark is a noncharacter of Unicode that no message
+contains.  `Marker` puts it inside each text of a control token, the template is rendered, and the tokenizer removes it
+after the search for control tokens (`Tokenizer.encode_marked`).  Invariant: a text of a control token that a message
+brought into the prompt, whole or in part, has a mark inside.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Marker:
         self.mark = free[0]
 
     def marked(self, value, key: str = ""):
-        """A copy of a message, or of a part of one, with marks."""
+        """A copy of `value`, a message or a part of one, with marks in its strings; `key` is the key that it has."""
         if isinstance(value, dict):
             return {name: self.marked(item, name) for name, item in value.items()}
         if isinstance(value, list):
@@ -45,7 +46,10 @@ class Marker:
         return value if key in ("role", "type") else self._at_ends(value)
 
     def _at_ends(self, text: str) -> str:
-        """The text with marks at its ends where, stripped by a template, it could be a part of a control token."""
+        """The text with marks at its ends where it could become part of a control token together with its neighbours.
+
+        Templates may strip spaces, so the marks are next to the first and last other characters.
+        """
         body = text.rstrip()
         if any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body) + 1))):
             text = body + self.mark + text[len(body):]

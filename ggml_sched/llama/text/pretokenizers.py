@@ -1,8 +1,9 @@
 """How BPE vocabularies cut a text into words before they merge: a table by `tokenizer.ggml.pre`.
 
-Owns the patterns.  Each pattern of a list cuts the pieces that earlier patterns left; words never merge with each
-other.  Each is the published pattern of its model, in the form that gives llama.cpp's ids: where llama.cpp
-approximates a published pattern (capitals outside ASCII in `tekken` and `gpt-4o`), so does this module.
+A text is cut by the patterns of a list in turn: each cuts the pieces that the patterns before it have left.  The pieces
+are words, which never merge with each other.  Each pattern is the published one of its model, in the form that gives
+llama.cpp's ids: where llama.cpp approximates a published pattern (capitals outside ASCII in `tekken` and `gpt-4o`), so
+does this module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ UNICODE_16 = """
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`whole_words`: a word that is a token is that token, whatever the merges say."""
+    """How a vocabulary cuts words; `whole_words`: a word that is a token is not merged from its letters, but taken as
+    that token; `adds_bos`: BOS comes before a text unless the file says otherwise."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False

@@ -1,11 +1,12 @@
 """Runs untrusted Jinja templates within limits: no attributes, bounded time, bounded memory.
 
-Owns the budget of a rendering.  Invariant: every loop step, call, operator, filter and piece of output
-spends budget in proportion to the data that it touches, so no template runs long or grows large.
-jinja2's immutable sandbox denies templates attributes and changes of their arguments.  It does not limit
-nested loops, doubled strings, "x" * 10**9 and the like: this module does.
+Invariant: every loop step, call, operator, filter and piece of output spends budget in proportion to the data that it
+reads or makes, so no template runs long or grows large.  jinja2's immutable sandbox denies templates attributes and
+changes of their arguments.  It does not limit nested loops, doubled strings, "x" * 10**9 and the like; this module
+does.
 
-A template is changed once, when it is compiled (`_meter`): filters that spend budget wrap its costly expressions.
+A template is changed once, when it is compiled (`_meter`): its costly expressions are wrapped in filters that spend
+budget.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ OF_KIND = frozenset((
     "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
     "iterable", "lower", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
     "undefined", "upper"))
-"""Jinja tests that read a value's type and not its contents."""
+"""Jinja tests (`x is mapping`) that compare no nested values: no budget is spent for them."""
 METHODS = {str: STRING_METHODS, dict: frozenset(("copy", "get", "items", "keys", "values")),
            list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
            int: frozenset(), float: frozenset(), range: frozenset()}
-"""{type: methods that templates may call}: none whose result can be much larger than its arguments, except checked
-ones."""
+"""{type: methods that templates may call}: their results are not much larger than their arguments, except for `replace`
+and `join`, for which `call` spends budget first."""
 
 
 def compile_template(source: str):

@@ -1,8 +1,8 @@
 """SentencePiece's BPE, as in Llama, Mistral, Gemma and Phi-3: merges by score, bytes for letters that are no token.
 
-Owns nothing but tables of the vocabulary.  Files have a score for each token and no merges: of all neighbours whose
-texts together are a token, the pair whose token has the highest score merges first, the leftmost of equal ones.
-Corresponds to llama.cpp's llm_tokenizer_spm.
+Files have a score for each token and no list of merges.  A text begins as parts of one letter; of all neighbouring
+parts whose texts together are a token, the pair whose token has the highest score is merged first, the leftmost of
+equal ones, until no such pair is left.  Corresponds to llama.cpp's llm_tokenizer_spm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Spm:
         heapify(queue)
         while queue:
             _, left, right, length = heappop(queue)
-            # The entry is stale if another merge has used either side.
+            # Skip a pair of which another merge has meanwhile changed either part.
             if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != length:
                 continue
             parts[left] = merged = parts[left] + parts[right]
@@ -58,7 +58,8 @@ class Spm:
         return [i for part in parts if part for i in ((ids[part],) if part in ids else self._fallback(part))]
 
     def _fallback(self, text: str) -> list[int]:
-        """Ids for a letter that is no token: those of its bytes, or the unknown token's."""
+        """The ids for a letter that is no token: those of its bytes in UTF-8, or the unknown token if one is missing.
+        """
         ids = [i for byte in text.encode() if (i := self._bytes[byte]) is not None]
         return ids if len(ids) == len(text.encode()) else self._unknown
 

@@ -1,8 +1,8 @@
 """Ids to text, piece by piece; and text up to a stop string.
 
-Owns the text that is held back.  Invariants: the pieces of a `Stream`, joined, are what `decode` gives for all
-ids; no piece ends inside a character.  The pieces of `StopStrings`, joined, are the text before the
-first stop string, however the text was cut.
+Text is held back until no later id can change it.  Invariants: the pieces of a `Stream`, joined, are what `decode`
+gives for all ids; no piece ends inside a character.  The pieces of `StopStrings`, joined, are the text before the first
+stop string, however the text was cut into pieces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Text to token ids and back, for a vocabulary from a GGUF file.
 
-Owns the order of the steps: special tokens are cut out first, the text between them is merged by the
-vocabulary's model, and the ids are joined.  Invariant: the ids equal llama.cpp's.
-Corresponds to llama.cpp's llama_tokenize and llama_token_to_piece.
+Special tokens are cut out first, the text between them is merged by the vocabulary's model (SPM or BPE), and the ids
+are joined.  Invariant: the ids equal llama.cpp's.  Corresponds to llama.cpp's llama_tokenize and llama_token_to_piece.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ class Tokenizer:
         self.eos_ids = vocabulary.eos_ids
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self.add_space_prefix = vocabulary.add_space_prefix
-        # Longest first, and grouped by their first letter: most texts contain none of these letters.
+        # Special tokens, longest first, grouped by their first letter: a text that has none of these letters, as most
+        # do, need not be searched for each token.
         texts, types = vocabulary.texts, vocabulary.types
         self._special: dict[str, list[tuple[str, int, bool]]] = {}
         for i in sorted(special_ids(types), key=lambda i: -len(texts[i])):
@@ -111,7 +111,7 @@ class Tokenizer:
         return [text for tokens in self._special.values() for text, _, hidden in tokens if hidden]
 
     def _ids_of(self, parts: list[str | int]) -> list[int]:
-        """Ids of pieces of text between special tokens."""
+        """The ids of a text that `_cut` has cut into pieces of text and ids of special tokens."""
         ids: list[int] = []
         after_special = True
         for part in parts:
@@ -124,7 +124,7 @@ class Tokenizer:
         return ids
 
     def _cut(self, text: str, parse_special: bool) -> list[str | int]:
-        """The text as pieces of text and ids of special tokens."""
+        """The text cut at its special tokens: pieces of text, and ids of the special tokens between them."""
         if not text:
             return []
         parts: list[str | int] = [text]

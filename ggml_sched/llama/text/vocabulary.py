@@ -1,8 +1,7 @@
 """A vocabulary as GGUF metadata holds it: `tokenizer.ggml.*`, checked.
 
-Owns texts, types, scores, merges, special ids and end-of-generation ids.
-Invariant: every id of a `Vocabulary` lies inside it, and every array has its length, so that
-no other module reads this metadata.  Corresponds to llama.cpp's llama_vocab::impl::load.
+Invariant: every id of a `Vocabulary` lies inside it, and every array has an element for each token, so that tokenizers
+need no checks of their own.  Corresponds to llama.cpp's llama_vocab::impl::load.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PREFIX = "tokenizer.ggml."
 MAX_TOKEN_CHARS = 512
 """The largest length of a token; the longest tokens of real vocabularies are runs of 128 spaces."""
 MAX_CHARS, CHARS_PER_TOKEN = 1 << 20, 32
-"""All tokens together: at most this many characters, and this many more for each token."""
+"""All tokens together have at most MAX_CHARS characters, plus CHARS_PER_TOKEN for each token."""
 
 
 class TokenType(enum.IntEnum):
