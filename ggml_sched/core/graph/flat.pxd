@@ -5,14 +5,15 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from ggml_sched._c cimport gs_error, gs_graph, gs_node
 
 
-# Tensors by kind: those with equal answers to support queries.  Arrays of `room` entries in one block, from `hash`.
+# The kinds of a graph's tensors: support queries have equal answers for tensors of one kind (kinds.pxi).  All arrays
+# but `of` are in one block, which begins with `hash`; those without a length have `room` entries.
 ctypedef struct gs_kinds:
     int32_t n
     int32_t room
     int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not known yet
     uint64_t *hash
-    int32_t *example            # a tensor of each kind
-    int32_t *slot               # [2 * room] a hash table of kinds
+    int32_t *example            # the id of one tensor of each kind
+    int32_t *slot               # [2 * room] a hash table of kinds; -1: free
 
 
 cdef enum:

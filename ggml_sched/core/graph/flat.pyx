@@ -28,7 +28,7 @@ include "kinds.pxi"
 
 
 cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil:
-    """The bytes of all arrays; all counts are below 2**31."""
+    """The bytes of all arrays of a gs_graph with these counts, which are below 2**31."""
     cdef int64_t n_ids = 13 * n_tensors + 3 + 2 * n_src + n_params + 2 * n_nodes + n_leafs
     return n_tensors * <int64_t>(sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * <int64_t>sizeof(int32_t) + n_src
 
@@ -87,7 +87,7 @@ cdef void flat_free(gs_graph *g) noexcept nogil:
 
 
 cdef inline bint op_has_small_weights(int op) noexcept nogil:
-    """Ops whose weights are small (factors, sinks): their backend is not chosen by these weights."""
+    """Whether the op's weights are small (factors, sinks), so that they do not decide its backend."""
     return op == GS_OP_ROPE or op == GS_OP_SOFT_MAX or op == GS_OP_FLASH_ATTN_EXT
 
 
@@ -158,7 +158,7 @@ cdef void flat_list_views_and_readers(gs_graph *g) noexcept nogil:
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             g.reader[g.reader_begin[g.src[k]]] = id
             g.reader_begin[g.src[k]] += 1
-    # Each begin has advanced to the next one: shift them back.
+    # Filling has advanced reader_begin[i] to the end of tensor i's readers, where those of i + 1 begin: shift by one.
     for i in range(g.n_tensors, 0, -1):
         g.reader_begin[i] = g.reader_begin[i - 1]
     g.reader_begin[0] = 0

@@ -13,11 +13,11 @@ cdef class Graph:
     cdef readonly tuple leafs
     cdef readonly tuple tensors
     cdef public dict meta
-    cdef tuple homes                    # the Home of each context that its tensors come from
+    cdef tuple homes                    # the Home of each context that made some of its tensors
     cdef gs_kinds _kinds                # owned; computed on first use
-    cdef bint sorted_work               # the kinds of all computing nodes are known
-    cdef bint sorted_all                # the kinds of all tensors are known
-    cdef TensorSet _index               # ids by tensor; made once another graph has overwritten a tensor's mark
+    cdef bint sorted_work               # _kinds has the kinds of all computing nodes
+    cdef bint sorted_all                # _kinds has the kinds of all tensors
+    cdef TensorSet _index               # the ids of its tensors; made if another graph has overwritten a tensor's mark
     cdef readonly object fingerprint    # a 128-bit hash of structure, layouts and wiring; equal for equal graphs
     cdef bint names_residents           # one of its tensors is marked as a weight or cache
     cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets

@@ -61,7 +61,7 @@ cdef class Graph:
 
     @staticmethod
     def from_order(tensors, nodes, leafs, meta=None):
-        """A graph with a given order: `nodes` and `leafs` are drawn from `tensors`.
+        """A graph of `tensors`, in this order of ids, with these `nodes` in execution order and these `leafs`.
 
         Raises GraphError when a source comes later than its node, a tensor appears twice or is missing, a leaf has an
         op or a node has none.
@@ -88,7 +88,7 @@ cdef class Graph:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=None) except -1:
-        """Fill the flat arrays.  `like`: a graph of the same tensors, whose flags and deps are used if given."""
+        """Fill the flat arrays.  `like`: a graph of the same tensors whose flags and alloc dependencies to use."""
         cdef gs_graph *g = &self.flat
         cdef dict given = None if like is None else like.deps
         cdef int64_t n_src = 0, n_params = 0, n_deps = 0
@@ -324,7 +324,7 @@ cdef class Graph:
         return -1 if k < 0 else self.flat.position[k]
 
     cdef inline int32_t require(self, void *t, void *user) except -1:
-        """The id of tensor t, by its mark, to which tensor `user` refers; GraphError if it is not in the graph."""
+        """The id of tensor t, read from its mark; GraphError, naming tensor `user`, which needs t, if t is missing."""
         cdef int32_t k = (<Tensor>t).mark
         if 0 <= k < self.flat.n_tensors and <void *>PyTuple_GET_ITEM(self.tensors, k) == t:
             return k

@@ -36,7 +36,7 @@ def _names_in_place():
 
 
 _fill_op_table()
-# Sub-ops by name, for messages; the number of a node's is its op_params[0].
+# The names of sub-ops, by the number that ggml keeps in op_params[0] of a node.
 _UNARY_KINDS = _kinds_of("UNARY:")
 _GLU_KINDS = _kinds_of("GLU:")
 _INPLACE_OPS = _names_in_place()

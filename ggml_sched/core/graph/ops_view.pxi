@@ -54,7 +54,7 @@ cdef class ViewOps(MatrixOps):
             if given is not None:
                 nb[i] = whole("view", a, given)
             elif ne[i - 1] < 0 or nb[i - 1] < 0:
-                nb[i] = 0               # window refuses it by name
+                nb[i] = 0               # `window`, called below, refuses such extents, and its error names the tensor
             elif gs_checked_mul(nb[i - 1], ne[i - 1], &nb[i]) != GS_OK:
                 raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
         return self.window(a, ne, nb, whole("view", a, offset))

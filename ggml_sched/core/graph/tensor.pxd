@@ -6,12 +6,12 @@ from ggml_sched._c cimport gs_layout, gs_node
 
 
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1
-cdef str describe(Tensor t)             # how messages call a tensor
+cdef str describe(Tensor t)             # the tensor's name and op, for messages
 cdef frozenset flag_names(int flags)
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1
 
 
-# Endings of names that ops give: digits of Tensor.endings.
+# Endings that ops append to the name of their source, such as " (view)": digits of Tensor.endings.
 cdef enum:
     ENDS_VIEW = 1
     ENDS_RESHAPED = 2
@@ -24,18 +24,18 @@ cdef enum:
 
 cdef class Lease:
     cdef readonly bint alive
-    cdef readonly bint displaced        # a tensor of it has got an address under another lease
-    cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
-    cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
-    cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
-    cdef public object guard            # call before reading a tensor: raises if its data is gone; None: no such check
-    cdef readonly object drain          # call before touching the data: waits for queued computes; None: none queued
+    cdef readonly bint displaced        # a tensor of this lease has got an address under another lease
+    cdef readonly bint transient        # the lease of a scheduler: other planners treat its tensors as unplaced
+    cdef readonly bint stages           # data that is set in leafs waits in `Tensor.stash` until a compute loads it
+    cdef readonly bint through          # with `stages`: the data is also written to the leafs' memory at once
+    cdef public object guard            # a function to call before a tensor is read: raises if its data is gone; None
+    cdef readonly object drain          # a function that waits for the computes queued under the lease; None: none are
     cdef object __weakref__
     cpdef void end(self) noexcept
     cpdef bint revive(self) noexcept
 
 
-# Support queries about a node: bits.
+# The support queries, as bits: BackendBase.supports_op, offload_op and alloc_size.
 cdef enum:
     ASKS_SUPPORTS = 1
     ASKS_OFFLOAD = 2
@@ -47,7 +47,7 @@ cdef class BackendBase:
     cdef readonly int64_t alignment     # bytes
     cdef public object answers_version  # an int that grows when answers change; None: ask each time
     cdef object __weakref__
-    # For compiled backends to override: answers about a node's kind, -1: ask in Python.
+    # For compiled backends to override: support queries in C, without the GIL; -1: call the Python method instead.
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil
     cdef int c_offload_op(self, const gs_node *node) noexcept nogil
     cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil
@@ -60,9 +60,9 @@ cdef class BufferBase:
     cdef readonly int64_t base
     cdef public str usage
     cdef readonly bint closed
-    cdef public bint plain              # whose reads and writes are copies at `base`, done at once, on the host
-    cdef bint given                     # new_buffer has returned it: alloc_buffer must not return it again
-    cdef object leases                  # weakly, those under which computes that use it were queued; or None
+    cdef public bint plain              # memory of the host: reads and writes only copy bytes at `base`, at once
+    cdef bint given                     # new_buffer has returned this buffer: alloc_buffer must not return it again
+    cdef object leases                  # weak set of the leases under which computes that use it were queued; or None
     cdef object __weakref__
     cdef int settle(self) except -1
 
@@ -70,36 +70,36 @@ cdef class BufferBase:
 cdef class Home:
     cdef readonly str name
     cdef readonly bint closed
-    cdef int64_t epoch                  # counts permanent addresses given or taken
-    cdef void *blocks                   # owned; each begins with a pointer to the one before
-    cdef int32_t *free_words            # in the last of them
-    cdef int room                       # how many
-    cdef int n_words                    # that the last block has
+    cdef int64_t epoch                  # how often its tensors have got or lost a permanent address
+    cdef void *blocks                   # owned; the last block of parameters; each points to the previous one
+    cdef int32_t *free_words            # the first free word of the last block
+    cdef int room                       # free words of the last block
+    cdef int n_words                    # words of the last block
     cdef int32_t *keep(self, const int32_t *words, int n) except? NULL
 
 
 cdef class Tensor:
-    # First what passes over all tensors read and write, close together.
+    # First the fields that loops over all tensors read and write, so that they share cache lines.
     cdef Home home                      # the context's state, kept alive (the context itself is not)
     cdef BufferBase _buffer             # keeps its buffer alive
     cdef Lease _lease                   # None: a permanent address
     cdef int64_t _offset
-    cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
-    # Then what a graph is made from.
-    cdef int32_t mark                   # scratch index, meaningful only inside Graph building
+    cdef public bint overwritten        # a node has written to it since `set`: its memory has the data, not `stash`
+    # Then the fields that a graph is made from.
+    cdef int32_t mark                   # the tensor's id in the graph that was made last; others check it (Graph.id_of)
     cdef int _flags
     cdef int32_t n_params
     cdef readonly tuple src             # keeps its sources alive
     cdef readonly Tensor view_src       # the root of a view, kept alive; None otherwise
     cdef readonly int64_t view_offs     # bytes from the root's start
-    cdef tuple _deps                    # tensors kept until this node is done, kept alive; None: none
+    cdef tuple _deps                    # alloc dependencies, kept alive; None: none
     cdef gs_layout layout
     cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; kept by `home`
-    cdef str _name                      # without its endings
-    cdef uint64_t endings               # digits to the base N_ENDINGS, the last one lowest: what ops put after it
-    cdef str _resident                  # None: ""
-    cdef readonly int64_t version       # of a root's data: how often it was set, or written by a compute
-    cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
+    cdef str _name                      # the name without its endings
+    cdef uint64_t endings               # ENDS_* as digits to the base N_ENDINGS, the last ending lowest
+    cdef str _resident                  # "weight" or "kv", as a graph file says; None: neither
+    cdef readonly int64_t version       # how often the data of a root was set, or written by a compute
+    cdef public object stash            # the data that the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
     cdef str full_name(self)
     cdef void name_after(self, Tensor t, int ending)
@@ -113,20 +113,20 @@ cdef class Tensor:
     cdef int settle(self) except -1
 
 
-# Which place each tensor of a table has: open addressing over a power of two of table, at least half of them free.
+# A hash table of the position of each tensor: open addressing over 2**n slots, of which at least half are free.
 ctypedef struct gs_table_slot:
-    void *of                    # NULL: free
-    int32_t at
+    void *of                    # the tensor; NULL: the slot is free
+    int32_t at                  # its position
 
 ctypedef struct gs_tensor_table:
     gs_table_slot *slot
-    int shift                   # 64 - log2 of the number of table
+    int shift                   # 64 - log2 of the number of slots
 
 cdef int table_init(gs_tensor_table *table, int64_t n) noexcept nogil
 
 
 cdef inline gs_table_slot *table_find(const gs_tensor_table *table, const void *t) noexcept nogil:
-    """The slot of a tensor, or the free one where it would sit."""
+    """The slot of a tensor, or the free slot where it would be added."""
     cdef uint64_t mask = (<uint64_t>1 << (64 - table.shift)) - 1
     cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> table.shift
     while table.slot[h].of != NULL and table.slot[h].of != t:
@@ -135,8 +135,8 @@ cdef inline gs_table_slot *table_find(const gs_tensor_table *table, const void *
 
 
 cdef class NodeTable:
-    cdef readonly tuple tensors         # keeps them alive: those given, then their other sources
-    cdef Py_ssize_t n                   # how many were given
+    cdef readonly tuple tensors         # kept alive: the tensors that it was called with, then their other sources
+    cdef Py_ssize_t n                   # how many it was called with
     cdef gs_node *nodes                 # owned; one for each of `tensors`
     cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1
     cdef int connect(self, tuple given, const int32_t *src) except -1

@@ -56,7 +56,7 @@ cdef frozenset flag_names(int flags):
     return frozenset(names)
 
 
-# A graph is built anew for every step: the tensors of the one before are used again, at most 1.5 MB of them.
+# Models build a new graph for every step: the freelist reuses the memory of the last graph's tensors, at most 1.5 MB.
 @cython.freelist(4096)
 cdef class Tensor:
     """One value of a graph: metadata only, made by the methods of `Context`.
@@ -179,7 +179,7 @@ cdef class Tensor:
         return self._offset if self.view_src is None else self.view_src._offset + self.view_offs
 
     cdef char *plain(self) noexcept:
-        """Its bytes, where they are those of plain memory; NULL."""
+        """The address of its data, if that is in a plain buffer; otherwise NULL."""
         cdef BufferBase buffer = self.c_buffer()
         cdef int64_t at = self.c_offset()
         if buffer is None or not buffer.plain or not gs_range_fits(at, self.layout.nbytes, buffer.size):
@@ -194,11 +194,11 @@ cdef class Tensor:
         return self.c_buffer()
 
     cdef int settle(self) except -1:
-        """Wait for queued computes that use the tensor where it is: call it before anything changes, then `bind`."""
+        """Wait for queued computes that use the tensor at its address; call it before `bind` changes the address."""
         return 0 if self._buffer is None or self._buffer.closed else self._buffer.settle()
 
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept:
-        """Give a tensor that is not a view an address (or take it away: buffer None)."""
+        """Give a tensor that is not a view an address, or, with buffer None, take it away."""
         if self._lease is not None and self._lease is not lease:
             self._lease.displaced = True
         self._buffer = buffer
@@ -262,7 +262,7 @@ cdef class Tensor:
         _tensor_data.write(self, array)
 
     cpdef bint stage(self, bytes data) except -1:
-        """`set` with the bytes of the elements, for an input that waits on the host until a compute loads it.
+        """A fast `set` from bytes, for an input whose data waits on the host until a compute loads it.
 
         False, and nothing is done, for any other tensor, or another number of bytes.
         """
@@ -276,7 +276,7 @@ cdef class Tensor:
         return True
 
     cpdef bint fetch(self, out) except -1:
-        """`Backend.get_tensor` into a contiguous buffer, for memory that is plain bytes; nothing is waited for.
+        """A fast `Backend.get_tensor` into the contiguous buffer `out`, for tensors in plain buffers; does not wait.
 
         False, and nothing is done, for any other memory, or another number of bytes.
         """
@@ -315,7 +315,7 @@ def register_tensor_data(write, read):
 
 
 def wait_for_queued(Tensor t not None):
-    """Let queued computes that use a tensor's memory end: it is about to be read or written from outside."""
+    """Wait for queued computes that use a tensor's memory, before other code reads or writes it."""
     (t if t.view_src is None else t.view_src).settle()
 
 

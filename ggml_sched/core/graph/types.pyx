@@ -25,7 +25,7 @@ include "ops_table.pxi"
 
 
 class _TypeSizes(enum.IntEnum):
-    """What each member of Type has."""
+    """The properties of each member of the enum Type."""
 
     def __str__(self):
         return TYPE_NAMES[int(self)]
@@ -91,14 +91,14 @@ cdef int type_id(object type) except -1:
 
 
 cdef str numbers_of(const int64_t *n):
-    """How messages give extents or strides."""
+    """Extents or strides as text, for messages."""
     return f"[{n[0]}, {n[1]}, {n[2]}, {n[3]}]"
 
 
 cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
     """Bytes from the first to the last element of a layout, by its strides.
 
-    GS_OVERFLOW for elements that 63 bits do not count, too: with strides of 0 they take few bytes.
+    GS_OVERFLOW also if the number of elements exceeds 63 bits, which is possible in few bytes when strides are 0.
     """
     cdef int64_t total, step, count = 1
     cdef int i
@@ -106,7 +106,7 @@ cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
     if layout_is_empty(a):
         a.nbytes = 0
         return GS_OK
-    # Nearly always: extents below 2**15 and strides below 2**45, which nothing can overflow.
+    # The usual case, without checks: with extents below 2**15 and strides below 2**45 nothing overflows.
     if (a.ne[0] | a.ne[1] | a.ne[2] | a.ne[3]) >> 15 == 0 and (a.nb[0] | a.nb[1] | a.nb[2] | a.nb[3]) >> 45 == 0:
         total = (a.ne[1] - 1) * a.nb[1] + (a.ne[2] - 1) * a.nb[2] + (a.ne[3] - 1) * a.nb[3]
         if block == 1:
@@ -133,7 +133,7 @@ cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
 
 
 cdef int layout_set_dense(gs_layout *a) noexcept nogil:
-    """Fill in the strides and byte size of a contiguous tensor of type and ne."""
+    """Fill in nb and nbytes of a contiguous tensor from type and ne."""
     cdef int i
     cdef int64_t row
     a.nb[0] = traits[a.type].type_size
@@ -147,7 +147,7 @@ cdef int layout_set_dense(gs_layout *a) noexcept nogil:
 
 
 cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
-    """Whether elements may share bytes: False where each dimension steps over all that the finer ones cover."""
+    """Whether elements may share bytes: False if each stride is at least the bytes that smaller strides cover."""
     cdef int64_t count[GS_MAX_DIMS]
     cdef int64_t covered = traits[a.type].type_size
     cdef int i, k, finest
