@@ -15,10 +15,10 @@ cdef class TensorAllocator:
     cdef int64_t start                  # offset of the first aligned address in the buffer
     cdef int64_t room                   # bytes from there to the end
     cdef gs_blocks blocks               # owned
-    cdef Lease lease                    # of the tensors allocated one by one since the last reset
-    cdef Lease graph_lease              # of the tensors of whole graphs since then
-    cdef Lease early_lease              # of those leafs among them whose memory is theirs from the start
-    cdef dict live                      # {tensor: size} of those, kept alive
+    cdef Lease lease                    # for tensors allocated one by one since the last reset
+    cdef Lease graph_lease              # for tensors allocated with a whole graph since then
+    cdef Lease early_lease              # for leafs of such graphs whose memory no other tensor has before them
+    cdef dict live                      # {tensor: bytes} of the tensors allocated one by one, kept alive
     cdef object __weakref__
     cdef int64_t size_of(self, Tensor t) except -1
     cdef int check_open(self) except -1

@@ -4,11 +4,11 @@
 # tallocrs and graph unchanged.  Corresponds to ggml_gallocr.
 
 cdef class Placing:
-    """The outcome of one allocation: a walk that ran.  Owned, immutable from then on."""
+    """The result of one allocation pass over a graph; immutable once the pass has run."""
 
-    cdef gs_walk walk
-    cdef list peaks                     # high-water mark of each arena, from its first aligned address
-    cdef list before                    # free blocks of each arena before the run
+    cdef gs_walk walk                   # owned; lifetimes and offsets of all tensors
+    cdef list peaks                     # for each arena, the highest end of an allocated range, in bytes
+    cdef list before                    # for each arena, its free blocks before the pass
 
     def __cinit__(self):
         memset(&self.walk, 0, sizeof(gs_walk))
@@ -18,18 +18,21 @@ cdef class Placing:
 
 
 cdef bint same_but_for_the_end(tuple ours, tuple measured, int64_t room):
-    """Whether free blocks agree with measured ones, if the last of ours ends at the end of the arena."""
+    """Whether the free blocks equal those before measuring, but for the last block's end, which must be `room`.
+
+    The measuring buffer is larger than any other, so only the last block's end differs.
+    """
     if len(ours) != len(measured) or ours[:-1] != measured[:-1]:
         return False
     return not ours or ours[-1][0] == measured[-1][0] and ours[-1][0] + ours[-1][1] == room
 
 
 cdef class GraphAllocator:
-    """Places all tensors of a graph: in-place reuse, views, and memory freed with its last reader.
+    """Allocates all tensors of a graph, with in-place reuse; memory is freed after its last reader (ggml_gallocr).
 
-    Measure first, then allocate for real: whatever was measured fits a buffer of `max_size` bytes, and so
-    does any graph of the same wiring whose tensors are no larger (and broadcast alike).  The graph itself is
-    never changed.  Inputs that the allocation places keep their data on the host until their life begins.
+    Measure a graph with a measuring TensorAllocator first: the graph, and any other of the same wiring whose tensors
+    are no larger (and broadcast alike), then fits in a buffer of `max_size` bytes.  The graph itself is never changed.
+    Inputs that are allocated here keep their data on the host until their lifetime begins.
     """
 
     cdef tuple parse_seq
@@ -155,7 +158,7 @@ cdef class GraphAllocator:
         return 0
 
     cdef int fill(self, Placing p, Graph graph, list tallocrs, list homes) except -1:
-        """Make the walk: homes, sizes, and the tensors that have an address already, here or elsewhere."""
+        """Fill p.walk before the pass: each tensor's arena and size, and the address that some tensors already have."""
         cdef gs_graph *g = &graph.flat
         cdef gs_walk *f = &p.walk
         cdef Tensor t
@@ -214,7 +217,7 @@ cdef class GraphAllocator:
         return order
 
     cdef bint replay(self, Placing p, list tallocrs, object key) except -1:
-        """Use what was measured for this wiring, if the arenas are as they were then and nothing has grown."""
+        """Replay the measured offsets of this wiring, if the free blocks are as before and no tensor is larger."""
         cdef Placing m = self.measured.get(key)
         cdef TensorAllocator tallocr
         cdef gs_walk *f
@@ -274,7 +277,7 @@ cdef class GraphAllocator:
             for t in bound:
                 t.bind(None, 0, None)
             raise
-        # Inputs placed by hand and freed by the walk keep their address, but their memory is no longer theirs.
+        # Inputs that were allocated one by one and freed by the pass keep their address, but no longer own the memory.
         for i in range(f.p.n):
             if f.p.state[i] & GS_STATE_FREED and f.p.birth[i] < 0:
                 tallocr = tallocrs[f.p.arena_of[i]]

@@ -15,9 +15,10 @@ from ggml_sched.core.plan.placement cimport (
 
 
 cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t id) noexcept nogil:
-    """The best-ranked backend among the sources, if its tensor is at least as large as those accepted before.
+    """The backend for node id by those of its sources: a better-ranked one replaces the choice so far if its source is
+    at least as large as the sources chosen before.
 
-    Depends on the order of the sources, on purpose.
+    As in ggml, the result depends on the order of the sources.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t best = INT32_MAX, k, s
@@ -31,7 +32,7 @@ cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t i
 
 
 cdef void seed_assign_allocated(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Pass 1: leafs, then nodes, go where their own buffer is, their root's, or their allocated sources'."""
+    """Pass 1: assign leafs, then nodes, by the buffer that they, their root or else their sources have."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, id
     for i in range(g.n_leafs + g.n_nodes):
@@ -47,7 +48,7 @@ cdef void seed_assign_allocated(const gs_request *r, int32_t *assign, unsigned c
 
 
 cdef void seed_assign_nodes(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Pass 2: remaining nodes, in order, by the same rule over the assignments so far."""
+    """Pass 2: assign the remaining nodes, in order, by the backends that their sources are assigned to so far."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, id
     for i in range(g.n_nodes):
@@ -123,14 +124,14 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
 
 
 cdef int seed_split(const gs_request *r, const int32_t *assign, gs_splits *w) noexcept nogil:
-    """Pass 4: a change of backend closes a split; a source elsewhere becomes an input of the split.
+    """Pass 4: end a split where the backend changes; copy each source on another backend before the split reads it.
 
-    A copy is made once per tensor and backend and refreshed by every split that reads it; a source that
-    several nodes read is listed for each of them, as in the first generation.
+    Each tensor has one copy on each backend, and every split that reads it makes the copy again; as in the first
+    generation, the split's inputs list the copy once for each node that reads it.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, s, copy, here
-    cdef bint closed = True             # a write that must go back ends its split
+    cdef bint closed = True             # the next node begins a split: at the start, and after a write-back
     for i in range(g.n_nodes):
         id = g.node[i]
         if g.kind[id] & GS_KIND_VIEW:
@@ -168,7 +169,7 @@ cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *reason, 
         assign[i] = -1 if r.p.assigned == NULL else r.p.assigned[i]
         reason[i] = GS_REASON_USER if assign[i] >= 0 else GS_REASON_NOTHING
         if r.p.resident[i] >= 0 and not r.g.kind[i] & GS_KIND_WRITES:
-            # Memory does not move: a resident tensor, or a view of one, is where it is.
+            # A resident tensor, or a view of one, stays on the backend of its memory.
             assign[i] = r.p.resident[i]
             reason[i] = GS_REASON_RESIDENT
     seed_assign_allocated(r, assign, reason)

@@ -65,7 +65,7 @@ cdef class TensorAllocator:
 
     @classmethod
     def measure(cls, alignment=64):
-        """Hands out addresses and never touches memory; `max_size` is what a real pass needs."""
+        """An allocator of addresses without memory; its `max_size` is the bytes that a real allocation needs."""
         return cls(measure_buffer(alignment=alignment), is_measure=True)
 
     @classmethod
@@ -157,7 +157,7 @@ cdef class TensorAllocator:
         blocks_reset(&self.blocks, self.room)
 
     def close(self):
-        """Void the addresses handed out, and close the buffer if this allocator owns it; idempotent."""
+        """Make all addresses from this allocator invalid, and close the buffer if it owns that; idempotent."""
         if not self.closed:
             self.buffer.settle()
             self.closed = True
@@ -174,7 +174,7 @@ cdef class TensorAllocator:
 
     @property
     def max_size(self):
-        """The high-water mark in bytes, from the buffer's start: what a buffer must hold."""
+        """The bytes that the buffer must have: the highest end of a range allocated so far, from the buffer's start."""
         return self.blocks.max_size + self.start if self.blocks.max_size else 0
 
     @property
