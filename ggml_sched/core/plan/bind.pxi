@@ -7,7 +7,7 @@
 @cython.wraparound(False)
 @cython.nonecheck(False)
 def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not None, Lease lease not None):
-    """Address every tensor that the plan places; `buffers[i]` are backend i's buffers, one for each chunk."""
+    """Give every tensor of the plan its address; `buffers[i]` are backend i's buffers, one for each chunk."""
     cdef gs_plan *f = &data.c
     cdef int32_t i, k
     cdef tuple tensors = graph.tensors
@@ -15,7 +15,7 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     cdef void *at
     cdef void *buffer
     cdef void *old
-    cdef Lease known = None             # the lease that was displaced last
+    cdef Lease known = None             # the lease that was displaced last: displacing it again is not needed
     cdef int64_t offset, stride
     cdef list single = []               # a backend's only buffer, None where a plan made chunks
     if f.n_tensors != graph.flat.n_tensors:
@@ -96,7 +96,7 @@ def new_lease():
 
 
 def written_leafs(tuple nodes not None):
-    """{leaf that nodes write to: the position of the first that does}."""
+    """{leaf that nodes write to: the position of the first such node}."""
     cdef dict found = {}
     cdef Py_ssize_t k
     cdef Tensor t, root

@@ -5,22 +5,24 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from ggml_sched._c cimport gs_graph, gs_problem
 
 
-# Everything that a plan depends on: a graph, and a problem with all that callers may leave out.
+# Everything that a plan depends on: a graph, and a problem in which fields that callers may leave out are filled in.
 ctypedef struct gs_request:
     gs_problem p                # only `assigned`, `supports`, `offloads`, `nbytes` and the groups may be NULL
     const gs_graph *g
     const uint64_t *inplace     # [n_backends][GS_N_OPS]: bit k: source k may be the destination
     bint shares                 # whether any backend can read a buffer or memory of another backend
     void *memory                # owned; holds arrays of p
-    int64_t n_bytes             # of a problem of the C API: the bytes of `memory` that are equal for equal problems
+    int64_t n_bytes             # bytes of `memory` to compare with another request; only set for problems of the C API
 
 
+# A growing array (ints.pxi).
 ctypedef struct gs_ints:
     int32_t *at
     int32_t n
     int32_t room
 
 
+# Splits, copies and write-backs while they are being made; gs_plan has the same arrays with fixed lengths.
 ctypedef struct gs_splits:
     gs_ints split_backend
     gs_ints split_start         # positions in the graph's node order
@@ -30,14 +32,14 @@ ctypedef struct gs_splits:
     gs_ints copy_like           # graph tensor with the copy's layout
     gs_ints copy_from           # graph tensor that must exist before the copy is made
     gs_ints copy_backend
-    gs_ints copy_version        # of the source's memory when the copy was introduced
+    gs_ints copy_version        # `version` of the source's memory when the copy was added: outdated after a write
     gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
     gs_ints slot_copy           # of each further copy slot: index of its copy, ascending
     gs_ints back_node           # of each write-back: a node that computes into a copy of another backend's memory
     gs_ints back_copy           # of each write-back: that copy
     int32_t *src                # the graph's sources, with n_tensors + c where copy c is read
-    gs_ints copy_next           # an earlier copy of the same tensor, or -1
-    int32_t *last_copy          # of each tensor: the latest, plus 1; 0 for none
+    gs_ints copy_next           # of each copy: the copy of the same tensor that was added before it, or -1
+    int32_t *last_copy          # of each tensor: the copy of it that was added last, plus 1; 0 for none
     int32_t *version            # of each root's memory: how often the nodes so far have written to it
 
 

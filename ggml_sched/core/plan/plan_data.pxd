@@ -7,7 +7,7 @@ from ggml_sched._c cimport gs_plan
 
 cdef class PlanData:
     cdef gs_plan c                      # owned
-    cdef bint has_exclusive             # the exclusive ids have been computed, which is done on first use
+    cdef bint has_exclusive             # GS_STATE_EXCLUSIVE and WRITTEN are set, which is done on first use
     cdef tuple _chunk_sizes
     cdef public object _program         # cached program of this plan, or None
     cdef public object _work_sizes      # cached sizes of work memory, from the backends, or None

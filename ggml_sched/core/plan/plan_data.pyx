@@ -238,7 +238,7 @@ cdef class PlanData:
         return 0 if self.c.root[i] >= 0 else self.c.size[i]
 
     def trimmed(self, int32_t i):
-        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if no tail is freed."""
+        """(position at which the tail of i's memory is freed, bytes that stay); None if no tail is freed."""
         self.check(i)
         if self.c.birth[i] < 0 or self.c.rest[i] == self.c.size[i]:
             return None

@@ -25,17 +25,17 @@ cdef list _list(const an_integer *at, int32_t n):
 
 
 cdef list _column(list rows, Py_ssize_t k):
-    """Value k of each row."""
+    """Item k of each row, as a list: a column."""
     return list(map(itemgetter(k), rows))
 
 
 cdef list _joined(list rows):
-    """The values of all rows."""
+    """The items of all rows, as one list."""
     return list(itertools.chain.from_iterable(rows))
 
 
 cdef list _ends(list rows):
-    """The end of each row in the joined list."""
+    """The index at which each row ends in the list that _joined returns."""
     return list(itertools.accumulate(map(len, rows)))
 
 
@@ -213,7 +213,7 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
         p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method = arenas[i][0], arenas[i][1], arenas[i][2]
         p.arena[i].first_chunk, p.arena[i].n_chunks = n, len(chunks[i])
         n += len(chunks[i])
-    # The exclusive ids follow from the other values: compute them, do not trust the file.
+    # These states follow from the other values, and are computed again on first use, as the file may be wrong.
     for i in range(p.n):
         p.state[i] &= ~(GS_STATE_EXCLUSIVE | GS_STATE_WRITTEN)
     return 0

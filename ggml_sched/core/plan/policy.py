@@ -8,7 +8,7 @@ from operator import index
 __all__ = ["Policy"]
 
 PLACEMENTS, OFFSETS, REUSES = ("default", "seed"), ("packed", "best fit"), ("first", "whole", "front", "all")
-"""The words for the numbers of policy.h, in their order."""
+"""The words of the fields placement, offsets and reuse; a word's index is its number in include/ggml_sched/policy.h."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,9 +81,9 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
 
 
 cdef void mark_shared(gs_plan *p) noexcept nogil:
-    """Clear the states that compaction may end.
+    """Correct the states that compaction may make wrong, by clearing EXCLUSIVE and recomputing LATE.
 
-    Memory may be shared that was exclusive, and a leaf born after the start may get memory that was used before.
+    A memory that was exclusive may now be shared, and a leaf born after the start may have memory that was used before.
     """
     cdef int32_t i
     for i in range(p.n):

@@ -11,16 +11,16 @@ cdef class Devices:
     cdef readonly tuple backends        # kept alive
     cdef int32_t n
     cdef int64_t *alignment             # owned; of each backend, in bytes
-    cdef uint64_t *inplace_first        # owned; [n][GS_N_OPS] masks of in-place sources, first generation's ops
-    cdef uint64_t *inplace              # owned; [n][GS_N_OPS] the same for all ops that the backend declares
+    cdef uint64_t *inplace_first        # owned; [n][GS_N_OPS] as `inplace`, only for ops of ggml's first generation
+    cdef uint64_t *inplace              # owned; [n][GS_N_OPS] bit k: the op may write its result over source k
     cdef tuple reads_buffers            # of each backend: whether it overrides supports_buffer
-    cdef bint shares_buffers            # whether any backend does
+    cdef bint shares_buffers            # whether any backend overrides it
     cdef tuple fuses                    # of each backend: whether it overrides fusion_groups; () if none does
     cdef unsigned char *in_python       # of each backend: ASKS_* that a Python method answers
     cdef unsigned char *in_c            # of each backend: ASKS_* that a C method answers, which is called first
     cdef unsigned char *has_field       # of each backend: whether answers_version can be read from the C field
     cdef int queries                    # ASKS_* of all backends together
-    cdef dict support_cache             # {hash of a kind of node: its record}
+    cdef dict support_cache             # {hash of a kind of node: its record, bytes (support_queries.pxi)}
     cdef list versions                  # of each backend: the answers_version of the cached results
     cdef int64_t _epoch
     cdef void find_queries(self, Py_ssize_t i, BackendBase backend)
