@@ -24,7 +24,7 @@ include "walk_replay.pxi"
 include "compaction.pxi"
 
 cdef enum:
-    DIES_WITH_GROUP = -2    # death of memory without further readers, until its fusion group has been computed
+    DIES_WITH_GROUP = -2    # as a death: no reader is left, but the memory is only freed after its fusion group
 
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
@@ -51,7 +51,7 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
             if not (mask >> f.slot[k]) & 1:
                 continue
-            # Other members of id's group read a source from outside the group at the same time.
+            # Other members of id's fusion group may read a source from outside at the same time: do not overwrite it.
             if group >= 0 and not group_holds(f.groups, group, f.p.src[k]):
                 continue
             held = gallocr_reusable(f, arena, id, f.p.src[k])
@@ -109,7 +109,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
     if (f.n_children[s] != 1 or f.n_views[s] or f.p.offset[s] < 0 or f.p.arena_of[r] != f.p.arena_of[id]
             or (f.p.flags[s] | f.p.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
         return -1
-    # The memory of a view is that of its root.
+    # The memory of a view s is that of its root r: nothing but s and its reader may use that memory any more.
     if r != s:
         if f.n_views[r] != 1 or f.n_children[r] != 0:
             return -1
@@ -121,7 +121,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
                 return -1
     owner = plan_owner(&f.p, s)
     place = f.p.offset[s] - f.p.offset[owner]
-    # Memory that was allocated before the walk has no freed tail; other memory may have one.
+    # Memory that this walk allocated may have a freed tail, behind `rest` bytes; other memory has none.
     if place + f.p.size[id] > (f.p.rest[owner] if f.p.birth[owner] >= 0 else f.p.size[owner]):
         return -1
     if arena.reuse == GS_REUSE_WHOLE and f.p.size[id] != f.p.size[owner]:
@@ -144,7 +144,7 @@ cdef void gallocr_reuse(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noex
 
 
 cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t id, int32_t now) noexcept nogil:
-    """Free the memory behind the end of node `id`, which reuses its front: all readers of that tail have run."""
+    """Free the tail behind node `id`, which reuses the front of a memory: all readers of the tail have run."""
     cdef int32_t owner = plan_owner(&f.p, id)
     cdef int64_t kept = f.p.offset[id] - f.p.offset[owner] + f.p.size[id]
     cdef int64_t tail = f.p.rest[owner] - kept
@@ -161,7 +161,7 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
     cdef int status
     cdef int64_t size
     cdef gs_arena *arena
-    # The owner of the memory is the first of a chain of in-place reuse; an output in the chain keeps it allocated.
+    # Find the owner, the first tensor in a chain of in-place reuse; an output in the chain keeps the memory allocated.
     while f.p.root[id] >= 0 and not f.p.flags[id] & GS_FLAG_OUTPUT:
         id = f.p.root[id]
     if (f.p.arena_of[id] == OUTSIDE or f.p.offset[id] < 0 or f.p.state[id] & GS_STATE_FREED
