@@ -87,7 +87,7 @@ cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
 
 
 cdef int64_t whole(str op, Tensor a, object x) except? -1:
-    """An int argument of an op on `a`.  TypeError for a float, which a C parameter would cut to an int."""
+    """Convert an integer argument of an op on `a`.  TypeError for a float, which a C parameter would truncate."""
     cdef Py_ssize_t n = PyNumber_AsSsize_t(x, NULL)
     if (n == PY_SSIZE_T_MAX or n == PY_SSIZE_T_MIN) and n != x:
         raise GraphError(f"{op}: {describe(a)}: {x} is beyond 64 bits")
@@ -95,7 +95,7 @@ cdef int64_t whole(str op, Tensor a, object x) except? -1:
 
 
 cdef int whole32(str op, Tensor a, object x) except? -1:
-    """An int argument that becomes one of ggml's int32 words."""
+    """Convert an integer argument that becomes one of the op's parameters, which are int32 words as in ggml."""
     cdef int64_t n = whole(op, a, x)
     if not -INT32_MAX - 1 <= n <= INT32_MAX:
         raise GraphError(f"{op}: {describe(a)}: {n} is beyond int32")
@@ -107,7 +107,7 @@ cdef str extents_of(str op, Tensor of):
 
 
 cdef int fill_dense(gs_layout *a, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) except -1:
-    """A contiguous layout; GraphError when rows do not hold whole blocks or a size overflows."""
+    """Fill in a contiguous layout; GraphError when a row is not a multiple of the type's block, or a size overflows."""
     a.op = op
     a.type = type
     a.ne[0] = ne0
@@ -136,7 +136,7 @@ cdef int check_same_count(str op, Tensor a, const int64_t *ne) except -1:
 
 
 cdef int check_batches(str op, Tensor a, Tensor b) except -1:
-    """GraphError unless a's dimensions 2 and 3 repeat to b's."""
+    """GraphError unless b's extents in dimensions 2 and 3 are multiples of a's."""
     cdef int i
     for i in range(2, GS_MAX_DIMS):
         if a.layout.ne[i] == 0:

@@ -1,9 +1,8 @@
 # Boundaries: moving the boundary of two splits to the position where the fewest bytes are copied.
 #
-# Some nodes at a boundary are open: neither their weights nor the caller determine their backend.  For each boundary
-# between consecutive nodes on backend a and consecutive nodes on backend b, every position among the open nodes on both
-# sides is evaluated.  Its cost is the bytes of all distinct tensors that are copied between backends.  ggml has no such
-# pass.
+# Some nodes at a boundary may move to the other backend: neither their weights nor the caller determine their backend.
+# For each boundary between nodes on backend a and nodes on backend b, every position among such nodes on both sides is
+# evaluated.  Its cost is the bytes of all distinct tensors that are copied between backends.  ggml has no such pass.
 
 cdef enum:
     BOUNDARY_ROUNDS = 8
@@ -73,13 +72,13 @@ cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, gs_readers
 
 
 cdef bint is_open(const gs_request *r, const unsigned char *reason, int32_t id, int32_t a, int32_t b) noexcept nogil:
-    """Whether node id is open between backends a and b: no rule determines which of the two computes it."""
+    """Whether node id may be computed on either of backends a and b: both support it, and no rule determines which."""
     return ((reason[id] == GS_REASON_NEIGHBOUR or reason[id] == GS_REASON_BOUNDARY) and r.g.view_src[id] < 0
             and request_supports(r, a, id) and request_supports(r, b, id))
 
 
 cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t id, int32_t to) noexcept nogil:
-    """Assign to a backend a node and the views of its memory, except nodes that write to it."""
+    """Assign a node and the views of its memory to another backend, except views that are nodes writing to it."""
     cdef int32_t v = r.g.first_view[id]
     readers_move(c, r.g, id, assign[id], to)
     assign[id] = to
@@ -137,7 +136,7 @@ cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reas
 
 
 cdef bint has_open_seam(const gs_request *r, const int32_t *assign, const unsigned char *reason) noexcept nogil:
-    """Whether any boundary has an open node beside it."""
+    """Whether any boundary has a node beside it that may move to the other side."""
     cdef const int32_t *work = r.g.work
     cdef int32_t i, a, b
     for i in range(1, r.g.n_work):

@@ -1,16 +1,18 @@
 # The placement of the default policy, and its splits.
 #
-# Each pass is a function over `assign` (backend of each tensor, -1 for none) and `reason` (GS_REASON_* of it).  The
-# passes in order, as place_default and plan_default call them:
+# Each pass is a function over `assign` (the backend of each tensor; -1: none yet) and `reason` (GS_REASON_*, why it has
+# this backend).  An open node is one without a backend so far.  The passes in order, as place_default and plan_default
+# call them:
 #
-#   fix          residents, assignments of the caller, inputs, and nodes with weights
-#   spread       open nodes to the backend of the nearest placed node: devices down and up, then the host
-#   settle       other open nodes to the backend of most of their sources; upgrades to better backends
-#   follow       views to the backend of their roots, leafs to that of their first reader
-#   tighten      split boundaries to the positions where the fewest bytes are copied
+#   fix          assigns residents, tensors that the caller assigned, inputs, and nodes with weights
+#   spread       assigns open nodes to the backend of the nearest assigned node: first to devices, in the order of the
+#                nodes (down) and against it (up), then also to the host
+#   settle       assigns the other open nodes to the backend of most of their sources; moves nodes to better backends
+#   follow       assigns views to the backend of their roots, leafs to that of their first reader
+#   tighten      moves split boundaries to the positions where the fewest bytes are copied
 
 cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id, int32_t memory) noexcept nogil:
-    """The best backend that reads a resident tensor and supports node id; -1 if there is none."""
+    """The best backend that can read the resident tensor `memory` and supports node id; -1 if there is none."""
     cdef int32_t b
     if not r.shares:
         b = r.p.resident[memory]
@@ -72,9 +74,9 @@ cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned 
 
 cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t n_open, bint down,
                             bint with_host) noexcept nogil:
-    """Assign open nodes to the backend of the nearest placed node before them (down) or after them (up).
+    """Assign open nodes to the backend of the nearest assigned node before them (down) or after them (not down).
 
-    Returns how many of the n_open open nodes remain open.
+    Without `with_host`, the host's nodes do not count.  Returns how many of the n_open open nodes remain open.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t last = r.p.n_backends - (0 if with_host else 1)
@@ -110,7 +112,8 @@ cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id)
 
 
 cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t id) noexcept nogil:
-    """Move a node to a better backend that shares its memory, reads all its sources and supports it."""
+    """Move a node to a better backend, if that and its present one read each other's memory, and the better one reads
+    all its sources and supports it."""
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, at, here = assign[id]
     for b in range(here):
@@ -173,7 +176,7 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *re
         id = g.view[i]
         root = g.memory[id]
         if assign[root] < 0 and g.position[id] >= 0:
-            # No node computes with the view, but the caller may set the root and read the view.
+            # No node reads the view, but it needs memory: the caller may set the root and read the view.
             assign[root] = max(assign[id], 0)
             reason[root] = GS_REASON_CONSUMER if assign[id] >= 0 else GS_REASON_FIRST
         assign[id] = assign[root]
@@ -181,7 +184,7 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *re
 
 
 cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
-    """Run all passes except the last, tighten_boundaries, which needs the readers of each tensor."""
+    """Run all passes except the last, tighten_boundaries, which plan_default calls."""
     cdef int status
     cdef int32_t n_open
     default_fix_memory(r, assign, reason)
@@ -214,7 +217,7 @@ cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const uns
 
 cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *reason,
                        gs_splits *w) noexcept nogil:
-    """Cut the nodes into splits; a source on another backend is copied once to each backend, again only after a write.
+    """Cut the nodes into splits; a source is copied once to each other backend that reads it, and again after a write.
 
     Copies of unchanged weights are kept for later computes, unless they are streamed.  A streamed weight is copied by
     each compute and opens a split of its own, so that all streamed weights use the same memory one after the other.
@@ -255,7 +258,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 closed = True
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = w.src[k]
-            # The frequent case first: the memory is on this backend.
+            # No copy is needed; the first test, for memory on this backend, is cheap and nearly always decides.
             if s >= g.n_tensors or assign[g.memory[s]] == here or reads_tensor(r, assign, here, s):
                 continue
             root = g.memory[s]

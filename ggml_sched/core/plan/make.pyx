@@ -216,9 +216,9 @@ cdef int32_t plan_tensor(const gs_plan *p, int32_t id) noexcept nogil:
 
 
 cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil:
-    """Mark leafs and copies whose memory no other tensor uses, so that their data survives from compute to compute.
+    """Set GS_STATE_EXCLUSIVE for leafs and copies whose memory no other tensor uses: their data survives computes.
 
-    Marks none if that would take too long.
+    Also sets GS_STATE_WRITTEN.  Marks none if that would take more than 50 million comparisons.
     """
     cdef int32_t i, k, r, count = 0
     for i in range(p.n):
@@ -241,8 +241,8 @@ cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil:
             p.state[plan_owner(p, i)] &= ~GS_STATE_EXCLUSIVE
             if not p.state[i] & GS_STATE_INPLACE:
                 p.state[p.root[i]] |= GS_STATE_WRITTEN
-    # A copy of memory that nodes write to is valid for one compute only; and a node that writes to another backend's
-    # memory through a copy writes to that copy.
+    # A copy is not exclusive if its source's memory is written to: the copy is outdated after the compute, or a node
+    # writes to the copy itself, to have it written back.
     for i in range(p.n):
         if p.like[i] != i:
             k = p.like[i]

@@ -103,7 +103,7 @@ cdef class Request:
         cdef gs_request *r = &self.c
         cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
-        # Borrowed references, which the graph owns: a reference count would write to a cache line of each tensor.
+        # Borrowed references, which the graph owns: counting references would write to each tensor, which is slow.
         cdef void *at
         cdef void *buffer
         cdef void *lease
@@ -111,7 +111,8 @@ cdef class Request:
         cdef void *lent = NULL
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
-        # Part of the key: a graph with tensors marked as weights or caches needs check_placed, other graphs do not.
+        # The key begins with names_residents: graphs with tensors marked as weights or caches also need check_placed,
+        # so they must not share a cached plan with other graphs.
         cdef uint64_t h = self.graph.names_residents, last_readers = 0
         cdef dict indices = {}            # {buffer: its index}
         for k in range(g.n_roots):
@@ -132,7 +133,7 @@ cdef class Request:
             if buffer != last:
                 last_buffer = self.index_of_buffer(<BufferBase>buffer, indices)
                 last_index = self.reader_of(<Tensor>at, <BufferBase>buffer)
-                # The readers are part of the key: buffers of one backend may have different readers.
+                # The backends that can read a buffer are part of the key: buffers of one backend may differ in them.
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
                 last_usage = GS_USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else GS_USAGE_ANY
                 last = buffer
@@ -157,7 +158,7 @@ cdef class Request:
         return found
 
     cdef int fill_assigned(self, object assigned) except -1:
-        """Take the assignments of the caller."""
+        """Fill p.assigned from the caller's {tensor: backend}."""
         cdef gs_request *r = &self.c
         cdef int64_t n = max(r.g.n_tensors, 1)
         cdef int32_t i, k
@@ -211,7 +212,7 @@ cdef class Request:
                              f"scheduler's ({names_of(self.devices.backends)}) and which none of them can read")
 
     cdef int set_policy(self, object policy) except -1:
-        """Take a Policy."""
+        """Copy the fields of a Policy to the request, and choose the in-place rules that belong to it."""
         cdef gs_policy *p = &self.c.p.policy
         p.placement, p.offsets, p.reuse, p.leafs_first, p.stream, p.n_copies = policy.numbers
         self.c.inplace = self.devices.inplace_first if p.reuse == GS_REUSE_FIRST else self.devices.inplace
@@ -296,7 +297,7 @@ cdef class Request:
         return 0
 
     cdef int apply(self, int32_t b, SupportQueries queries) except -1:
-        """Apply the results of a backend's queries by kind to all tensors of each kind.
+        """Apply the results of one backend's queries, one for each kind, to all tensors of that kind.
 
         Has no effect for a backend that got a query for each tensor.
         """
