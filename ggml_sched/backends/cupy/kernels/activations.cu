@@ -1,11 +1,13 @@
-// The columns of matrix products, which weights are multiplied with: as dense f32, or rounded to 8 bits.
+// Converts the columns of matrix products (the activations, by which weights are multiplied): to dense f32 or f16, or
+// rounded to 8 bits.
 //
-// Rounded: 32 neighbours share a scale, largest / 127; for each 16 of them (scale, scale * their sum) is kept, which
-// weights with a minimum need.  Where 32 neighbours have a value that is not finite, their scale is NaN, and so are
+// Rounded: 32 neighbouring elements share a scale, largest / 127; for each 16 of them (scale, scale * their sum) is
+// stored, since weights with a minimum need the sum.  Where one of the 32 is not finite their scale is NaN, and so are
 // all results of that column.
 #include "common.cuh"
 
-// Four neighbours a thread, eight threads a scale; x.ne[0] is a multiple of 32.
+// A thread rounds four neighbouring elements, eight threads share a scale; n counts such fours; x.ne[0] is a multiple
+// of 32.
 extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __restrict__ q, float2* __restrict__ runs,
                                                           int64_t n, int kind) {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -55,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __res
     }
 }
 
-// Dense f32, for kernels that take nothing else.
+// Converts to dense f32, for kernels that take only that.
 extern "C" __global__ void __launch_bounds__(256) to_f32(View x, float* __restrict__ out, int64_t n, int kind) {
     FOR_EACH(i, n) out[i] = load_plain(at(x, split(x, i)), kind);
 }
 
-// Dense f16, for the device's library: beyond its range infinite, as f16 caches are.
+// Converts to dense f16, for the device's library; values beyond the range of f16 become infinite.
 extern "C" __global__ void __launch_bounds__(256) to_f16(View x, uint16_t* __restrict__ out, int64_t n, int kind) {
     FOR_EACH(i, n) out[i] = __float_to_half_bits(load_plain(at(x, split(x, i)), kind));
 }

@@ -1,22 +1,23 @@
-// Attention over a cache without its scores in memory: FLASH_ATTN_EXT.
+// Attention over a KV cache without storing the scores of all cells: FLASH_ATTN_EXT.
 //
-// A block takes some columns (query rows of heads that share a key head), one split of the cells, and four warps, which
-// take 32 cells in turn.  A warp reads the mask first and passes over cells that no column sees.  For scores eight
-// lanes share a cell; then every lane has one cell of each column for the soft max; for values every lane has two
-// neighbours of each 64 elements.  Warps, and then splits (kernel `combine`), are joined in a fixed order.
-// Invariant: no result depends on the contents of a masked cell, NaN included; a column without any cell is 0.
+// A `column` is one query: a row of queries in one of the heads that share a key head.  A `split` is a part of the
+// cells.  A block computes some columns over one split; its four warps take 32 cells each in turn.  A warp reads the
+// mask first and skips cells that no column sees.  For scores eight lanes share a cell; for the soft max every lane has
+// one cell of each column; for values every lane has two neighbouring elements of each 64.  The results of warps, and
+// then of splits (kernel `combine`), are combined in a fixed order. Invariant: no result depends on the contents of a
+// masked cell, NaN included; a column without any cell is 0.
 #pragma once
 
 #include "caches.cuh"
 
 enum { A_WARPS = 4, CELLS = 32 };
 
-// A NaN is ignored here; the weights make it visible.
+// The maximum of scores.  A NaN is ignored here; it still reaches the result, through its weight exp(NaN).
 struct Largest {
     static __device__ __forceinline__ float of(float a, float b) { return a > b || b != b ? a : b; }
 };
 
-// The factor of the mask for a head (Press et al. 2021).
+// The factor by which a head multiplies the mask: ALiBi (Press et al. 2021).
 __device__ __forceinline__ float slope_of(const Attention& a, int head) {
     if (!(a.max_bias > 0.0f)) return 1.0f;
     const float e = head < a.whole ? (float)(head + 1) / (float)a.whole
@@ -26,6 +27,7 @@ __device__ __forceinline__ float slope_of(const Attention& a, int head) {
 
 // -- one split --------------------------------------------------------------------------------------------------------
 
+// Column number c of a key head: its query row, and its query head.
 struct Column {
     int row, head;
 };
@@ -37,15 +39,17 @@ __device__ __forceinline__ Column column_of(const Attention& a, int matrix, int 
     return r;
 }
 
-// The factor of a sum when its largest score changes: exp(from - to), where both may be -inf.
+// Sums of weights exp(score - top) are kept relative to the largest score so far, `top`.  This is the factor of such a
+// sum when `top` changes: exp(from - to); both may be -inf.
 __device__ __forceinline__ float carry(float from, float to) { return from == to ? 1.0f : expf(from - to); }
 
-// Values over the total of their weights; 0 where there were none.
+// The weighted sum of values divided by the total of the weights; 0 where there was no cell.
 __device__ __forceinline__ float finished(float sum, float total) {
     return total != 0.0f || total != total ? sum / total : 0.0f;
 }
 
-// A column's largest score and total with its sink; returns the factor for the sums so far.
+// A sink is one more score of a head that has a weight and no value.  Adds it to a column's total, and returns the
+// factor for the column's sums so far.
 __device__ __forceinline__ float with_sink(const float* sinks, int head, float top, float& total) {
     if (sinks == nullptr) return 1.0f;
     const float sink = sinks[head], to = sink > top ? sink : top, factor = carry(top, to);
@@ -59,7 +63,8 @@ __device__ __forceinline__ float with_sink(const float* sinks, int head, float t
         float *__restrict__ partial
 #define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial
 
-// PAIRS: dv <= 64 * PAIRS; COLUMNS <= 8: of a block.  HALVES: K and V are f16, wide, of whole eights.
+// PAIRS: pairs of elements of a value that a lane has, so that dv <= 64 * PAIRS.  COLUMNS: columns of a block, at most
+// 8. HALVES: K and V are f16, aligned for wide loads, and their rows are multiples of eight elements.
 template <bool HALVES, int PAIRS, int COLUMNS>
 __device__ __forceinline__ void attend(const Attention& a, const char* q, const char* k, const char* v,
                                        const char* mask, const float* sinks, char* dst, float* partial) {
@@ -151,7 +156,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            // The soft max: a lane a cell.  A cell that its column does not see gets a negative weight.
+            // The soft max: each lane has one cell.  A cell that a column does not see gets a negative weight as a
+            // mark.
             UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 const bool seen = mine >> c & 1;
@@ -171,7 +177,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            // How many cells are loaded ahead: more with one column, which needs fewer registers.
+            // How many cells' values are loaded before they are used: more with one column, which needs fewer
+            // registers.
             enum { AHEAD = (COLUMNS == 1 ? 16 : 8) / PAIRS < 2 ? 2 : (COLUMNS == 1 ? 16 : 8) / PAIRS };
             UNROLL_BY(1)
             for (int here = 0; here < CELLS; here += AHEAD) {
@@ -203,7 +210,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             __syncwarp();                  // the next cells' weights go where these were
         }
-        // The warps, one after the other.
+        // Combine the warps' results, one after the other.
         if (lane == 0) {
             UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
@@ -262,7 +269,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
     }
 }
 
-// The splits of a column, a block a column.
+// Combines the results of all splits, which `attend` left in `partial`; a block for each column.
 __device__ __forceinline__ void combine_splits(const Attention& a, const float* sinks, char* dst,
                                                const float* partial) {
     const int n_columns = a.group * a.rows;
@@ -284,7 +291,7 @@ __device__ __forceinline__ void combine_splits(const Attention& a, const float* 
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-// NAME_SIZE_COLUMNS: values of up to SIZE elements, COLUMNS columns in a block.
+// Kernels NAME_SIZE_COLUMNS: for values of up to SIZE elements, with COLUMNS columns in a block.
 #define ATTEND(NAME, HALVES, SIZE, COLUMNS)                                                      \
     extern "C" __global__ void __launch_bounds__(128, 2) NAME##_##SIZE##_##COLUMNS(ATTENTION) { \
         attend<HALVES, SIZE / 64, COLUMNS>(ATTENTION_ARGS);                                      \

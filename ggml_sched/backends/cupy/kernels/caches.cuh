@@ -1,23 +1,27 @@
-// Arguments of attention, and its loads of keys and values of a cache of any plain type, q8_0 or q4_0.
+// The arguments of the attention kernels, and how they load keys and values from a KV cache in f32, f16, bf16, q8_0 or
+// q4_0.  A `cell` is a slot of the cache: the key and the value of one token.
 #pragma once
 
 #include "units.cuh"
 
 struct Attention {
-    int64_t q1, q2, q3, k1, k2, k3, v1, v2, v3, m1, m2, m3, d1, d2, d3;    // bytes; d1: from head to head
-    int64_t heads_of_mask, batches_of_mask;
-    int32_t d, dv, cells, rows, group, heads;  // group: heads that share a key head, of `heads` key heads
-    int32_t matrices, splits, split;           // key heads of all batches; cells of a split
-    int32_t k_kind, v_kind, mask_kind;         // mask_kind < 0: none
+    int64_t q1, q2, q3, k1, k2, k3, v1, v2, v3, m1, m2, m3, d1, d2, d3;    // strides nb[1 .. 3] in bytes of queries,
+                                               // keys, values, mask and result (d1: from head to head)
+    int64_t heads_of_mask, batches_of_mask;    // ne[2], ne[3] of the mask, which repeats
+    int32_t d, dv, cells, rows, group, heads;  // elements of a key, of a value; cells; query rows; query heads that
+                                               // share a key head; key heads
+    int32_t matrices, splits, split;           // key heads of all batches; parts of the cells; cells of such a part
+    int32_t k_kind, v_kind, mask_kind;         // types; mask_kind < 0: no mask
     int32_t q0, k0, v0;                        // bytes from element to element
-    int32_t k_wide, v_wide;                    // 16 bytes of K, 4 or 8 of V lie at a multiple of that
-    float scale, softcap, max_bias;
-    int32_t whole, nothing;                    // heads: the power of two up to them (ALiBi)
+    int32_t k_wide, v_wide;                    // loads of 16 bytes of K, of 4 or 8 bytes of V, are aligned
+    float scale, softcap, max_bias;            // as ggml's parameters
+    int32_t whole, nothing;                    // the largest power of two up to the number of heads (ALiBi); padding
 };
 
 // -- caches -----------------------------------------------------------------------------------------------------------
 
-// Eight neighbours of a key from element e on, a multiple of 8; 0 beyond the last.
+// Loads eight neighbouring elements of a key from element e on, a multiple of 8, as f32; 0 beyond the last.
+// HALVES: the cache is f16, its rows aligned for loads of 16 bytes.
 template <bool HALVES>
 __device__ __forceinline__ void load_key(const Attention& a, const char* row, int e, float* v) {
     if (HALVES) {
@@ -49,7 +53,7 @@ __device__ __forceinline__ void load_key(const Attention& a, const char* row, in
     }
 }
 
-// Two neighbours of a value from element e on, which is even.
+// Loads elements e and e + 1 of a value as f32; e is even.  HALVES as in load_key.
 template <bool HALVES>
 __device__ __forceinline__ float2 load_value(const Attention& a, const char* row, int e) {
     float2 v;

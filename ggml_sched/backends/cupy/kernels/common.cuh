@@ -1,6 +1,7 @@
 // What all kernels share: strided views, types and their conversions, reductions of warps and blocks, the error word.
 //
-// One source for NVRTC and, over a shim that defines HOST_CUDA, for the host's C++ compiler.
+// The kernels are compiled for a GPU by NVRTC.  Tests compile the same source with the host's C++ compiler, over a shim
+// that defines HOST_CUDA, and run it without a GPU.
 // Invariants: elements are counted in 64 bits; results do not depend on the order in which threads run.
 #pragma once
 
@@ -57,8 +58,8 @@ __device__ __forceinline__ char* at(const View& t, const Index& k) { return at(t
 
 __device__ __forceinline__ bool narrow(int64_t bits) { return (uint64_t)bits >> 32 == 0; }
 
-// Element number i, innermost first, as its four indices.  Divisions are slow, those of 64 bits most: dense tensors
-// come as one row and need none.
+// The four indices of element number i, innermost first.  Divisions are slow, those of 64 bits most.  The launching
+// code describes dense tensors as one long row, which needs no division.
 __device__ __forceinline__ Index split(const View& t, int64_t i) {
     Index k;
     if (i < t.ne[0]) {
@@ -87,14 +88,14 @@ __device__ __forceinline__ Index split(const View& t, int64_t i) {
     return k;
 }
 
-// Row number i (over ne[1], ne[2], ne[3]); i0 is 0.
+// The indices of the first element of row number i; rows are counted over ne[1], ne[2], ne[3].
 __device__ __forceinline__ Index split_row(const View& t, int64_t i) {
     View rows = t;
     rows.ne[0] = 1;
     return split(rows, i);
 }
 
-// i modulo n: sources repeat to the extents of results.
+// i modulo n: a source that is smaller than the result repeats, as in ggml.
 __device__ __forceinline__ int64_t wrap(int64_t i, int64_t n) {
     if (i < n) return i;
     return narrow(i | n) ? (int64_t)((uint32_t)i % (uint32_t)n) : i % n;
@@ -109,41 +110,42 @@ __device__ __forceinline__ Index wrap(const Index& k, const View& t) {
     return r;
 }
 
-// A loop over the elements of this thread, of n in all: a grid may have fewer threads than elements.
+// A loop over this thread's share of n elements: a grid may have fewer threads than there are elements.
 #define FOR_EACH(i, n)                                                                                          \
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i##_step = (int64_t)gridDim.x * blockDim.x; \
          i < (n); i += i##_step)
 
-// A loop over the rows of this block, of n in all; all its threads run it equally often, as barriers require.
+// A loop over this block's share of n rows; all threads of a block run it equally often, as barriers require.
 #define FOR_EACH_ROW(i, n) for (int64_t i = blockIdx.x; i < (n); i += gridDim.x)
 
 // -- types ------------------------------------------------------------------------------------------------------------
 
-// ggml's numbers.
+// The types of elements, with ggml's numbers.
 enum Kind {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
     Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, I32 = 26, I64 = 27, BF16 = 30, MXFP4 = 39
 };
 
-// Products and sums that the compiler does not fuse, for results that must equal another backend's bits.
+// Products and sums that the compiler does not fuse into one rounding, for results that must equal the CPU's to the
+// bit.
 __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float add_rn(float a, float b) { return __fadd_rn(a, b); }
 
 __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
 
-// To nearest, ties to even; a NaN stays a quiet NaN.
+// Rounds to nearest, ties to even; a NaN becomes a quiet NaN.
 __device__ __forceinline__ uint16_t float_to_bf16(float f) {
     const uint32_t bits = __float_as_uint(f);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 64);
     return (uint16_t)((bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
 }
 
-// As x86 converts: a value outside of int32, or NaN, becomes the least int32.
+// Converts as x86 does, and so as the CPU's kernels: a value outside of int32, or NaN, becomes the least int32.
 __device__ __forceinline__ int32_t float_to_int(float f) {
     return f >= -2147483648.0f && f < 2147483648.0f ? (int32_t)f : (int32_t)0x80000000u;
 }
 
-// An element of a plain type as f32.
+// The element at p, of a type without blocks (f32, f16, bf16, i32), as f32.
 __device__ __forceinline__ float load_plain(const char* p, int kind) {
     if (kind == F32) return *(const float*)p;
     if (kind == F16) return __half_bits_to_float(*(const uint16_t*)p);
@@ -181,7 +183,7 @@ struct Any {
     static __device__ __forceinline__ int none() { return 0; }
 };
 
-// Every lane gets the result.
+// Combines the values of the 32 lanes of a warp; every lane gets the result.
 template <class Op, class T>
 __device__ __forceinline__ T warp_reduce(T v) {
     UNROLL
@@ -189,7 +191,8 @@ __device__ __forceinline__ T warp_reduce(T v) {
     return v;
 }
 
-// Every thread gets the result; blockDim.x is a multiple of 32, `part` holds 32 values in shared memory.
+// Combines the values of all threads of a block; every thread gets the result.  blockDim.x is a multiple of 32; `part`
+// has room for 32 values in shared memory.
 template <class Op, class T>
 __device__ __forceinline__ T block_reduce(T v, T* part) {
     v = warp_reduce<Op>(v);

@@ -1,4 +1,4 @@
-// Moving data: copies, conversions, zeros around.  Source and result do not share bytes, unless they are the same.
+// Copies, conversions between types, and padding with zeros.  Source and result share no bytes, or all of them.
 #include "common.cuh"
 #include "quantize.cuh"
 
@@ -21,12 +21,13 @@ extern "C" __global__ void __launch_bounds__(256) move(View a, View d, int64_t n
     }
 }
 
-// d = a in another type, element by element in order: extents may differ.  a of any type, d of a plain one.
+// d = a in another type, element number i to element number i, so that extents may differ.  a has any type, d one
+// without blocks.
 extern "C" __global__ void __launch_bounds__(256) convert(View a, View d, int64_t n, int ka, int kd) {
     FOR_EACH(i, n) store_plain(at(d, split(d, i)), kd, load_view(a, ka, split(a, i)));
 }
 
-// The same with elements of `size` bytes that keep their bits.
+// The same without a conversion: copies elements of `size` bytes.
 extern "C" __global__ void __launch_bounds__(256) reorder(View a, View d, int64_t n, int size) {
     FOR_EACH(i, n) {
         const char* from = at(a, split(a, i));
@@ -35,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(256) reorder(View a, View d, int64_
     }
 }
 
-// Blocks of d, `n` of them, d.ne[0] in a row, from the elements of a in order; a warp a block.
+// Quantises the elements of a, in order, to the n blocks of d; d.ne[0] counts the blocks of a row.  A warp makes a
+// block.
 extern "C" __global__ void __launch_bounds__(256) quantize(View a, View d, int64_t n, int ka, int kd) {
     const int lane = threadIdx.x & 31;
     const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
@@ -47,7 +49,7 @@ struct Before {
     int64_t n[4];
 };
 
-// d = a with `before` zeros in front of it along each axis, and as many behind as there is room for.
+// d = a with before.n[axis] zeros in front of it along each axis, and zeros behind it up to the extents of d.
 extern "C" __global__ void __launch_bounds__(256) pad(View a, View d, int64_t n, Before before) {
     FOR_EACH(i, n) {
         const Index k = split(d, i);

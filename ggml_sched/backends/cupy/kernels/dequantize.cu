@@ -1,7 +1,8 @@
-// Rows of blocks as dense f32 or f16: for the device's library, and for kernels that do not know a type.
+// Decodes rows of quantised blocks to dense f32 or f16, for the device's library of matrix products, and for kernels
+// that do not read the type.
 #include "blocks.cuh"
 
-// A thread a unit; `out` holds the rows of w without gaps, as f16 or f32.
+// Each thread decodes one unit (units.cuh), n of them in all; `out` receives the rows of w without gaps, as type `to`.
 template <int KIND>
 __device__ __forceinline__ void decode(const View& w, char* out, int64_t n, int to, int packed) {
     typedef Blocks<KIND> T;

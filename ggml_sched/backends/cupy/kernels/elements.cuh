@@ -1,10 +1,10 @@
-// One element of a row of any type, as f32: general kernels read weights so.
+// Reads one element of a row of any type as f32, for kernels that are not made for one type, such as copies.
 //
 // The layout of blocks is ggml's (dequantize_row_*); products and sums round as the CPU's do, so the bits are the same.
-// Invariant: nothing is loaded at a wider alignment than blocks have: two bytes, of mxfp4 one.
+// Invariant: no load assumes more alignment than blocks have: two bytes, those of mxfp4 one.
 #pragma once
 
-// Elements and bytes of a block; plain types have blocks of one element.
+// The number of elements of a block of a type, and its bytes; types without blocks count as blocks of one element.
 __device__ __forceinline__ int block_elements(int kind) {
     if (kind == F32 || kind == F16 || kind == BF16 || kind == I32 || kind == I64) return 1;
     return (kind >= Q2_K && kind <= Q6_K) || kind == IQ4_XS ? 256 : 32;
@@ -30,24 +30,25 @@ __device__ __forceinline__ int block_bytes(int kind) {
     }
 }
 
-// The 16 levels of iq4_nl and iq4_xs, and of a 4-bit float (doubled).
+// The 16 levels that four bits stand for: of iq4_nl and iq4_xs, and of mxfp4 (4-bit floats, doubled to be integers).
 __constant__ signed char UNEVEN_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 __constant__ signed char FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 __device__ __forceinline__ float half_at(const uint8_t* p) { return __half_bits_to_float(*(const uint16_t*)p); }
 
-// Element j of 2 n levels of four bits in n bytes: first the low nibbles, then the high ones.
+// Level j of 2 n levels of four bits in n bytes: the first n are the low nibbles, the others the high ones.
 __device__ __forceinline__ int nibble(const uint8_t* q, int j, int n) { return j < n ? q[j] & 15 : q[j - n] >> 4; }
 
-// Element j of 256 levels of two bits: byte l of each 32 holds elements l, l + 32, l + 64, l + 96 of 128.
+// Level j of 256 levels of two bits: of each 128, byte l (0 .. 31) holds levels l, l + 32, l + 64 and l + 96.
 __device__ __forceinline__ int two_bits(const uint8_t* q, int j) {
     return q[j / 128 * 32 + j % 32] >> j % 128 / 32 * 2 & 3;
 }
 
-// Element j of 256 bits: bit b of byte l is that of element 32 b + l.
+// Bit j of 256 bits, in ggml's order: bit b of byte l belongs to element 32 b + l.
 __device__ __forceinline__ int one_bit(const uint8_t* q, int j) { return q[j % 32] >> j / 32 & 1; }
 
-// Scale and minimum number k of 8, of six bits each, in 12 bytes.
+// The scale and the minimum number k (0 .. 7) of a block of q4_K or q5_K, which has 8 of each, of six bits, in 12
+// bytes.
 __device__ __forceinline__ int scale_of_8(const uint8_t* s, int k) {
     return k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
 }
@@ -62,12 +63,12 @@ __device__ __forceinline__ float power_of_two(int e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
 
-// step * q - minimum, each rounded.
+// (d * scale) * q - dmin * minimum, with every product and the sum rounded to f32 by itself, as on the CPU.
 __device__ __forceinline__ float with_minimum(int q, float d, int scale, float dmin, int minimum) {
     return add_rn(mul_rn((float)q, mul_rn(d, (float)scale)), -mul_rn(dmin, (float)minimum));
 }
 
-// Element j of the block at b.
+// Element j of the block of a type at address b.
 __device__ __forceinline__ float element_of_block(const uint8_t* b, int kind, int j) {
     switch (kind) {
         case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);
@@ -107,14 +108,14 @@ __device__ __forceinline__ float element_of_block(const uint8_t* b, int kind, in
     }
 }
 
-// Element i of a row whose elements, or blocks, lie without gaps.
+// Element i of a row whose elements, or blocks, lie side by side.
 __device__ __forceinline__ float load_element(const char* row, int kind, int64_t i) {
     const int n = block_elements(kind);
     if (n == 1) return load_plain(row + i * block_bytes(kind), kind);
     return element_of_block((const uint8_t*)row + i / n * block_bytes(kind), kind, (int)(i % n));
 }
 
-// The element of a tensor at its indices; nb[0] is the stride of elements, or of blocks.
+// The element of a tensor at indices k, as f32; t.nb[0] is the stride from element to element, or from block to block.
 __device__ __forceinline__ float load_view(const View& t, int kind, const Index& k) {
     const int n = block_elements(kind);
     if (n == 1) return load_plain(at(t, k), kind);

@@ -1,7 +1,7 @@
 // Ops that compute each element from those with the same indices: arithmetic, functions of one element, gated units.
 //
-// All in f32; f16 and bf16 are converted on the way in and out.  A result may lie over a source of the same layout:
-// each element is read before it is written, by the same thread.
+// All compute in f32; f16 and bf16 are converted when they are loaded and stored.  The result may be the memory of a
+// source of the same layout: each element is read before it is written, by the same thread.
 #include "common.cuh"
 
 // -- two operands -----------------------------------------------------------------------------------------------------
@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(256) binary(View a, View b, View d,
     }
 }
 
-// The same of f32, four neighbours a thread: n and the extents count fours, which lie at multiples of 16 bytes.
+// The same for f32, with one load for four neighbouring elements: n and ne[0] count groups of four, whose addresses are
+// multiples of 16.
 extern "C" __global__ void __launch_bounds__(256) binary_by_4(View a, View b, View d, int64_t n, int op) {
     FOR_EACH(i, n) {
         const Index k = split(d, i);
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256) binary_by_4(View a, View b, Vi
 
 // -- one operand ------------------------------------------------------------------------------------------------------
 
-// In the order of ops/elementwise.py.
+// The functions, numbered as in ops/elementwise.py.
 enum Unary {
     SCALE, SQR, SQRT, LOG, CLAMP, ABS, CEIL, ELU, EXP, EXPM1, FLOOR, GELU, GELU_ERF, GELU_QUICK, HARDSIGMOID, HARDSWISH,
     NEG, RELU, ROUND, SGN, SIGMOID, SILU, SOFTPLUS, STEP, TANH, TRUNC, XIELU, GELU_GATE
@@ -53,8 +54,8 @@ __device__ __forceinline__ float of_half(float x) {
     return fabsf(x) <= 65504.0f ? __half_bits_to_float(__float_to_half_bits(x)) : x;
 }
 
-// As ggml's table has it: a function of f16 to f16.  No product is joined with a sum: one bit more may round to another
-// half.
+// GELU as ggml's table has it: a function from f16 to f16.  The compiler must not fuse a product with a sum: the
+// result, more exact by a bit, might round to another f16.
 __device__ __forceinline__ float gelu_of_halves(float x) {
     x = of_half(x);
     const float u = add_rn(mul_rn(mul_rn(x, x), 0.044715f), 1.0f);
@@ -117,14 +118,15 @@ extern "C" __global__ void __launch_bounds__(256) unary(View a, View d, int64_t 
 
 // -- gated units ------------------------------------------------------------------------------------------------------
 
-// function(x) * factor; or OpenAI's variant: both limited, a sigmoid of slope alpha, and the factor plus one.
+// A gated unit: function(x) * factor; or with `oai` OpenAI's variant, which limits both, has a sigmoid of slope alpha,
+// and adds one to the factor.
 __device__ __forceinline__ float glu_of(float x, float factor, int op, int oai, const Parameters& v) {
     if (oai) {
         const float alpha = v.p[0], limit = v.p[1];
         const float t = min_nan(x, limit), y = max_nan(min_nan(factor, limit), -limit);
         return (y + 1.0f) * t / (1.0f + expf(-alpha * t));
     }
-    // A constant op leaves of all functions one.
+    // With a constant op the compiler keeps only the code of that function.
     switch (op) {
         case RELU: return function_of(x, RELU, v) * factor;
         case GELU_GATE: return function_of(x, GELU_GATE, v) * factor;
@@ -143,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256) glu(View a, View b, View d, in
     }
 }
 
-// As binary_by_4.
+// The same for f32 in groups of four, as binary_by_4.
 extern "C" __global__ void __launch_bounds__(256) glu_by_4(View a, View b, View d, int64_t n, int op, int oai,
                                                            Parameters v) {
     FOR_EACH(i, n) {

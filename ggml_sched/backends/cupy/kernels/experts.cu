@@ -1,7 +1,8 @@
-// Which (token, slot) pairs go through which expert: a list of them by expert, and a table of tiles over the list.
+// Prepares MUL_MAT_ID for matmul.cuh: a list of all (token, slot) pairs, ordered by the expert that each chose, and a
+// table that divides the list into tiles of one expert each.  A pair is numbered token * ids.ne[0] + slot.
 //
-// A warp an expert: it counts its pairs, then, knowing how many the others before it have, writes them down in their
-// order.  Nothing depends on which warp is first.
+// A warp for each expert: kernel `count` counts the expert's pairs; kernel `place` adds the counts of the experts
+// before it, and writes the expert's pairs from there on, in their order.  Nothing depends on which warp is first.
 // Invariant: an id that names no expert is in no list, and sets the error word.
 #include "common.cuh"
 
@@ -30,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(128) count(View ids, int32_t* __res
     if (lane == 0) counts[expert] = n;
 }
 
-// groups: {expert, first, end, 0} for each tile of at most `tile` pairs; those of `n_groups` that are left over get
-// expert -1.
+// Fills `pairs`, the list, and `groups`, the table: {expert, first, end, 0} for each tile of at most `tile` pairs of
+// the list.  Entries of the table, n_groups in all, that no tile needs get expert -1.
 extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t* __restrict__ counts,
                                                        int32_t* __restrict__ pairs, int4* __restrict__ groups,
                                                        int n_pairs, int n_experts, int tile, int n_groups) {

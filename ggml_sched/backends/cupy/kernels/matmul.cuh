@@ -1,17 +1,20 @@
 // Weights times many columns, in tiles of 64 rows and 64 columns.
 //
-// Shared memory has a piece of k of the tile's rows and columns, ordered by runs, so that threads read neighbouring
-// words; meanwhile the next piece is loaded from global memory.  Blocks times 8-bit columns use dp4a; plain types, and
-// blocks in exact products, are multiplied with f32 columns.  With a table of tiles (experts.cu) the columns of a tile
-// are pairs of (token, slot) that go through one expert, by a list; without one they are neighbours.
+// The sum over k goes piece by piece: shared memory has the elements of one piece of k for all rows and columns of the
+// tile, ordered by runs (units.cuh), so that threads read neighbouring words; meanwhile the next piece is loaded from
+// global memory.  Quantised weights times 8-bit columns use dp4a (four integer products at once); f32, f16 and bf16,
+// and weights in exact products, are multiplied with f32 columns.  For MUL_MAT_ID experts.cu makes a list of the
+// (token, slot) pairs of each expert and a table of tiles: the columns of a tile are then pairs of one expert.
 // Invariant: every element of the result is added up in the same order, whatever its position in a tile.
 #pragma once
 
 #include "matvec.cuh"
 
-enum { TILE = 64, PITCH = TILE + 1, STEP = 4 };        // STEP: units of a row that are in shared memory at once
+// PITCH: rows of shared memory are one element longer, so that threads hit different banks.  STEP: units in a piece of
+// k.
+enum { TILE = 64, PITCH = TILE + 1, STEP = 4 };
 
-// Some of the pairs of an expert: pairs[first] .. pairs[end - 1]; expert < 0: none.
+// The columns of one tile of MUL_MAT_ID: pairs[first] .. pairs[end - 1] of one expert; expert < 0: an unused entry.
 struct Group {
     int32_t expert, first, end, nothing;
 };
@@ -19,10 +22,10 @@ struct Group {
 #define TILED PRODUCT, const int32_t *__restrict__ pairs, const Group *__restrict__ groups
 #define TILED_ARGS PRODUCT_ARGS, pairs, groups
 
-// The location of a tile's columns.
+// Which columns a tile has, and in which matrices.
 struct Span {
-    int64_t w, x, d;                       // offsets of the matrices
-    int64_t first, end;                    // columns, or positions in the list of pairs
+    int64_t w, x, d;                       // offsets of the weights, the columns, the result
+    int64_t first, end;                    // numbers of columns, or positions in the list of pairs
 };
 
 __device__ __forceinline__ bool find_span(const Product& a, const Group* groups, int64_t matrix, Span& s) {
@@ -45,7 +48,8 @@ __device__ __forceinline__ bool find_span(const Product& a, const Group* groups,
     return true;
 }
 
-// The offsets of column `c` of a span in x and in the result; beyond its end those of the last one.
+// The offsets of column `c` of a span in x and in the result; beyond its end those of the last column, so that loads
+// stay inside.
 __device__ __forceinline__ void find_column(const Product& a, const int32_t* pairs, const Span& s, int64_t c,
                                             int64_t& x, int64_t& d) {
     c = c < s.end ? c : s.end - 1;
@@ -60,7 +64,8 @@ __device__ __forceinline__ void find_column(const Product& a, const int32_t* pai
     d = token * a.d2 + slot * a.d1;
 }
 
-// A thread's 4 x 4 elements: rows and columns 16 apart, so that neighbouring threads write neighbouring rows.
+// Writes a thread's 4 x 4 elements of the tile.  They are 16 rows and columns apart, so that neighbouring threads write
+// neighbouring rows.
 __device__ __forceinline__ void store_tile(const Product& a, const int32_t* pairs, const Span& s, int64_t row,
                                            char* d, const float (&sum)[4][4]) {
     UNROLL
@@ -83,7 +88,8 @@ __device__ __forceinline__ const uint8_t* tile_row(const Product& a, const uint8
 
 // -- blocks times 8-bit columns ---------------------------------------------------------------------------------------
 
-// By run (two of a unit) and row or column.
+// A piece of k in shared memory, indexed by run (two for each unit) and by row or column: integers, and scale with
+// minimum (of weights) or with sum (of columns).
 struct Rounded {
     int4 wq[2 * STEP][PITCH], xq[2 * STEP][PITCH];
     float2 ws[2 * STEP][PITCH], xs[2 * STEP][PITCH];
@@ -186,7 +192,7 @@ struct Floats {
     float w[32][PITCH], x[32][PITCH];
 };
 
-// Eight of the 32 elements of a step, number `part`, as f32; 0 beyond the row's end.
+// Loads part 0 .. 3 of unit u of a row, eight elements, as f32; 0 beyond the row's end.
 template <int KIND>
 __device__ __forceinline__ void load_part(const Product& a, const uint8_t* row, int u, int part, float* v) {
     if constexpr (KIND == F32 || KIND == F16 || KIND == BF16) {
@@ -269,7 +275,7 @@ __device__ __forceinline__ void many_exact(TILED) {
 
 #define MANY_KERNEL(NAME, WORK) \
     extern "C" __global__ void __launch_bounds__(256) NAME(TILED) { WORK(TILED_ARGS); }
-// exact_NAME: f32 columns.
+// Kernels NAME, for columns rounded to 8 bits, and exact_NAME, for f32 columns.
 #define MANY_BLOCKS(NAME, KIND)   \
     MANY_KERNEL(NAME, many<KIND>) \
     MANY_KERNEL(exact_##NAME, many_exact<KIND>)

@@ -1,25 +1,25 @@
-// Weights times few columns, which takes as long as reading the weights once.
+// Weights times few columns (tokens).  Such a product takes as long as reading the weights, so they are read once.
 //
-// A warp computes two rows of the result, or, with a second matrix, the same row of both, which become one element of a
-// gated unit.  Each lane takes every 32nd unit of the rows, four loads at once; sums are added in a fixed order.
-// Matrices of a batch, or those that ids name, are numbered by blockIdx.y.  Weights times 8-bit columns add up in 32
-// bits; `exact` ones multiply in f32 what the blocks hold.
-// Invariant: an id that names no matrix sets the error word, and nothing is written for it.
+// A warp computes two rows of the result; or, with a second matrix of weights, the same row of both products, from
+// which it computes one row of a gated unit.  Each lane takes every 32nd unit of the rows (units.cuh); sums are added
+// in a fixed order.  blockIdx.y counts the matrices of a batch, or (MUL_MAT_ID) the pairs of a token and a chosen
+// expert. Columns are rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32
+// columns and multiply in f32. Invariant: an expert id out of range sets the error word, and nothing is written for it.
 #pragma once
 
 #include "blocks.cuh"
 
-// Numbers of a product; strides of w and d are bytes, those of x bytes (f32) or columns (8 bits).
+// The sizes and strides of a product of weights w [k, rows] and columns x [k, columns] to d [rows, columns].
 struct Product {
-    int64_t k, rows, columns, matrices;    // matrices: of the result, or pairs of (token, slot) with ids
-    int64_t w1, w2, w3;
-    int64_t x1, x2, x3;
-    int64_t d1, d2, d3;
-    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices share one of w
-    int64_t id0, id1, n_used, n_slots, n_experts;
+    int64_t k, rows, columns, matrices;    // matrices: of the result; with ids, pairs of a token and a chosen expert
+    int64_t w1, w2, w3;                    // strides nb[1 .. 3] of the weights, bytes
+    int64_t x1, x2, x3;                    // strides of the columns: bytes where they are f32, else counted in columns
+    int64_t d1, d2, d3;                    // strides of the result, bytes
+    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices share one of w, per axis
+    int64_t id0, id1, n_used, n_slots, n_experts; // strides of ids, bytes; experts of a token; columns of a token
     int32_t gate;                          // with a second matrix: enum Gate
     int32_t wide;                          // f32, f16, bf16: loads of 16 bytes are aligned
-    int32_t packed;                        // blocks: where the layout is not known at compile time
+    int32_t packed;                        // whether repack.py has rearranged the weights, for kernels of both orders
     int32_t w0;                            // bytes from element to element, where not wide
 };
 
@@ -31,7 +31,8 @@ enum Gate { SILU = 0, GELU = 1, RELU = 2 };
         int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
 
-// As f16 tables have it, which the oracle follows: the argument and the result are rounded.
+// Rounds to f16 and back, except beyond the range of f16.  ggml computes GELU by a table of f16 values, and so does the
+// oracle: argument and result are rounded.
 __device__ __forceinline__ float through_half(float v) {
     return fabsf(v) <= 65504.0f ? __half_bits_to_float(__float_to_half_bits(v)) : v;
 }
@@ -44,12 +45,12 @@ __device__ __forceinline__ float gated(int gate, float x, float up) {
     return through_half((t + 1.0f) * 0.5f * v) * up;
 }
 
-// The matrices that one element of the batch multiplies, and its result, as offsets.
+// Where one product of the batch has its weights, its columns and its result: offsets, in the units of `Product`.
 struct Pair {
     int64_t w, x, d;
 };
 
-// False where an id names no matrix.
+// Fills p for product number i of the batch.  False, and a fault, where an id names no expert.
 __device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int64_t i, Fault* word, int position,
                                           Pair& p) {
     if (ids == nullptr && i == 0) {        // the usual case, without divisions
@@ -77,14 +78,15 @@ __device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int
 
 enum { WEIGHT_ROWS = 2 };
 
-// Where the warp's rows of weights start; beyond the last row, and without a second matrix, the last one again.
+// The addresses of the warp's two rows of weights: `row` of both matrices, or rows `row` and `row` + 1 of one.  Where
+// there is no such next row, `row` again, so that loads stay inside; its result is not written.
 __device__ __forceinline__ void weight_rows(const Product& a, const uint8_t* w, const uint8_t* second, int64_t row,
                                             const uint8_t** at) {
     at[0] = w + row * a.w1;
     at[1] = second != nullptr ? second + row * a.w1 : w + (row + 1 < a.rows ? row + 1 : row) * a.w1;
 }
 
-// Lanes' sums to the result.
+// Adds up the lanes' sums, and writes the result: two rows, or one row of the gated unit where there are `both`.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t row, int64_t column, char* d,
                                            float (&sum)[WEIGHT_ROWS][COLUMNS]) {
@@ -103,7 +105,8 @@ __device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t 
     }
 }
 
-// What a warp does for each matrix of the batch: WORK(weights, column, pair, sums) between finding and storing.
+// The body of these kernels: for each product of the batch, finds its matrices, runs WORK, and stores the sums.  WORK
+// uses the locals `weights`, `pair`, `column` and `sum`, and adds to `sum`.
 #define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
     const bool both = second != nullptr;                                                                         \
     const int64_t row = ((int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS); \
@@ -252,18 +255,18 @@ __device__ __forceinline__ void few_plain(PRODUCT) {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-// NAME_1, NAME_8: one column, or up to eight.
+// Kernels NAME_1 and NAME_8: for one column, and for up to eight.  PER_SM: blocks that shall fit on a multiprocessor.
 #define FEW_KERNEL(NAME, PER_SM, ...) \
     extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(PRODUCT) { __VA_ARGS__(PRODUCT_ARGS); }
 #define FEW_PLAIN(NAME, KIND)                             \
     FEW_KERNEL(NAME##_1, 4, few_plain<KIND, 1>)           \
     FEW_KERNEL(NAME##_8, 3, few_plain<KIND, 8>)
-// exact_NAME: one f32 column.
+// Kernel exact_NAME: for one column in f32.
 #define FEW_BLOCKS(NAME, KIND)                            \
     FEW_KERNEL(NAME##_1, 4, few<KIND, false, 1>)          \
     FEW_KERNEL(NAME##_8, 3, few<KIND, false, 8>)          \
     FEW_KERNEL(exact_##NAME, 4, few_exact<KIND>)
-// packed_NAME: rows as repack.py leaves them.
+// Kernels packed_NAME_1 and packed_NAME_8: for weights that repack.py has rearranged.
 #define FEW_PACKED_BLOCKS(NAME, KIND)                     \
     FEW_BLOCKS(NAME, KIND)                                \
     FEW_KERNEL(packed_##NAME##_1, 4, few<KIND, true, 1>)  \

@@ -1,7 +1,8 @@
-// Rows by id of a table whose blocks are rearranged (repack.py): GET_ROWS of embeddings.
+// GET_ROWS of a quantised table whose blocks repack.py has rearranged, such as that of a model's embeddings.
 #include "blocks.cuh"
 
-// A thread a unit of d[row] = a[ids[row]], n of them; d is f32.
+// d[row] = a[ids[row]] as f32.  Each thread decodes one unit (32 elements of a row, see units.cuh); n is the number of
+// units of d.
 template <int KIND>
 __device__ __forceinline__ void get(const View& a, const View& ids, const View& d, int64_t n, Fault* word,
                                     int position) {

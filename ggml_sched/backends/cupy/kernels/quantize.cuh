@@ -1,10 +1,10 @@
-// Blocks of 32 elements made by a warp, one element a lane: q4_0 q4_1 q5_0 q5_1 q8_0 to the bit as ggml's reference,
-// and iq4_nl with the CPU's search for a scale, but for the order of its sums.
+// Quantises blocks of 32 elements, a block a warp, an element a lane: to q4_0 q4_1 q5_0 q5_1 q8_0 with the same bits as
+// ggml's reference, and to iq4_nl with the CPU's search for a scale, whose sums are added in another order here.
 //
-// The types that a device may have a cache in.  All lanes call; block addresses are multiples of two.
+// These are the types that a KV cache may have.  All lanes of a warp call; block addresses are multiples of two.
 #pragma once
 
-struct Furthest {                          // the element furthest from zero; the first of equals; a NaN before all
+struct Furthest {                          // the element furthest from zero; of equal ones the first; a NaN wins
     float x;
     int lane;
 };
@@ -32,7 +32,7 @@ struct Or {
     static __device__ __forceinline__ uint32_t of(uint32_t a, uint32_t b) { return a | b; }
 };
 
-// Within low .. high, `high` for NaN.
+// q limited to low .. high; `high` for NaN.
 __device__ __forceinline__ float limited(float q, float low, float high) {
     const float below = q < high ? q : high;
     return below > low ? below : low;
@@ -42,7 +42,7 @@ __device__ __forceinline__ float inverse_of(float d) { return d != 0.0f ? 1.0f /
 
 __device__ __forceinline__ void put_half(char* p, float v) { *(uint16_t*)p = __float_to_half_bits(v); }
 
-// Four bits of each lane into 16 bytes: lane j low, lane j + 16 high.
+// Writes the four bits of each lane to 16 bytes: byte j has lane j's in its low nibble, lane j + 16's in its high one.
 __device__ __forceinline__ void put_nibbles(char* p, int q, int lane) {
     const int high = __shfl_xor_sync(ALL_LANES, q, 16);
     if (lane < 16) p[lane] = (char)((q & 15) | (high & 15) << 4);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void quantize_uneven(float x, char* p, int lane) {
     put_nibbles(p + 2, q, lane);
 }
 
-// Element `lane` of 32 is x; the block goes to p.
+// Quantises 32 elements, of which this lane has number `lane`, x, to a block at address p.
 __device__ __forceinline__ void quantize_block(float x, int kind, char* p, int lane) {
     if (kind == IQ4_NL) {
         quantize_uneven(x, p, lane);

@@ -14,8 +14,9 @@ extern "C" __global__ void __launch_bounds__(256) ssm_conv(View inputs, View fil
     }
 }
 
-// A warp for each element of a head of a sequence, its states shared out among the lanes, token after token.
-// d holds the outputs, in the order of x, and then the last states [d_state, head_dim, n_head, n_seqs].
+// A warp computes one element of a head of a sequence, n of them in all, token after token; its d_state state values
+// are divided among the lanes.  d has the outputs, in the order of x, and then the states after the last token
+// [d_state, head_dim, n_head, n_seqs].
 extern "C" __global__ void __launch_bounds__(256) ssm_scan(View s, View x, View dt, View a, View b, View c, View ids,
                                                            View d, int64_t n, Fault* word, int position) {
     const int lane = threadIdx.x & 31;

@@ -3,7 +3,7 @@
 // `sum` adds in f64, in two launches: a part for each block, then the parts.  The order of additions is fixed.
 #include "common.cuh"
 
-// parts[block] = the sum of its share of a.
+// parts[i] = the sum of the elements of a that block i takes; n: elements of a.
 extern "C" __global__ void __launch_bounds__(1024) sum_parts(View a, double* parts, int64_t n, int kind) {
     __shared__ double part[32];
     double sum = 0.0;
@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum_parts(View a, double* par
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-// d = the sum of n parts; one block.
+// d = the sum of the n parts; launched with one block.
 extern "C" __global__ void __launch_bounds__(1024) sum_of_parts(const double* parts, int n, View d, int kind) {
     __shared__ double part[32];
     double sum = 0.0;
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum_of_parts(const double* pa
     if (threadIdx.x == 0) store_plain(d.p, kind, (float)sum);
 }
 
-// d[row] = the sum of a's row, divided by `divisor`.  A block a row.
+// d[row] = the sum of a's row, divided by `divisor` (1: SUM_ROWS, the row's length: MEAN).  One block for each row.
 extern "C" __global__ void __launch_bounds__(1024) sum_rows(View a, View d, int64_t rows, float divisor) {
     __shared__ float part[32];
     FOR_EACH_ROW(r, rows) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint64_t rank_of(float x, int64_t i) {
     return (uint64_t)key << 32 | (uint32_t)~(uint32_t)i;
 }
 
-// d[row] = where the largest element of a's row is.  A block a row.
+// d[row] = the index of the largest element of a's row.  One block for each row.
 extern "C" __global__ void __launch_bounds__(1024) argmax(View a, View d, int64_t rows) {
     __shared__ uint64_t part[32];
     FOR_EACH_ROW(r, rows) {

@@ -1,9 +1,11 @@
 // Rows of attention scores: soft_max with scale, mask, slopes and sinks; causal masks.
 //
-// IEEE rules: a row of -inf gives NaN.  A result may lie over the scores: a thread only touches its own elements.
+// A row of -inf alone gives NaN, by IEEE's rules.  The result may be the memory of the scores: a thread only accesses
+// its own elements.
 #include "common.cuh"
 
-// The factor of the mask for a head (ALiBi): powers of two steps, of which every other one where heads are no power.
+// The factor by which a head multiplies the mask (ALiBi): with `whole`, the largest power of two up to n_head, head h
+// has 2 ** (-max_bias (h + 1) / whole); the heads from `whole` on have the exponents half way between those.
 __device__ __forceinline__ float slope_of(int64_t head, int64_t n_head, float max_bias) {
     int64_t whole = 1;
     double share = 1.0;                    // 1 / whole, to the bit: a division in f64 is a call, and costs registers
@@ -16,8 +18,9 @@ __device__ __forceinline__ float slope_of(int64_t head, int64_t n_head, float ma
     return (float)exp2(-(double)max_bias * exponent);
 }
 
-// d = soft_max(a * scale + slope * mask), with one more score of each head (its sink) that is not part of d.
-// A block a row.  The launch bound demands one block at once: for two, ptxas would spill.
+// d = soft_max(a * scale + slope * mask), with one more score of each head (its sink) that counts in the sum and is not
+// part of d.  One block for each row.  The launch bound asks for one block per multiprocessor: with two, ptxas would
+// spill registers.
 extern "C" __global__ void __launch_bounds__(1024, 1) soft_max(View a, View mask, View sinks, View d, int64_t rows,
                                                             float scale, float max_bias, int mask_kind, int has_sinks) {
     __shared__ float part[32];
@@ -50,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) soft_max(View a, View mask
     }
 }
 
-// d = a where i0 <= past + i1, `value` elsewhere.
+// Causal masks: d = a where i0 <= past + i1 (the column is not later than the row's token), `value` elsewhere.
 extern "C" __global__ void __launch_bounds__(256) diag_mask(View a, View d, int64_t n, int past, float value) {
     FOR_EACH(i, n) {
         const Index k = split(d, i);

@@ -1,14 +1,14 @@
 // How matrix products read weights: units of 32 elements, loads of whole words, and dot products.
 //
-// A `Unit` is 32 elements of a row as two runs of 16 neighbours: small integers, four to a word, and for each run a
-// scale and a minimum, element = s * q + m.  Which elements these are differs by type (blocks.cuh), so that a thread
-// loads whole words and uses all of their bits.
+// A `Unit` is 32 elements of a row, decoded as far as products need: two runs of 16 neighbouring elements, as small
+// integers q, four to a word of 32 bits, and for each run a scale s and a minimum m: element = s * q + m.  Which 32
+// elements make a unit differs by type (blocks.cuh), so that a thread loads whole words and uses all of their bits.
 // Invariant: every load is at an address that is a multiple of its width.
 #pragma once
 
 #include "common.cuh"
 
-// UNROLL_BY(n): n is a constant; 1: not at all.
+// UNROLL_BY(n) before a loop: the compiler unrolls it n times; 1: not at all.  n is a constant.
 #ifndef HOST_CUDA
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL_BY(n) PRAGMA(unroll (n))
@@ -30,7 +30,7 @@ __device__ constexpr int power_of_two_in(int n) {
 
 __device__ constexpr int lesser(int a, int b) { return a < b ? a : b; }
 
-// WORDS words from p, which is a multiple of ALIGN bytes.
+// Loads WORDS words of 32 bits from address p, a multiple of ALIGN, by loads of up to 16 bytes.
 template <int WORDS, int ALIGN>
 __device__ __forceinline__ void load_words(const uint8_t* p, uint32_t* w) {
     if constexpr (ALIGN >= 16 && WORDS % 4 == 0) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ float load_half(const uint8_t* p) { return __half_bit
 
 // -- bits -------------------------------------------------------------------------------------------------------------
 
-// The words' low nibbles are run 0, their high ones run 1.
+// Four words of levels of four bits: the low nibbles of their bytes become q of run 0, the high nibbles that of run 1.
 __device__ __forceinline__ void split_nibbles(const uint32_t* w, uint32_t* q) {
     UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void split_nibbles(const uint32_t* w, uint32_t* q) {
     }
 }
 
-// Bits 0 .. 3 as bits 4 of four bytes.
+// Bit i of `bits` (i = 0 .. 3) becomes bit 4 of byte i of the result: the fifth bit of a level.
 __device__ __forceinline__ uint32_t fifth_bits(uint32_t bits) {
     return ((bits & 15u) * 0x00204081u & 0x01010101u) << 4;
 }
@@ -87,7 +87,8 @@ __device__ __forceinline__ uint32_t pick(uint32_t low, uint32_t high, uint32_t w
     return __byte_perm(low, high, which);
 }
 
-// The levels of iq4_nl and iq4_xs, and of mxfp4 (e2m1, doubled), as bytes.
+// The 16 levels that four bits stand for, as signed bytes in four words: of iq4_nl and iq4_xs, and of mxfp4 (the 4-bit
+// floats e2m1, doubled so that they are integers).
 struct Uneven {
     static constexpr uint32_t A = 0xbfad9881u, B = 0xf6eaddcfu, C = 0x26190d01u, D = 0x71594535u;
 };
@@ -95,14 +96,15 @@ struct Fp4 {
     static constexpr uint32_t A = 0x03020100u, B = 0x0c080604u, C = 0xfdfeff00u, D = 0xf4f8fafcu;
 };
 
-// Four nibbles of the low half of x as bytes of a table: both of its halves are looked up, bit 3 selects.
+// Replaces each of the four nibbles in the low half of x by its level of the table T.  One instruction picks among 8
+// bytes, so both halves of the table are looked up, and bit 3 of a nibble selects the half.
 template <class T>
 __device__ __forceinline__ uint32_t four_levels(uint32_t x) {
     const uint32_t place = x & 0x7777u;
     return pick(pick(T::A, T::B, place), pick(T::C, T::D, place), 0x3210u | (x & 0x8888u) >> 1);
 }
 
-// As split_nibbles, through a table.
+// As split_nibbles, with each level replaced by that of a table.
 template <class T>
 __device__ __forceinline__ void look_up(const uint32_t* w, uint32_t* q) {
     UNROLL
@@ -115,12 +117,14 @@ __device__ __forceinline__ void look_up(const uint32_t* w, uint32_t* q) {
 
 // -- products ---------------------------------------------------------------------------------------------------------
 
-// A run of activations, rounded to 8 bits: element = scale * q; `sum` is that of the 16 elements.
+// 16 neighbouring activations, rounded to 8 bits: element = scale * q.  `sum`: of these 16 elements, for weights with a
+// minimum: (s * q + m) times the run needs m * sum.
 struct Run {
     int4 q;
     float scale, sum;
 };
 
+// The sum of 16 products of 8-bit integers.
 __device__ __forceinline__ int dot_run(const uint32_t* w, const int4& q) {
     int t = __dp4a((int)w[0], q.x, 0);
     t = __dp4a((int)w[1], q.y, t);
@@ -128,10 +132,10 @@ __device__ __forceinline__ int dot_run(const uint32_t* w, const int4& q) {
     return __dp4a((int)w[3], q.w, t);
 }
 
-// Byte i (0 .. 3) of a word of levels, as f32.
+// Byte i (0 .. 3) of a word of quantised elements, as f32.
 __device__ __forceinline__ float level(uint32_t w, int i) { return (float)(int8_t)(w >> 8 * i); }
 
-// Eight neighbouring elements of a plain type from a multiple of 16 bytes.
+// Loads eight neighbouring elements of f32, f16 or bf16 as f32; p is a multiple of 16.
 template <int KIND>
 __device__ __forceinline__ void load_eight(const char* p, float* v) {
     uint32_t w[8];
