@@ -1,8 +1,8 @@
 """The interface between the planner and a device: subclass `Backend` and `Buffer`.
 
 A backend needs two methods, `alloc_buffer` and `graph_compute`, and a buffer two,
-`read` and `write`.  Everything else has a working default.  The slots correspond to
-ggml's backend and buffer vtables:
+`read` and `write`.  Everything else has a working default.  The methods correspond to
+the function pointers of ggml's backend and buffer interfaces:
 
     ggml                     here                         default
     get_name                 Backend.name                 given to __init__
@@ -31,31 +31,30 @@ ggml's backend and buffer vtables:
     init_tensor              Buffer.init_tensor           nothing
     free_tensor              Buffer.free_tensor           nothing
 
-A node that reaches `graph_compute` is a `Tensor`: `node.op`, `node.op_params`,
-`node.ne`, `node.nb`, and for itself and each of `node.src` a `buffer` of this
-backend and an `offset` into it, in bytes.
+A node that `graph_compute` receives is a `Tensor`: it has `op`, `op_params`, `ne` and `nb`, and the node itself and
+each of `node.src` have a `buffer` of this backend and an `offset` into it, in bytes.
 
-`supports_op`, `offload_op` and `alloc_size` are called once for each kind of node, not for each node: their results
-may depend on op, parameters, type, extents and strides of the node, and on the types, extents and strides of its
-sources.  A backend whose results change must increase its `answers_version`.  A backend whose results depend on more
-sets `answers_version` to None; then they are called for every node of every plan.
+`supports_op`, `offload_op` and `alloc_size` are not called for each node: their results are cached (support cache) for
+all nodes with the same op, parameters, type, extents and strides, and the same types, extents and strides of sources.
+They may depend on nothing else.  A backend whose results change later must increase its `answers_version`.  A backend
+whose results depend on more sets `answers_version` to None; then they are called for every node of every plan.
 
-A backend that computes several nodes faster as one kernel returns such groups from `fusion_groups`, which is called
-before a graph is planned.  `GraphView.groups` has those groups that the plan uses.  Nodes that are computed one by one,
-for a callback, have no groups.
+A backend that computes several nodes faster as one kernel returns such fusion groups from `fusion_groups`, which is
+called before a graph is planned.  `GraphView.groups` has those that the plan uses; it is empty where nodes are computed
+one by one, because a callback looks at each result.
 
 A compiled subclass may override the C methods `c_supports_op`, `c_offload_op` and `c_alloc_size` (_graph.pxd), which
 take nodes as C structs from a `NodeTable` (include/ggml_sched/graph.h).
 
-Order: each step of a compute is issued to the queue of one backend.  Before it, `event_wait` is called for each event
-that it waits for; after it, where other steps wait for it, an event is recorded.  A backend that goes on working after
-its methods have returned overrides the four event methods.  For any other backend `event_record` waits until its work
-is done, and waiting for the event then returns at once.
+Order: the scheduler issues each step of a compute to the queue of one backend.  Before a step it calls `event_wait` for
+each event that the step waits for; after a step for which others wait, it records an event.  A backend whose methods
+return before their work is done overrides the four event methods.  For any other backend, the default `event_record`
+waits until its work is done, and waiting for the event then returns at once.
 
-Threads: `Scheduler.compute` calls from the thread of the caller.  So does `compute_async` where all backends are
-`asynchronous`; otherwise it has a thread for each backend, and no two threads are in one backend at a time, with
-one exception: with a backend of `concurrent_copies` another thread may exchange data (`cpy_tensor_from`,
-`cpy_tensor_to`, `cpy_tensor_async`, `set_tensor_async`, `get_tensor_async`, `synchronize`, events) while it computes.
+Threads: `Scheduler.compute` calls a backend's methods from the thread of the caller.  So does `compute_async` where all
+backends are `asynchronous`; otherwise it has a thread for each backend.  No two threads are in one backend's methods at
+a time, with one exception: while a backend of `concurrent_copies` computes, another thread may call `cpy_tensor_from`,
+`cpy_tensor_to`, `cpy_tensor_async`, `set_tensor_async`, `get_tensor_async`, `synchronize` and the event methods.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ class Buffer(BufferBase):
     """A range of one backend's memory.
 
     `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of the first byte, or 0 on a
-    backend without addresses.  `file_backed`: the bytes are those of a mapped file, so that the operating system can
-    drop the pages and read them again, and a copy of them in another layout would take additional memory.
+    backend without addresses.  `file_backed`: the memory is a mapped file, whose pages the operating system can drop
+    and read again; so the pages cost no memory of the process, and a copy of them in another layout would.
     """
 
     file_backed: bool = False
@@ -124,9 +123,10 @@ class Buffer(BufferBase):
 class GraphView:
     """Nodes that a backend is to compute, in order: a split or a part of one (ggml_graph_view).
 
-    `groups` are fusion groups that `Backend.fusion_groups` returned, as ascending indices into `nodes`; each may be
-    computed as one kernel at the position of its last member.  Where a member reads another member, its source may be
-    a different `Tensor` object with the same memory, or a view: compare positions in `nodes`, not objects.
+    `groups`: fusion groups that `Backend.fusion_groups` returned, as ascending indices into `nodes`; the backend may
+    compute each as one kernel, at the position of its last member.  The source of a member may be a view of another
+    member, or a different `Tensor` object with the same memory; so a backend finds members by their indices, not by
+    comparing objects.
     """
 
     __slots__ = ("_needed", "groups", "nodes")
@@ -139,10 +139,11 @@ class GraphView:
 
     @property
     def needed(self) -> frozenset[int]:
-        """Indices of the nodes whose results are read outside of their group (for a member) or outside of the view.
+        """Indices of the nodes whose results are needed in memory: nodes outside this view or, of a group's member,
+        nodes outside the group read them.
 
-        The result of a member that is not among them need not be written to memory; those of all other nodes must be.
-        By default all nodes.
+        The result of a group's member that is not among them need not be written to memory; all other results must be.
+        By default all nodes are needed.
         """
         return frozenset(range(len(self.nodes))) if self._needed is None else self._needed
 
@@ -165,14 +166,15 @@ class Backend(BackendBase):
     * `max_buffer_size`: the most bytes of one buffer (None: no bound).
     * `is_host`: the CPU can read the memory of its buffers directly.
     * `concurrent_copies`: another thread may write and read its memory while it computes.
-    * `asynchronous`: computes, copies and `set_tensor_async` return at once, are executed in order, and can be waited
-      for by events.
-    * `takes_at_once`: the caller may change or free the data given to `set_tensor_async` once that returns.
-    * `has_memory`: its addresses are those of real memory; False for backends that serve planning alone.
-    * `kv_padding`: attention reads a multiple of this many rows of a KV cache.
-    * `work_held`: bytes of work memory that it has allocated (see `work_size`).
-    * `failed`: (how many waits have raised an error of queued work, the last message); see `note_failure`.  Where the
-      number has grown since a compute was queued, the results of the compute are not valid.
+    * `asynchronous`: computes, copies and `set_tensor_async` return before they are done; they are executed in the
+    * order
+      of the calls, and events can be recorded between them.
+    * `takes_at_once`: `set_tensor_async` copies its data before it returns, so the caller may change or free them then.
+    * `has_memory`: its addresses are those of real memory; False for dry backends.
+    * `kv_padding`: the number of rows of a KV cache that attention reads is rounded up to a multiple of this.
+    * `work_held`: bytes of work memory that it has allocated so far (see `work_size`).
+    * `failed`: (how many waits for queued work have raised its error, the last message); see `note_failure`.  If the
+      number has grown since a compute was queued, the results of that compute are not valid.
     """
 
     max_buffer_size: int | None = None
@@ -196,9 +198,11 @@ class Backend(BackendBase):
         return None
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
-        """An upper bound, in bytes, of the device memory that computing these nodes takes outside a plan's buffers.
+        """An upper bound, in bytes, of the work memory that computing these nodes takes on the device, besides the
+        arena.
 
-        It counts in budgets.  All splits use the same work memory, which stays allocated (`work_held`).
+        The scheduler counts it in budgets: the most of any split, as all splits use the same work memory, which stays
+        allocated (`work_held`).
         """
         return 0
 
@@ -232,7 +236,7 @@ class Backend(BackendBase):
     def _layout(self, ctx: Context) -> tuple[list[tuple[Tensor, int]], int]:
         pending, total = [], 0
         for tensor in ctx.tensors:
-            # A temporary address, given by a scheduler, does not count: it ends when the next graph is allocated.
+            # An address in a scheduler's arena does not count: it is valid only until the next graph is allocated.
             lent = tensor.lease is not None and tensor.lease.transient
             if tensor.view_src is None and (lent or tensor.buffer is None):
                 pending.append((tensor, total))
@@ -245,7 +249,7 @@ class Backend(BackendBase):
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         """Queue a copy of bytes into the tensor, `offset` bytes from its start.
 
-        The caller keeps `data` alive and unchanged until `synchronize`.
+        The caller keeps `data` alive and unchanged until `synchronize`, unless the backend `takes_at_once`.
         """
         tensor.buffer.write(tensor.offset + offset, data)
 
@@ -254,9 +258,9 @@ class Backend(BackendBase):
         tensor.buffer.read(tensor.offset + offset, out)
 
     def set_tensor(self, tensor: Tensor, data, offset: int = 0) -> None:
-        """Copy bytes into a tensor: range-checked, complete on return.
+        """Copy bytes into a tensor, starting `offset` bytes from its start; complete on return.
 
-        PlacementError without an address here, ValueError outside the tensor.
+        PlacementError if the tensor has no address on this backend, ValueError for bytes outside the tensor.
         """
         view = memoryview(data).cast("B")
         self._check_range(tensor, offset, len(view))
@@ -266,7 +270,8 @@ class Backend(BackendBase):
             self.synchronize()
 
     def get_tensor(self, tensor: Tensor, out, offset: int = 0) -> None:
-        """Copy bytes of a tensor into a writable buffer: range-checked, complete on return."""
+        """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  Raises as
+        `set_tensor`."""
         view = memoryview(out).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
@@ -274,9 +279,9 @@ class Backend(BackendBase):
             self.synchronize()
 
     def note_failure(self, error: BaseException) -> None:
-        """Record in `failed` that a wait is about to raise an error of queued work.
+        """Record in `failed` that a wait for queued work is about to raise the work's error.
 
-        Other callers with queued work learn from `failed` that their results are not valid.
+        Only one caller gets that exception; others with queued work see from `failed` that their results are not valid.
         """
         self.failed = (self.failed[0] + 1, str(error))
 
@@ -294,23 +299,25 @@ class Backend(BackendBase):
                 f"tensor {tensor.name!r} ends at {end}, outside its buffer of {tensor.buffer.size} bytes")
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of another backend, into `dst` of this one, in the order of this one's queue.
+        """Copy `src`, of another backend, into `dst` of this backend, after all work in this backend's queue.
 
-        False if that is not possible; the caller then copies through host memory.
+        False if this backend cannot do that; the caller then copies through host memory.
         """
         return False
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of this backend, into `dst` of another, in the order of this one's queue.
+        """Copy `src`, of this backend, into `dst` of another, after all work in this backend's queue.
 
-        False if that is not possible; the caller then copies through host memory.
+        False if this backend cannot do that; the caller then copies through host memory.
         """
         return False
 
     def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
-        """Queue a copy of `src`, of this backend, into `dst` of one with `concurrent_copies`; False if not possible.
+        """Queue a copy of `src`, of this backend, into `dst` of a backend with `concurrent_copies`; False if this
+        backend cannot do that.
 
-        The copy is executed after all work queued here before; an event recorded here afterwards covers it.
+        The copy is executed after all work queued here before; an event that is recorded here afterwards passes only
+        once the copy is done.
         """
         return False
 
@@ -342,17 +349,17 @@ class Backend(BackendBase):
         raise NotImplementedError(f"backend {self.name!r} does not compute")
 
     def graph_plan_create(self, graph: Graph | GraphView):
-        """Prepare `graph` for many computes at its present addresses; returns the argument for graph_plan_compute.
+        """Prepare `graph` for many computes at its present addresses; returns the graph plan for graph_plan_compute.
 
         A backend that prepares nothing returns None; then `graph_compute` is called each time.
         """
         return graph
 
     def graph_plan_free(self, plan) -> None:
-        """Release a plan of graph_plan_create."""
+        """Release a graph plan of graph_plan_create."""
 
     def graph_plan_compute(self, plan) -> None:
-        """Run a plan of graph_plan_create."""
+        """Run a graph plan of graph_plan_create."""
         self.graph_compute(plan)
 
     # -- life -------------------------------------------------------------------
@@ -376,16 +383,16 @@ def get_backend(tensor: Tensor) -> Backend | None:
 
 
 def same_layout(a: Tensor, b: Tensor) -> bool:
-    """Equal type, ne and nb."""
+    """Whether two tensors have equal types, extents and strides."""
     return a.type == b.type and a.ne == b.ne and a.nb == b.nb
 
 
 def tensor_copy(src: Tensor, dst: Tensor) -> None:
     """Copy `src` to `dst`, on any two backends; complete on return.
 
-    Tries the destination's `cpy_tensor_from`, then the source's `cpy_tensor_to`, then goes
-    through host memory.  Copying a tensor to itself does nothing.  Raises ValueError for
-    different layouts, PlacementError without addresses.
+    Tries the destination's `cpy_tensor_from`, then the source's `cpy_tensor_to`, and otherwise copies through host
+    memory.  Copying a tensor to itself does nothing.  Raises ValueError for different layouts, PlacementError if a
+    tensor has no address.
     """
     if src is dst:
         return
@@ -408,12 +415,13 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
 
 
 def staged(src: Tensor, dst: Tensor) -> bytearray:
-    """The bytes that `dst` will have after `src` was copied to it, in host memory; reading waits for both backends."""
+    """The bytes, in host memory, that `dst` has to get so that its elements equal those of `src`.  Reading them waits
+    for the backends."""
     given = bytearray(src.nbytes)
     src.backend.get_tensor(src, given)
     if src.nbytes == _dense_bytes(src):
         return given
-    # The bytes between the elements belong to other tensors: keep those of the destination.
+    # The bytes in the gaps between the elements of dst belong to other tensors: they must stay as they are.
     merged = bytearray(dst.nbytes)
     dst.backend.get_tensor(dst, merged)
     hostdata.array_over(dst, merged)[...] = hostdata.array_over(src, given)
@@ -426,9 +434,10 @@ def _dense_bytes(t: Tensor) -> int:
 
 
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The nodes of an argument of graph_compute."""
+    """The nodes of what `graph_compute` accepts: a Graph, a GraphView or a sequence of nodes."""
     return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)
 
 
-# Functions behind `Tensor.set` and `Tensor.numpy`: the compiled modules import no Python module.
+# `Tensor.set` and `Tensor.numpy` call these two functions, which are passed here because the compiled module of
+# `Tensor` imports no Python module.
 register_tensor_data(hostdata.write, hostdata.read)

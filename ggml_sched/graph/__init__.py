@@ -1,1 +1,1 @@
-"""Graphs as files, tensors as NumPy arrays, and the block formats of quantised types."""
+"""Reads and writes graphs as files, converts tensors from and to NumPy arrays, and knows ggml's quantised types."""

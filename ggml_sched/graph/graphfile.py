@@ -91,7 +91,7 @@ def save_graph(graph: Graph, path: str | os.PathLike) -> None:
     text = json.dumps(graph_to_dict(graph), separators=(",", ":"), sort_keys=True).encode()
     path = os.fspath(path)
     if path.endswith(".gz"):
-        # No time stamp: equal graphs give equal files.
+        # mtime=0 leaves out the time stamp, so that equal graphs give equal files.
         text = gzip.compress(text, mtime=0)
     with open(path, "wb") as file:
         file.write(text)
@@ -138,7 +138,7 @@ def _check_id(k: Any, count: int, what: str) -> int:
 
 
 def _needs(fields: Any, i: int, count: int, where: str) -> list[int]:
-    """The ids that tensor i refers to."""
+    """The ids of the tensors that must be made before tensor i: its sources and its root."""
     what = f"{where}: tensor {i}"
     if not isinstance(fields, dict):
         raise FileFormatError(f"{what} is not an object")
@@ -152,7 +152,8 @@ def _needs(fields: Any, i: int, count: int, where: str) -> list[int]:
 
 
 def _creation_order(tensors: list, where: str) -> list[int]:
-    """All ids, each after the ids that its tensor refers to; GraphError on a cycle."""
+    """All ids in an order in which the tensors can be made: each after those that it refers to.  GraphError on a
+    cycle."""
     needs = [_needs(fields, i, len(tensors), where) for i, fields in enumerate(tensors)]
     state = bytearray(len(tensors))  # 0: not visited, 1: waits for tensors that it refers to, 2: in `order`
     order = []
@@ -203,7 +204,7 @@ def _keep(ctx: Context, t: Tensor, node: Tensor, what: str) -> None:
 
 
 class _ResidentSpace(Buffer):
-    """A buffer that gives residents addresses on a backend, and has no memory."""
+    """A buffer without memory, which only gives resident tensors addresses on a backend, for planning."""
 
 
 def _place_residents(graph: Graph, place: Callable[[Tensor], BackendBase]) -> None:

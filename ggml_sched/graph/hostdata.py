@@ -36,7 +36,7 @@ DTYPES: dict[Type, np.dtype[Any]] = {
     Type.I64: np.dtype("<i8"),
     Type.BF16: np.dtype("<u2"),
 }
-"""The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
+"""The NumPy dtype of each plain type.  NumPy has no bf16: such elements are uint16 with the same bits."""
 
 INTEGERS = frozenset({Type.I8, Type.I16, Type.I32, Type.I64})
 
@@ -50,7 +50,8 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def endless(tensor: Tensor) -> str | None:
-    """The error text for a tensor with more than MAX_SHARED elements in fewer bytes, as strides of 0 allow; or None."""
+    """The error text for a tensor with more than MAX_SHARED elements that share bytes (strides of 0 allow any number of
+    elements in few bytes); None for any other tensor."""
     count, kind = tensor.n_elements, tensor.type
     if count <= MAX_SHARED or count // kind.block_size * kind.type_size <= tensor.nbytes:
         return None
@@ -120,7 +121,7 @@ def write(tensor: Tensor, array: npt.ArrayLike) -> None:
     if tensor.is_contiguous:
         span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     else:
-        # The bytes in the gaps belong to other tensors: keep them.
+        # The bytes in the gaps between elements belong to other tensors: read them, and write them back unchanged.
         span = _span(tensor, zeros=True)
         array_over(tensor, span)[...] = values
     _put(tensor, backend, span)
@@ -134,7 +135,8 @@ def _fits(tensor: Tensor, array: np.ndarray) -> bool:
 
 
 def _put(tensor: Tensor, backend: Backend, span: Span) -> None:
-    """Store the bytes of a staged leaf on the host (`_is_staged`); write those of other tensors to their memory."""
+    """Give a tensor its bytes: those of a staged leaf (`_is_staged`) are kept on the host until a compute loads them,
+    those of other tensors are written to their memory."""
     if _is_staged(tensor):
         _stash(tensor, span)
         if tensor.lease is None or not tensor.lease.through:
@@ -146,7 +148,8 @@ def _put(tensor: Tensor, backend: Backend, span: Span) -> None:
 def _as_array(given: npt.ArrayLike, exact: bool) -> np.ndarray:
     """`given` as an array.
 
-    `exact`: integers for which NumPy has no common integer dtype become Python objects, not rounded floats.
+    `exact`: Python integers too large for a common integer dtype, of which NumPy would make rounded floats, become an
+    array of Python objects, so that `_numbers` can report them.
     """
     values = np.asarray(given)
     if exact and values.dtype == np.float64 and not hasattr(given, "dtype"):
@@ -185,7 +188,8 @@ def _check_ends(tensor: Tensor) -> None:
 
 
 def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
-    """The bytes of the tensor, gaps included; for a leaf that was never set HazardError, or zeros with `zeros`."""
+    """A copy of the bytes of the tensor, gaps included.  For a leaf that was never set, raises HazardError, or returns
+    zeros if `zeros`."""
     backend = _backend(tensor)
     if _waits_on_host(tensor):
         held = tensor.root.stash
@@ -200,7 +204,8 @@ def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
 
 
 def _require(tensor: Tensor) -> None:
-    """Wait for queued computes of the tensor's graph; HazardError if the tensor has no valid data then."""
+    """Wait for queued computes of the tensor's graph.  HazardError if the tensor has no valid data afterwards, for
+    example because its memory in the arena was used for another tensor."""
     if not _waits_on_host(tensor):
         wait_for_queued(tensor)
     if tensor.lease is not None and tensor.lease.guard is not None:
@@ -208,14 +213,15 @@ def _require(tensor: Tensor) -> None:
 
 
 def _waits_on_host(tensor: Tensor) -> bool:
-    """Whether the latest data of a tensor is that which the caller has set, so that it is on the host."""
+    """Whether the latest data of a tensor is on the host: the caller has set it, and no node has overwritten it
+    since."""
     return _is_staged(tensor) and not tensor.root.overwritten
 
 
 def _is_staged(tensor: Tensor) -> bool:
     """Whether data that the caller sets stays on the host until a compute loads it.
 
-    True for leafs that are not residents and views of them; False for a node that computes into a leaf's memory.
+    True for leafs that are not resident, and for views of them; False for a node that writes to a leaf's memory.
     """
     lease = tensor.lease
     if lease is None or not lease.stages:
@@ -226,7 +232,8 @@ def _is_staged(tensor: Tensor) -> bool:
 
 
 def _stash(tensor: Tensor, span: Span) -> None:
-    """Store data for a leaf on the host, because other tensors may be using the leaf's memory in the arena."""
+    """Keep data for a leaf, or for a view of one, on the host: other tensors may be using the leaf's memory in the
+    arena until a compute loads it."""
     root = tensor.root
     if tensor is root:
         stash = bytes(span)

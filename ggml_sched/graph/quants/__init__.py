@@ -1,11 +1,12 @@
 """Block quantisation: f32 rows to ggml's blocks and back, and bf16.
 
 A block holds 32 or 256 consecutive elements of a row, as an array of `type_size` bytes.  Dequantising gives exactly the
-values of ggml (dequantize_row_*).  Quantising to the plain types and mxfp4 gives exactly the blocks of its reference
-(quantize_row_*_ref); for the other types the scales are found by a search of our own.
+values of ggml (dequantize_row_*).  Quantising to the types of `plain` and to mxfp4 gives exactly the blocks of ggml's
+reference (quantize_row_*_ref); for other types `fit` searches scales, so blocks differ from ggml's.  A level is the
+integer that is stored for an element.
 
-    plain      q4_0 q4_1 q5_0 q5_1 q8_0: 32 levels and a scale         fit     the search for scales
-    k_quants   q2_K to q6_K: 256 levels and scales of scales           bits    bf16, nibbles, rounding
+    plain      q4_0 q4_1 q5_0 q5_1 q8_0: 32 levels and a scale         fit     searches scales
+    k_quants   q2_K to q6_K: 256 levels, and quantised scales           bits    bf16, nibbles, rounding
     codebook   iq4_nl iq4_xs mxfp4: levels are indices into a table
 """
 
@@ -31,7 +32,7 @@ CHUNK = 1 << 16
 
 
 def quantize(values: np.ndarray, kind: Type) -> np.ndarray:
-    """f32 [..., ne0] -> uint8 blocks [..., ne0 / block_size, type_size].
+    """Quantise rows of f32 [..., ne0] to uint8 blocks [..., ne0 / block_size, type_size].
 
     Raises ValueError for rows that do not hold whole blocks, UnsupportedOp for another type.
     """
@@ -51,7 +52,8 @@ def quantize(values: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def dequantize(blocks: np.ndarray, kind: Type, out: np.ndarray | None = None) -> np.ndarray:
-    """uint8 blocks [..., n, type_size] -> f32 [..., n * block_size]; `out`, if given, is contiguous.
+    """Dequantise uint8 blocks [..., n, type_size] to f32 [..., n * block_size].  `out`: a contiguous array for the
+    result.
 
     Raises ValueError for blocks of another size, UnsupportedOp for another type.
     """

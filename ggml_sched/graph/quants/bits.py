@@ -1,6 +1,7 @@
 """Helpers of all formats: bf16, f16 scales as bytes, packing of 4-bit levels, and C's rounding.
 
-Invariant: no cast leaves the range of its type, whatever the values, NaN included.
+Invariant: values are limited to the range of an integer type before they are cast to it, NaN included, because the
+result of any other cast differs between processors.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["bf16_to_f32", "f16_bytes", "f32_to_bf16", "inverse", "join_nibbles",
 
 
 def bf16_to_f32(bits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """uint16 bf16 patterns as f32: exact."""
+    """Convert bf16 elements, given as uint16 with their bits, to f32; exact."""
     bits = np.asarray(bits, np.uint16)
     if out is None:
         out = np.empty(bits.shape, np.float32)
@@ -21,17 +22,18 @@ def bf16_to_f32(bits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def f32_to_bf16(values: np.ndarray) -> np.ndarray:
-    """f32 as uint16 bf16 patterns: rounded to nearest, ties to even; a NaN stays a (quiet) NaN."""
+    """Convert f32 to bf16 elements, as uint16 with their bits: rounded to nearest, ties to even; a NaN stays a NaN."""
     bits = np.ascontiguousarray(values, np.float32).reshape(np.shape(values)).view(np.uint32)
     high = bits >> np.uint32(16)
     rounded = (bits + (high & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
-    # Rounding could turn a NaN into infinity or change its sign: truncate it, and set its quiet bit.
+    # Adding could turn the bits of a NaN into an infinity or a zero, so a NaN is cut instead; its quiet bit is set, as
+    # the cut bits may have been the only ones that made it a NaN.
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(nan, high | np.uint32(64), rounded).astype(np.uint16)
 
 
 def inverse(d: np.ndarray) -> np.ndarray:
-    """1 / d, 0 where d is 0, with an axis of 1 appended to broadcast over the elements of a block."""
+    """1 / d for the scale d of each block, 0 where d is 0; has a last axis of 1, to multiply the elements of blocks."""
     return np.where(d != 0, np.float32(1) / d, np.float32(0))[..., None]
 
 
@@ -41,18 +43,19 @@ def limited(q: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def round_away(q: np.ndarray) -> np.ndarray:
-    """C's roundf: halves away from zero (x + 0.5 would be wrong just below a half)."""
+    """Round to the nearest integer, halves away from zero, as C's roundf.  trunc(q + 0.5) would round up the float just
+    below 0.5."""
     whole = np.trunc(q)
     return whole + np.copysign((np.abs(q - whole) >= np.float32(0.5)).astype(np.float32), q)
 
 
 def f16_bytes(values: np.ndarray) -> np.ndarray:
-    """One value of each block as the two bytes of an f16."""
+    """The two bytes of each value as an f16: values [...] to uint8 [..., 2]."""
     return values.astype(np.float16)[..., None].view(np.uint8)
 
 
 def put_nibbles(packed: np.ndarray, q: np.ndarray) -> None:
-    """Bytes [..., n] as levels [..., 2 n] (8-bit): first the low nibbles, then the high ones."""
+    """Write the nibbles of bytes [..., n] to 8-bit levels q [..., 2 n]: first all low nibbles, then all high ones."""
     n = packed.shape[-1]
     q = q.view(np.uint8)
     np.bitwise_and(packed, 15, out=q[..., :n])
@@ -60,7 +63,7 @@ def put_nibbles(packed: np.ndarray, q: np.ndarray) -> None:
 
 
 def split_nibbles(packed: np.ndarray) -> np.ndarray:
-    """Bytes [..., n] as int8 levels [..., 2 n]: first the low nibbles, then the high ones."""
+    """The nibbles of bytes [..., n] as int8 levels [..., 2 n]: first all low nibbles, then all high ones."""
     q = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.int8)
     put_nibbles(packed, q)
     return q

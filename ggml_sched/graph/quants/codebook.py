@@ -1,10 +1,11 @@
-"""Types whose levels are indices into a table of 16 values: iq4_nl iq4_xs mxfp4.
+"""Types whose 4-bit levels q are indices into a table of 16 values: iq4_nl iq4_xs mxfp4.
 
-    iq4_nl    d:f16                              16 bytes: element j low nibble, j + 16 high nibble    of 32
-    iq4_xs    d:f16 high:u16 low:4 bytes         8 times the same                                      of 256
-    mxfp4     e:u8, the exponent of a power of 2 the same                                              of 32
+          elements  bytes of a block, in order
+    iq4_nl   32     d:f16, then 16 bytes: the low nibble of byte j is element j, the high nibble element j + 16
+    iq4_xs  256     d:f16, u16 and 4 bytes with the upper and the lower bits of 8 scales, then 8 times such 16 bytes
+    mxfp4    32     e:u8, the exponent of a power of 2 (d), then such 16 bytes
 
-Element = d * table[q]; of iq4_xs d * (scale - 32) * table[q], where each 32 elements have a scale of 6 bits.
+An element is d * table[q]; of iq4_xs d * (scale - 32) * table[q], where each 32 elements have a scale of 6 bits.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 """The table of iq4_nl and iq4_xs: dense around zero, as weights are."""
 
 FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-"""The values of a 4-bit float (e2m1), doubled to be integers; the scale is halved instead (`_halves`)."""
+"""The 16 values of a 4-bit float (e2m1), doubled so that they are integers; `_halves` halves the scale in return."""
 
 _PLACES = np.searchsorted((UNEVEN[1:] + UNEVEN[:-1]) / 2, np.arange(-254, 256) / 2, "right").astype(np.uint8)
-"""The index of the nearest level, for values in steps of 0.5 from -127: all midpoints of levels are multiples of
-0.5."""
+"""The index of the element of UNEVEN nearest to each multiple of 0.5 from -127 on.  These suffice, as all midpoints
+between elements are multiples of 0.5."""
 
 
 def _uneven(scaled: np.ndarray) -> np.ndarray:
@@ -34,7 +35,8 @@ def _uneven(scaled: np.ndarray) -> np.ndarray:
 
 
 def _halves(exponent: np.ndarray) -> np.ndarray:
-    """2 ** (e - 128) as f32, subnormals included (ggml_e8m0_to_fp32_half)."""
+    """The scale of an mxfp4 block with exponent e: 2 ** (e - 128) as f32, subnormals included
+    (ggml_e8m0_to_fp32_half)."""
     e = exponent.astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, np.uint32(1)), (e - np.uint32(1)) << np.uint32(23))
     return bits.astype(np.uint32).view(np.float32)
@@ -88,7 +90,7 @@ def _to_iq4_xs(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
 
 
 def _units(x: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """x divided by the step of its part, 0 where the step is 0."""
+    """x divided by the step (scale) of its part of a block; 0 where the step is 0."""
     step = step[..., None]
     return np.where(step != 0, x / step, np.float32(0))
 

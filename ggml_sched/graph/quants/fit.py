@@ -1,7 +1,9 @@
-"""The search for scales: for each part of a block the step (and minimum) whose levels are closest to its elements.
+"""Finds good scales: for each part of a block a step (and minimum) with which step * level is close to the elements.
 
-The method: try some steps around the one with which the levels just cover the part, round the elements to levels,
-compute the least-squares step for these levels, and keep the one with the smallest sum of squared errors.
+A part is a group of elements that share a scale; a level is the integer (or table value) stored for an element; the
+step is the real scale of a part.  The method: try some steps around the one with which the levels just cover the part's
+values; for each, round the elements to levels, and compute the least-squares step for these levels; keep the step with
+the smallest sum of squared errors.
 Invariant: every result is finite; a part that holds an infinity or a NaN has the step 0.
 """
 
@@ -16,16 +18,20 @@ from ggml_sched.graph.quants.bits import limited
 __all__ = ["fit_affine", "fit_signed", "fit_table", "share"]
 
 AFFINE_SPANS = np.linspace(0.85, 1.05, 9, dtype=np.float32)
-"""The tried ranges of the levels, as fractions of the range from the least to the largest element."""
+"""The ranges that levels are tried to cover, as fractions of the range from the least to the largest element."""
 
 SIGNED_SPANS = np.linspace(0.78, 1.06, 15, dtype=np.float32)
+"""The same for steps without a minimum, as fractions of the step that maps the extreme element to the last level."""
 
 Nearest = Callable[[np.ndarray], np.ndarray]
-"""Maps elements divided by a step to the values of their nearest levels."""
+"""A function from elements divided by a step to the nearest levels."""
 
 
 def fit_affine(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """(step, minimum), both >= 0, f32 [...], so that x [..., n] is about step * q - minimum, q in 0 .. top."""
+    """(step, minimum) of each part, both >= 0, so that x is about step * q - minimum with levels q of 0 .. top.
+
+    x is f32 [..., n] with n elements of a part; the results are f32 [...].
+    """
     low = np.minimum(x.min(axis=-1, keepdims=True), np.float32(0))
     span = x.max(axis=-1, keepdims=True) - low
     step, minimum = span / np.float32(top), -low
@@ -39,7 +45,7 @@ def fit_affine(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
         sum_qx = np.einsum("...i,...i", q, x)[..., None]
         fitted = (n * sum_qx - sum_q * sum_x) / (n * sum_qq - sum_q * sum_q)
         offset = (sum_x - fitted * sum_q) / n
-        # The format cannot store an offset above zero: then fit with the offset 0.
+        # The types store -offset as an unsigned minimum, so an offset above zero is impossible: fit with 0 instead.
         above = offset > 0
         fitted = np.where(above, sum_qx / sum_qq, fitted)
         offset = np.where(above, np.float32(0), offset)
@@ -52,14 +58,16 @@ def fit_affine(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit_signed(x: np.ndarray, low: int, high: int) -> np.ndarray:
-    """The step, f32 [...], of either sign, so that x [..., n] is about step * q, q in low .. high."""
+    """The step, f32 [...], of either sign, of each part x [..., n], so that x is about step * q with levels q of low ..
+    high."""
     return fit_table(x, lambda scaled: limited(np.rint(scaled), low, high), np.float32(low))
 
 
 def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarray:
-    """The step, f32 [...], of either sign, so that x [..., n] is about step * level; the largest level is `furthest`.
+    """The step, f32 [...], of either sign, of each part x [..., n], so that x is about step * level.
 
-    The first step tried maps the element furthest from zero to `furthest`.
+    `nearest` gives the levels; `furthest` is the level with the largest magnitude, to which a step of share 1 maps the
+    element furthest from zero.
     """
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], -1)
     step = spanning = extreme / furthest
@@ -68,7 +76,7 @@ def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarr
         level = nearest(x / (spanning * share_of))
         with_x = np.einsum("...i,...i", level, x)[..., None]
         alone = np.einsum("...i,...i", level, level)[..., None]
-        # By how much the least-squares step for these levels reduces the sum of squared errors, from sum(x * x).
+        # With the least-squares step for these levels, the sum of squared errors is sum(x * x) - gain.
         gain = with_x * with_x / alone
         better = gain > best
         best, step = np.where(better, gain, best), np.where(better, with_x / alone, step)
@@ -76,7 +84,8 @@ def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarr
 
 
 def share(values: np.ndarray, unit: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Scales divided by the block's unit, rounded and clamped to low .. high, f32; 0 where the unit is 0."""
+    """The integers, as f32, that store the scales of parts: scale / unit, rounded and clamped to low .. high; 0 where
+    the unit is 0.  `unit`: the f16 d (or dmin) of the block."""
     return limited(np.rint(np.where(unit != 0, values / unit, np.float32(0))), low, high)
 
 

@@ -1,6 +1,7 @@
-"""Blocks of 256 elements with scales of scales: q2_K q3_K q4_K q5_K q6_K.
+"""Blocks of 256 elements whose scales are quantised, too: q2_K q3_K q4_K q5_K q6_K.
 
-A block has parts of 16 or 32 elements; each has a scale (and a minimum) of a few bits in units of the block's f16.
+A block has parts of 16 or 32 elements.  Each part has a scale, and in some types a minimum, stored as integers of a few
+bits; the block's f16 d and dmin are the units of these integers.  Bytes of a block, in order (name:number of bytes):
 
     q2_K   16 bytes: scale low nibble, minimum high nibble    qs:64                   d:f16 dmin:f16
     q3_K   high:32      qs:64       scales:12 (16 of 6 bits)  d:f16
@@ -8,8 +9,8 @@ A block has parts of 16 or 32 elements; each has a scale (and a minimum) of a fe
     q5_K   d:f16 dmin:f16           scales:12 (8 pairs of 6 bits)           high:32   qs:128
     q6_K   low:128      high:64     scales:16 (signed bytes)  d:f16
 
-Element = d * scale * q - dmin * minimum.  Of q3_K and q6_K q is signed, and there is no minimum.
-Levels of two bits: byte l of each 32 holds elements l, l + 32, l + 64, l + 96 of 128.
+An element with the level q is d * scale * q - dmin * minimum.  In q3_K and q6_K q is signed, and there is no minimum.
+Where levels have two bits, 32 bytes hold 128 elements: byte l those of index l, l + 32, l + 64 and l + 96.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from ggml_sched.graph.quants.fit import fit_affine, fit_signed, share
 __all__ = ["FORMATS"]
 
 Scales = tuple[np.ndarray, np.ndarray | None]
-"""(step, minimum) of each part, f32 [..., parts]; the minimum is subtracted, None for types without one."""
+"""(step, minimum) of each part, f32 [..., parts]: step = d * scale; the minimum, dmin * minimum, is subtracted, and is
+None for types without one."""
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
-    """The f16 at a byte of each block as f32 [..., 1]."""
+    """The f16 at byte `at` of each block, as f32 [..., 1]."""
     return blocks.view(np.float16)[..., at // 2 : at // 2 + 1].astype(np.float32)
 
 
@@ -35,7 +37,7 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _two_bits(packed: np.ndarray) -> np.ndarray:
-    """64 bytes -> 256 levels 0 .. 3."""
+    """Unpack the 64 bytes of each block to 256 levels of 0 .. 3."""
     by_lane = packed.reshape(*packed.shape[:-1], 2, 1, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     return ((by_lane >> shifts) & 3).reshape(*packed.shape[:-1], 256)
@@ -48,7 +50,7 @@ def _join_two_bits(q: np.ndarray) -> np.ndarray:
 
 
 def _one_bit(packed: np.ndarray) -> np.ndarray:
-    """32 bytes -> 256 bits: bit j of byte l is that of element 32 j + l."""
+    """Unpack the 32 bytes of each block to a bit for each element: bit j of byte l is that of element 32 j + l."""
     shifts = np.arange(8, dtype=np.uint8)[:, None]
     return ((packed[..., None, :] >> shifts) & 1).reshape(*packed.shape[:-1], 256)
 
@@ -59,7 +61,9 @@ def _join_one_bit(bits: np.ndarray) -> np.ndarray:
 
 
 def _pairs(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """12 bytes -> 8 scales and 8 minima of 6 bits: four of each whole, the others in nibbles and spare bits."""
+    """Unpack 12 bytes to 8 scales and 8 minima of 6 bits.  Bytes 0 .. 7 hold the first four of each in their lower six
+    bits; the others have their lower four bits in bytes 8 .. 11, and the upper two in the spare bits of bytes 0 ..
+    7."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
     minima = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
@@ -75,7 +79,8 @@ def _join_pairs(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
 
 
 def _sixteen(packed: np.ndarray) -> np.ndarray:
-    """12 bytes -> 16 scales of 6 bits: nibbles of the first eight bytes, pairs of bits of the last four."""
+    """Unpack 12 bytes to 16 scales of 6 bits: the lower four bits are nibbles of the first eight bytes, the upper two
+    are in the last four bytes."""
     low = split_nibbles(packed[..., :8]).view(np.uint8)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     high = ((packed[..., None, 8:] >> shifts) & 3).reshape(low.shape)
@@ -125,14 +130,18 @@ def _q6(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 
 def _halves_at(values: np.ndarray, blocks: np.ndarray, at: int) -> np.ndarray:
-    """Store one f32 for each block as f16 at byte `at`; returns the rounded values, f32 [n, 1]."""
+    """Store one f32 of each block as f16 at byte `at`; returns the values rounded to f16, as f32 [n, 1]."""
     blocks[:, at : at + 2] = f16_bytes(values)
     return values.astype(np.float16).astype(np.float32)[:, None]
 
 
 def _with_minima(x: np.ndarray, blocks: np.ndarray, part: int, top: int, most: int,
                  at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(levels 0 .. top [n, 256], scales and minima 0 .. most [n, parts]) as uint8; stores d and dmin at byte `at`."""
+    """Quantise n blocks with parts of `part` elements; stores d and dmin at byte `at` of the blocks.
+
+    Returns, as uint8, (levels of 0 .. top [n, 256], scales of 0 .. most [n, parts], minima likewise), which the caller
+    packs.
+    """
     parts = x.reshape(len(x), -1, part)
     scale, minimum = fit_affine(parts, top)
     d = _halves_at(scale.max(axis=-1) / np.float32(most), blocks, at)
@@ -145,7 +154,10 @@ def _with_minima(x: np.ndarray, blocks: np.ndarray, part: int, top: int, most: i
 
 def _without_minima(x: np.ndarray, blocks: np.ndarray, low: int, high: int, lowest: int,
                     at: int) -> tuple[np.ndarray, np.ndarray]:
-    """(levels low .. high [n, 256], scales lowest .. -lowest - 1 [n, 16]) as int8; stores d at byte `at`."""
+    """Quantise n blocks with 16 parts and no minima; stores d at byte `at` of the blocks.
+
+    Returns, as int8, (levels of low .. high [n, 256], scales of lowest .. -lowest - 1 [n, 16]), which the caller packs.
+    """
     parts = x.reshape(len(x), -1, 16)
     scale = fit_signed(parts, low, high)
     furthest = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1)[:, None], -1)[:, 0]
@@ -200,7 +212,7 @@ _WRITERS = {Type.Q2_K: _to_q2, Type.Q3_K: _to_q3, Type.Q4_K: _to_q4, Type.Q5_K: 
 
 
 def _dequantize(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
-    """Contiguous uint8 [..., type_size] -> f32 [..., 256]."""
+    """Dequantise contiguous blocks, uint8 [..., type_size], to x, f32 [..., 256]."""
     q, (step, minimum) = _READERS[kind](blocks)
     x = x.reshape(*step.shape, 256 // step.shape[-1])
     np.multiply(q.reshape(x.shape), step[..., None], out=x)
@@ -209,7 +221,7 @@ def _dequantize(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
 
 
 def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
-    """f32 [n, 256] -> uint8 [n, type_size]."""
+    """Quantise n blocks: x, f32 [n, 256], to `blocks`, uint8 [n, type_size]."""
     _WRITERS[kind](x, blocks)
 
 

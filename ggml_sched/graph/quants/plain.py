@@ -1,12 +1,12 @@
 """Blocks of 32 elements with one scale: q4_0 q4_1 q5_0 q5_1 q8_0, rounded as ggml's reference does.
 
-    q4_0   d:f16                    16 bytes: element j low nibble, j + 16 high nibble
-    q4_1   d:f16 m:f16              the same
-    q5_0   d:f16        qh:u32      the same; bit j of qh is the fifth bit of element j
-    q5_1   d:f16 m:f16  qh:u32      the same
+    q4_0   d:f16                    16 bytes: the low nibble of byte j is element j, the high nibble element j + 16
+    q4_1   d:f16 m:f16              such 16 bytes
+    q5_0   d:f16        qh:u32      such 16 bytes; bit j of qh is the fifth bit of element j
+    q5_1   d:f16 m:f16  qh:u32      such 16 bytes; qh likewise
     q8_0   d:f16                    32 signed bytes
 
-Element = d * (q - offset), or d * q + m where the block has a minimum m.
+q is the stored integer, the level.  An element is d * (q - offset), or d * q + m where the block has a minimum m.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _FIVE_BITS = (Type.Q5_0, Type.Q5_1)
 
 
 def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
-    """f32 [n, 32] -> uint8 [n, type_size]."""
+    """Quantise n blocks: x, f32 [n, 32], to `blocks`, uint8 [n, type_size]."""
     if kind == Type.Q8_0:
         d = np.abs(x).max(axis=-1) / np.float32(127)
         q = round_away(x * inverse(d))
         blocks[..., 2:] = limited(q, -128, 127).astype(np.int8).view(np.uint8)
     elif kind in _OFFSET:
-        # The element furthest from zero becomes the lowest level: d has the opposite sign of that element.
+        # The element furthest from zero becomes the level 0, q - offset = -offset: so d has its opposite sign.
         offset = _OFFSET[kind]
         at = np.abs(x).argmax(axis=-1)
-        # + 0: the reference starts from +0, so that a block of -0 has the scale of a block of 0.
+        # + 0 makes -0 to 0: ggml's reference gives a block of -0 the same scale as a block of 0.
         d = (np.take_along_axis(x, at[..., None], -1)[..., 0] + np.float32(0)) / np.float32(-offset)
         q = x * inverse(d) + np.float32(offset + 0.5)
         _put_levels(limited(q, 0, 2 * offset - 1).astype(np.uint8), kind, blocks)
@@ -50,8 +50,8 @@ def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
 
 
 def _dequantize(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
-    """Contiguous uint8 [..., type_size] -> f32 [..., 32]."""
-    halves = blocks.view(np.float16)          # every block size is even
+    """Dequantise contiguous blocks, uint8 [..., type_size], to x, f32 [..., 32]."""
+    halves = blocks.view(np.float16)          # possible as every type_size is even
     d = halves[..., 0:1].astype(np.float32)
     if kind == Type.Q8_0:
         np.multiply(blocks[..., 2:].view(np.int8), d, out=x)
