@@ -88,6 +88,7 @@ cdef class Cells:
     @cython.wraparound(False)
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil:
+        # Writes the mask of one token, n_kv values, to `out`.  The loops have no branches, so that compilers vectorise.
         cdef uint64_t bit = <uint64_t>1 << seq
         cdef int64_t row, oldest = position - window if window else -1
         cdef bint seen

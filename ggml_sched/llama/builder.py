@@ -1,4 +1,4 @@
-"""Builds graphs of language models from blocks: norms, attention over the KV cache, feed-forward units.
+"""Builds graphs of language models from blocks of nodes: norms, attention over the KV cache, feed-forward units.
 
 Owns the graph of one batch while it is built.  Invariant: nodes are computed in the order of the `expand` calls, as by
 ggml_build_forward_expand; attention reads a cache through the node that writes the batch's rows to it, so that the
@@ -54,6 +54,7 @@ class Builder:
             self.order.extend(tensors)
 
     def positions(self) -> Tensor:
+        """The input with the positions of the tokens, i32 [n_tokens]; made on the first call."""
         inputs = self.inputs
         if inputs.positions is None:
             inputs.positions = self.ctx.tensor("i32", self.n_tokens, "inp_pos", input=True)
@@ -69,6 +70,7 @@ class Builder:
         return masks[window]
 
     def state_row(self) -> Tensor:
+        """The input with the row of the sequence's recurrent state, i32 [1]; made on the first call."""
         inputs = self.inputs
         if inputs.state_row is None:
             inputs.state_row = self.ctx.tensor("i32", 1, "rs_s_copy", input=True)
@@ -143,6 +145,7 @@ class Builder:
         return self.name(x, name, layer)
 
     def turned(self, x: Tensor, positions: Tensor, r: Rope, attn_factor: float) -> Tensor:
+        """x[width of a head, number of heads, n_tokens], rotated by rope to these positions."""
         return self.ctx.rope(x, positions, r.n_dims, r.mode, rope_factors(self.hparams, self.weights, self.cache),
                              r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, attn_factor, r.beta_fast,
                              r.beta_slow)

@@ -125,6 +125,7 @@ class Sampler:
         return ids[order], p[order]
 
     def _drawn_from(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids that stages 1 to 5 leave, and their probabilities with the temperature."""
         logits = self.adjusted(logits)
         largest = float(logits.max())
         _check_largest(largest)

@@ -20,7 +20,7 @@ def linear(prefix: str, n_in: int, n_out: int, layer: int | None = None,
 
 
 def norm(h: Hparams, prefix: str, width: int, layer: int | None = None) -> Iterator[Spec]:
-    """The weight of a norm, and the bias of a layer norm."""
+    """The weight of a norm of rows of `width` elements, and its bias if the model has layer norms, not RMS norms."""
     yield Spec(f"{prefix}.weight", (width,), layer)
     if h.norm == "layer":
         yield Spec(f"{prefix}.bias", (width,), layer)
@@ -61,7 +61,8 @@ def gated(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> 
 
 
 def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spec]:
-    """A router and the experts' gated units, `biased`: with the bias of each matrix."""
+    """The weights of a layer's experts: the router's matrix, and for all experts together the matrices of their gated
+    units; `biased`: with the bias of each matrix."""
     e, prefix = h.experts, f"blk.{layer}.ffn_"
     matrices = (("gate_inp", (h.n_embd, e.n)), ("gate_exps", (h.n_embd, e.n_ff, e.n)),
                 ("up_exps", (h.n_embd, e.n_ff, e.n)), ("down_exps", (e.n_ff, h.n_embd, e.n)))
