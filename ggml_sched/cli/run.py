@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code: 130 when interrupted before the end."""
+    """Load the model, then continue a text or chat; returns the exit code, 130 if interrupted before the end."""
     from ggml_sched import llama
     from ggml_sched.llama.defaults import default_backend, named_backends
 

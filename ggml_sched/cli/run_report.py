@@ -59,7 +59,7 @@ def _size(buffers: Mapping[Any, Any], backend: Backend) -> int:
 
 
 def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:
-    """A plan made without a cache, and the shortest time of three runs."""
+    """The plan of a graph, and the shortest of three times that it takes to make it, without a plan cache."""
     from ggml_sched import Scheduler
 
     best = float("inf")

@@ -22,8 +22,11 @@ __all__ = ["Bytes", "make_program", "program_of", "runs_of"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
-"""Bits of a tensor's `kind` (graph.h) and `state` (plan.h): the node writes to another tensor's memory; a leaf is
-loaded only when its lifetime begins; no other tensor uses the memory."""
+"""Bits of a tensor's `kind` (GS_KIND_WRITES) and `state` (GS_STATE_LATE, GS_STATE_EXCLUSIVE).
+
+The node writes to another tensor's memory; the leaf is loaded when its lifetime begins, because other tensors use its
+memory before; no other tensor uses the memory, and no node writes to it.
+"""
 BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
 """{op that is given its destination as a source, and does not read it: the slot of that source}."""
 PARTIAL_OPS = (op_numbers()["SET_ROWS"],)

@@ -71,7 +71,7 @@ class Memory:
         return found
 
     def write(self, start: int, stop: int, pieces: list[Piece]) -> None:
-        """Replace the pieces of [start, stop)."""
+        """Replace what the bytes [start, stop) hold by `pieces`."""
         if start >= stop:
             return
         low = max(bisect_right(self.pieces, (start, inf)) - 1, 0)
@@ -177,6 +177,11 @@ class _Order:
 
 
 class _Execution:
+    """The state of the symbolic execution of several computes: both memories, and what was set, computed and found.
+
+    `real` is {memory: content} with the plan's addresses, `ideal` {root: content} with memory for each root.
+    """
+
     def __init__(self, facts: Facts, mode: int = ONE_BY_ONE) -> None:
         self.facts = facts
         self.mode = mode

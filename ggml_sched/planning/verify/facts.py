@@ -80,9 +80,11 @@ class Facts:
     """{node that computes into a copy: index of that copy}; it is then written back to the node's own memory."""
     sequence: list[int]
     assigned: list[int]
+    """The backend that computes a node, or holds a leaf or a copy; -1 for a tensor that is not used."""
     home: list[int]
+    """The backend in whose arena an id is; -1 for none."""
     chunk: list[int]
-    """Which buffer of that backend's arena."""
+    """The index of the buffer, in the arena of backend `home`, that holds an id."""
     offset: list[int]
     size: list[int]
     shares: list[int]

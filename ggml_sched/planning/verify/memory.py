@@ -22,7 +22,10 @@ class Life(NamedTuple):
 
 
 def check_memory(facts: Facts) -> list[Problem]:
-    """The problems of ranges; if there are none, those of lifetimes that overlap in the same bytes."""
+    """The problems of single tensors: alignment, size, bounds of the arena.
+
+    If there are none, the pairs of tensors that are live at the same time in the same bytes.
+    """
     found = [*_check_ranges(facts)]
     if found:
         return found

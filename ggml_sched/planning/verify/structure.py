@@ -13,7 +13,10 @@ __all__ = ["check_structure"]
 
 
 def check_structure(facts: Facts) -> list[Problem]:
-    """The problems of indices; if none, of splits, groups and addresses; if none, of steps."""
+    """The problems of indices; if there are none, of splits, groups and addresses; if there are none, of steps.
+
+    Each check uses indices and addresses that the one before has found to be right.
+    """
     found = _check_indices(facts)
     if found:
         return found
