@@ -29,8 +29,8 @@ class Arenas:
         self._set(((),) * len(backends))
         self._checked = self.buffers
         self._large_enough: Sequence[Sequence[int]] | None = None
-        """The sizes for which `hold` last returned True, when `buffers` was `_checked`: equal objects need no new
-        comparison."""
+        """The sizes for which `hold` last returned True, when `buffers` was `_checked`: the same two objects need no
+        new comparison."""
 
     def held(self) -> list[int]:
         """Bytes of each backend's open buffers."""

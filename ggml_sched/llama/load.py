@@ -105,8 +105,8 @@ def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
 
 
 def trained_context(h: Hparams, kv_type) -> int:
-    """The default of n_ctx: the context length that the model was trained with, but a cache of at most half of the
-    host's free memory."""
+    """What `n_ctx` 0 or None stands for: the context length that the model was trained with, or as many tokens as a
+    cache of half of the host's free memory holds, if that is less."""
     kind = Type[kv_type.upper()]
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

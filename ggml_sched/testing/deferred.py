@@ -78,7 +78,10 @@ class DeferredQueues:
 
 
 class _Wait:
-    """A task that makes the tasks after it in its queue wait for an event."""
+    """A task that makes the tasks after it in its queue wait for an event: it does not run before the event passes.
+
+    For an event of a backend that is not deferred, it waits on the host.
+    """
 
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -120,14 +123,14 @@ class DeferredBackend(CpuBackend):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first task may run."""
+        """Whether there is a task that may run: the first, unless it waits for an event that has not passed."""
         if not self.queue:
             return False
         first = self.queue[0]
         return not (isinstance(first, _Wait) and isinstance(first.event, DeferredEvent)) or first.event.passed
 
     def run_next(self) -> None:
-        """Run the first task."""
+        """Run the first task; its exception is kept for `synchronize`."""
         task = self.queue.popleft()
         try:
             task()

@@ -15,13 +15,13 @@ __all__ = ["MAX_BITS", "MAX_CHARS", "MAX_ITEMS", "Budget", "check_format", "chec
 MAX_TICKS = 1 << 20
 MAX_SECONDS = 0.3
 """Processor time of the rendering thread."""
-MAX_CHARS = 1 << 24
-MAX_ITEMS = 1 << 20
-MAX_BITS = 1 << 12
-CHARS_PER_TICK = 256
+MAX_CHARS = 1 << 24     # of a text that a template makes
+MAX_ITEMS = 1 << 20     # of a list, dict or set
+MAX_BITS = 1 << 12      # of a number that a template computes
+CHARS_PER_TICK = 256    # how much data is read or made for one tick
 ITEMS_PER_TICK = 16
 TICKS_PER_LOOK = 512
-"""Ticks spent between two reads of the clock."""
+"""Ticks spent between two reads of the clock, which would otherwise cost more than the work."""
 
 
 class Budget:

@@ -49,12 +49,13 @@ class _Steps:
 
 
 def _weighed(context, value):
-    """`value`, after spending budget for all of it, nested values included: it is compared, hashed or copied."""
+    """`value`, which the template is about to compare, hash or copy, after spending budget for all of it."""
     context.budget.weigh(value)
     return value
 
 
 def _touched(context, value):
+    """`value`, which the template has just made, after spending budget for its characters or items."""
     context.budget.touch(value)
     return value
 
