@@ -7,12 +7,12 @@ cdef class AttentionOps(RecurrentOps):
     """Masks, soft_max, rope and flash attention."""
 
     def diag_mask_inf(self, Tensor a not None, n_past, bint inplace=False):
-        """Elements with column > n_past + row become -inf."""
+        """a[n, m, ...] with -inf where column > n_past + row: attention scores of keys that come after the query."""
         cdef int32_t word = whole32("diag_mask_inf", a, n_past)
         return with_params(self.add_like(GS_OP_DIAG_MASK_INF, a, (a,), inplace), &word, 1)
 
     def diag_mask_zero(self, Tensor a not None, n_past, bint inplace=False):
-        """Elements with column > n_past + row become 0."""
+        """As diag_mask_inf, with 0 in place of -inf."""
         cdef int32_t word = whole32("diag_mask_zero", a, n_past)
         return with_params(self.add_like(GS_OP_DIAG_MASK_ZERO, a, (a,), inplace), &word, 1)
 
@@ -20,9 +20,9 @@ cdef class AttentionOps(RecurrentOps):
                  bint inplace=False):
         """soft_max over rows of a * scale + slope * mask.
 
-        a[n_kv, n_rows, n_head, n_batch] is contiguous; mask (f32 or f16) [n_kv, >= n_rows, n_head / r, n_batch / s].
-        slope is 1, or with max_bias > 0 the alibi slope of the head (Press et al. 2021).  sinks (f32 [n_head]) join
-        each row's denominator.
+        a[n_kv, n_rows, n_head, n_batch] is contiguous; mask (f32 or f16) [n_kv, >= n_rows, n_head / r, n_batch / s],
+        for whole numbers r and s.  slope is 1, or with max_bias > 0 the ALiBi slope of the head (Press et al. 2021).
+        sinks (f32 [n_head]) are one more score of each row, which only adds exp(sink) to the denominator.
         """
         return self.add_soft_max(a, mask, scale, max_bias, sinks, inplace)
 
@@ -36,7 +36,7 @@ cdef class AttentionOps(RecurrentOps):
         return with_params(self.add_like(GS_OP_SOFT_MAX, a, cut_none((a, mask, sinks)), inplace), words, 2)
 
     def soft_max_ext(self, Tensor a not None, Tensor mask, double scale, double max_bias):
-        """soft_max with ggml's argument order."""
+        """soft_max with the argument order of ggml's function of this name."""
         return self.add_soft_max(a, mask, scale, max_bias, None, False)
 
     def rope(self, Tensor a not None, Tensor positions not None, n_dims, mode="normal", Tensor freq_factors=None,
@@ -74,7 +74,7 @@ cdef class AttentionOps(RecurrentOps):
 
     def rope_ext(self, Tensor a not None, Tensor b not None, Tensor c, n_dims, mode, n_ctx_orig, double freq_base,
                  double freq_scale, double ext_factor, double attn_factor, double beta_fast, double beta_slow):
-        """rope with ggml's argument order."""
+        """rope with the argument order of ggml's function of this name."""
         return self.add_rope(a, b, n_dims, mode, c, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
                              beta_fast, beta_slow, False)
 

@@ -31,7 +31,7 @@ cdef class ElementwiseOps(ContextBase):
         return self.add_like(GS_OP_ADD1, a, (a, b), inplace)
 
     def add_id(self, Tensor a not None, Tensor b not None, Tensor ids not None):
-        """a[ne0, n_used, n_tokens] + the rows of b[ne0, n_rows] that ids[n_used, n_tokens] (i32) name."""
+        """a[ne0, n_used, n_tokens] + the rows of b[ne0, n_rows] with the indices ids[n_used, n_tokens] (i32)."""
         if ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"add_id: ids {describe(ids)} must be i32")
         if not (a.layout.ne[0] == b.layout.ne[0] and a.layout.ne[1] == ids.layout.ne[0]
@@ -140,9 +140,10 @@ cdef class ElementwiseOps(ContextBase):
         return with_params(self.add_like(GS_OP_GLU + kind, a, (a, b)), &kind, 1)
 
     def glu(self, Tensor a not None, str kind, bint swapped=False):
-        """act(first half) * second half of each row: [2n, ...] -> [n, ...]; kind "swiglu", "geglu", "reglu".
+        """act(first half) * second half of each row: [2n, ...] -> [n, ...].
 
-        `swapped` takes the second half as the gate.
+        `kind` names the activation: "swiglu" (silu), "geglu" (gelu), "reglu" (relu) and others of ggml's.  With
+        `swapped`, act is applied to the second half instead.
         """
         cdef str name = f"GLU:{kind.upper()}"
         if name not in OP_IDS:

@@ -14,9 +14,10 @@ cdef class MatrixOps(ElementwiseOps):
                               (a, b))
 
     def mul_mat_id(self, Tensor experts not None, Tensor b not None, Tensor ids not None):
-        """Each token times the experts that ids names.
+        """Each token's vectors in b times the weights of the experts chosen for this token (a mixture of experts).
 
         experts[k, m, n_expert], b[k, n_used or 1, n_tokens], ids i32 [n_used, n_tokens] -> f32 [m, n_used, n_tokens].
+        ids[i, t] is the i-th expert of token t.
         """
         if ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"mul_mat_id: ids {describe(ids)} must be i32")
@@ -32,7 +33,7 @@ cdef class MatrixOps(ElementwiseOps):
                               (experts, b, ids))
 
     def get_rows(self, Tensor a not None, Tensor ids not None):
-        """The rows of a[n, m, p, q] that ids (i32 [k, p, q]) names -> [n, k, p, q], f32 (i32 for i32 rows)."""
+        """The rows of a[n, m, p, q] with the indices in ids (i32 [k, p, q]) -> [n, k, p, q], f32 (i32 for i32 rows)."""
         if ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"get_rows: ids {describe(ids)} must be i32")
         if a.layout.ne[2] != ids.layout.ne[1] or a.layout.ne[3] != ids.layout.ne[2] or ids.layout.ne[3] != 1:
@@ -141,7 +142,7 @@ cdef class MatrixOps(ElementwiseOps):
         return with_params(self.add_dense(GS_OP_CONCAT, a.layout.type, ne[0], ne[1], ne[2], ne[3], (a, b)), &axis, 1)
 
     def pad(self, Tensor a not None, p0, p1=0, p2=0, p3=0):
-        """a (f32) with p0..p3 zeros appended along each dimension."""
+        """a (f32) with p0 zeros appended along dimension 0, p1 along dimension 1, and so on."""
         cdef int64_t ne[4]
         cdef int64_t count
         cdef int32_t[8] words

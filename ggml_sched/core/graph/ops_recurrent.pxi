@@ -4,7 +4,7 @@ cdef class RecurrentOps(ViewOps):
     """The convolution and the scan of Mamba."""
 
     def ssm_conv(self, Tensor sx not None, Tensor c not None):
-        """Each channel's sliding product with its own short filter (Gu and Dao 2023).
+        """A causal convolution along the tokens: each channel with its own short filter (Gu and Dao 2023).
 
         sx f32 [d_conv - 1 + n_tokens, d_inner, n_seqs], contiguous rows: the last d_conv - 1 inputs and the new ones;
         c f32 [d_conv, d_inner] -> f32 [d_inner, n_tokens, n_seqs].
@@ -23,7 +23,7 @@ cdef class RecurrentOps(ViewOps):
                  Tensor C not None, Tensor ids not None):
         """The selective scan: for each token, state = state * exp(dt' A) + dt' x B and y = state C, dt' = softplus(dt).
 
-        s [d_state, head_dim, n_head, n_states] is a table of states, of which ids (i32 [n_seqs]) names the one that
+        s [d_state, head_dim, n_head, n_states] is a table of states; ids (i32 [n_seqs]) has the index of the state that
         each sequence starts from.  x [head_dim, n_head, n_tokens, n_seqs], dt [n_head, n_tokens, n_seqs], A [d_state
         or 1, n_head], B and C [d_state, n_group, n_tokens, n_seqs], all f32; n_head is a multiple of n_group.
         The result is f32 [n]: y, laid out as x is, then the last states, [d_state, head_dim, n_head, n_seqs].
