@@ -179,7 +179,7 @@ cdef void policy_seed(gs_policy *policy) noexcept nogil:
 
 cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_plan_box **box,
                       gs_error *error) noexcept nogil:
-    """Check graph and problem, and make an empty plan for them."""
+    """Check graph and problem, and make a handle with their request and an empty plan."""
     cdef int status
     if graph == NULL or problem == NULL or not graph.finished:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"problem is NULL, or graph is NULL or not finished")
@@ -195,7 +195,7 @@ cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_p
 
 
 cdef void plan_box_detach(gs_plan_box *box) noexcept nogil:
-    """Clear the pointers to arrays of the caller."""
+    """Clear the pointers to arrays of the caller, which may be freed once plan_new or plan_replay has returned."""
     box.request.g = NULL
     box.request.p.supports = box.request.p.offloads = NULL
     box.request.p.nbytes = NULL
@@ -223,7 +223,7 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
 
 
 cdef bint made_for(const gs_plan_box *plan, const gs_graph_box *graph) noexcept nogil:
-    """Whether a plan was made for the present contents of a graph."""
+    """Whether a plan was made for the present contents of a graph; says so without reading the plan's old graph."""
     return (plan.graph == graph and plan.filling == graph.filling and plan.size.n_tensors == graph.size.n_tensors
             and plan.size.n_nodes == graph.size.n_nodes and plan.size.n_src == graph.size.n_src)
 

@@ -34,7 +34,7 @@ ctypedef struct gs_walk:
     const gs_groups *groups     # fusion groups, or NULL
     # Used during the walk only:
     int32_t *n_children         # of each id: how many reads of it are still to come
-    int32_t *n_views            # of each id: how many of its views still have reads to come
+    int32_t *n_views            # of each id: how many views and in-place results of it are still in use
     int32_t n_owners
     int32_t *owner              # [n_owners] the owners of memory, in order of birth
     int32_t *start              # of each owner: the first section of its arena in its lifetime (core/pack/prepare.pxi)

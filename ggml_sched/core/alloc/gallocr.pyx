@@ -28,7 +28,7 @@ cdef enum:
 
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
-    """Give id an address: in its root, in a source that it may reuse in place, or in newly allocated memory."""
+    """Give id its address: in its root, in a source that it may reuse in place, or in newly allocated memory."""
     cdef int32_t k, r, group
     cdef uint64_t mask
     cdef gs_arena *arena
@@ -268,9 +268,10 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
 
     `leafs_first`: leafs are allocated from the start, not from their first use.  Copies that are kept or have several
     copy slots always are, because an earlier compute has filled them.
-    `inplace[arena * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order`, if not NULL, has
-    positions in seq, and -1 for a barrier; memory is then freed only at barriers.  On failure *failed is the id without
-    memory.  GS_OUT_OF_MEMORY also means that no arena can be an improvement (gs_arena.wanted).
+    `inplace[arena * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order`: see
+    GraphAllocator.set_parse_seq; NULL, or positions in seq, with -1 for a barrier; memory is then freed only at barriers.
+    On failure *failed is the id without memory.  GS_OUT_OF_MEMORY is also the status if the walk ends early because no
+    arena can improve any more (gs_arena.wanted).
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status

@@ -26,7 +26,7 @@ cdef void readers_free(gs_readers *c) noexcept nogil:
 
 
 cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, int32_t b) noexcept nogil:
-    """Update the counts: node id now reads its sources on backend b instead of a."""
+    """Update the counts after node id has moved from backend a to b, where it now reads its sources."""
     cdef int32_t k
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
         if c.known[g.src[k]]:
@@ -35,7 +35,7 @@ cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, 
 
 
 cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
-    """Bytes of the copies of tensor id: one for each backend with readers of it that cannot read its memory."""
+    """Bytes of all copies of tensor id: one for each backend that has a reader of it and cannot read its memory."""
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, n = 0
     if not c.known[id]:
@@ -105,7 +105,7 @@ cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reas
             high += 1
         if low == high:
             continue
-        # Evaluate the positions to the left, undo, then those to the right; costs are relative to the present position.
+        # Move the boundary left step by step, then back, then right; costs are relative to the present position.
         best, best_cost = seam, 0
         cost = 0
         for k in range(seam - 1, low - 1, -1):

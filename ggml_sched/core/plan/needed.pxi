@@ -1,10 +1,11 @@
-# Which results of a run are read later.
+# Which results of a run of consecutive nodes are read later; a backend need not write the others to memory.
 
 def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32_t last):
     """Which of the computing nodes at positions first .. last have results that are needed elsewhere.
 
-    A set of indices that count the computing nodes from `first`.  The result of a member of a fusion group is needed
-    if it is used outside the group; any other result, if nodes outside first .. last or the caller use it.
+    Returns a set of indices; 0 is the first computing node at or after `first`.  The result of a member of a fusion
+    group is needed if it is used outside the group; any other result, if nodes outside first .. last or the caller use
+    it, or if it is not in memory of its own in an arena.
     """
     cdef const gs_graph *g = &graph.flat
     cdef const gs_plan *p = &data.c

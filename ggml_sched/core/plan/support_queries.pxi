@@ -40,7 +40,7 @@ cdef class SupportQueries:
         free(self.size)
 
     cdef int look_up(self) except -1:
-        """Take the results of all kinds that are in the support cache."""
+        """Copy the results for all kinds that are in the support cache."""
         cdef dict cache = self.devices.support_cache
         cdef uint64_t[MAX_KIND_WORDS] words
         cdef const char *record
