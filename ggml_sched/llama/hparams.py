@@ -22,7 +22,7 @@ __all__ = ["MAX_MAGNITUDE", "Experts", "Hparams", "Latent", "Layer", "Metadata",
 MAX_MAGNITUDE = 1e6
 """The largest factor by which rope may multiply its result; a larger one in a file is an error of the file."""
 TINY = 1e-6
-"""The smallest frequency base, and the smallest divisor."""
+"""The smallest base of rope's frequencies and the smallest scaling factor that are used: neither may be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Hparams:
     layers: tuple[Layer, ...]
     rope: Rope | None = None
     norm: str = "rms"
-    """"rms" or "layer"."""
+    """Which norm all layers have: "rms" or "layer"."""
     experts: Experts | None = None
     latent: Latent | None = None
     ssm: Ssm | None = None
@@ -217,7 +217,8 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
 
 
 def n_vocab(meta: Metadata) -> int:
-    """The number of rows of the embedding."""
+    """The size of the vocabulary: from the metadata, else the length of the list of tokens, else that of the embedding.
+    """
     tensors = meta.file.tensors
     rows = tensors["token_embd.weight"].ne[1:2] if "token_embd.weight" in tensors else ()
     tokens = meta.file.metadata.get("tokenizer.ggml.tokens")

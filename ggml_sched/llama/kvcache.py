@@ -103,7 +103,7 @@ class KVCache:
                          for pair in self._attention()])
 
     def clear_state(self, row: int) -> None:
-        """Zero the states of one sequence."""
+        """Zero one row of every state tensor: the state of an empty sequence."""
         for t in self._states():
             t.backend.set_tensor(t, bytes(t.nb[1]), self._at(t, row))
 

@@ -51,7 +51,7 @@ class Runner:
         self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
         self._token: BatchGraph | None = None   # the last computed graph of one token
-        # On asynchronous backends `compute` does not wait: reading the logits does, and one wait is enough.
+        # If all backends are asynchronous, a compute of one token is not waited for: reading its logits waits.
         self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:

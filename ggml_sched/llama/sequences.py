@@ -39,7 +39,7 @@ class SequenceStore:
     # -- evaluating ----------------------------------------------------------------------
 
     def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
-        """Continue sequence i: logits [len(tokens), n_vocab], or [1, n_vocab] of the last."""
+        """Continue sequence i with tokens: their logits, f32 [len(tokens), n_vocab], or [1, n_vocab] of the last."""
         with self.lock:
             self._roll_back()
             if is_one_token(tokens, self.n_vocab):
@@ -101,7 +101,7 @@ class SequenceStore:
         return out
 
     def _undo(self, before: dict[int, int]) -> None:
-        """Truncate sequences to their lengths before an evaluation, {sequence: tokens}."""
+        """Truncate sequences to their lengths before an evaluation; `before` is {sequence: number of tokens}."""
         for i, n in before.items():
             del self.tokens[i][n:]
         self.runner.undo(before)
@@ -148,7 +148,8 @@ class SequenceStore:
             raise
 
     def _roll_back(self) -> None:
-        """Repeat the rollback of a failed or interrupted change, if the rollback itself has failed."""
+        """Call the pending rollback, if there is one: of a change that has just failed, or of one that failed in an
+        earlier call together with its rollback."""
         if self._pending_rollback is not None:
             self._pending_rollback()
             self._pending_rollback = None
