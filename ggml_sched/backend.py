@@ -166,9 +166,8 @@ class Backend(BackendBase):
     * `max_buffer_size`: the most bytes of one buffer (None: no bound).
     * `is_host`: the CPU can read the memory of its buffers directly.
     * `concurrent_copies`: another thread may write and read its memory while it computes.
-    * `asynchronous`: computes, copies and `set_tensor_async` return before they are done; they are executed in the
-    * order
-      of the calls, and events can be recorded between them.
+    * `asynchronous`: computes, copies and `set_tensor_async` return before they are done.  They are executed in the
+      order of the calls, and events can be recorded between them.
     * `takes_at_once`: `set_tensor_async` copies its data before it returns, so the caller may change or free them then.
     * `has_memory`: its addresses are those of real memory; False for dry backends.
     * `kv_padding`: the number of rows of a KV cache that attention reads is rounded up to a multiple of this.
@@ -198,8 +197,7 @@ class Backend(BackendBase):
         return None
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
-        """An upper bound, in bytes, of the work memory that computing these nodes takes on the device, besides the
-        arena.
+        """An upper bound, in bytes, of the work memory that these nodes take on the device, besides the arena.
 
         The scheduler counts it in budgets: the most of any split, as all splits use the same work memory, which stays
         allocated (`work_held`).

@@ -152,8 +152,7 @@ def _needs(fields: Any, i: int, count: int, where: str) -> list[int]:
 
 
 def _creation_order(tensors: list, where: str) -> list[int]:
-    """All ids in an order in which the tensors can be made: each after those that it refers to.  GraphError on a
-    cycle."""
+    """All ids in an order in which tensors can be made: each after those it refers to.  GraphError on a cycle."""
     needs = [_needs(fields, i, len(tensors), where) for i, fields in enumerate(tensors)]
     state = bytearray(len(tensors))  # 0: not visited, 1: waits for tensors that it refers to, 2: in `order`
     order = []

@@ -213,8 +213,7 @@ def _require(tensor: Tensor) -> None:
 
 
 def _waits_on_host(tensor: Tensor) -> bool:
-    """Whether the latest data of a tensor is on the host: the caller has set it, and no node has overwritten it
-    since."""
+    """Whether the latest data of a tensor is on the host: set by the caller, and not overwritten by a node since."""
     return _is_staged(tensor) and not tensor.root.overwritten
 
 

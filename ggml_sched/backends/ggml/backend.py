@@ -55,8 +55,7 @@ class GgmlBackend(GgmlBase, HostBackend):
 
     buffer_class = HostBuffer
     kv_padding = 64
-    """The number of keys in a KV cache is padded to a multiple of this: ggml's flash attention computes so many at
-    once."""
+    """Attention reads a multiple of this many keys of a KV cache: ggml's flash attention computes so many at once."""
 
     def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
                  name: str | None = None, memory: int | None = None, repack: bool = True,

@@ -68,8 +68,7 @@ cdef class Api:
             out.nb[i] = <size_t>regular.nb[i]
 
     cdef void fill_op(self, gx_tensor *out, const gs_node *node) noexcept nogil:
-        """Set the op and parameters of a ggml tensor; ARGSORT, TOP_K and ARGMAX become calls of the kernels in
-        rows.h."""
+        """Set the op and parameters of a ggml tensor; ARGSORT, TOP_K and ARGMAX become calls of rows.h's kernels."""
         out.flags = GX_FLAG_COMPUTE
         if is_ours(node.op):
             self.fill_call(out, &gx_argmax if node.op == GS_OP_ARGMAX else &gx_order,

@@ -155,8 +155,7 @@ static int gx_binary(gx_layout d, gx_layout a, gx_layout b)
     return typed && d->type == a->type && gx_same_ne(d, a) && gx_repeats(b, a) && gx_rows(d) && gx_rows(a);
 }
 
-/* Whether ggml computes one function of each element, of layout a to d.  `even`: its kernel expects all rows at one
- * stride. */
+/* Whether ggml computes a function of each element, from layout a to d.  `even`: the kernel needs one row stride. */
 static int gx_elementwise(gx_layout d, gx_layout a, uint64_t types, int even)
 {
     return gx_is(a, types) && d->type == a->type && gx_same_ne(d, a)
@@ -219,8 +218,7 @@ static int gx_factors(gx_layout a, gx_layout b)
         && (gx_f32(b) || (b->type == a->type && (a->type == GS_TYPE_F16 || a->type == GS_TYPE_BF16)));
 }
 
-/* Whether the parameters of a product are a precision that ggml knows (0 or 10), and no hint that a is a special
- * matrix. */
+/* Whether a product's parameters are a precision that ggml knows (0 or 10), and no hint that a is a special matrix. */
 static int gx_is_plain_product(const gs_node *n)
 {
     return (n->params[0] == 0 || n->params[0] == 10) && n->params[1] == 0;

@@ -3,11 +3,11 @@
 A block holds 32 or 256 consecutive elements of a row, as an array of `type_size` bytes.  Dequantising gives exactly the
 values of ggml (dequantize_row_*).  Quantising to the types of `plain` and to mxfp4 gives exactly the blocks of ggml's
 reference (quantize_row_*_ref); for other types `fit` searches scales, so blocks differ from ggml's.  A level is the
-integer that is stored for an element.
+integer that an element is before its scale is applied.
 
     plain      q4_0 q4_1 q5_0 q5_1 q8_0: 32 levels and a scale         fit     searches scales
-    k_quants   q2_K to q6_K: 256 levels, and quantised scales           bits    bf16, nibbles, rounding
-    codebook   iq4_nl iq4_xs mxfp4: levels are indices into a table
+    k_quants   q2_K to q6_K: 256 levels, and quantised scales          bits    bf16, nibbles, rounding
+    codebook   iq4_nl iq4_xs mxfp4: levels are looked up in a table
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types whose 4-bit levels q are indices into a table of 16 values: iq4_nl iq4_xs mxfp4.
+"""Types whose levels are looked up in a table of 16 values, by 4-bit indices q: iq4_nl iq4_xs mxfp4.
 
           elements  bytes of a block, in order
     iq4_nl   32     d:f16, then 16 bytes: the low nibble of byte j is element j, the high nibble element j + 16

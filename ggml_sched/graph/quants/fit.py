@@ -1,6 +1,6 @@
 """Finds good scales: for each part of a block a step (and minimum) with which step * level is close to the elements.
 
-A part is a group of elements that share a scale; a level is the integer (or table value) stored for an element; the
+A part is a group of elements that share a scale; a level is the integer that an element becomes; the
 step is the real scale of a part.  The method: try some steps around the one with which the levels just cover the part's
 values; for each, round the elements to levels, and compute the least-squares step for these levels; keep the step with
 the smallest sum of squared errors.
@@ -58,8 +58,7 @@ def fit_affine(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit_signed(x: np.ndarray, low: int, high: int) -> np.ndarray:
-    """The step, f32 [...], of either sign, of each part x [..., n], so that x is about step * q with levels q of low ..
-    high."""
+    """The step, f32 [...], of either sign, of each part x [..., n]: x is about step * q, q in low .. high."""
     return fit_table(x, lambda scaled: limited(np.rint(scaled), low, high), np.float32(low))
 
 

@@ -6,7 +6,7 @@
     q5_1   d:f16 m:f16  qh:u32      such 16 bytes; qh likewise
     q8_0   d:f16                    32 signed bytes
 
-q is the stored integer, the level.  An element is d * (q - offset), or d * q + m where the block has a minimum m.
+q is the stored integer.  An element is d * (q - offset), or d * q + m where the block has a minimum m.
 """
 
 from __future__ import annotations

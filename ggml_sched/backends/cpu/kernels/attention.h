@@ -518,8 +518,7 @@ static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
 }
 
-/* A unit of work is a block of up to BLOCK_ROWS query rows of one key head, over all keys.  arg[2]: blocks of a
- * head. */
+/* A unit of work is a block of up to BLOCK_ROWS query rows of a key head, over all keys.  arg[2]: blocks of a head. */
 static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)fault;
     flash f = flash_of(call->node);

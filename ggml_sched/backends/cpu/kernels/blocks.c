@@ -142,8 +142,7 @@ static void decode_q5_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* A q6_k block: 128 bytes with the lower four bits of each element, 64 with the upper two, 16 signed 8-bit scales,
- * d. */
+/* A q6_k block: 128 bytes with the lower four bits of elements, 64 with the upper two, 16 signed 8-bit scales, d. */
 static void decode_q6_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     float d = half_at(block + 208);

@@ -33,8 +33,7 @@ typedef struct gs_block_kind {
 /* The description of a quantised type's blocks; NULL for any other type. */
 const gs_block_kind *gs_block_kind_of(int type);
 
-/* The integers q that 4-bit indices stand for: in iq4_nl and iq4_xs, and in mxfp4 (e2m1 values, doubled to be
- * whole). */
+/* The integers q that 4-bit indices stand for, in iq4_nl and iq4_xs, and in mxfp4 (values of e2m1, doubled). */
 extern const int8_t gs_iq4_levels[16];
 extern const int8_t gs_mxfp4_levels[16];
 

@@ -83,7 +83,7 @@ static int is_astray(const gs_node *t) {
 
 #define COPY_PART (1 << 18)
 
-/* Copies arg[2] bytes from arg[0] to arg[1]. */
+/* Copies arg[2] bytes from the address arg[0] to the address arg[1]; a part copies COPY_PART bytes. */
 static void run_bytes(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;
     int64_t first = (int64_t)part * COPY_PART, rest = call->arg[2] - first;

@@ -12,7 +12,7 @@ typedef struct gs_table {
     const gs_node *positions;
     const gs_node *factors;     /* frequency factors (source 2 of ROPE), or NULL */
     int32_t params[GS_MAX_OP_PARAMS];
-    void *of;                   /* the table's memory, from gs_keep              */
+    void *of;                   /* the table itself, in memory from gs_keep      */
 } gs_table;
 
 typedef struct gs_tables {

@@ -52,8 +52,7 @@ typedef struct gs_calls {
 /* Appends a copy of `call`; GS_OK or GS_NO_HOST_MEMORY. */
 int gs_add_call(gs_calls *to, const gs_call *call);
 
-/* Allocates memory for data that calls point to: at a multiple of 64, valid until gs_free_calls.  NULL if malloc
- * fails. */
+/* Memory for data that calls point to, at a multiple of 64 and valid until gs_free_calls; NULL if malloc fails. */
 void *gs_keep(gs_calls *to, int64_t size);
 
 /* Frees the calls and all memory from gs_keep, and leaves an empty list. */

@@ -1,7 +1,7 @@
 /* matmul.c -- turns a MUL_MAT or MUL_MAT_ID node into calls: checks its shapes, divides the work, and converts columns.
  *
  * A column is a row of source 1 (b), the activations; k is its length.  It is converted to activation cells
- * (product.h). How the work is divided depends on shapes only, never on the number of threads, so that results do not
+ * (product.h).  How the work is divided depends on shapes only, never on the number of threads, so that results do not
  * either.  The kernels that multiply are in tables, one for each ISA.
  */
 #include "matmul.h"

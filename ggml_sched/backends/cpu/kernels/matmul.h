@@ -2,8 +2,7 @@
  *
  * Each function appends the calls of a node: one converts its activations to 8-bit integers (quantised weights) or to
  * f32 (others), the next multiplies.  Both return GS_OK, GS_UNSUPPORTED_OP (nothing was appended) or GS_NO_HOST_MEMORY.
- * An expert id out of range is a GS_FAULT_ID of source 2, found before any product is computed, so that the result is
- * unchanged.
+ * An expert id out of range is a GS_FAULT_ID of source 2, found before the result is written.
  */
 #ifndef GGML_SCHED_KERNELS_MATMUL_H
 #define GGML_SCHED_KERNELS_MATMUL_H

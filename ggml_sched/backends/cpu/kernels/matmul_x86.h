@@ -4,10 +4,10 @@
  * `type` as a constant, and all is inlined: the compiler makes one function for each type and number of columns,
  * without branches on these.
  *
- * A level is the integer q that a quantised weight is stored as.  The instructions that multiply bytes want one side
+ * A level is the integer q of a quantised weight (blocks.h).  The instructions that multiply bytes want one side
  * unsigned, so levels become unsigned bytes, q + offset.  What that adds to a product, offset times the sum of the
  * activations, is subtracted again: it is the start value of the sum (gs_cell_q), or is treated as a minimum
- * (gs_strip). With AVX2, types that would need an offset of 128 stay signed, as sums of two products would not fit 16
+ * (gs_strip).  With AVX2, types that would need an offset of 128 stay signed, as sums of two products would not fit 16
  * bits: there the activation takes the level's sign, and the level its absolute value (dot4).
  */
 #include <immintrin.h>

@@ -1,8 +1,7 @@
 /* rows.h -- iterates over rows of tensors, and converts pieces of rows to f32 and back.
  *
  * Included once for each instruction set, after vector.h.  Kernels compute in f32, in pieces of at most TILE elements.
- * A piece that is contiguous f32 already is read or written in place; any other goes through an array ("tile") on the
- * stack.
+ * A piece that is contiguous f32 is read or written in place; any other goes through an array ("tile") on the stack.
  */
 #define TILE 512
 

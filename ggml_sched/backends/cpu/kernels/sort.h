@@ -4,7 +4,7 @@
  * and descending.
  */
 
-/* Whether x must stand before y. */
+/* Whether x is sorted before y. */
 INLINE int before(float x, float y, int descending) {
     return (descending ? x > y : x < y) || (y != y && x == x);
 }

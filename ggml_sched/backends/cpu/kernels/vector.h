@@ -106,9 +106,7 @@ INLINE vf vfrom_f16(const uint16_t *p) {
 #else
     vu h = __builtin_convertvector(*(const vh_any *)p, vu);
     vu sign = (h & 0x8000) << 16, rest = h & 0x7fff;
-    /* Multiplying by 2^112 corrects the exponent, whose bias is 15 in f16 and 127 in f32: exactly, and of subnormals
-     * too.
-     */
+    /* Multiplying by 2^112 corrects the exponent, whose bias is 15 in f16, 127 in f32; exact, also of subnormals. */
     vf value = (vf)(rest << 13) * vset(gs_f32_of_bits(0x77800000));
     vu special = (vu)(rest >= 0x7c00);
     vu wide = (special & (rest << 13 | 0x7f800000)) | (~special & (vu)value);
@@ -165,8 +163,7 @@ INLINE vf vexp(vf x) {
     p = vfma(p, r, vset(1.666651830e-01f));
     p = vfma(p, r, vset(5.000000096e-01f));
     p = vfma(p, r * r, r) + 1.0f;
-    /* Multiply by 2^n in two steps, as n may be outside the range of vpow2 where the result is subnormal or
-     * infinite. */
+    /* Multiply by 2^n in two steps: n is outside the range of vpow2 where the result is subnormal or infinite. */
     vi half = n >> 1;
     return p * vpow2(half) * vpow2(n - half);
 }

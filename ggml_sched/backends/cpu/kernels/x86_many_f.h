@@ -1,11 +1,9 @@
-/* x86_many_f.h -- rows of f32, f16 and bf16 times many columns: panels of rows, repacked as f32, times tiles of
- * columns.
+/* x86_many_f.h -- rows of f32, f16 and bf16 times many columns: panels of rows, as f32, times tiles of columns.
  *
  * Included by matmul_x86.h.
  */
-/* Repacks k elements, from element `from` on, of a panel of rows as f32: the elements of all rows at one k lie
- * together. Up to the next multiple of 8 beyond k it writes zeros.  The last row fills the panel where rows are
- * missing. */
+/* Repacks k elements, from element `from` on, of a panel of rows as f32: the elements of all rows at one k together,
+ * then zeros up to a multiple of 8 elements.  If fewer than a panel's rows are left, the last one fills the rest. */
 INLINE void pack_f(const int type, const char *a, int64_t stride, int64_t rows, int64_t from, int64_t k, float *panel) {
     const int element = type == GS_TYPE_F32 ? 4 : 2;
     for (int64_t at = 0; at < k; at += 8, panel += 8 * PANEL)

@@ -5,8 +5,7 @@
  * types with two scales) are summed in integers, exactly; each such sum is then scaled and added in f32.
  */
 /* Bytes of a step (32 elements of k) of a packed panel.  For each of the step's scales it holds: the scale of every
- * row, the minimum of every row if the type has minima, then the levels, four neighbours of k of every row at a
- * time. */
+ * row, the minimum of every row if the type has minima, then the levels, four neighbours of every row together. */
 INLINE int64_t step_bytes(const int type) {
     return PANEL * (32 + 4 * halves_of(type) * (1 + has_min(type)));
 }

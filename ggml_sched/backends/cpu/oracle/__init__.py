@@ -1,5 +1,4 @@
-"""Kernels in NumPy, which define what each op computes: complete, and slow.  Tests compare the compiled kernels with
-them.
+"""Kernels in NumPy, which define what each op computes: slow, and complete.  Tests compare compiled kernels to them.
 
     registry     the table of kernels: the nodes that each computes, and the sources it may overwrite
     operands     the sources and the result of a node as NumPy arrays

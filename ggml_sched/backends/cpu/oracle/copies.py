@@ -54,8 +54,7 @@ def set_(of: Operands) -> None:
 
 
 def _set_window_fits(node: Tensor) -> bool:
-    """Whether the part of the result that SET writes, given by strides and an offset, lies inside a contiguous
-    result."""
+    """Whether the result is contiguous and contains all that SET writes (by strides and an offset in op_params)."""
     if not node.is_contiguous:
         return False
     b = node.src[1]
