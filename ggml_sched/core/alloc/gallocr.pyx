@@ -268,8 +268,8 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
 
     `leafs_first`: leafs are allocated from the start, not from their first use.  Copies that are kept or have several
     copy slots always are, because an earlier compute has filled them.
-    `inplace[arena * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order`: see
-    GraphAllocator.set_parse_seq; NULL, or positions in seq, with -1 for a barrier; memory is then freed only at barriers.
+    `inplace[arena * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order` is NULL, or a parse
+    sequence (GraphAllocator.set_parse_seq): positions in seq, and -1 for a barrier; memory is freed only at barriers.
     On failure *failed is the id without memory.  GS_OUT_OF_MEMORY is also the status if the walk ends early because no
     arena can improve any more (gs_arena.wanted).
     """

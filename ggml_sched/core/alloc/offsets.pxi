@@ -27,7 +27,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
     if status == GS_OK:
         status = pack_prepared(&p, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, &packing)
     if blocks.chunk:
-        # The size of an arena in chunks includes gaps between the chunks; one buffer is better whenever it is enough.
+        # An arena in several chunks leaves gaps in them; one buffer is better whenever the packing fits in a chunk.
         taken = status == GS_OK and packing.arena <= blocks.chunk
     elif status == GS_OK and packing.arena <= arena.peak:
         taken = True

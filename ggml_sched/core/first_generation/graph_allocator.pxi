@@ -192,7 +192,7 @@ cdef class GraphAllocator:
                     f.p.size[i] = tallocr.live[t]
                     f.p.offset[i] = t._offset - tallocr.start
                 elif tallocr.buffer is buffer and (t._lease is tallocr.graph_lease or t._lease is tallocr.early_lease):
-                    # Placed by an earlier graph, and not to be touched until the allocator is reset.
+                    # Allocated with an earlier graph: it keeps its address until the allocator is reset.
                     f.p.offset[i] = t._offset - tallocr.start
         for i in range(g.n_tensors):
             if g.view_src[i] >= 0:
@@ -200,7 +200,7 @@ cdef class GraphAllocator:
         return 0
 
     cdef int32_t *read_order(self, Graph graph) except? NULL:
-        """The parse sequence as [count, positions...], NULL without one."""
+        """The parse sequence (set_parse_seq) as an array [count, positions...]; NULL without one."""
         cdef int32_t *order
         cdef Py_ssize_t i
         if self.parse_seq is None:

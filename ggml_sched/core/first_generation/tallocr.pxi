@@ -137,7 +137,7 @@ cdef class TensorAllocator:
     cdef void new_leases(self):
         self.lease = Lease()
         self.graph_lease = Lease()
-        # Inputs in a graph allocation may be born after the start: their data is staged on the host until then.
+        # Inputs of a graph may be born after its first node: their data is staged on the host until then.
         self.graph_lease.stages = True
         self.early_lease = Lease()
         self.early_lease.stages = self.early_lease.through = True

@@ -75,7 +75,11 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_plan *p) noexce
 
 
 cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_t mark, int32_t *seen) noexcept nogil:
-    """Whether the nodes between the n members may be computed before all members."""
+    """Whether all nodes between the n members may be computed before the first member, by the memories they use.
+
+    `seen` has scratch for all groups: seen[m] == mark if a member of this group reads memory m, and
+    seen[n_tensors + m] == mark if one writes it.
+    """
     cdef int32_t *read = seen
     cdef int32_t *written = seen + g.n_tensors
     cdef int32_t k, id, position, at = 0
@@ -92,7 +96,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
             continue
         if g.kind[id] & GS_KIND_VIEW:
             continue
-        # A node that writes to another tensor's memory also reads it, so that `read` has the written memories, too.
+        # `read` also has every memory that members write and that this node could write, since writers read it, too.
         if read[g.memory[id]] == mark:
             return False
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
@@ -106,7 +110,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
 
 
 cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
-    """Drop the groups in which a leaf is loaded between the members: these are not issued in one run."""
+    """Drop the groups in which a leaf is loaded between the members: the program has no single run with all of them."""
     cdef int32_t i, k, n, at = 0, kept = 0
     cdef bint whole
     for i in range(w.n):
