@@ -45,7 +45,7 @@ cdef class Devices:
                     in_c &= ~bit
         self.in_python[i], self.in_c[i] = in_python, in_c
         self.queries |= in_python | in_c
-        # answers_version is read from the C field, which is faster, unless a subclass defines an attribute of that name.
+        # answers_version is read from the C field, which is fast, unless a subclass has an attribute of that name.
         self.has_field[i] = type(backend).answers_version is BackendBase.answers_version
 
     cdef list all_versions(self):
