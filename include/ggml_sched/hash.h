@@ -26,7 +26,7 @@ typedef struct gs_index {
     uint32_t mask;
 } gs_index;
 
-/* Empty the index, and make room for n pointers.  False without memory: the index is as it was. */
+/* Empty the index, and make room for n pointers.  False if calloc fails: the index is unchanged. */
 static inline bool gs_index_reset(gs_index *index, int64_t n) {
     int64_t size = 64;
     while (size < 2 * n) size *= 2;

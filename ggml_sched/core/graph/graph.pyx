@@ -324,7 +324,7 @@ cdef class Graph:
         return -1 if k < 0 else self.flat.position[k]
 
     cdef inline int32_t require(self, void *t, void *user) except -1:
-        """The id of tensor t, read from its mark; GraphError, naming tensor `user`, which needs t, if t is missing."""
+        """The id of tensor t, read from its mark; if the graph lacks t, a GraphError that names tensor `user`, too."""
         cdef int32_t k = (<Tensor>t).mark
         if 0 <= k < self.flat.n_tensors and <void *>PyTuple_GET_ITEM(self.tensors, k) == t:
             return k

@@ -171,7 +171,7 @@ cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
 
 
 cdef bint layout_permutes(const gs_layout *a, const gs_layout *b) noexcept nogil:
-    """Whether the dimensions of a are those of b, extents with their strides, in any order."""
+    """Whether a has the dimensions of b, each an extent with its stride, in any order: as a PERMUTE of b would."""
     cdef int i, k
     cdef unsigned int used = 0
     for i in range(GS_MAX_DIMS):

@@ -88,7 +88,7 @@ def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease
 
 
 def new_lease():
-    """A lease for one allocation of a scheduler."""
+    """A lease for one allocation of a scheduler: transient, and with inputs that wait on the host until loaded."""
     cdef Lease lease = Lease()
     lease.transient = True
     lease.stages = True

@@ -96,7 +96,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
             continue
         if g.kind[id] & GS_KIND_VIEW:
             continue
-        # A member that writes to another tensor's memory also reads it, so `read` has the memories that members write to.
+        # A member that writes to another tensor's memory also reads it, so `read` has those memories, too.
         if read[g.memory[id]] == mark:
             return False
         for k in range(g.src_begin[id], g.src_begin[id + 1]):

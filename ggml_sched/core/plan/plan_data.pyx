@@ -106,7 +106,7 @@ cdef class PlanData:
         return ints_tuple(self.c.slot_copy, self.c.n_slots)
 
     def copy_of(self, int32_t i):
-        """The index of the copy that id i is a copy slot of; i is not a graph tensor."""
+        """The index of the copy to which id i belongs, as its first or a further copy slot; i is not a graph tensor."""
         self.check(i)
         i -= self.c.n_tensors
         return i if i < self.c.n_copies else self.c.slot_copy[i - self.c.n_copies]
@@ -238,7 +238,7 @@ cdef class PlanData:
         return 0 if self.c.root[i] >= 0 else self.c.size[i]
 
     def trimmed(self, int32_t i):
-        """(position at which the tail of i's memory is freed, bytes that stay); None if no tail is freed."""
+        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if it is not."""
         self.check(i)
         if self.c.birth[i] < 0 or self.c.rest[i] == self.c.size[i]:
             return None
