@@ -1,8 +1,8 @@
 """The JSON graph format: `{"meta", "tensors", "nodes", "leafs"}`, plain or gzipped.
 
-A tensor has the fields `name op type ne nb src view_src view_offs flags op_params resident deps`.  `src` has tensor
-ids, -1 for an empty slot; `deps` has the ids of a node's alloc dependencies.  Files are not trusted: every defect of
-one raises a `gs.Error` that names the tensor and the field.
+A tensor has the fields `name op type ne nb src view_src view_offs flags op_params resident deps`.  `src` lists the ids
+of its sources, -1 for an empty source slot; `deps` the ids of its alloc dependencies.  Files are not trusted: a defect
+raises a `gs.Error` that names the tensor and the field.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_FILE_BYTES = 1 << 30
 def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] | None = None) -> Graph:
     """Read a graph; `graph.tensors[i]` is tensor i of the file.
 
-    `place(tensor)` returns the backend where a resident tensor (weight, KV cache) lives; it gets an
-    address there, but no memory.  Raises FileFormatError or GraphError.
+    `place(tensor)` returns the backend of a resident tensor (weight, KV cache).  The tensor gets an address on that
+    backend, but no memory: enough to plan, not to compute.  Raises FileFormatError or GraphError.
     """
     path = os.fspath(path)
     try:

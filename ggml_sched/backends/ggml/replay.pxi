@@ -1,7 +1,7 @@
 # Runs a GraphPlan (once for each compute), and answers support queries in C.
 
 cdef class GgmlBase(BackendBase):
-    """`supports_op` of `GgmlBackend` in C: whether a node is among the supported ops."""
+    """Base class of `GgmlBackend` that answers support queries in C, because the planner makes thousands of them."""
 
     cdef Device device
     cdef bint overridden       # a subclass overrides supports_op
@@ -12,7 +12,7 @@ cdef class GgmlBase(BackendBase):
         self.overridden = type(self).supports_op is not GgmlBase.supports_op
 
     def supports_op(self, node):
-        """Whether ggml computes a node correctly."""
+        """Whether the device computes the node, and correctly (supported_ops.h)."""
         cdef NodeTable table = NodeTable((node,))
         return self.answer(table.node(0))
 

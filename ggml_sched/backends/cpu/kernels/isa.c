@@ -1,6 +1,6 @@
-/* isa.c -- the instruction set that kernels use: the processor's, capped by GGML_SCHED_ISA.
+/* isa.c -- the best instruction set that the processor has and kernels use; the variable GGML_SCHED_ISA can lower it.
  *
- * Read for each plan that is made, so a test may change the cap between two plans.
+ * The variable is read for each node that is compiled, so a test may change it between two graphs.
  */
 #include "call.h"
 

@@ -1,6 +1,7 @@
-/* kernels.h -- every kernel but matrix products, for the instruction set GS_LEVEL, and which node takes which.
+/* kernels.h -- all kernels but matrix products, compiled for the instruction set GS_LEVEL, and the function GS_ENTRY,
+ * which appends the calls of a node (gs_build_node in build.h).
  *
- * Included by kernels_portable.c, kernels_avx2.c and kernels_avx512.c, which set GS_LEVEL and GS_ENTRY.
+ * Included by kernels_portable.c, kernels_avx2.c and kernels_avx512.c, which define GS_LEVEL and GS_ENTRY.
  */
 #include "build.h"
 #include "convert.h"

@@ -1,4 +1,4 @@
-/* sort.h -- ARGSORT, TOP_K, ARGMAX: the order of the elements of a row.
+/* sort.h -- ARGSORT, TOP_K, ARGMAX: indices of the elements of a row, sorted by value, or of the largest.
  *
  * Included once for each instruction set.  Equal elements keep the order of their indices; NaNs come last, ascending
  * and descending.
