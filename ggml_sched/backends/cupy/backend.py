@@ -37,10 +37,11 @@ OFFLOAD_COLUMNS = 32
 class CupyBackend(DeviceQueue):
     """`CupyBackend(device=0)`: the CUDA device of this number (or a `Device` of cupy.device, which stays the caller's).
 
-    `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products with f32 activations instead
-    of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.  `repack`: quantised
-    weights are kept in an order that matrix products read faster, in their own bytes, where no op needs another.
-    `staging`: bytes of pinned host memory through which data goes each way.
+    `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products take f32 activations instead
+    of rounding them to 8 bits.  `capture=False` launches every kernel by itself instead of replaying CUDA graphs.
+    `repack`: quantised weights are rearranged, in place, to an order that matrix products read faster, until an op
+    needs ggml's order.  `staging`: bytes of pinned host memory for copies to the device, and as many for copies to the
+    host.
 
     Raises BackendError where there is no CuPy (it says what to install) or no such device.  A child process cannot use
     a backend of its parent: everything but closing raises BackendError there.
@@ -104,7 +105,7 @@ class CupyBackend(DeviceQueue):
         return DeviceBuffer(self, memory, size)
 
     def release(self, memory: Memory, buffer: DeviceBuffer) -> None:
-        """A closing buffer calls this: free its memory when no queued work uses it any more."""
+        """Free the memory of a buffer that is being closed, after waiting for the queued work that may use it."""
         self.used -= buffer.size
         if not self._is_here:
             return
@@ -132,7 +133,7 @@ class CupyBackend(DeviceQueue):
         return memory
 
     def _grow_work(self, size: int) -> None:
-        """Work memory of `size` bytes or more."""
+        """Let the work memory have `size` bytes or more."""
         held = self.work.size
         if size <= held:
             return
@@ -163,7 +164,7 @@ class CupyBackend(DeviceQueue):
             return False
         if isinstance(there, DeviceBuffer):
             if _is_packed(src) or _is_packed(dst):
-                return False        # the host knows both orders
+                return False        # the caller then copies through the host, which converts between the two orders
             source = there.backend
             if source is not self:
                 if not self._reaches(source):
@@ -268,7 +269,7 @@ class CupyBackend(DeviceQueue):
             self._downloads.finish(self._downloads.number)
             return out
 
-        # First of all: plans notice, even if this is broken off.
+        # Counted before the conversion: plans are rebuilt even if it is interrupted.
         self._queued += 1
         self.n_straightened += 1
         packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
@@ -288,7 +289,7 @@ class CupyBackend(DeviceQueue):
         plan.check(self.name)
         plan.refresh(self)
         if plan.work_size > self.work.size:
-            self._grow_work(plan.work_size)     # there was no memory for more, once
+            self._grow_work(plan.work_size)     # an earlier attempt to grow it failed for lack of memory
         self.faults.ran(plan.numbers)
         plan.run(self)
 
@@ -309,7 +310,7 @@ class CupyBackend(DeviceQueue):
             self._done, self._error = self._queued, None
             self.used -= self.work.size
             self._functions.clear()
-            # A lost device refuses each of these; all are still tried.
+            # A device that was lost refuses each of these calls; all are still tried.
             for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
                               self.faults.free):
                 with suppress(DeviceError):

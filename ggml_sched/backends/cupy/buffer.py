@@ -29,9 +29,9 @@ def as_bytes(data) -> np.ndarray:
 
 
 class DeviceBuffer(Buffer):
-    """`base` is the address of its first byte on the device.
+    """A buffer in the memory of a device; `base` is the address of its first byte there.
 
-    `users`: other backends that have queued copies from or to it; `packed`: the weights that lie rearranged.
+    `users`: other backends that have queued copies from or to it; `packed`: the weights in it that are rearranged.
     """
 
     writable = True
@@ -101,7 +101,7 @@ class DeviceBuffer(Buffer):
             self.packed.drop(tensor.offset)
 
     def is_packed(self, root: Tensor) -> bool:
-        """Whether the rows of a tensor are stored in the order of repack.py."""
+        """Whether the rows of a tensor, which is no view, are stored in the order of repack.py."""
         return self.packed.find(root) is not None
 
     def free(self) -> None:

@@ -1,9 +1,10 @@
-"""Faults in data that kernels find: one word on the device, which names a node.
+"""Invalid data that kernels find, such as an id out of range: they note it in the error word on the device.
 
-Kernels write the first fault since the last clear of the word.  Every plan has distinct numbers for its nodes, so that
-the word identifies the node.  Invariants: numbers are not reused before the faults of the work that ran with them were
-checked; a fault is raised once, however many threads have fetched the word before it was cleared.
-Callers hold the backend's lock.
+A kernel cannot raise, so it writes the number of its node to the error word, unless another fault is there already.
+Waits for the device fetch the word, raise a BackendError that names the node, and clear it.  Nodes of different plans
+have different numbers.  Invariants: a number is not given to another node before the word was checked after all work
+that ran with it; a fault is raised once, however many threads have fetched the word before it was cleared. Callers hold
+the backend's lock.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Numbers:
 
 
 class Fetched(NamedTuple):
-    """The `number`th queued copy of the word to the host; `ran`: the computes that it reports on."""
+    """A copy of the word to the host that was queued as the `number`th one; `ran`: the nodes' numbers, and runs, whose
+    faults it shows."""
 
     number: int
     ran: Mapping[Numbers, int]
@@ -66,7 +68,7 @@ class Faults:
     # -- numbers ------------------------------------------------------------------
 
     def number(self, nodes: Sequence[Tensor]) -> Numbers:
-        """Numbers that are not in use: the lowest ones."""
+        """Numbers for these nodes: the lowest consecutive ones that are not in use."""
         first, at = 0, len(self._given)
         for i, other in enumerate(self._given):
             if first + len(nodes) <= other.first:

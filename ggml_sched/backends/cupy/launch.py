@@ -1,4 +1,4 @@
-"""Launches, the values that describe a split's work on a device, and the builder to which ops append them.
+"""Launches, values that each describe one start of a kernel, and the builder to which ops append those of a split.
 
 Owns the interface between ops and devices.  A launch has a kernel ("module.function"), a grid, a block and arguments.
 All arguments are final except two kinds of addresses, which are known later: of the split's work memory (`Scratch`) and
@@ -72,8 +72,9 @@ def no_work(node: Tensor) -> int:
 
 
 class Op(NamedTuple):
-    """An op: which nodes it computes, the function that builds its launches, which sources may share the result's
-    memory (bit i: source i, of equal layout), and a node's scratch memory in bytes if no source overlaps the result."""
+    """How the device computes an op.  `fits(node)`: whether it computes this node; `build`: appends the node's
+    launches; `inplace`: bit i is set if source i, of equal layout, may share the result's memory; `work(node)`: bytes
+    of scratch memory that the node needs if no source overlaps the result."""
 
     fits: Callable[[Tensor], bool]
     build: Callable[[Builder, Tensor], None]
@@ -82,7 +83,8 @@ class Op(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A fused kernel: `ops` are those of its members in the order of the graph, no two groups have the same.
+    """A fused kernel, which computes several nodes, its members.  `ops`: for each member, in the order of the graph,
+    the ops that it may have; no two groups have the same.
 
     `find(node, wiring)` (ops/groups.py): the members of the group that ends with `node`, or None;
     `build`: appends launches that compute the members and write those results that `Builder.is_needed`; returns False,
@@ -136,7 +138,7 @@ class Builder:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
 
     def is_needed(self, node: Tensor) -> bool:
-        """Whether a node outside of its group reads the data of a member."""
+        """Whether a node outside of the group reads the data of `node`, a member: then it must be written."""
         return self.needed is None or node in self.needed
 
     # -- memory -----------------------------------------------------------------
@@ -206,7 +208,7 @@ class Builder:
         return Scratch(start)
 
     def reset(self) -> None:
-        """Take all scratch memory back."""
+        """Let the next node use the scratch memory from its start."""
         self._used = 0
 
     def keep(self, what: object, location: Location, nbytes: int, value: object) -> None:
@@ -253,13 +255,15 @@ class Builder:
         self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.view(node), np.int64(n), *args)
 
     def rows(self, kernel: str, n: int, width: int, *args, shared: int = 0, each: int = 4) -> None:
-        """A launch of a block for each of `n` rows of `width` elements, about `each` of them for a thread."""
+        """Append a launch with a block for each of `n` rows of `width` elements, of which a thread takes about
+        `each`."""
         if n:
             threads = min(1024, max(32, -(-width // (32 * each)) * 32))
             self.launch(kernel, (min(n, MAX_BLOCKS),), (threads,), *args, shared=shared)
 
     def move(self, a: Location, d: Location, ne: Sequence[int], size: int, repeat: bool = False) -> None:
-        """Copy elements of `size` bytes: extents `ne` of d from a, which has the same, or others that repeat to them.
+        """Append a copy of elements of `size` bytes from a to d, whose extents are `ne`; with `repeat`, a repeats to
+        them.
 
         Neighbours become one wide element where addresses and strides allow.
         """

@@ -1,8 +1,8 @@
-"""The weights of a buffer that are kept in the order that kernels read fastest, and access to their bytes.
+"""The weights of a buffer that are rearranged (repack.py), and reads and writes of their bytes in ggml's order.
 
-Owns the list of these weights for one buffer: blocks of weights are rearranged (repack.py) from the moment that they
-have an address, until a node needs them in ggml's order.  Invariant: reads and writes of the buffer's bytes use
-ggml's order; only kernels for the other order read the rearranged bytes.
+A `Part` is such a weight.  It is in the other order from the moment that it has an address until a node needs it in
+ggml's order, which is then restored for good (`straighten`).  Invariant: reads and writes of the buffer take and
+return bytes in ggml's order; only kernels that are made for the other order read the rearranged bytes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Put = Callable[[int, np.ndarray], None]
 
 
 class Part(NamedTuple):
-    """Bytes [start, stop) of the buffer that are rearranged, each `unit` by itself: a weight, or its end if
-    straightening was interrupted.
+    """A rearranged weight: bytes [start, stop) of the buffer; or its last bytes, if `straighten` was interrupted.
+
+    `unit`: bytes of the blocks that are rearranged together.
     """
 
     start: int
@@ -53,7 +54,7 @@ class PackedRows:
         return len(self._parts)
 
     def add(self, tensor: Tensor) -> None:
-        """A tensor without data; its blocks are rearranged from now on, if its type and rows allow it."""
+        """Add a tensor, which has no data yet, if its type and rows can be rearranged: its bytes then will be."""
         if tensor.offset not in self._parts and tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
             start = tensor.offset
             self._parts[start] = Part(start, start + tensor.nbytes, tensor.type, tensor.ne)
@@ -83,7 +84,7 @@ class PackedRows:
         return [part for _, _, part in self.pieces(tensor.offset, tensor.nbytes) if part is not None]
 
     def pieces(self, start: int, size: int) -> Iterator[tuple[int, int, Part | None]]:
-        """A range of bytes, cut where rearranged parts begin and end."""
+        """Cut a range of bytes where rearranged parts begin and end: (start, stop, the part or None) of each piece."""
         stop = start + size
         while start < stop:
             i = bisect_right(self._starts, start) - 1
@@ -108,7 +109,8 @@ def _in_units(part: Part, start: int, size: int) -> Iterator[tuple[int, int, int
 
 
 def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put) -> None:
-    """Write bytes in ggml's order; units that they cover in part are fetched first."""
+    """Write bytes, given in ggml's order, to a part.  Units that the bytes cover only in part are fetched first,
+    because only whole units can be rearranged."""
     for at, n, first, last in _in_units(part, start, len(data)):
         rows = np.empty((last - first) // part.unit * part.unit, np.uint8)
         for edge in {first, last - part.unit}:
@@ -119,7 +121,7 @@ def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put) -> None:
 
 
 def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
-    """Fill `out` with bytes in ggml's order."""
+    """Fill `out` with the bytes of a part from offset `start` on, in ggml's order."""
     for at, n, first, last in _in_units(part, start, len(out)):
         rows = unpack(get(first, last - first).reshape(-1, part.unit), part.kind).reshape(-1)
         out[at - start :][:n] = rows[at - first :][:n]

@@ -1,8 +1,8 @@
-"""The launches of a split: resolved once, run eagerly first, then captured as a CUDA graph and replayed.
+"""The launches of a split: built once, issued one by one at first, then captured as a CUDA graph and replayed.
 
-Invariant: packed arguments and captured graphs hold the present addresses: when the work memory has moved, arguments
-are packed and the graph is captured anew.  Inputs are copied to fixed addresses, so a replay stays correct.
-A graph only saves time: where the device has no memory to make or launch it, the launches run one by one.
+Invariant: packed arguments and captured graphs hold valid addresses: when the work memory has moved, arguments are
+packed and the graph is captured anew.  Inputs are copied to fixed addresses, so a replay reads the new inputs.
+A graph only saves time: if the device has no memory to make or launch it, the launches are issued one by one.
 Corresponds to ggml's ggml_cuda_graph.  Callers hold the backend's lock.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["DevicePlan", "Load"]
 
 
 AGAIN = 4
-"""After a failed capture, the next is tried when the plan has run AGAIN times as often as by then."""
+"""After a failed capture, the next one is tried once the plan has run AGAIN times as often."""
 READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 """Ops whose first source may be rearranged weights."""
 
@@ -47,7 +47,8 @@ class Overwrite(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A matrix product of the device's own library: what `Blas.gemm` takes after the stream.  It cannot be captured."""
+    """A matrix product by the device's own library, which cannot be captured; `numbers`: `Blas.gemm`'s arguments after
+    the stream."""
 
     numbers: tuple[int, ...]
 
@@ -63,9 +64,10 @@ class _Ready(NamedTuple):
 
 
 def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
-    """{position of a node: loads and overwrites before it}, of inputs whose memory may hold other tensors until then.
+    """{position of a node: loads and overwrites of inputs before it}: an input is loaded just before its first reader,
+    because its memory may hold other tensors until then.
 
-    Backends load only inputs that a GraphAllocator placed; a scheduler loads its own.
+    Only inputs that a GraphAllocator placed: a scheduler loads those of its plans itself.
     """
     seen: set[Tensor] = set()
     found: dict[int, list[Load | Overwrite]] = {}
@@ -126,7 +128,8 @@ class DevicePlan:
         self._build(backend)
 
     def _build(self, backend: CupyBackend) -> None:
-        """Build the launches, for the present order of weights.  After an interrupt the next use builds them again."""
+        """Build the launches for the weights as they are stored now; if this is interrupted, the next run repeats
+        it."""
         nodes, numbers = self._nodes, self.numbers
         self._straightened = -1
         straighten_for(backend, nodes)
@@ -188,7 +191,8 @@ class DevicePlan:
                                      f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
 
     def run(self, backend: CupyBackend) -> None:
-        """Queue the launches: correct from the first run on, fast (as a graph) from the third on."""
+        """Queue the launches: the first run issues them one by one, the second captures a graph, which is then
+        replayed."""
         generation = backend.work.generation if self.work_size else 0
         if self._generation != generation:
             self._pack(backend, generation)
@@ -253,7 +257,7 @@ class DevicePlan:
                 for step in self._ready:
                     step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
             except BaseException:
-                with suppress(DeviceError):     # the stream works again, that is all
+                with suppress(DeviceError):     # only to end the capture, so that the stream works again
                     stream.end_capture().free()
                 raise
             self.graph = stream.end_capture()

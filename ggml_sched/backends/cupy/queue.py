@@ -1,8 +1,9 @@
 """The one queue of a CUDA device: copies and launches in order, and the waits between them.
 
-Owns the stream, the pinned memory of copies, the word of faults, and the lock around them.  Invariant: the host copies
-the caller's bytes to or from pinned memory; queued work is done when an event recorded after it has passed *and* the
-host has copied its downloads out of pinned memory, which waiting for the event does.
+Owns the stream, the pinned memory of copies, the error word (fault.py), and the lock around them.  Invariant: the
+device never accesses the caller's memory: the host copies bytes between it and pinned memory.  So queued work is done
+when an event recorded after it has passed *and* the host has copied its downloads out of pinned memory, which a wait
+for the event does.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def queueing(method: Method) -> Method:
 
 
 class CupyEvent(Event):
-    """`event` of the device; the work before it includes the first `n_downloads` copies to the host."""
+    """An event of a CUDA backend: `event` is the device's; before it were queued the first `n_downloads` downloads."""
 
     def __init__(self, backend: DeviceQueue) -> None:
         super().__init__(backend)
@@ -69,12 +70,13 @@ class CupyEvent(Event):
 
 
 class DeviceQueue(Backend):
-    """The part of a CUDA backend without memory and computing."""
+    """The part of CupyBackend that queues copies and waits for them; CupyBackend adds memory and computing."""
 
     device: Device
 
     def _open_queue(self, device: Device, staging: int) -> None:
-        """OutOfMemory, BackendError; then nothing is held."""
+        """Make the stream, the error word and pinned memory of `staging` bytes each way on a device.  After an error
+        (OutOfMemory, BackendError) nothing is held."""
         staging = index(staging)
         if staging < LEAST_STAGING:
             raise ValueError(f"backend {self.name!r}: staging = {staging} is less than {LEAST_STAGING} bytes")
@@ -157,7 +159,7 @@ class DeviceQueue(Backend):
         self._downloads.drop()
 
     def settle(self) -> None:
-        """Wait before memory is freed; `synchronize` raises the errors."""
+        """Wait for all queued work before memory is freed.  Errors are kept: the next `synchronize` raises them."""
         try:
             self.stream.synchronize()
         except DeviceError as error:

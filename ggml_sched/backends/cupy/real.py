@@ -97,7 +97,7 @@ class _Entered:
             raise DeviceError(f"{device.name} is closed")
         self.before = None
         try:
-            # By the context: a thread that never did anything has a current device, and none of those.
+            # The contexts are compared: a thread that never called CUDA already has a current device, and no context.
             if not device.context or device.driver.ctxGetCurrent() != device.context:
                 before = device.runtime.getDevice()
                 device.runtime.setDevice(device.number)
@@ -109,7 +109,8 @@ class _Entered:
         device = self.device
         failure = device.failure(error) if isinstance(error, device.errors) else None
         if self.before is not None:
-            # A thread that never chose has device 0, which others may hold for themselves: then it keeps this one.
+            # May fail: for a thread that never chose a device, `before` is device 0, and another process may use that
+            # one exclusively.  The thread then keeps this device as its current one.
             with suppress(*device.errors):
                 device.runtime.setDevice(self.before)
         if failure is not None:
@@ -127,7 +128,7 @@ class CupyDevice(Device):
         self.number = number
         self.pid = os.getpid()
         self.is_closed = False
-        self.context = 0        # that CUDA's runtime uses for the device
+        self.context = 0        # the device's primary context, which CUDA's runtime uses
         self.name = f"CUDA device {number}"
         with self.entered:
             self.context = driver.ctxGetCurrent()
@@ -331,7 +332,7 @@ class CupyMemory(Memory):
 
 
 def _give_back(device: CupyDevice, ptr: int) -> None:
-    """Memory without references, or whose device closes: an error cannot be raised from here."""
+    """Free memory that nothing refers to any more, or whose device closes.  No caller could receive an error here."""
     if device.is_here:
         with suppress(DeviceError), device.entered:
             device.runtime.free(ptr)
@@ -387,7 +388,7 @@ class CupyStream(Stream):
         self.stream = device.cupy.cuda.Stream(non_blocking=True)
         self.ptr = self.stream.ptr
         self.is_capturing = False
-        self._thread = 0            # that began the capture
+        self._thread = 0            # id of the thread that began the capture
 
     @property
     def _entered(self) -> _Entered:
@@ -428,7 +429,7 @@ class CupyStream(Stream):
 
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
         if n:
-            with self._entered:         # addresses are unified: they say which devices
+            with self._entered:         # CUDA's addresses are unified: each tells its device
                 self._runtime.memcpyAsync(int(dst_ptr), int(src_ptr), int(n), self._runtime.memcpyDefault, self.ptr)
 
     def fill(self, ptr: int, value: int, n: int) -> None:

@@ -1,11 +1,12 @@
-"""Rearranges rows of weights so that a GPU reads them in words of 16 bytes, without more memory.
+"""Rearranges the bytes of quantised weights so that a GPU loads them 16 bytes at a time, without more memory.
 
-Of consecutive blocks the first field of each block comes first, then the second of each, and so on: `TOGETHER`
-blocks are as long as before, but each field starts at a multiple of 16 bytes.  Owns that order, for the host;
-kernels/blocks.cuh reads it.  Rows stay rows: nothing moves out of a row, and rows that are no multiple of so many
-blocks stay as ggml has them, as do types whose fields lie well already.
+ggml's blocks have odd lengths, such as 18 bytes, so that loads from them are narrow.  Here of 8 (mxfp4: 16) consecutive
+blocks the first field of each block comes first, then the second of each, and so on: together these blocks are as long
+as before, but each field starts at a multiple of 16 bytes.  This module defines that order for the host;
+kernels/blocks.cuh reads it.  Nothing moves from one row to another.  Rows whose number of blocks is no multiple of 8
+(or 16) keep ggml's order, as do types whose fields are aligned already.
 
-A buffer that repacks says so by a method `is_packed(root)`; it then converts whole rows on every write and read.
+A buffer with such weights has a method `is_packed(root)`; it converts to and from ggml's order on every write and read.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def packs(kind: Type, ne0: int) -> bool:
 
 
 def repack(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """Whole rows as ggml has them, uint8 [..., bytes of a row], in this order: a new array; ValueError for a part."""
+    """Rows in ggml's order, uint8 [..., bytes of a row], rearranged, as a new array; ValueError for parts of rows."""
     return _fields(rows, kind, packing=True)
 
 
 def unpack(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """The inverse of `repack`."""
+    """Rearranged rows in ggml's order: the inverse of `repack`."""
     return _fields(rows, kind, packing=False)
 
 
@@ -75,7 +76,7 @@ def _fields(rows: np.ndarray, kind: Type, packing: bool) -> np.ndarray:
 
 
 def is_packed(t: Tensor) -> bool:
-    """Whether the rows of a tensor are stored in this order.
+    """Whether the rows of a tensor are stored rearranged.
 
     UnsupportedOp for a view that starts or ends within blocks that were rearranged together.
     """

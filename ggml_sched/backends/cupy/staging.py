@@ -20,7 +20,8 @@ N_SEGMENTS = 4
 
 
 class Uploads:
-    """A ring of pinned segments.  When a segment is full, an event is recorded after its copies; the segment is reused
+    """Copies to the device, through a ring of pinned segments: data is copied into a segment, and from there to the
+    device by a queued copy.  When a segment is full, an event is recorded after its copies, and the segment is reused
     only when this event has passed.
 
     `n_waits` counts how often the host had to wait for such an event.
@@ -47,7 +48,7 @@ class Uploads:
                 room = self._segment
             n = min(size - done, room)
             start = self._at
-            # The piece is reserved before it is used: an interrupt may come in between.
+            # The piece is reserved before it is used: an interrupt in between must not let another copy overwrite it.
             self._at = start + -(-n // ALIGNMENT) * ALIGNMENT
             part = self._memory[start : start + n]
             part[:] = data[done : done + n] if done or n < size else data
@@ -68,9 +69,10 @@ class Uploads:
 
 
 class Downloads:
-    """Copies to the host, which are complete when `finish` has copied them out of pinned memory.
+    """Copies to the host: a queued copy goes from the device to pinned memory; later `finish` copies it to its
+    destination, and only then it is complete.
 
-    `number` counts the copies that were queued.
+    `number`: how many copies were queued.
     """
 
     def __init__(self, device: Device, stream: Stream, size: int) -> None:
@@ -81,8 +83,8 @@ class Downloads:
         self.number = 0
 
     def get(self, out: np.ndarray, address: int) -> None:
-        """Queue a copy of bytes of the device into `out` (uint8).  Waits where there is no room for what is under way.
-        """
+        """Queue a copy of bytes of the device into `out` (uint8).  If pinned memory is full, wait for earlier
+        copies."""
         done, size = 0, len(out)
         while done < size:
             if not self._waiting:
@@ -109,7 +111,7 @@ class Downloads:
         return any(np.may_share_memory(out, data) for _, _, out in self._waiting)
 
     def finish(self, number: int) -> None:
-        """Copy the first `number` copies, which the device has done, to their destinations."""
+        """Copy what the first `number` queued copies brought to its destinations; the device must have done them."""
         while self._waiting and self._waiting[0][0] <= number:
             _, part, out = self._waiting[0]
             out[:] = part

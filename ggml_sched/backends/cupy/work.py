@@ -1,7 +1,8 @@
 """Work memory, which kernels use between the launches of a node: one area for all plans of a backend.
 
-It only grows.  Nothing in it outlives a node, and a backend has one queue, so plans share it.  `generation` changes
-with its address: arguments that hold the address, and captured graphs, are made anew.
+It only grows.  No kernel reads in it what another node's kernels wrote, except where `Builder.keep` allows it within a
+plan, and a backend has one queue: so all plans share it.  `generation` changes with its address: then arguments that
+hold the address, and captured graphs, are made anew.
 """
 
 from __future__ import annotations

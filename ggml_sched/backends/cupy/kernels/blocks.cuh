@@ -1,13 +1,14 @@
-// Block types of weights, decoded a unit (units.cuh) at a time.
+// How each quantised type of weights is decoded, a unit (32 elements, units.cuh) at a time.
 //
-// `first(u)` and `second(u)` say where the two runs of unit u of a block lie in it.  Row bytes are ggml's
-// (ggml-common.h), or PACKED: of TOGETHER blocks that follow each other the first field of each, then the second of
-// each, ..., so that the bytes of a field start at a multiple of 16 (repack.py does it, in place).
+// `first(u)` and `second(u)`: the number of the first element, within a block, of the two runs of unit u.  The bytes of
+// a row are in ggml's order (ggml-common.h), or PACKED, as repack.py has rearranged them: of TOGETHER consecutive
+// blocks the first field of each comes first, then the second of each, and so on, so that fields start at multiples of
+// 16.
 #pragma once
 
 #include "units.cuh"
 
-// SIZE bytes at OFFSET of each block of type T.
+// A field of type T's blocks: SIZE bytes, at OFFSET of each block in ggml's order; where it is, and loads from it.
 template <class T, bool PACKED, int OFFSET, int SIZE>
 struct Field {
     static constexpr int ALIGN = PACKED ? power_of_two_in(SIZE)
@@ -18,7 +19,7 @@ struct Field {
                  + block % T::TOGETHER * SIZE;
         return row + (int64_t)block * T::BYTES + OFFSET;
     }
-    // WORDS words from byte `skip` of the field on, which is a multiple of 4 * WORDS.
+    // Loads WORDS words of 32 bits from byte `skip` of the field on, a multiple of 4 * WORDS.
     template <int WORDS>
     static __device__ __forceinline__ void load(const uint8_t* row, int block, int skip, uint32_t* w) {
         load_words<WORDS, lesser(ALIGN, 4 * WORDS > 16 ? 16 : 4 * WORDS)>(at(row, block) + skip, w);
@@ -30,7 +31,7 @@ struct Field {
 template <int KIND>
 struct Blocks;
 
-// Blocks of 32: a unit is a block, one scale for both runs.
+// What types with blocks of 32 elements have in common: a unit is a block, and both runs have one scale.
 template <int SIZE, int N = 8>
 struct Plain {
     static constexpr int ELEMENTS = 32, BYTES = SIZE, TOGETHER = N;
@@ -138,7 +139,7 @@ struct Blocks<MXFP4> : Plain<17, 16> {
     }
 };
 
-// Blocks of 256: eight units.
+// What types with blocks of 256 elements have in common: a block is eight units.
 template <int SIZE>
 struct Super {
     static constexpr int ELEMENTS = 256, BYTES = SIZE, TOGETHER = 8;

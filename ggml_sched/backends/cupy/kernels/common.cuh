@@ -205,11 +205,12 @@ __device__ __forceinline__ T block_reduce(T v, T* part) {
 
 // -- faults -----------------------------------------------------------------------------------------------------------
 
-// A fault in the data, such as an id out of range; the first one is kept until the host reads and clears it.
+// The error word: an invalid value in the data, such as an id out of range.  Kernels cannot raise, so the first fault
+// is kept here until the host reads and clears it.
 struct Fault {
-    int32_t position;                      // of the node, plus one; 0: nothing is wrong
-    int32_t source;
-    int64_t value, limit;
+    int32_t position;                      // the number of the node (fault.py), plus one; 0: nothing is wrong
+    int32_t source;                        // index of the node's source that has the value
+    int64_t value, limit;                  // the value, which should be at least 0 and less than `limit`
 };
 
 __device__ __forceinline__ void fault(Fault* word, int position, int source, int64_t value, int64_t limit) {

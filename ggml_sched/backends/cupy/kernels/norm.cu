@@ -1,7 +1,7 @@
-// Norms of rows and of groups of channels, alone or fused with a sum before and factors and terms after.
+// Norms of rows and of groups of channels, alone or fused with a sum before and with factors and terms after.
 //
-// A block a row; sums run in a fixed tree.  A result may lie over a source of the same layout: a thread reads an
-// element for the last time before it writes there.
+// One block for each row; sums are added in a fixed tree.  The result may be the memory of a source of the same layout:
+// a thread reads an element for the last time before it writes there.
 #include "common.cuh"
 
 enum Mode { RMS, CENTRED, L2 };
@@ -13,7 +13,8 @@ __device__ __forceinline__ char* row_of(const View& t, const Index& k) { return 
 
 enum { HELD = 8 };                         // elements of a row that a thread can keep in registers
 
-// Addresses of one row: operands `x` and `y`, their sum `kept`, factors and terms, and the result.
+// Addresses of one row: operands `x` and `y`, their sum (`kept`, where a node needs it), factors, terms, and the
+// result.
 struct Row {
     char *x, *y, *kept, *factor, *term, *out;
 };
@@ -22,7 +23,7 @@ __device__ __forceinline__ float root_of(float sum, int mode, float eps, int64_t
     return mode == L2 ? max_nan(sqrtf(sum), eps) : sqrtf(sum / (float)n + eps);
 }
 
-// A row that fits into registers: all sources are read before the first barrier.
+// The norm of a row that fits into the registers of a block: every source is read once, before the first barrier.
 __device__ __forceinline__ void norm_held(const Row& row, const View& a, const View& b, const View& s, const View& w,
                                           const View& shift, const View& d, int mode, float eps, int around,
                                           float* part) {
@@ -63,7 +64,8 @@ __device__ __forceinline__ void norm_held(const Row& row, const View& a, const V
     }
 }
 
-// A longer row is read again for each pass.  A kept sum may overwrite a or b, so later passes read the sum instead.
+// The norm of a longer row, which is read again for each pass.  If the sum is written (KEPT) it may overwrite a or b,
+// so later passes read the sum instead.
 __device__ __forceinline__ void norm_long(const Row& row, const View& a, const View& b, const View& s, const View& w,
                                           const View& shift, const View& d, int mode, float eps, int around,
                                           float* part) {
@@ -114,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(1024) norm_rows(View a, View b, Vie
     }
 }
 
-// Groups of `width` channels (ne[2]), the last one perhaps smaller; a block a group.
+// Normalises groups of `width` channels (ne[2]); the last group may be smaller.  One block for each group.
 extern "C" __global__ void __launch_bounds__(1024) group_norm(View a, View d, int64_t groups, int64_t width,
                                                               float eps) {
     __shared__ float part[32];

@@ -48,7 +48,7 @@ __device__ __forceinline__ void put_nibbles(char* p, int q, int lane) {
     if (lane < 16) p[lane] = (char)((q & 15) | (high & 15) << 4);
 }
 
-// The fifth bit of each lane: bit j of four bytes (of which two are aligned).
+// Writes the fifth bit of each lane: lane j's becomes bit j of four bytes, at a multiple of two.
 __device__ __forceinline__ void put_fifth_bits(char* p, int q, int lane) {
     const uint32_t bits = warp_reduce<Or>((uint32_t)(q >> 4 & 1) << lane);
     if (lane < 2) ((uint16_t*)p)[lane] = (uint16_t)(bits >> 16 * lane);
@@ -62,8 +62,9 @@ __device__ __forceinline__ int uneven_place(float x) {
     return place;
 }
 
-// Tries steps around the one that just spans the block.  Each gives levels, and these a least-squares step; the result
-// is the one with the smallest squared error.
+// The scale (step) of an iq4_nl block.  Tries 15 steps around the one with which the levels just span the block: each
+// assigns levels to the elements, and for these levels least squares gives the best step.  Returns the one with the
+// smallest squared error.
 __device__ __forceinline__ float uneven_step(float x, int lane) {
     const float spanning = furthest_of(x, lane).x / -127.0f;
     float best = 0.0f, step = spanning;

@@ -1,8 +1,8 @@
 // Rotary position embedding, alone or with the write of its rows to a cache.
 //
-// Angles are f64 until whole turns are subtracted, because positions are large; the rotation is f32.  Frequencies and
-// scalings, which depend on the node alone, are arguments.  A result may lie over the source: a thread rotates its own
-// pair.
+// Angles are f64 until whole turns are subtracted, because positions are large; the rotation is f32.  The frequency of
+// each pair (radians per position) and the magnitude, which depend on the node alone, are computed by the host and
+// passed as arguments.  The result may be the memory of the source: a thread reads and writes only its own pair.
 #include "common.cuh"
 
 enum { PAIRS = 128 };
@@ -11,7 +11,8 @@ struct Angles {
     double per_position[PAIRS];
 };
 
-// Sine and cosine of whole turns, at most half of one: on a GPU without the local memory that large angles need.
+// Sine and cosine of an angle given in turns, between -1/2 and 1/2.  On a GPU sincospif needs none of the local memory
+// that sincosf takes for large angles.
 __device__ __forceinline__ void sincos_of_turns(float turns, float* s, float* c) {
 #ifdef HOST_CUDA
     *s = (float)sin((double)turns * 6.283185307179586);
@@ -28,7 +29,8 @@ __device__ __forceinline__ void turn(int64_t position, double per_position, floa
     *s *= magnitude;
 }
 
-// Pairs first .. first + pairs - 1 of each head; `neox`: element i with i + n_dims / 2, otherwise neighbours.
+// Rotates pairs first .. first + pairs - 1 of each head.  A pair is elements i and i + half where `neox`, else two
+// neighbours; half = n_dims / 2.
 extern "C" __global__ void __launch_bounds__(256) rope(View a, View positions, View factors, View d, int64_t n,
                                                        int first, int pairs, int half, int neox, int has_factors,
                                                        float magnitude, int kind, Angles angles) {
@@ -52,7 +54,8 @@ __device__ __forceinline__ int64_t number_at(const View& ids, int64_t i, int wid
     return wide ? *(const int64_t*)at(ids, i, 0, 0, 0) : (int64_t)*(const int32_t*)at(ids, i, 0, 0, 0);
 }
 
-// Row ids[token] of d = the heads of a's token, rotated, one after the other, in the type of d.  A block a token.
+// Writes the rotated heads of each token of a side by side into row ids[token] of d, in the type of d: ROPE and the
+// SET_ROWS of its result in one kernel.  One block for each token.
 extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View positions, View factors, View ids, View d,
                                                                  int half, int neox, int has_factors, float magnitude,
                                                                  int kind, int wide, Fault* word, int position,

@@ -1,11 +1,11 @@
-// Rows by id: get_rows, set_rows, add_id.
+// Rows of a table that ids name: GET_ROWS, SET_ROWS, ADD_ID.
 //
-// An id outside the table sets the error word, and nothing is written for it.  Of several rows with the same id the
-// last one is written.
+// An id outside the table sets the error word, and nothing is written for it.  Where SET_ROWS has several rows with the
+// same id the last one is written, as on the CPU, whose rows follow one another.
 #include "common.cuh"
 #include "quantize.cuh"
 
-// d[row] = a[ids[row]] as f32, or i32 as it is.
+// d[row] = a[ids[row]], as f32; a table of i32 stays i32.
 extern "C" __global__ void __launch_bounds__(256) get_rows(View a, View ids, View d, int64_t n, int kind, Fault* word,
                                                            int position) {
     FOR_EACH(i, n) {
@@ -21,13 +21,13 @@ extern "C" __global__ void __launch_bounds__(256) get_rows(View a, View ids, Vie
     }
 }
 
-// The number of a row of rows; numbers repeat over the outer extents.
+// The id of row (i1, i2, i3), i64 where `wide`, else i32; ids repeat over the outer two extents.
 __device__ __forceinline__ int64_t number_at(const View& ids, int64_t i1, int64_t i2, int64_t i3, int wide) {
     const char* p = at(ids, i1, wrap(i2, ids.ne[1]), wrap(i3, ids.ne[2]), 0);
     return wide ? *(const int64_t*)p : (int64_t)*(const int32_t*)p;
 }
 
-// d[ids[row]] = b[row] in the type of d.  A block a row.
+// d[ids[row]] = b[row] in the type of d.  A block for each row first looks for a later row with the same id.
 extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, View d, int64_t rows, int kind, int wide,
                                                             Fault* word, int position) {
     __shared__ int part[32];
@@ -56,8 +56,9 @@ extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, Vi
     }
 }
 
-// The same for many rows, in three launches over scratch with a number for each row of d: forget, claim, write.
-// owner[row] = the last of b's rows that goes there (`forget`: -1).
+// The same for many rows, where looking for later rows would be slow.  Scratch memory `owner` has a number for each row
+// of d.  Three launches: claim_rows with `forget` sets those named by ids to -1; claim_rows sets them to the last of
+// b's rows with that id; write_owned writes these rows.
 extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, View d, int64_t rows, int wide,
                                                              int forget, int32_t* owner, Fault* word, int position) {
     FOR_EACH(r, rows) {
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, V
     }
 }
 
-// The rows of b that own their ids; a thread an element, or (blocks) a warp a block.
+// Writes the rows of b that `owner` has.  A thread writes an element; of a quantised type a warp writes a block.
 extern "C" __global__ void __launch_bounds__(256) write_owned(View b, View ids, View d, int64_t n, int kind, int wide,
                                                               const int32_t* owner) {
     const int lane = threadIdx.x & 31;

@@ -1,8 +1,9 @@
-// Indices in the order of their elements: argsort, top_k.
+// ARGSORT and TOP_K: the indices of a row's elements, in the order of the elements.  A bitonic sort.
 //
 // An element and its index become one 64-bit key, so that no two keys are equal: the order is unique, equal elements
-// keep their order, and NaNs come last.  Rows of up to CHUNK are sorted by one block in shared memory;
-// longer ones lie in scratch, padded to a power of two, where far exchanges are launches of their own.
+// keep their order, and NaNs come last.  Rows of up to CHUNK keys are sorted by one block in shared memory.  Longer
+// ones are in scratch memory, padded to a power of two; their exchanges over CHUNK keys and more are launches of their
+// own.
 #include "common.cuh"
 
 enum { CHUNK = 4096 };
@@ -18,7 +19,7 @@ __device__ __forceinline__ uint64_t key_at(const char* row, int64_t i, const Vie
     return i < a.ne[0] ? key_of(*(const float*)(row + i * a.nb[0]), i, descending) : ~0ull;
 }
 
-// Put two keys in order: ascending where bit `size` of the index of the first is 0.
+// Puts two keys in order.  i: index of the first in its row; ascending where i & size is 0, else descending.
 __device__ __forceinline__ void exchange(uint64_t* x, uint64_t* y, int64_t i, int64_t size) {
     const uint64_t p = *x, q = *y;
     if ((p > q) == ((i & size) == 0)) {
@@ -27,8 +28,8 @@ __device__ __forceinline__ void exchange(uint64_t* x, uint64_t* y, int64_t i, in
     }
 }
 
-// The steps of distance `far` .. 1 of the merge to `size`, over n keys in shared memory, of which the first is number
-// `first` of the row.
+// Merges sorted runs to runs of `size` keys: the exchanges over distances `far`, far / 2, .. 1, among n keys in shared
+// memory, the first of which has index `first` in the row.
 __device__ __forceinline__ void merge(uint64_t* keys, int n, int far, int64_t size, int64_t first) {
     for (int step = far; step > 0; step >>= 1) {
         __syncthreads();
@@ -39,7 +40,7 @@ __device__ __forceinline__ void merge(uint64_t* keys, int n, int far, int64_t si
     }
 }
 
-// The first d.ne[0] indices of each row of a; n: the row's length padded to a power of two, at most CHUNK.
+// Sorts rows and writes the first d.ne[0] indices of each; n: the row's length padded to a power of two, at most CHUNK.
 extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int64_t rows, int n, int descending) {
     DYNAMIC_SHARED(uint64_t, keys);
     FOR_EACH_ROW(r, rows) {
@@ -54,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int
     }
 }
 
-// Sorted chunks of keys in scratch, n a row; every other chunk the other way round.
+// Writes the keys of each row to scratch memory, n for a row, in sorted chunks: ascending and descending in turn, as
+// the merges need them.
 extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t* scratch, int64_t rows, int64_t n,
                                                                int descending) {
     DYNAMIC_SHARED(uint64_t, keys);
@@ -69,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t*
     }
 }
 
-// One step of distance `far` >= CHUNK of the merge to `size`; `pairs` over all rows of n keys.
+// The exchanges over one distance, `far` >= CHUNK, of the merge to `size`; pairs: how many in all rows of n keys.
 extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch, int64_t pairs, int64_t n, int64_t far,
                                                                int64_t size) {
     FOR_EACH(t, pairs) {
@@ -78,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch
     }
 }
 
-// The other steps of the merge to `size`, chunk by chunk.
+// The exchanges over the smaller distances of the merge to `size`, each chunk in shared memory.
 extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratch, int64_t rows, int64_t n,
                                                                 int64_t size) {
     DYNAMIC_SHARED(uint64_t, keys);
@@ -91,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratc
     }
 }
 
-// The indices of sorted keys.
+// Writes the indices that are in the sorted keys.
 extern "C" __global__ void __launch_bounds__(256) take_indices(const uint64_t* scratch, View d, int64_t count,
                                                                int64_t n) {
     FOR_EACH(i, count) {

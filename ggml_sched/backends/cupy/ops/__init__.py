@@ -1,4 +1,4 @@
-"""The ops of the device: for each .cu a module that says which nodes it computes, and with which launches.
+"""The ops of the device: for each file of kernels (.cu) a module with the nodes that it computes, and their launches.
 
 `OPS` is the table over all of them, `GROUPS` are the fused kernels; `build` computes a node, `build_group` those of a
 group that `fusion_groups` found.
@@ -48,8 +48,8 @@ def supports(node: Tensor) -> bool:
 
 
 def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
-    """The most scratch bytes that one of these nodes needs, by how products are made.  Copies of sources that lie over
-    results are not counted: no plan places a result so."""
+    """The most bytes of scratch memory that one of these nodes needs.  `exact`, `by_library`: how matrix products are
+    computed.  Copies of sources that overlap results are not counted: no plan lets them overlap."""
     needed = 0
     for node in nodes:
         op = OPS.get(node.op)
@@ -93,7 +93,7 @@ def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
 
 
 def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -> None:
-    """Append the launches of a group's members, as one where they can be, in place of those of the last member.
+    """Append the launches of a group's members: one fused kernel if memory allows, else those of each member.
 
     `b.needed` says which of them to write, besides the last.  UnsupportedOp as `build`.
     """

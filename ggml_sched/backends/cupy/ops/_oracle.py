@@ -20,7 +20,7 @@ __all__ = ["float_param", "int_param", "kind", "like_oracle", "n_rows"]
 
 def like_oracle(op: str, build: Callable[[Builder, Tensor], None], *, only: Callable[[Tensor], bool] | None = None,
                 work: Callable[[Tensor], int] = no_work) -> Op:
-    """An op that computes the oracle's nodes (`only`: those of them)."""
+    """An op that computes the nodes that the oracle computes; with `only`, those of them for which it is true."""
     kernel = KERNELS[op]
     if only is None:
         return Op(kernel.fits, build, kernel.inplace, work)

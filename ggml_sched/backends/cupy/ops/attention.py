@@ -1,8 +1,8 @@
 """Launches of attention.cu: FLASH_ATTN_EXT.
 
-Blocks take one, four or eight columns (query rows of heads that share a key head) at once; where that
-would leave most of the device idle, the cells are split, and a second kernel joins the splits.  Caches of types that
-the kernel does not read are decoded first.
+A block computes one, four or eight columns (queries of heads that share a key head) at once.  Where that gives too few
+blocks for the device, the cells of the KV cache are divided into splits, a block for each, and a second kernel combines
+their results.  Caches of types that the kernel does not read are decoded first.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ATTENTION = np.dtype([(name, "<i8") for name in (
 """`struct Attention` of caches.cuh."""
 
 READ = frozenset({Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0})
-"""Types of caches that the kernels read as they are."""
+"""Types of KV caches that the kernels read without decoding."""
 
 WARPS = 4
 CELLS = 32
 LEAST = 2 * WARPS * CELLS
-"""Cells that one block takes before they are split."""
+"""The most cells that are not divided into splits."""
 
 BLOCKS = 4
 """Blocks for each multiprocessor, where cells can be split: with fewer there are too few loads in flight."""
@@ -51,7 +51,7 @@ def _optional(node: Tensor, i: int) -> Tensor | None:
 
 
 def _blocks(node: Tensor) -> tuple[int, int]:
-    """(columns of a block, blocks without splits)."""
+    """(columns that a block computes, number of blocks if the cells are not split)."""
     q, k, v = node.src[:3]
     columns = q.ne[1] * (q.ne[2] // k.ne[2])
     together = 1 if columns == 1 else 4 if columns <= 4 or v.ne[0] > 256 else 8
@@ -59,7 +59,7 @@ def _blocks(node: Tensor) -> tuple[int, int]:
 
 
 def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
-    """(splits, cells of each)."""
+    """(number of splits, cells of each)."""
     cells = node.src[1].ne[1]
     round_of = WARPS * CELLS
     if cells <= LEAST:

@@ -71,7 +71,8 @@ def _set_fits(node: Tensor) -> bool:
 
 
 def _set(b: Builder, node: Tensor) -> None:
-    """A copy of the first source (or that itself, in location), and the second in a window of it."""
+    """The result is a copy of the first source, or is that source itself in place; then the second source is copied to
+    a window of it."""
     size = node.type.type_size
     whole, part, d = b.source_location(node, 0), b.source_location(node, 1), b.location(node)
     if not int_param(node, 4) and whole != d:
@@ -88,7 +89,7 @@ def _repeat(b: Builder, node: Tensor) -> None:
 
 def _concat(b: Builder, node: Tensor) -> None:
     axis, d = int_param(node, 0), b.location(node)
-    # Before the first write: a source that overlaps the result is copied here.
+    # Both before the first write: source_location copies a source that overlaps the result.
     first, second = b.source_location(node, 0), b.source_location(node, 1)
     behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)
     b.move(first, d, *_units(node.src[0]))

@@ -25,7 +25,7 @@ _NUMBERS = {name: np.int32(i) for i, name in enumerate((*_PLAIN, *_FUNCTIONS, "G
 """`enum Unary`."""
 
 _FIRST_PARAMETER = {"UNARY:XIELU": 1, "GLU:SWIGLU_OAI": 2}
-"""Where op_params begin that functions read."""
+"""Index of the first of op_params that the function reads, where it is not 0."""
 
 _GATES = {"REGLU": "RELU", "GEGLU": "GELU_GATE", "SWIGLU": "SILU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK",
           "SWIGLU_OAI": "SILU"}
@@ -37,9 +37,10 @@ def _parameters(node: Tensor) -> np.ndarray:
 
 
 def _locations(node: Tensor, *locations: Location) -> list[Location]:
-    """Sources and result with as few extents as their layouts allow: indices are cheap then.
+    """The locations of sources and result with neighbouring extents joined where layouts allow it, so that kernels
+    compute indices with fewer divisions.
 
-    Where a source repeats several elements, locations stay as they are.
+    If a source repeats along an extent that is longer than 1, the locations are returned as they are.
     """
     full = [spread(location, node.ne) for location in locations]
     return list(locations) if None in full else joined(node.ne, full, 0)[1]

@@ -1,4 +1,4 @@
-"""The groups of this folder's kernels: norms with what stands around them, rope with the write of its rows.
+"""The fusion groups of norms with the sums and products around them, and of rope with the SET_ROWS of its result.
 
     [add] norm mul [add]     a sum, its norm, times a weight, plus a bias or a residual: norm_rows of norm.cu
     rope set_rows            rope_set_rows of rope.cu
@@ -41,7 +41,7 @@ def _norm_group(before: bool, after: bool) -> Group:
         if before and (add.op not in _ADD or add not in wiring.position):
             return None
         around = (*([add] if before else []), mul, *([last] if after else []))
-        # A second operand is read from memory: it is none of what need not be written.
+        # The second operands are read from memory, so none may be a member's result, which may not be written there.
         if not all(_is_row_op(node, norm.ne[0]) and node.src[1].root not in (add, norm, mul) for node in around):
             return None
         return (*([add] if before else []), norm, mul, *([last] if after else []))

@@ -30,7 +30,7 @@ def _group(op: str) -> Group:
         a, b = gate.src[0], up.src[0]
         same = a.type == b.type and a.ne == b.ne and a.nb == b.nb and gate.ne == up.ne == last.ne
         fits = same and is_few(gate) and OPS[op].fits(gate) and OPS[op].fits(up) and last.nb[0] == 4
-        # No other node reads what need not be written: weights, columns and ids do not depend on it.
+        # The products are not written to memory, so no source of theirs may be a view of one of them.
         if not fits or any(t.root in (gate, up) for t in (*gate.src, *up.src)):
             return None
         return (gate, up, last)

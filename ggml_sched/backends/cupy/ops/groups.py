@@ -1,6 +1,6 @@
 """Fusion groups, nodes that one kernel computes: found before a graph is planned, built where the plan has kept them.
 
-Invariant: only members of a group read a result that the group does not write.
+Invariant: a result that the group does not write to memory is read by members of the group alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def group_of(nodes: Sequence[Tensor], groups: Iterable[Group]) -> Group | None:
 
 
 def lies_apart(b: Builder, results: Iterable[Tensor], sources: Iterable[Tensor], same: bool = False) -> bool:
-    """Whether no result shares bytes with a source; `same`: but for one that it replaces element by element."""
+    """Whether no result shares bytes with a source.  `same`: a result may have the very memory and layout of a source,
+    as the kernel then reads each element before it writes it."""
     for result in results:
         start = b.location(result).address
         for source in sources:

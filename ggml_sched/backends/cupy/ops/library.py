@@ -21,7 +21,8 @@ __all__ = ["PRODUCT", "multiply", "suits", "work"]
 PRODUCT = "blas.gemm"
 
 MANY = 16
-"""Columns from which on decoding the weights pays: tiles of our own kernels take as long for these as for 64."""
+"""Fewest columns for which decoding weights to f16 pays: our own kernels compute tiles of 64 columns, so that 16 take
+as long as 64."""
 
 PIECE = 1 << 24
 """Elements of weights that are f16 in scratch memory at once: 32 MiB."""
@@ -50,7 +51,7 @@ def _rows(a: Tensor) -> int:
 
 
 def multiply(b: Builder, node: Tensor) -> None:
-    """Append the product."""
+    """Append the product: columns to f16; then for each piece of the weights, decoding and one call of the library."""
     a, x = node.src[:2]
     w, columns, result = b.source_location(node, 0), b.source_location(node, 1), b.location(node)
     # The library does not support rows that share elements.

@@ -1,9 +1,9 @@
 """Launches of matrix products: MUL_MAT and MUL_MAT_ID.
 
-Few columns: matvec_*.cu, one pass over the weights for up to eight of them.  More: matmul_*.cu, in tiles, or, where
-the device has a library of its own, that library, with weights as f16 in scratch memory.  Columns for quantised weights
-are rounded to 8 bits once (`exact`: they stay f32, and weights are decoded to f32).
-Invariant: every load is aligned to its size, which `fits` and `wide` check.
+Few columns (tokens): matvec_*.cu, which read the weights once for up to eight columns.  More: matmul_*.cu, in tiles; or
+cuBLAS, where it is installed, with weights decoded to f16 in scratch memory.  For quantised weights, columns are
+rounded to 8 bits once (`exact`: they stay f32, and weights are decoded to f32). Invariant: every load is aligned to its
+size, which `fits` and `wide` check.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Columns:
 
 
 def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, dst: Tensor) -> np.ndarray:
-    """A node's numbers for the kernels; `ids`: where they are; `dst`: what has the result, of the node's extents."""
+    """The `struct Product` of a node.  `w`, `ids`: where weights and expert ids lie; `dst`: the tensor that gets the
+    result, with the node's extents."""
     a, x = node.src[:2]
     p = np.zeros(1, PRODUCT)
     p["k"], p["rows"] = a.ne[:2]
@@ -111,7 +112,7 @@ def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, d
     p["matrices"] = x.ne[2] * x.ne[3]
     p["r2"], p["r3"] = (max(1, m // max(1, n)) for n, m in zip(a.ne[2:], x.ne[2:], strict=True))
     if x.ne[1] == 1 and 1 < p["r2"][0] <= FEW:
-        # One column each, and several that meet the same matrix: they are its columns.
+        # Several matrices of one column that share weights (r2 of them): computed as one matrix of r2 columns.
         r2 = int(p["r2"][0])
         p["columns"], p["n2"], p["r2"], p["matrices"] = r2, a.ne[2], 1, a.ne[2] * x.ne[3]
         for name in ("x", "d"):
@@ -123,8 +124,8 @@ def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, d
 def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | None = None, gate: int = 0) -> None:
     """Append the product of a node with few columns.
 
-    With `second`, other weights of the same layout: the gated unit `dst` of both products, which shares no memory with
-    what it is made of.
+    With `second`, other weights of the same layout, the result is the gated unit of both products, in the tensor `dst`,
+    which must share no memory with the sources.
     """
     a = node.src[0]
     location = b.source_location if dst is None else lambda node, i: b.location(node.src[i])
@@ -182,7 +183,7 @@ def _grouped(b: Builder, ids: Location, n_experts: int) -> tuple[Scratch, Scratc
 
 
 def is_few(node: Tensor) -> bool:
-    """Whether one pass over the weights serves a product; with experts, whether its tokens are few."""
+    """Whether a product has so few columns (MUL_MAT_ID: tokens) that one pass over the weights computes it."""
     return (node.src[2] if node.op == "MUL_MAT_ID" else node.src[1]).ne[1] <= FEW
 
 
@@ -196,7 +197,8 @@ def _mul_mat(b: Builder, node: Tensor) -> None:
 
 
 def work(node: Tensor, exact: bool, by_library: bool) -> int:
-    """Scratch bytes, at most: columns as kernels want them, and experts by name; or those of the library's product."""
+    """At most so many bytes of scratch memory: converted columns, and the list and table of experts.cu; or, with
+    cuBLAS, those of `library.multiply`."""
     if not node.n_elements:
         return 0
     if by_library and not exact and library.suits(node):
@@ -213,12 +215,12 @@ def work(node: Tensor, exact: bool, by_library: bool) -> int:
 
 
 def _work(node: Tensor) -> int:
-    """The product, by any of the kernels or by cuBLAS."""
+    """The most that any way to compute the product needs."""
     return max(work(node, exact, by_library) for exact in (False, True) for by_library in (False, True))
 
 
 def _fits(node: Tensor) -> bool:
-    """Blocks that load in words, rows of the result without gaps, extents that kernels count in 32 bits."""
+    """Whether blocks are aligned for loads of words, the result's rows have no gaps, and extents fit in 32 bits."""
     a, x = node.src[:2]
     if node.op == "MUL_MAT_ID":
         n_pairs = prod(node.src[2].ne[:2])
