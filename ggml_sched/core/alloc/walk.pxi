@@ -77,7 +77,7 @@ cdef void walk_from_graph(gs_walk *f, const gs_graph *g) noexcept nogil:
     memcpy(f.p.flags, g.flags, g.n_tensors)
     memcpy(f.n_children, g.n_readers, g.n_tensors * sizeof(int32_t))
     memcpy(f.n_views, g.n_viewers, g.n_tensors * sizeof(int32_t))
-    # -1 in every word.
+    # Every byte is 0xff, so every number is -1: none yet.
     memset(f.p.offset, 0xff, f.p.n * sizeof(int64_t))
     memset(f.p.birth, 0xff, f.p.n * sizeof(int32_t))
     memset(f.p.death, 0xff, f.p.n * sizeof(int32_t))
@@ -90,7 +90,7 @@ cdef void walk_from_graph(gs_walk *f, const gs_graph *g) noexcept nogil:
 
 
 cdef uint64_t walk_wiring(const gs_walk *f) noexcept nogil:
-    """A hash of the wiring: everything but shapes and sizes."""
+    """A hash of all but shapes, sizes and offsets: ops, flags, arenas, sources, roots, alloc dependencies, order."""
     cdef uint64_t h = gs_mix(<uint64_t>f.p.n, <uint64_t>f.p.n_seq)
     cdef int32_t i, k
     for i in range(f.p.n):

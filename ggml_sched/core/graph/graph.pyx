@@ -280,7 +280,7 @@ cdef class Graph:
         return 0
 
     def kinds(self):
-        """For each of `tensors` the number of its kind; backends treat tensors of one kind equally.
+        """For each of `tensors` the number of its kind; support queries have equal answers for tensors of one kind.
 
         That is: of equal op, parameters (of views none), type, extents and strides, and with equal types, extents
         and strides in the same slots of their sources.
@@ -349,7 +349,7 @@ cdef class Graph:
         }
 
     cdef inline int32_t require_tensor(self, void *t) except -1:
-        """The id of a node or leaf, by its mark; GraphError if it is not among the given tensors."""
+        """The id of a node or leaf that the caller listed, read from its mark; GraphError if the graph lacks it."""
         if not isinstance(<object>t, Tensor):
             raise TypeError(f"a graph is made of Tensors, not {<object>t!r}")
         return self.require(t, t)

@@ -61,7 +61,7 @@ cdef class Walk:
         cdef Py_ssize_t last = n + (0 if t._deps is None else PyTuple_GET_SIZE(t._deps))
         cdef void *s
         while frame.next <= last:
-            # Ops always list the root of a view among the sources; files may not.
+            # The root is visited by itself, too: in a graph file, a view may not have it among its sources.
             if frame.next < n:
                 s = <void *>PyTuple_GET_ITEM(t.src, frame.next)
             elif frame.next == n:

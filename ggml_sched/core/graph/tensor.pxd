@@ -29,7 +29,7 @@ cdef class Lease:
     cdef readonly bint stages           # data that is set in leafs waits in `Tensor.stash` until a compute loads it
     cdef readonly bint through          # with `stages`: the data is also written to the leafs' memory at once
     cdef public object guard            # a function to call before a tensor is read: raises if its data is gone; None
-    cdef readonly object drain          # a function that waits for the computes queued under the lease; None: none are
+    cdef readonly object drain          # a function that waits for computes queued under the lease; None: none queued
     cdef object __weakref__
     cpdef void end(self) noexcept
     cpdef bint revive(self) noexcept

@@ -1,7 +1,7 @@
 # TensorSet: an open-addressing hash set of tensors with dense ids.
 #
-# Owns the table (gs_tensor_table, tensor.pxd); the owner of the set (a graph) keeps the tensors alive.  Invariant: at least half
-# of the table is free, so a search always ends.  Corresponds to ggml_hash_set.
+# Owns the table (gs_tensor_table, tensor.pxd), and keeps its tensors alive.  Invariant: at least half of the table is
+# free, so a search always ends.  Corresponds to ggml_hash_set.
 
 cdef int table_init(gs_tensor_table *table, int64_t n) noexcept nogil:
     """Room for n tensors; GS_NO_HOST_MEMORY."""

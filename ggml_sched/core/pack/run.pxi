@@ -41,7 +41,7 @@ ctypedef struct gs_pack_work:
     gs_pack filled          # the problem with its slack filled, in the way of `seed`
     gs_join join            # its buffers joined, in the way of `seed`
     gs_search joined        # a search of join.m; joined.p is NULL while there is none
-    int seed                # of the way to fill and join
+    int seed                # selects which holes are filled and which buffers are joined
     int64_t target          # an arena of this size ends the work
     int64_t budget          # tries, of all searches together
     int64_t varied          # tries of joined problems, plus the time of joining, expressed in tries

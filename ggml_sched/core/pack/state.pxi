@@ -33,10 +33,10 @@ ctypedef struct gs_piece:       # sections [left, right), whose unplaced buffers
     int32_t left
     int32_t right
 
-ctypedef struct gs_choice:      # a frame of the stack.  buffer >= 0: a placement, which a lift may replace.  -1: pieces
+ctypedef struct gs_choice:      # a frame of the stack: a placement, which a lift may replace; or a list of pieces
     int64_t mark                # trail length before the placement
     uint64_t changed            # mask of the sections that the placement changed
-    int32_t buffer
+    int32_t buffer              # the placed buffer; -1: the frame has pieces
     int32_t left                # the sections [left, right) of the piece that was being searched
     int32_t right
     int32_t piece               # index in gs_search.pieces of the frame's first piece

@@ -10,6 +10,6 @@ cdef class PlanData:
     cdef bint has_exclusive             # GS_STATE_EXCLUSIVE and WRITTEN are set, which is done on first use
     cdef tuple _chunk_sizes
     cdef public object _program         # cached program of this plan, or None
-    cdef public object _work_sizes      # cached sizes of work memory, from the backends, or None
+    cdef public object _work_sizes      # cached bytes of work memory that the backends want for this plan, or None
     cdef void find_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1
