@@ -1,4 +1,4 @@
-"""The device layer: the calls that the backend makes on a GPU, and no more.  `real` implements it over CuPy.
+"""The device layer: an interface with just the calls that the backend makes on a GPU.  `real` implements it over CuPy.
 
 Addresses are plain integers; sizes are bytes.  All work belongs to a stream and may run at any time until a wait for
 the stream returns.  `copy_in` reads host memory that is not pinned before it returns, and pinned memory when the copy
@@ -69,7 +69,7 @@ class Memory(ABC):
 
 
 class KernelArguments:
-    """The arguments of one launch, laid out once: a launch reads the values of that moment.
+    """The arguments of a kernel, packed once for any number of launches; each launch reads their present values.
 
     `values[i]` is an array of shape (1,) over the bytes of argument i: writing `values[i][0]` changes the argument of
     later launches (not of captured ones).  `pointers` holds the address of each, and `address` is that of `pointers`,
@@ -113,7 +113,7 @@ class StreamEvent(ABC):
 
 
 class CapturedGraph(ABC):
-    """Captured work, with the addresses and arguments of the capture; each launch reads the present memory."""
+    """Captured work: a launch repeats it with the addresses and arguments of the capture, on what memory has then."""
 
     @abstractmethod
     def launch(self, stream: Stream) -> None:
@@ -151,11 +151,11 @@ class Stream(ABC):
 
     @abstractmethod
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
-        """Device to device, within one or between two."""
+        """Copy n bytes within a device or between two."""
 
     @abstractmethod
     def fill(self, ptr: int, value: int, n: int) -> None:
-        """n bytes of one value."""
+        """Set n bytes to one value."""
 
     @abstractmethod
     def begin_capture(self) -> None:

@@ -1,4 +1,4 @@
-"""Strided locations of elements, the arguments of kernels, and equal locations with fewer extents.
+"""Where the elements of a tensor lie (address, extents, strides), as kernels take it, and shorter equal descriptions.
 
 Invariant: a `Location` only describes bytes; the builder checks that kernels may use them.
 """
@@ -37,7 +37,10 @@ def view_of(address: int, ne: Sequence[int], nb: Sequence[int]) -> np.ndarray:
 
 
 class Location(NamedTuple):
-    """The location of elements, from which a View is made.  `scratch`: `address` is an offset in the work memory."""
+    """Where elements lie: extents `ne` and strides `nb` in bytes, innermost first; a kernel gets it as a `View`.
+
+    `scratch`: `address` is an offset in the work memory, whose address is known only when the launch is packed.
+    """
 
     address: int
     ne: tuple[int, ...]
@@ -62,7 +65,7 @@ class Location(NamedTuple):
 
 
 def unit_of(t: Tensor) -> int:
-    """The bytes of a kernel's loads from a tensor, of which its address and strides must be multiples."""
+    """The bytes of which a tensor's address and strides must be multiples, because general kernels load that many."""
     if not t.type.is_quantized:
         return t.type.type_size
     return 2 - t.type.type_size % 2
@@ -91,7 +94,8 @@ def joined(ne: tuple[int, ...], locations: Sequence[Location], size: int) -> tup
 
 
 def spread(location: Location, ne: tuple[int, ...]) -> Location | None:
-    """A location whose extents of 1 repeat, by strides of 0, to extents `ne`; None where longer ones would."""
+    """The location with its extents of 1 repeated to extents `ne`, by strides of 0; None if a longer extent would have
+    to repeat."""
     if any(have not in (1, want) for have, want in zip(location.ne, ne, strict=True)):
         return None
     return location.shaped(ne, [nb if have == want else 0

@@ -1,7 +1,7 @@
 """Kernels and matrix products of a GPU through CuPy 14: NVRTC, cuLaunchKernel, cuBLAS.  Not seen on a GPU yet.
 
-Sources are compiled with their includes put in, so that CuPy's cache on disk, which goes by content, is right.
-Launches go to the driver itself: CuPy's own would pack every argument again.
+Includes are inserted into a source before it is compiled: CuPy's cache on disk goes by the text alone, and must notice
+a changed include.  Launches call the driver itself, because CuPy's own would pack every argument again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CupyBlas", "CupyFunction", "compiled"]
 
 OPTIONS = ("--std=c++17",)
 PLAIN_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a kernel gets without setting an attribute."""
+"""The most bytes of dynamic shared memory for which no attribute of the kernel has to be set."""
 
 
 def compiled(device, name: str):
@@ -70,8 +70,8 @@ class CupyFunction(Function):
 class CupyBlas(Blas):
     """cuBLAS, by a handle of its own.
 
-    CuPy's bindings bring a handle to the current stream of the thread with every call, whatever was set before: the
-    stream that a product belongs to is the current one for that long.
+    CuPy's bindings set the stream of a handle to the thread's current stream in every call.  So the stream that a
+    product belongs to is made the current one for the call.
     """
 
     def __init__(self, device, cublas) -> None:
@@ -90,7 +90,7 @@ class CupyBlas(Blas):
         lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
         half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
         with self._device.entered, stream.stream:
-            # Rows of ours are columns of cuBLAS.
+            # cuBLAS stores matrices column by column: our rows are its columns, hence the transposed first operand.
             if batch == 1:
                 lib.gemmEx(self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, b, half, ldb,
                            beta, c, single, ldc, lib.CUBLAS_COMPUTE_32F, lib.CUBLAS_GEMM_DEFAULT)

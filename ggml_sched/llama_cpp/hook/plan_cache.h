@@ -238,7 +238,7 @@ struct gh_plan_cache {
 enum gh_lookup {
     GH_PIN = 1,             /* the client reserves this graph                                               */
     GH_REUSE = 2,           /* another graph's plan may serve                                               */
-    GH_HINTS = 4            /* a new plan makes room for larger graphs of its wiring                        */
+    GH_HINTS = 4            /* a new plan makes room for larger graphs of its wiring (size_hints.c)         */
 };
 
 /* The entry of a graph with a plan that serves it: cached, reused or planned now.  NULL: *error has the reason.

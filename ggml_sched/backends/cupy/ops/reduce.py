@@ -11,7 +11,7 @@ from ggml_sched.backends.cupy.ops._oracle import float_param, kind, like_oracle,
 __all__ = ["OPS"]
 
 SHARE = 4096
-"""Elements of `sum` that a block adds, until there are 1,024 blocks."""
+"""Elements that a block of SUM adds; more, where there would be more than 1,024 blocks."""
 
 THREADS = 256
 

@@ -13,8 +13,8 @@ from ggml_sched.backends.cupy.repack import is_packed
 __all__ = ["OPS"]
 
 MANY = 2048
-"""The most rows that one launch of set_rows writes: each looks for a later row with the same id, which then is written
-instead.  For more rows, scratch memory has the last row of each id."""
+"""The most rows for which SET_ROWS is one launch, in which each row looks for a later row with the same id: only the
+last one is written.  For more rows, three launches note the last row of each id in scratch memory."""
 
 
 def _get_rows(b: Builder, node: Tensor) -> None:

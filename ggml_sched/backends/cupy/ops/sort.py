@@ -11,7 +11,7 @@ from ggml_sched.backends.cupy.ops._oracle import int_param, like_oracle, n_rows
 __all__ = ["CHUNK", "OPS"]
 
 CHUNK = 4096
-"""Keys that a block sorts in shared memory."""
+"""The most keys that a block sorts in shared memory; a longer row is sorted in several launches."""
 
 KEY = 8
 
