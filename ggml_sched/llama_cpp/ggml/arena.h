@@ -34,7 +34,7 @@ typedef struct gh_arena {
 } gh_arena;
 
 /* The limit for the largest buffer as the planner takes it: 0 if there is none, which ggml expresses by a huge number.
- * */
+ */
 static inline int64_t gh_max_buffer(size_t max_size)
 {
     return max_size < (size_t)1 << 47 ? (int64_t)max_size : 0;
@@ -81,7 +81,7 @@ bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n);
 
 /* Whether some buffer of the n arenas has an init_tensor function, which must be called for each tensor placed in it.
- * */
+ */
 bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml *lib);
 
 /* Call ggml's reset function of each buffer, as ggml does before tensors get new addresses: some backends then free

@@ -216,7 +216,7 @@ static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
 }
 
 /* Whether the struct `of` has a function, or may have one: its pointer at offset `at` is not NULL, or `at` is unknown.
- * */
+ */
 static inline bool gh_has(const void *of, int at)
 {
     return at == GH_UNKNOWN || *(void *const *)((const char *)of + at) != NULL;

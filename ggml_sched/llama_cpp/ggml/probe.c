@@ -105,7 +105,7 @@ const char *gh_probe(gh_ggml *lib)
 
 /* Find the offset of a graph's unique id.  Versions whose graph struct has `with` bytes have the id as its last word.
  * The size of the struct is found by letting ggml write one into marked bytes: it ends where the marks are untouched.
- * */
+ */
 void gh_find_uid(gh_ggml *lib)
 {
     enum { previous = 88, with = 96 };

@@ -474,7 +474,7 @@ static bool all_differ(gx_tensor *const *tensor, int32_t n)
 }
 
 /* Whether the graph whose listed tensors are in `tensor` equals that of s; fills in the tensors that it does not list.
- * */
+ */
 static inline __attribute__((always_inline)) bool matches_moved(const gh_signature *s, gx_tensor **tensor, bool full)
 {
     const gh_descriptor *descriptor = s->descriptors->descriptor;

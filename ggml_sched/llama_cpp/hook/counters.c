@@ -1,5 +1,5 @@
 /* ggml_sched/llama_cpp/hook/counters.c -- the counters and the last failure, which all threads share.  See counters.h.
- * */
+ */
 #define _GNU_SOURCE
 #include "counters.h"
 

@@ -58,7 +58,7 @@ typedef struct gh_plan_entry gh_plan_entry;
 
 /* What the planner is given besides a graph, for each id: where it is or must be, its bytes, and what backends answered
  * to support queries.  A gh_problem is filled again and again: its arrays grow and are freed by gh_problem_free alone.
- * */
+ */
 typedef struct gh_problem {
     int32_t n;              /* ids                                                                  */
     int32_t n_backends;
@@ -317,7 +317,7 @@ static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
 }
 
 /* The tensor of an entry that has an id below plan->n; and the id of a tensor, -1: the entry's graph does not have it.
- * */
+ */
 gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id);
 int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor);
 

@@ -17,7 +17,7 @@ static bool add_pair(gh_tensor_pairs *pairs, gx_tensor *tensor, gx_tensor *until
 }
 
 /* Called by a backend's function: `tensor` must keep its memory until `until` is computed.  Each pair is stored once.
- * */
+ */
 static void add_dep(void *user, gx_tensor *tensor, gx_tensor *until)
 {
     gh_sched *s = user;
