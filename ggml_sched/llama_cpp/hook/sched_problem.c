@@ -243,7 +243,8 @@ static void collect_answers(const gh_sched *s, const gh_plan *p, const gh_plan_e
 }
 
 /* Backends with the same buffer type, such as the CPU and BLAS, work in the same memory.  A node that the client
- * assigned to one of them goes to the first of them that supports it, as in ggml, so that the faster one computes it.
+ * assigned to one of them goes to the first of them that supports it, as in ggml, so that the graph is not split
+ * between them.
  */
 static void join_assignments(const gh_sched *s, gh_problem *q)
 {

@@ -10,7 +10,7 @@
  * A scheduler is used by one thread at a time, as ggml's are; different ones are independent.
  * Invariant: a client sees its graph as with ggml's scheduler: after an allocation, nodes name as sources the copies
  * that they read.  A graph that is allocated again gets its original sources back first, if it is one of the last two
- * graphs to which its entry was bound; clients build graphs anew or alternate between two, and have no older ones.
+ * graphs to which its entry was bound: a client that builds its graphs anew has no older ones.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
 #define GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
