@@ -13,7 +13,9 @@ import sys
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -49,6 +51,17 @@ def _garbage_is_of_this_file(request):
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+
+
+# -- random numbers --------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_this_test(request, monkeypatch):
+    """Seeds the generator of the test's file by the test's name: the tests that ran before it in the same process, which
+    differ where several processes share the tests, do not change its numbers."""
+    if hasattr(request.module, "RNG"):
+        monkeypatch.setattr(request.module, "RNG", np.random.default_rng(crc32(request.node.name.encode())))
 
 
 # -- every plan that a test makes is verified ------------------------------------------------------

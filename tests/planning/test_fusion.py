@@ -390,17 +390,17 @@ def test_groups_in_arenas_of_several_buffers(chunk):
        st.sampled_from(["first", "whole", "front", "all"]), st.sampled_from(["packed", "best fit"]), st.booleans(),
        st.sampled_from([None, 512, 4096]), st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3))
 def test_random_plans_of_any_policy_are_sound(recipe, seed, n, stream, places, reuse, offsets, late, chunk,
-                                                         wishes):
+                                               wishes):
     built = Built(recipe, n)
     backends = tuple(Dry(f"A{k}", anything(seed + k), max_buffer_size=chunk) for k in range(n))
-    for home, backend in zip(built.homes, backends, strict=True):
-        backend.alloc_tensors(home, "weights" if seed % 2 else "any")
     policy = Policy(reuse=reuse, offsets=offsets, leafs_first=not late, stream=stream, places=places)
     assigned = {built.graph.nodes[k % len(built.graph)]: backends[b % n] for k, b in wishes}
-    request = Request(built.graph, Devices(backends), assigned)
     try:
+        for home, backend in zip(built.homes, backends, strict=True):
+            backend.alloc_tensors(home, "weights" if seed % 2 else "any")
+        request = Request(built.graph, Devices(backends), assigned)
         data = make_plan(request, policy)
-    except gs.OutOfMemory:
+    except gs.OutOfMemory:      # the residents, or a tensor of the plan, are larger than a buffer may be
         return
     plan = Plan(built.graph, data, backends, "random")
     plan.verify()
