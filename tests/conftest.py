@@ -58,8 +58,8 @@ def _garbage_is_of_this_file(request):
 
 @pytest.fixture(autouse=True)
 def _numbers_of_this_test(request, monkeypatch):
-    """Seeds the generator of the test's file by the test's name.  Where several processes share the tests, those that ran
-    before it in the same process differ from run to run."""
+    """Seeds the generator of the test's file by the test's name.  Where several processes share the tests, those that
+    ran before it in the same process differ from run to run."""
     if hasattr(request.module, "RNG"):
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(crc32(request.node.name.encode())))
 
