@@ -60,8 +60,9 @@ class Spm:
     def _fallback(self, text: str) -> list[int]:
         """The ids for a letter that is no token: those of its bytes in UTF-8, or the unknown token if one is missing.
         """
-        ids = [i for byte in text.encode() if (i := self._bytes[byte]) is not None]
-        return ids if len(ids) == len(text.encode()) else self._unknown
+        letter = text.encode()
+        ids = [i for byte in letter if (i := self._bytes[byte]) is not None]
+        return ids if len(ids) == len(letter) else self._unknown
 
     def token_bytes(self, text: str, kind: int) -> bytes:
         if kind == TokenType.NORMAL:
