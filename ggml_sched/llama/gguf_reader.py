@@ -138,8 +138,6 @@ class Array(Sequence):
     def __eq__(self, other) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and self.tolist() == list(other)
 
-    __hash__ = None    # type: ignore[assignment]  # as Python sets it for a class that defines __eq__ alone
-
     def __repr__(self) -> str:
         return f"<Array of {len(self)} {self.kind.name}>"
 

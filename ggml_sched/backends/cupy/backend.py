@@ -184,7 +184,7 @@ class CupyBackend(DeviceQueue):
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
         there = dst.buffer
         if isinstance(there, DeviceBuffer) or not _is_dense(src, dst):
-            return False        # another device that cannot read this one's memory
+            return False        # not dense, or on another device, which cannot read this one's memory
         data = _host_bytes(dst)
         if data is None or not data.flags.writeable:
             return False

@@ -429,7 +429,8 @@ class CupyStream(Stream):
 
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
         if n:
-            with self._entered:         # CUDA's addresses are unified: each tells its device
+            with self._entered:
+                # memcpyDefault: CUDA finds the device of each address
                 self._runtime.memcpyAsync(int(dst_ptr), int(src_ptr), int(n), self._runtime.memcpyDefault, self.ptr)
 
     def fill(self, ptr: int, value: int, n: int) -> None:

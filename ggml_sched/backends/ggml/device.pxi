@@ -20,7 +20,7 @@ cdef class Device:
     cdef size_t work_size
     cdef readonly int n_threads
     cdef readonly bint host
-    cdef readonly bint has_host_plans   # graphs are computed on `pool` and `work`, else on what ggml makes itself
+    cdef readonly bint has_host_plans   # graphs are computed with `pool` and `work`; otherwise ggml makes its own
     cdef int pid                    # id of the process in which the pool was made: a fork has none of its threads
 
     def __cinit__(self, Api api not None, uintptr_t dev, int n_threads, bint host):

@@ -437,8 +437,7 @@ cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t r
 
 cdef void dense_like(gs_layout *out, const gs_layout *a) noexcept nogil:
     out[0] = a[0]
-    gx_unit(a, &out.nb[1])          # needs a place for the block size; nb[1] gets its value below
-    out.nb[0] = gx_unit(a, &out.nb[1])
+    out.nb[0] = gx_unit(a, &out.nb[1])      # gx_unit also returns the block size; nb[1] gets its value in the next line
     out.nb[1] = gx_row_size(a)
     out.nb[2] = out.nb[1] * a.ne[1]
     out.nb[3] = out.nb[2] * a.ne[2]

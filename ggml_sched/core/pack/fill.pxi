@@ -10,8 +10,9 @@
 cdef enum:
     FILL_LOOK = 64              # open holes that are remembered; the oldest is forgotten for a new one
     FILL_EFFORT = 64            # times that the holes may cover together, for each buffer: bounds the work
-    # Of 256 holes, a seed leaves out FILL_RARE, plus 0 to 3 times FILL_RARER by the seed, plus FILL_DOUBT times the
-    # open holes, divided by the hole's bytes: with many open holes or few bytes, sizes match by chance more often.
+    # The probability that a hole is left out, in 256ths: FILL_RARE, plus 0 to 3 times FILL_RARER by the seed, plus
+    # FILL_DOUBT times the open holes divided by the hole's bytes, JOIN_DOUBT at most: with many open holes or few
+    # bytes, sizes match by chance more often.
     FILL_RARE = 48
     FILL_RARER = 48
     FILL_DOUBT = 64
@@ -30,7 +31,7 @@ ctypedef struct gs_fill:
     int64_t n
     int64_t effort              # times that further holes may still cover
     uint64_t seed
-    int rare                    # of 256 holes, how many the seed leaves out at least
+    int rare                    # least probability, in 256ths, that a hole is left out; see FILL_RARE
     int32_t n_open              # holes whose end has not been found yet
     gs_hole open[FILL_LOOK]
 

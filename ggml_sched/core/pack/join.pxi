@@ -14,8 +14,8 @@
 
 cdef enum:
     PACK_LOOK = 64              # buffers that a look-up examines; join_equal examines as many on both sides
-    # Of 256 joins, a seed leaves out JOIN_RARE, plus 0 to 3 times JOIN_RARER by the seed, plus up to JOIN_DOUBT where
-    # many pairs match, probably by chance.
+    # The probability that a join is left out, in 256ths: JOIN_RARE, plus 0 to 3 times JOIN_RARER by the seed, plus up
+    # to JOIN_DOUBT where many pairs match, probably by chance.
     JOIN_RARE = 16
     JOIN_RARER = 24
     JOIN_DOUBT = 128
@@ -24,7 +24,7 @@ ctypedef struct gs_join:
     gs_pack *p                  # the original problem
     gs_pack m                   # the joined one; its buffers are blocks, and m.id is the block's first buffer, in p
     uint64_t seed               # 0, or the state of a pseudo-random sequence
-    int rare                    # of 256 joins, how many the seed leaves out at least
+    int rare                    # least probability, in 256ths, that a join is left out; see JOIN_RARE
     int32_t n_gone
     int32_t *gone               # [n_gone] buffers that were joined to another, in order of joining
     int32_t *into               # [n] the buffer that buffer i was joined to; -1: i represents its block

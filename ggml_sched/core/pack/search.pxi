@@ -12,13 +12,14 @@ cdef enum:
     SEARCH_IMPOSSIBLE = 0
     SEARCH_FOUND = 1
     SEARCH_STOPPED = 2
-    SELECT_FIRST = 0            # next: of the buffers with the lowest minimum, the first in rank
-    SELECT_TIGHTEST = 1         # next: likewise, but only of those in the section with the most unplaced bytes
+    # Which buffer is moved next.  A buffer's minimum is the lowest offset that it may still get (state.pxi).
+    SELECT_FIRST = 0            # the one with the lowest minimum; the first in rank of several
+    SELECT_TIGHTEST = 1         # likewise, but only of the buffers in the section with the most unplaced bytes
     SELECTIONS = 2
 
 
 cdef int32_t search_first(const gs_search *q, int32_t left, int32_t right, int64_t lowest) noexcept nogil:
-    """Of the buffers in sections [left, right) whose minimum is `lowest`, the lowest floor there, the first in rank."""
+    """The first in rank of the buffers in sections [left, right) whose minimum is `lowest`: the lowest floor there."""
     cdef const gs_pack *p = q.p
     cdef int32_t best = -1
     cdef int32_t best_rank = 0x7fffffff

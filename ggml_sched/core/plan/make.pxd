@@ -11,7 +11,8 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept
 # Makes a plan with the decisions of a reserved one, for a graph of the same wiring; *serves is 0 if it does not fit.
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, bint *serves,
                         int32_t *failed) noexcept nogil
-# The offsets that a replay gives ids of these sizes.
+# The offsets that gs_plan_replay would choose for ids of these sizes, without making a plan: the reserved plan's, or
+# lower ones where the graph needs less memory.
 cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil
 cdef void gs_plan_free(gs_plan *p) noexcept nogil
 # Allocate the arrays of a plan, by its counts.

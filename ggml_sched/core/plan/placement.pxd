@@ -11,7 +11,7 @@ ctypedef struct gs_request:
     const gs_graph *g
     const uint64_t *inplace     # [n_backends][GS_N_OPS]: bit k: source k may be the destination
     bint shares                 # whether any backend can read a buffer or memory of another backend
-    void *memory                # owned; holds arrays of p
+    void *memory                # owned; holds those arrays of `p` that are not the caller's
     int64_t n_bytes             # bytes of `memory` to compare with another request; only set for problems of the C API
 
 
