@@ -96,7 +96,7 @@ cdef class Tensor:
     cdef gs_layout layout
     cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; kept by `home`
     cdef str _name                      # the name without its endings
-    cdef uint64_t endings               # such as " (view)": ENDS_* as digits to the base N_ENDINGS, the last ending lowest
+    cdef uint64_t endings               # such as " (view)": ENDS_* as digits to the base N_ENDINGS, the last one lowest
     cdef str _resident                  # "weight" or "kv", as a graph file says; None: neither
     cdef readonly int64_t version       # how often the data of a root was set, or written by a compute
     cdef public object stash            # the data that the caller last set, under a lease that stages: bytes or None
