@@ -51,9 +51,6 @@ class HazardError(Error):
         super().__init__(message)
         self.reason = reason
 
-    def __reduce__(self):
-        return type(self), (self.args[0], self.reason)
-
 
 class BackendError(Error):
     """A backend failed while it copied or computed."""
@@ -77,9 +74,6 @@ class OutOfMemory(Error, MemoryError):
         self.backend = backend
         self.needed = needed
         self.available = available
-
-    def __reduce__(self):
-        return type(self), (self.args[0], self.backend, self.needed, self.available)
 
 
 def each(calls: Iterable[Callable[[], object]]) -> None:

@@ -15,9 +15,6 @@ class ContextFull(Error, ValueError):
         super().__init__(message)
         self.n_past, self.n_tokens, self.n_ctx = n_past, n_tokens, n_ctx
 
-    def __reduce__(self):
-        return type(self), (self.args[0], self.n_past, self.n_tokens, self.n_ctx)
-
 
 class ModelClosed(Error, ValueError):
     """A model was used after `close()`."""
@@ -44,9 +41,6 @@ class TokenizerError(Error, ValueError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
-
-    def __reduce__(self):
-        return type(self), (self.args[0], self.field)
 
 
 class ChatTemplateError(Error, ValueError):

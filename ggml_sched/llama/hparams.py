@@ -188,9 +188,9 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
     widths = meta.integers("feed_forward_length", n_layer)
     for n_head, n_head_kv in zip(heads, heads_kv, strict=True):
         if n_head % n_head_kv:
-            raise meta.fail(f"{n_head} heads do not share {n_head_kv} heads of keys and values evenly")
+            raise meta.error(f"{n_head} heads do not share {n_head_kv} heads of keys and values evenly")
     if n_embd % heads[0] and not meta.has("attention.key_length"):
-        raise meta.fail(f"an embedding of {n_embd} does not split into {heads[0]} heads")
+        raise meta.error(f"an embedding of {n_embd} does not split into {heads[0]} heads")
     head = n_embd // heads[0] or None
     head_k = meta.integer("attention.key_length", head)
     head_v = meta.integer("attention.value_length", head)
@@ -230,7 +230,7 @@ def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
     """The numbers of experts as Mixtral's files have them; None for a model without experts."""
     n, n_used = meta.integer("expert_count", 0, low=0), meta.integer("expert_used_count", 0, low=0)
     if n_used > n or (n and not n_used):
-        raise meta.fail(f"{n_used} of {n} experts are used")
+        raise meta.error(f"{n_used} of {n} experts are used")
     return Experts(n, n_used, n_ff) if n else None
 
 
@@ -252,12 +252,12 @@ def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rop
 def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     n_dims = meta.integer("rope.dimension_count", head_k, high=head_k)
     if n_dims % 2:
-        raise meta.fail(f"rope turns {n_dims} dimensions: not an even number")
+        raise meta.error(f"rope turns {n_dims} dimensions: not an even number")
     kind = meta.string("rope.scaling.type", "linear")
     # Older files have the factor of linear scaling under another name, rope.scale_linear.
     factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)) or 1.0
     if kind not in ("none", "linear", "yarn", "longrope"):
-        raise meta.fail(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
+        raise meta.error(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
     freq_scale = 1.0 if kind == "none" else 1.0 / max(factor, TINY)
     # llama.cpp does not read rope.scaling.yarn_ext_factor and similar keys for these architectures.
     ext_factor = 1.0 if kind == "yarn" else 0.0
@@ -277,7 +277,7 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
         log_mul=log_mul,
     )
     if not rope.yarn_magnitude > 0:
-        raise meta.fail(f"rope scaling by {factor:g} turns YaRN's magnitude to {rope.yarn_magnitude:g}")
+        raise meta.error(f"rope scaling by {factor:g} turns YaRN's magnitude to {rope.yarn_magnitude:g}")
     return replace(rope, attn_factor=rope.attn_factor / rope.yarn_magnitude)
 
 

@@ -47,9 +47,9 @@ def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
 
 
 @pytest.mark.parametrize(("arch", "key", "value", "match"), [
-    ("mamba", "ssm.dt_b_c_rms", 1, "1, not a truth value"),
-    ("gemma2", "attention.sliding_window_pattern", [True], "no list of truth values for"),
-    ("gemma2", "attention.sliding_window_pattern", ["x"] * 8, "no list of truth values for"),
+    ("mamba", "ssm.dt_b_c_rms", 1, "1, not a bool"),
+    ("gemma2", "attention.sliding_window_pattern", [True], "no list of bools for"),
+    ("gemma2", "attention.sliding_window_pattern", ["x"] * 8, "no list of bools for"),
 ])
 def test_what_is_no_truth_value_is_named(arch, key, value, match):
     metadata, tensors = contents(cases.model(arch))

@@ -135,7 +135,7 @@ def _gemma3(h: Hparams, meta: Metadata) -> Hparams:
 
 def _needs_experts(h: Hparams, meta: Metadata) -> None:
     if h.experts is None:
-        raise meta.fail(f"no experts, which architecture {h.arch!r} needs")
+        raise meta.error(f"no experts, which architecture {h.arch!r} needs")
 
 
 def _gpt_oss(h: Hparams, meta: Metadata) -> Hparams:
@@ -148,7 +148,7 @@ def _gpt_oss(h: Hparams, meta: Metadata) -> Hparams:
 
 def _phi3(h: Hparams, meta: Metadata) -> Hparams:
     if h.experts:
-        raise meta.fail("experts, which architecture 'phi3' does not have")
+        raise meta.error("experts, which architecture 'phi3' does not have")
     # The presence of the tables decides: early converters did not write the scaling type "longrope".
     return replace(h, longrope=any(f"rope_factors_{kind}.weight" in meta.file.tensors for kind in ("long", "short")))
 

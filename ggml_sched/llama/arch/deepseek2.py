@@ -33,15 +33,15 @@ def hparams(file: GGUFFile) -> Hparams:
     head_v = meta.integer("attention.value_length_mla", None if absorbed else h.n_embd_head_v)
     rope = h.rope
     if not rope.n_dims < head_k:
-        raise meta.fail(f"rope turns {rope.n_dims} of the {head_k} elements of a key: none are left")
+        raise meta.error(f"rope turns {rope.n_dims} of the {head_k} elements of a key: none are left")
     if absorbed and (h.n_head_kv != 1 or h.n_embd_head_k != n_kv + rope.n_dims or h.n_embd_head_v != n_kv):
-        raise meta.fail(f"latent vectors of {n_kv} elements do not fit {h.n_head_kv} heads of {h.n_embd_head_k} and "
+        raise meta.error(f"latent vectors of {n_kv} elements do not fit {h.n_head_kv} heads of {h.n_embd_head_k} and "
                         f"{h.n_embd_head_v}")
     # YaRN's magnitude multiplies the whole attention score, not only the part that rope rotates.
     stretch = 0.1 * math.log(1 / rope.freq_scale)
     mscale = rope.attn_factor * (1 + stretch) * (1 + rope.log_mul * stretch)
     if not abs(mscale) < MAX_MAGNITUDE:
-        raise meta.fail(f"rope scaling multiplies scores by the square of {mscale:g}")
+        raise meta.error(f"rope scaling multiplies scores by the square of {mscale:g}")
     rope = replace(rope, k_first=0 if absorbed else head_k - rope.n_dims)
     latent = Latent(meta.integer("attention.q_lora_rank", 0, low=0), n_kv, head_k, head_v, absorbed)
     return replace(h, latent=latent, rope=rope, layers=tuple(replace(layer, rope=rope) for layer in h.layers),
@@ -53,12 +53,12 @@ def _experts(meta: Metadata, h: Hparams) -> Experts | None:
     if n_dense == h.n_layer:
         return None
     if h.experts is None:
-        raise meta.fail(f"{n_dense} of {h.n_layer} layers are dense, and there are no experts")
+        raise meta.error(f"{n_dense} of {h.n_layer} layers are dense, and there are no experts")
     if meta.integer("expert_group_count", 1, low=0) > 1:
-        raise meta.fail("groups of experts, which are not supported")
+        raise meta.error("groups of experts, which are not supported")
     gating = meta.integer("expert_gating_func", 1, low=0)
     if gating not in (0, 1, 2):
-        raise meta.fail(f"a gating function numbered {gating}; known: 1, softmax, and 2, sigmoid")
+        raise meta.error(f"a gating function numbered {gating}; known: 1, softmax, and 2, sigmoid")
     n_ff, n_shared = meta.integer("expert_feed_forward_length"), meta.integer("expert_shared_count", 0, low=0)
     return replace(h.experts, n_ff=n_ff, n_dense_layers=n_dense, n_shared=n_shared, n_ff_shared=n_ff * n_shared,
                    gating="sigmoid" if gating == 2 else "softmax", normalise=meta.boolean("expert_weights_norm", False),

@@ -25,7 +25,7 @@ def hparams(file: GGUFFile) -> Hparams:
     ssm = Ssm(meta.integer("ssm.conv_kernel", low=2, high=1 << 10), meta.integer("ssm.inner_size"),
               meta.integer("ssm.state_size"), meta.integer("ssm.time_step_rank"), meta.boolean("ssm.dt_b_c_rms", False))
     if ssm.n_inner != 2 * n_embd:
-        raise meta.fail(f"an inner width of {ssm.n_inner} is not twice the embedding of {n_embd}")
+        raise meta.error(f"an inner width of {ssm.n_inner} is not twice the embedding of {n_embd}")
     return Hparams(
         arch="mamba", n_vocab=n_vocab(meta), n_embd=n_embd,
         n_ctx_train=meta.integer("context_length", high=MAX_POSITION),

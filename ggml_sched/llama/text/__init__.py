@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-    vocabulary      the tokens of a file, checked; it reads the metadata through fields
+    vocabulary      the tokens of a file, checked
     pretokenizers   how BPE vocabularies cut words
     spm, bpe        the two merge algorithms, on the `tokenizers` library
     tokenizer       text to ids and back

@@ -7,18 +7,18 @@ need no checks of their own.  Corresponds to llama.cpp's llama_vocab::impl::load
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggml_sched.llama.gguf import GGUFFile
-from ggml_sched.llama.text.fields import Fields, shown
+from ggml_sched.llama.errors import TokenizerError
+from ggml_sched.llama.gguf import Array, GGUFFile, Kind
+from ggml_sched.llama.metadata import Fields, shown
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
 
 __all__ = ["TokenType", "Vocabulary"]
 
-PREFIX = "tokenizer.ggml."
 MAX_TOKEN_CHARS = 512
 """The largest length of a token; the longest tokens of real vocabularies are runs of 128 spaces."""
 MAX_CHARS, CHARS_PER_TOKEN = 1 << 20, 32
@@ -96,7 +96,7 @@ class Vocabulary:
     @classmethod
     def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Vocabulary:
         """Raises TokenizerError naming the field for a missing, wrong or unsupported value."""
-        fields = Fields(metadata, name)
+        fields = VocabularyFields(metadata, name)
         model = _model(fields)
         texts = _texts(fields)
         n = len(texts)
@@ -104,7 +104,7 @@ class Vocabulary:
         types = _types(fields, n)
         spm = model == "spm"
         pre = "spm" if spm else _pre(fields)
-        special = {key: fields.token_id(PREFIX + key + "_token_id", n, default) for key, default in (
+        special = {key: fields.token_id(key + "_token_id", n, default) for key, default in (
             ("bos", 1 if spm else None), ("eos", 2 if spm else None), ("eot", None), ("eom", None),
             ("unknown", 0 if spm else None), ("padding", None),
             *((key, None) for key in (*FILL_IN, *OLD_FILL_IN_KEYS)))}
@@ -116,9 +116,9 @@ class Vocabulary:
             scores=_scores(fields, n, spm), merges=[] if spm else _merges(fields),
             bos_id=special["bos"], eos_id=special["eos"], eot_id=special["eot"], eom_id=special["eom"],
             unk_id=special["unknown"], pad_id=special["padding"], eos_ids=eos_ids,
-            add_bos=fields.flag(PREFIX + "add_bos_token", spm or PRETOKENIZERS[pre].adds_bos),
-            add_eos=fields.flag(PREFIX + "add_eos_token", False),
-            add_space_prefix=spm and fields.flag(PREFIX + "add_space_prefix", True),
+            add_bos=fields.boolean("add_bos_token", spm or PRETOKENIZERS[pre].adds_bos),
+            add_eos=fields.boolean("add_eos_token", False),
+            add_space_prefix=spm and fields.boolean("add_space_prefix", True),
             strips_right=_strips_right(fields, texts, types))
 
     @classmethod
@@ -126,42 +126,96 @@ class Vocabulary:
         return cls.from_metadata(file.metadata, file.name)
 
 
-def _model(fields: Fields) -> str:
-    key = PREFIX + "model"
-    value = fields.string(key)
+class VocabularyFields(Fields):
+    """`tokenizer.ggml.*`; errors are TokenizerErrors."""
+
+    def __init__(self, metadata: Mapping, name: str) -> None:
+        super().__init__(metadata, name, "tokenizer.ggml.")
+
+    def fail(self, key: str, what: str) -> TokenizerError:
+        return TokenizerError(str(super().fail(key, what)), self.prefix + key)
+
+    def token_id(self, key: str, n_vocab: int, default: int | None = None) -> int | None:
+        value = self.metadata.get(self.prefix + key)
+        if value is None:
+            return default if default is not None and default < n_vocab else None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, f"is {shown(value)}, not a token id")
+        if value == 0xFFFFFFFF:  # "none" in an unsigned field
+            return None
+        if not 0 <= value < n_vocab:
+            raise self.fail(key, f"is {value}, the vocabulary has {n_vocab} tokens")
+        return value
+
+    def strings(self, key: str, missing: str) -> list[str]:
+        value = self.get(key, None, missing)
+        if isinstance(value, Array):
+            if value.kind is not Kind.STRING:
+                raise self.fail(key, f"is an array of {value.kind.name}, not of strings")
+            return value.tolist()
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            raise self.fail(key, f"is {shown(value)}, not an array of strings")
+        for i, element in enumerate(value):
+            if not isinstance(element, str):
+                raise self.fail(f"{key}[{i}]", f"is {shown(element)}, not a string")
+        return list(value)
+
+    def numbers(self, key: str, n: int, kind: str) -> np.ndarray | None:
+        """An array of n numbers, or None where the file has none; `kind`: NumPy's letters of the types that it may have
+        ("iu" integers, "f" floats)."""
+        value = self.metadata.get(self.prefix + key)
+        if value is None:
+            return None
+        if isinstance(value, Array):
+            kind_of_elements = value.kind.name
+            try:
+                value = value.numpy()
+            except TypeError:
+                raise self.fail(key, f"is an array of {kind_of_elements}, not of numbers") from None
+        try:
+            numbers = np.asarray(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self.fail(key, f"is not an array of numbers: {error}") from error
+        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in kind):
+            raise self.fail(key, f"is {shown(value)}, not an array of {'floats' if 'f' in kind else 'integers'}")
+        if len(numbers) != n:
+            raise self.fail(key, f"has {len(numbers)} elements, the vocabulary has {n} tokens")
+        return numbers
+
+
+def _model(fields: VocabularyFields) -> str:
+    value = fields.string("model", missing="is missing: the file holds no tokenizer")
     models = {"llama": "spm", "gpt2": "bpe"}
     if value in models:
         return models[value]
     if value in ("no_vocab", "none"):
-        raise fields.fail(key, f"is {value!r}: the file holds no tokenizer")
-    raise fields.fail(key, f"is {shown(value)}, which is not supported; 'llama' (SPM) and 'gpt2' (BPE) are")
+        raise fields.fail("model", f"is {value!r}: the file holds no tokenizer")
+    raise fields.fail("model", f"is {shown(value)}, which is not supported; 'llama' (SPM) and 'gpt2' (BPE) are")
 
 
-def _pre(fields: Fields) -> str:
-    key = PREFIX + "pre"
-    value = fields.string(key, "default")
+def _pre(fields: VocabularyFields) -> str:
+    value = fields.string("pre", "default")
     if value not in PRETOKENIZERS:
-        raise fields.fail(key, f"is {shown(value)}, an unknown pre-tokenizer; known are {', '.join(PRETOKENIZERS)}")
+        raise fields.fail("pre", f"is {shown(value)}, an unknown pre-tokenizer; known are {', '.join(PRETOKENIZERS)}")
     return value
 
 
-def _texts(fields: Fields) -> list[str]:
-    key = PREFIX + "tokens"
-    texts = fields.strings(key, "is missing: the file holds no vocabulary")
+def _texts(fields: VocabularyFields) -> list[str]:
+    texts = fields.strings("tokens", "is missing: the file holds no vocabulary")
     if not texts:
-        raise fields.fail(key, "is empty")
+        raise fields.fail("tokens", "is empty")
     longest = max(map(len, texts))
     if longest > MAX_TOKEN_CHARS:
         i = next(i for i, text in enumerate(texts) if len(text) == longest)
-        raise fields.fail(f"{key}[{i}]", f"has {longest} characters, the limit is {MAX_TOKEN_CHARS}")
+        raise fields.fail(f"tokens[{i}]", f"has {longest} characters, the limit is {MAX_TOKEN_CHARS}")
     chars, limit = sum(map(len, texts)), MAX_CHARS + CHARS_PER_TOKEN * len(texts)
     if chars > limit:
-        raise fields.fail(key, f"has {len(texts)} tokens of {chars} characters together, the limit is {limit}")
+        raise fields.fail("tokens", f"has {len(texts)} tokens of {chars} characters together, the limit is {limit}")
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
         i = next(i for i, text in enumerate(texts) if not is_utf8(text))
-        raise fields.fail(f"{key}[{i}]", "is not UTF-8") from None
+        raise fields.fail(f"tokens[{i}]", "is not UTF-8") from None
     if "" in texts:  # padding by some converters; renamed so that it matches no text
         texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
     return texts
@@ -175,35 +229,32 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _types(fields: Fields, n: int) -> list[int]:
-    key = PREFIX + "token_type"
-    types = fields.numbers(key, n, "iu")
+def _types(fields: VocabularyFields, n: int) -> list[int]:
+    types = fields.numbers("token_type", n, "iu")
     if types is None:
         return [int(TokenType.NORMAL)] * n
     wrong = (types < 0) | (types > max(TokenType))
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise fields.fail(f"{key}[{i}]", f"is {types[i]}, not a token type of 0 to {int(max(TokenType))}")
+        raise fields.fail(f"token_type[{i}]", f"is {types[i]}, not a token type of 0 to {int(max(TokenType))}")
     return types.tolist()
 
 
-def _scores(fields: Fields, n: int, needed: bool) -> np.ndarray:
-    key = PREFIX + "scores"
-    scores = fields.numbers(key, n, "fiu")
+def _scores(fields: VocabularyFields, n: int, needed: bool) -> np.ndarray:
+    scores = fields.numbers("scores", n, "fiu")
     if scores is None:
         if needed:
-            raise fields.fail(key, "is missing: SPM merges by scores")
+            raise fields.fail("scores", "is missing: SPM merges by scores")
         return np.zeros(n, np.float32)
     scores = scores.astype(np.float32)
     if not np.isfinite(scores).all():
         i = int(np.argmin(np.isfinite(scores)))
-        raise fields.fail(f"{key}[{i}]", f"is {scores[i]}, not a finite number")
+        raise fields.fail(f"scores[{i}]", f"is {scores[i]}, not a finite number")
     return scores
 
 
-def _merges(fields: Fields) -> list[tuple[str, str]]:
-    key = PREFIX + "merges"
-    lines = fields.strings(key, "is missing: BPE needs them")
+def _merges(fields: VocabularyFields) -> list[tuple[str, str]]:
+    lines = fields.strings("merges", "is missing: BPE needs them")
     pairs: list[tuple[str, str]] = []
     for i, line in enumerate(lines):
         left, _, right = line.partition(" ")
@@ -211,7 +262,7 @@ def _merges(fields: Fields) -> list[tuple[str, str]]:
             # A space as the first character belongs to the merge, in some vocabularies; the next one is the separator.
             at = line.find(" ", 1)
             if at < 0 or at == len(line) - 1:
-                raise fields.fail(f"{key}[{i}]", f"is {shown(line)}, not two tokens with a space between")
+                raise fields.fail(f"merges[{i}]", f"is {shown(line)}, not two tokens with a space between")
             left, right = line[:at], line[at + 1 :]
         pairs.append((left, right))
     return list(dict.fromkeys(pairs))  # the first of two equal ones counts
@@ -242,7 +293,7 @@ def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int
     return frozenset(ends)
 
 
-def _strips_right(fields: Fields, texts: list[str], types: list[int]) -> frozenset[int]:
+def _strips_right(fields: VocabularyFields, texts: list[str], types: list[int]) -> frozenset[int]:
     """Tokens that remove the whitespace after them: phi-3's, whose files lack this information."""
     name = fields.metadata.get("general.name", "")
     if not isinstance(name, str) or not any(part in name.lower() for part in ("phi-3", "phi3")):
