@@ -98,50 +98,45 @@ class KVCache:
 
     def clear_rows(self, rows) -> None:
         """Zero these rows of every layer, which a failed evaluation may have written."""
-        rows = _sorted(rows, self.n_ctx)
-        self._put(rows, [tuple(np.zeros((len(rows), _row_bytes(t)), np.uint8) for t in pair)
-                         for pair in self._attention()])
+        self.write_rows(rows, [np.zeros(shape, np.uint8) for shape in self.shapes_of_rows(len(rows))])
 
     def clear_state(self, row: int) -> None:
         """Zero one row of every state tensor: the state of an empty sequence."""
-        for t in self._states():
-            t.backend.set_tensor(t, bytes(t.nb[1]), self._at(t, row))
+        self.write_state(row, [np.zeros(t.nb[1], np.uint8) for t in self._states()])
 
     # -- moving rows ------------------------------------------------------------------------
 
-    def read_rows(self, rows) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each attention layer the bytes of m rows, ascending: (keys, values), each u8 [m, bytes of a row].
+    def shapes_of_rows(self, m: int) -> list[tuple[int, int]]:
+        """The shapes of the arrays that `read_rows` returns for m rows."""
+        return [(m, t.nb[1]) for t in self._attention()]
+
+    def read_rows(self, rows) -> list[np.ndarray]:
+        """For each attention layer the bytes of m rows, in their order: keys, then values, each u8 [m, bytes of a row].
 
         The bytes are the same with and without `flash`.  ValueError for a row outside the cache.
         """
-        rows = _sorted(rows, self.n_ctx)
-        return [(_read(k, rows), _read(v, rows) if self.flash else self._read_columns(v, rows))
-                for k, v in self._attention()]
+        rows = self._checked(rows)
+        return [self._transposed(t)[:, rows].transpose(1, 0, 2).reshape(len(rows), t.nb[1])
+                if self._is_transposed(t) else _read(t, rows) for t in self._attention()]
 
-    def write_rows(self, rows, data: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Write `data`, which `read_rows` of a cache of this type returned, to some rows, ascending.
+    def write_rows(self, rows, data: Sequence[np.ndarray]) -> None:
+        """Write `data`, which `read_rows` of a cache of this type returned, to some rows.
 
         FileFormatError for data of other shapes; then nothing was written.
         """
-        rows, layers = _sorted(rows, self.n_ctx), self._attention()
-        shapes = [((len(rows), _row_bytes(k)), (len(rows), _row_bytes(v))) for k, v in layers]
-        if [(np.shape(k), np.shape(v)) for k, v in data] != shapes:
-            raise FileFormatError(f"saved rows do not fit {len(rows)} rows of {len(layers)} layers of this cache")
-        self._put(rows, data)
-
-    def _put(self, rows: np.ndarray, data) -> None:
-        for (k, v), (keys, values) in zip(self._attention(), data, strict=True):
-            _write(k, rows, keys)
-            if self.flash:
-                _write(v, rows, values)
+        rows, tensors = self._checked(rows), self._attention()
+        if [np.shape(part) for part in data] != self.shapes_of_rows(len(rows)):
+            raise FileFormatError(f"saved rows do not fit {len(rows)} rows of {len(tensors) // 2} layers of this cache")
+        for t, part in zip(tensors, data, strict=True):
+            if not self._is_transposed(t):
+                _write(t, rows, part)
             elif len(rows):
-                columns = self._transposed(v)
-                columns[:, rows] = np.asarray(values, np.uint8).reshape(len(rows), v.ne[0], -1).transpose(1, 0, 2)
-                v.backend.set_tensor(v, columns.reshape(-1))
+                columns = self._transposed(t)
+                columns[:, rows] = np.asarray(part, np.uint8).reshape(len(rows), t.ne[0], -1).transpose(1, 0, 2)
+                t.backend.set_tensor(t, columns.reshape(-1))
 
-    def _read_columns(self, v: Tensor, rows: np.ndarray) -> np.ndarray:
-        """The values of some rows of the cache from a transposed V: u8 [m, bytes of a row], as from `_read`."""
-        return self._transposed(v)[:, rows].transpose(1, 0, 2).reshape(len(rows), _row_bytes(v))
+    def _is_transposed(self, t: Tensor) -> bool:
+        return not self.flash and t.name.startswith("cache_v")
 
     def _transposed(self, v: Tensor) -> np.ndarray:
         """The bytes of a transposed V: [n_embd_v, n_ctx, bytes of an element]."""
@@ -149,26 +144,37 @@ class KVCache:
         v.backend.get_tensor(v, out)
         return out.reshape(v.ne[0], self.n_ctx, v.nb[0])
 
-    def _attention(self) -> list[tuple[Tensor, Tensor]]:
-        return [(k, v) for k, v in zip(self.k, self.v, strict=True) if k is not None and v is not None]
+    def _attention(self) -> list[Tensor]:
+        return [t for pair in zip(self.k, self.v, strict=True) for t in pair if t is not None]
+
+    def _checked(self, rows) -> np.ndarray:
+        """The rows as an array; ValueError for one outside 0 .. n_ctx - 1, and for a repeated one."""
+        rows = np.asarray(rows, np.int64).reshape(-1)
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.n_ctx or len(np.unique(rows)) < len(rows)):
+            raise ValueError(f"rows are different numbers in 0 .. {self.n_ctx - 1}")
+        return rows
 
     # -- moving states ------------------------------------------------------------------------
 
+    def shapes_of_states(self) -> list[tuple[int]]:
+        """The shapes of the arrays that `read_state` returns."""
+        return [(t.nb[1],) for t in self._states()]
+
     def read_state(self, row: int) -> list[np.ndarray]:
-        """One row of every state tensor: f32 arrays.  `row` is the number of a sequence, or of a backup (Runner)."""
-        out = []
-        for t in self._states():
-            out.append(np.empty(t.ne[0], np.float32))
-            t.backend.get_tensor(t, out[-1].view(np.uint8), self._at(t, row))
+        """The bytes (u8) of one row of every state tensor.  `row` is the number of a sequence, or of a backup (Runner).
+        """
+        out = [np.empty(shape, np.uint8) for shape in self.shapes_of_states()]
+        for t, part in zip(self._states(), out, strict=True):
+            t.backend.get_tensor(t, part, self._at(t, row))
         return out
 
     def write_state(self, row: int, states: Sequence[np.ndarray]) -> None:
         """Write states that `read_state` returned.  FileFormatError for other shapes; then nothing was written."""
         tensors = self._states()
-        if [np.shape(state) for state in states] != [(t.ne[0],) for t in tensors]:
+        if [np.shape(state) for state in states] != self.shapes_of_states():
             raise FileFormatError(f"saved states do not fit the {len(tensors)} of this cache")
         for t, state in zip(tensors, states, strict=True):
-            t.backend.set_tensor(t, np.ascontiguousarray(state, np.float32).view(np.uint8), self._at(t, row))
+            t.backend.set_tensor(t, np.ascontiguousarray(state, np.uint8), self._at(t, row))
 
     def copy_state(self, a: int, b: int) -> None:
         """Copy the states of sequence a to sequence b."""
@@ -200,18 +206,6 @@ def _type(kv_type) -> Type:
     if str(kv_type).upper() not in KINDS:
         raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KINDS).lower()}")
     return Type[str(kv_type).upper()]
-
-
-def _row_bytes(t: Tensor) -> int:
-    return t.nb[1]
-
-
-def _sorted(rows, n_ctx: int) -> np.ndarray:
-    """The rows as an ascending array; ValueError for a row outside 0 .. n_ctx - 1, and for a repeated one."""
-    rows = np.asarray(rows, np.int64).reshape(-1)
-    if len(rows) and (rows[0] < 0 or rows[-1] >= n_ctx or (np.diff(rows) <= 0).any()):
-        raise ValueError(f"rows are ascending numbers in 0 .. {n_ctx - 1}")
-    return rows
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ NaN.  Corresponds to llama.cpp's llama_context.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -202,36 +203,20 @@ class Runner:
 
     def sizes(self) -> tuple[int, int]:
         """Bytes of a row of the cache, all layers together, and of a recurrent state."""
-        cache = self.cache
-        return (sum(t.nb[1] for t in (*cache.k, *cache.v) if t is not None),
-                sum(t.nb[1] for t in (*cache.r, *cache.s) if t is not None))
+        return (sum(width for _, width in self.cache.shapes_of_rows(1)),
+                sum(width for width, in self.cache.shapes_of_states()))
 
     def read(self, seq: int, rows: np.ndarray) -> tuple[bytes, bytes]:
         """The bytes of these rows of the cache, in their order, and of the recurrent state of a sequence."""
-        order = np.argsort(rows)
-        inverse = np.argsort(order)
-        layers = self.cache.read_rows(rows[order])
         state = self.cache.read_state(seq) if self.is_recurrent else ()
-        return (b"".join(part[inverse].tobytes() for pair in layers for part in pair),
+        return (b"".join(part.tobytes() for part in self.cache.read_rows(rows)),
                 b"".join(part.tobytes() for part in state))
 
     def write(self, seq: int, rows: np.ndarray, data: bytes, state: bytes) -> None:
         """Write the bytes that `read` of a cache of the same sizes returned, to some rows and a state."""
-        order, n = np.argsort(rows), len(rows)
-        values, at, layers = np.frombuffer(data, np.uint8), 0, []
-        for k, v in zip(self.cache.k, self.cache.v, strict=True):
-            if k is None:
-                continue
-            pair = []
-            for size in (k.nb[1], v.nb[1]):
-                pair.append(values[at : at + n * size].reshape(n, size)[order])
-                at += n * size
-            layers.append(tuple(pair))
-        self.cache.write_rows(rows[order], layers)
+        self.cache.write_rows(rows, _cut(data, self.cache.shapes_of_rows(len(rows))))
         if self.is_recurrent:
-            widths = [t.ne[0] for pair in zip(self.cache.r, self.cache.s, strict=True) for t in pair if t is not None]
-            parts = np.split(np.frombuffer(state, np.float32), np.cumsum(widths)[:-1])
-            self.cache.write_state(seq, parts)
+            self.cache.write_state(seq, _cut(state, self.cache.shapes_of_states()))
 
     def turn(self, deltas: np.ndarray) -> None:
         """Rotate the key in each row of the cache to another position; `deltas` i32 [n_ctx]: how far each has moved.
@@ -262,3 +247,10 @@ class Runner:
         self._token = None
         self._shift = None
         each([self.scheduler.close, self.cache.close, self.weights.close])
+
+
+def _cut(data: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Bytes as u8 arrays of these shapes, one behind the other."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    parts = np.split(np.frombuffer(data, np.uint8), ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]      # no shapes: one part

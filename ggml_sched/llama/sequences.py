@@ -295,7 +295,7 @@ class SequenceStore:
                 raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n_keep} and then forget {n_discard}")
             if self.runner.is_recurrent:
                 raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
-            held, snapshot, rows = self.tokens[i], cells.snapshot(), np.sort(cells.rows_of(i, n_keep + n_discard))
+            held, snapshot, rows = self.tokens[i], cells.snapshot(), cells.rows_of(i, n_keep + n_discard)
             before, keys = list(held), self.runner.cache.read_rows(rows)
 
             def undo() -> None:

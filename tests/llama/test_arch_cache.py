@@ -128,14 +128,13 @@ def test_rows_saved_and_written_elsewhere_continue_alike(flash, kind):
         runner.run(TOKENS[:12])
         saved = runner.cache.read_rows(range(12))
         expected = runner.run([7])
-    rows = [1, 2, 3, 10, 11, 12, 13, 14, 30, 31, 40, 63]
+    rows = [10, 11, 12, 1, 2, 3, 14, 13, 30, 31, 63, 40]
     with Runner(data, flash=flash, kv_type=kind) as runner:
         runner.cache.write_rows(rows, saved)
         for i, row in enumerate(rows):
             runner.owner[row] = (0, i)
         again = runner.cache.read_rows(rows)
-        assert all(a.tobytes() == b.tobytes() for one, two in zip(again, saved, strict=True)
-                   for a, b in zip(one, two, strict=True))
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(again, saved, strict=True))
         assert error(runner.run([7]), expected) <= 1e-5
 
 
@@ -159,12 +158,11 @@ def test_cleared_rows_are_zero_and_others_are_not(flash):
         before = runner.cache.read_rows(range(64))
         runner.cache.clear_rows([3, 4, 9])
         after = runner.cache.read_rows(range(64))
-        for old, new in zip(before, after, strict=True):
-            for a, b in zip(old, new, strict=True):
-                kept = np.delete(np.arange(64), [3, 4, 9])
-                assert (a[kept] == b[kept]).all() and not b[[3, 4, 9]].any() and a[[3, 4, 9]].any()
+        kept = np.delete(np.arange(64), [3, 4, 9])
+        for a, b in zip(before, after, strict=True):
+            assert (a[kept] == b[kept]).all() and not b[[3, 4, 9]].any() and a[[3, 4, 9]].any()
         runner.cache.clear()
-        assert not any(part.any() for pair in runner.cache.read_rows(range(64)) for part in pair)
+        assert not any(part.any() for part in runner.cache.read_rows(range(64)))
         runner.cache.clear_rows([])
 
 
@@ -172,16 +170,15 @@ def test_wrong_rows_and_wrong_data_change_nothing():
     with Runner(cases.model("llama"), n_seq=2) as runner:
         runner.run(TOKENS[:12])
         cache, before = runner.cache, runner.cache.read_rows(range(64))
-        for rows in ([64], [-1], [3, 3], [4, 3]):
+        for rows in ([64], [-1], [3, 3], [4, 3, 4]):
             for call in (cache.read_rows, cache.clear_rows, lambda r: cache.write_rows(r, before)):
-                with pytest.raises(ValueError, match="rows are ascending"):
+                with pytest.raises(ValueError, match="rows are different"):
                     call(rows)
         with pytest.raises(gs.FileFormatError, match="do not fit 63 rows of 3 layers"):
             cache.write_rows(range(63), before)
         with pytest.raises(gs.FileFormatError, match="do not fit"):
             cache.write_rows(range(64), before[:2])
-        assert all((a == b).all() for old, new in zip(before, cache.read_rows(range(64)), strict=True)
-                   for a, b in zip(old, new, strict=True))
+        assert all((a == b).all() for a, b in zip(before, cache.read_rows(range(64)), strict=True))
 
 
 def test_recurrent_states_are_kept_by_sequence_copied_saved_and_cleared():
