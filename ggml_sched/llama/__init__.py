@@ -5,7 +5,7 @@
     arch/, builder      graphs: a module for each architecture, and the blocks that build them
     kvcache, _cells     keys and values of tokens, and which row of the cache holds which token
     load, runner        loading a file onto backends; running batches
-    model, sequence     evaluating tokens and text; state: sequences as files
+    model, sequences    evaluating tokens and text; state: sequences as files
     generation          streaming
     defaults            default and named backends
     text/               tokenizers, streams of text, chat templates
@@ -33,7 +33,7 @@ from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.load import load
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.sampling import Sampler, greedy
-from ggml_sched.llama.sequence import Sequence
+from ggml_sched.llama.sequences import Sequence
 from ggml_sched.llama.small import SMALL_PROMPT, small_model
 from ggml_sched.llama.synthetic import random_llama
 from ggml_sched.llama.text.chat import ChatTemplate

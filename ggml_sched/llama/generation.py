@@ -21,7 +21,7 @@ from ggml_sched.llama.errors import SamplingError, SequenceError
 from ggml_sched.llama.sampling import Sampler, greedy
 
 if TYPE_CHECKING:
-    from ggml_sched.llama.sequence import Sequence
+    from ggml_sched.llama.sequences import Sequence
 
 __all__ = ["Generation", "Options", "Stats"]
 

@@ -19,8 +19,7 @@ from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.generation import Generation, Options
 from ggml_sched.llama.runner import Runner
-from ggml_sched.llama.sequence import Sequence
-from ggml_sched.llama.sequences import SequenceStore
+from ggml_sched.llama.sequences import Sequence, SequenceStore
 
 if TYPE_CHECKING:
     from ggml_sched.llama.text.chat import ChatTemplate
@@ -118,7 +117,7 @@ class Model:
         Raises ContextFull when the tokens do not fit, ValueError for an unknown one; after any exception the
         sequence is as it was.
         """
-        return self._store.eval(0, tokens, last_only)
+        return self._sequences[0].eval(tokens, last_only)
 
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences together: float32 logits [n, n_vocab].
@@ -201,19 +200,19 @@ class Model:
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of sequence 0."""
-        self._store.truncate(0, n)
+        self._sequences[0].truncate(n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forget n_discard tokens of sequence 0 after its first n_keep; see `Sequence.shift`."""
-        self._store.shift(0, n_keep, n_discard)
+        self._sequences[0].shift(n_keep, n_discard)
 
     def save(self, target) -> None:
         """Write the state of sequence 0 to a path or a binary file."""
-        self._store.save(0, target)
+        self._sequences[0].save(target)
 
     def restore(self, source) -> None:
         """Replace sequence 0 by a state that `save` wrote; see `Sequence.restore`."""
-        self._store.restore(0, source)
+        self._sequences[0].restore(source)
 
     def reset(self) -> None:
         """Forget all sequences."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from operator import index
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +22,14 @@ from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, Sequenc
 from ggml_sched.llama.runner import Runner
 from ggml_sched.threads._locks import OneAtATime
 
-__all__ = ["SequenceStore"]
+if TYPE_CHECKING:
+    from ggml_sched.llama.model import Model
+
+__all__ = ["Sequence", "SequenceStore"]
 
 
 class SequenceStore:
-    """Sequences 0 .. n_seq - 1, and a hidden one for embeddings."""
+    """The state of sequences 0 .. n_seq - 1, and of a hidden one for embeddings."""
 
     def __init__(self, runner: Runner, n_batch: int, n_seq: int) -> None:
         self.runner, self.n_batch, self.n_seq = runner, n_batch, n_seq
@@ -38,30 +42,14 @@ class SequenceStore:
 
     # -- evaluating ----------------------------------------------------------------------
 
-    def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
-        """Continue sequence i with tokens: their logits, f32 [len(tokens), n_vocab], or [1, n_vocab] of the last."""
-        with self.lock:
-            self._roll_back()
-            if is_one_token(tokens, self.n_vocab):
-                return self._next(i, tokens[0])
-            ids = checked_tokens(tokens, self.n_vocab)
-            n, past = len(ids), len(self.tokens[i])
-            self._check_room(n, past)
-            first = max(n - 1, 0) if last_only else 0
-            out = np.empty((n - first, self.n_vocab), np.float32)
-            if n:
-                places = np.arange(past, past + n, dtype=np.int32)
-                self._continue(Batch(ids, places, np.full(n, i, np.int32), np.arange(first, n, dtype=np.int32)), out)
-            return out
-
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences: logits of the batch's outputs, or of the last token of each pair."""
         with self.lock:
-            self._roll_back()
+            self.roll_back()
             batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
-            self._check_room(len(batch.tokens), self.runner.cells.n_used)
+            self.check_room(len(batch.tokens), self.runner.cells.n_used)
             out = np.empty((len(batch.outputs), self.n_vocab), np.float32)
-            self._continue(batch, out)
+            self.continue_by(batch, out)
             return out
 
     def embed(self, tokens, everywhere: bool) -> np.ndarray:
@@ -70,25 +58,25 @@ class SequenceStore:
         The tokens are evaluated in the hidden sequence, which is cleared afterwards.
         """
         with self.lock:
-            self._roll_back()
+            self.roll_back()
             ids, hidden = checked_tokens(tokens, self.n_vocab), self.n_seq
             n = len(ids)
             if not n:
                 raise ValueError("an embedding needs one token or more")
-            self._check_room(n, 0)
+            self.check_room(n, 0)
             outputs = np.arange(0 if everywhere else n - 1, n, dtype=np.int32)
             out = np.empty((len(outputs), self.runner.hparams.n_embd), np.float32)
             batch = Batch(ids, np.arange(n, dtype=np.int32), np.full(n, hidden, np.int32), outputs)
             self.runner.clear_state(hidden)
-            self._continue(batch, out, embeddings=True)
+            self.continue_by(batch, out, embeddings=True)
             return out
 
-    def _next(self, i: int, token: int) -> np.ndarray:
-        """`eval` of one token, which a generation calls most: as `_continue`, but faster, without a Batch."""
+    def continue_by_one(self, i: int, token: int) -> np.ndarray:
+        """`eval` of one token, which a generation calls most: as `continue_by`, but faster, without a Batch."""
         held, runner = self.tokens[i], self.runner
         n = len(held)
         if not runner.cells.n_free:
-            self._check_room(1, n)
+            self.check_room(1, n)
         out = np.empty((1, self.n_vocab), np.float32)
         if runner.dirty or runner.is_recurrent:
             runner.begin((i,))
@@ -97,7 +85,7 @@ class SequenceStore:
             runner.compute_token(token, n, i, out)
             held.append(token)
 
-        self._transaction(evaluate, partial(self._undo, {i: n}))
+        self.transaction(evaluate, partial(self._undo, {i: n}))
         return out
 
     def _undo(self, before: dict[int, int]) -> None:
@@ -106,7 +94,7 @@ class SequenceStore:
             del self.tokens[i][n:]
         self.runner.undo(before)
 
-    def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
+    def continue_by(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
         """Evaluate a checked batch, n_batch tokens at a time, and append its tokens to the sequences.
 
         `embeddings`: the sequences stay as they were, only the outputs are wanted.
@@ -129,11 +117,11 @@ class SequenceStore:
                 self.tokens[i].append(token)
 
         runner.begin(before)
-        self._transaction(evaluate, undo)
+        self.transaction(evaluate, undo)
 
     # -- rollback after errors and signals ----------------------------------------------------
 
-    def _transaction(self, steps: Callable[[], None], rollback: Callable[[], None]) -> None:
+    def transaction(self, steps: Callable[[], None], rollback: Callable[[], None]) -> None:
         """Call `steps`.  If an exception or signal ends them half way, `rollback` restores a consistent state.
 
         It either undoes the steps or completes them, and may be called again after it has failed.
@@ -144,10 +132,10 @@ class SequenceStore:
             self._pending_rollback = None
         except BaseException:
             with suppress(Exception):       # the first error says more; the next call tries again
-                self._roll_back()
+                self.roll_back()
             raise
 
-    def _roll_back(self) -> None:
+    def roll_back(self) -> None:
         """Call the pending rollback, if there is one: of a change that has just failed, or of one that failed in an
         earlier call together with its rollback."""
         if self._pending_rollback is not None:
@@ -212,7 +200,7 @@ class SequenceStore:
                 raise SequenceError(f"positions of the batch do not continue sequence {i}, which has {past} tokens")
         return Batch(*(values.astype(np.int32) for values in checked))
 
-    def _check_room(self, n: int, past: int) -> None:
+    def check_room(self, n: int, past: int) -> None:
         cells = self.runner.cells
         if n > cells.n_free:
             rest = "" if cells.n_used == past else f", of which {cells.n_used} rows are in use"
@@ -221,55 +209,160 @@ class SequenceStore:
 
     # -- changing sequences --------------------------------------------------------------------
 
-    def truncate(self, i: int, n: int) -> None:
+    def reset(self) -> None:
+        """Forget all sequences."""
         with self.lock:
-            self._roll_back()
-            past, n = len(self.tokens[i]), count("n", n)
-            if n > past:
-                raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n}")
-            if self.runner.is_recurrent and n not in (0, past):
-                raise SequenceError(f"the state of a recurrent model cannot be cut to {n} of {past} tokens: save it "
-                                    "there, or evaluate them again")
-            self._cut(i, n)
 
-    def keep_common(self, i: int, ids: list[int]) -> int:
-        """Forget the tokens after the longest common beginning with `ids[:-1]`; returns the number of tokens kept.
+            def forget() -> None:
+                for tokens in self.tokens:
+                    tokens.clear()
+                self.runner.clear()
 
-        The last id is left out, because evaluating it gives the logits of the next token.
+            self.transaction(forget, forget)
+
+
+class Sequence:
+    """Sequence `index` of a model; made by `Model.sequence(index)`, always the same object for an index."""
+
+    __slots__ = ("_store", "index", "model")
+
+    def __init__(self, model: Model, index: int) -> None:
+        self.model, self.index, self._store = model, index, model._store
+
+    @property
+    def _tokens(self) -> list[int]:
+        return self._store.tokens[self.index]
+
+    @property
+    def n_past(self) -> int:
+        """The number of its tokens in the cache."""
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens so far."""
+        return list(self._tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.index}: {self.n_past} tokens>"
+
+    def eval(self, tokens, last_only: bool = False) -> np.ndarray:
+        """As `Model.eval`, for this sequence."""
+        store, i = self._store, self.index
+        with store.lock:
+            store.roll_back()
+            if is_one_token(tokens, store.n_vocab):
+                return store.continue_by_one(i, tokens[0])
+            ids = checked_tokens(tokens, store.n_vocab)
+            n, past = len(ids), len(self._tokens)
+            store.check_room(n, past)
+            first = max(n - 1, 0) if last_only else 0
+            out = np.empty((n - first, store.n_vocab), np.float32)
+            if n:
+                places = np.arange(past, past + n, dtype=np.int32)
+                store.continue_by(
+                    Batch(ids, places, np.full(n, i, np.int32), np.arange(first, n, dtype=np.int32)), out)
+            return out
+
+    def generate(self, prompt, n: int | None = None, sampler=None, **options):
+        """As `Model.generate`, for this sequence."""
+        return self.model.generate(prompt, n, sampler, sequence=self, **options)
+
+    def chat(self, messages, n: int | None = None, sampler=None, **options):
+        """As `Model.chat`, for this sequence."""
+        return self.model.chat(messages, n, sampler, sequence=self, **options)
+
+    def keep_common(self, ids: list[int]) -> int:
+        """Keep the longest common beginning of the sequence and `ids`, forget the rest; returns the number kept.
+
+        At least the last id is left out, because evaluating it gives the logits of the next token.  ContextFull if the
+        ids to evaluate do not fit; then nothing changes.
         """
-        with self.lock:
-            self._roll_back()
-            held, n, cells = self.tokens[i], 0, self.runner.cells
+        store, held, n, cells = self._store, self._tokens, 0, self._store.runner.cells
+        with store.lock:
+            store.roll_back()
             for ours, theirs in zip(held, ids[:-1], strict=False):
                 if ours != theirs:
                     break
                 n += 1
-            if self.runner.is_recurrent and n < len(held):
+            if store.runner.is_recurrent and n < len(held):
                 n = 0
-            going = cells.rows_of(i, n)
+            going = cells.rows_of(self.index, n)
             if len(ids) - n > cells.n_free + int(np.count_nonzero(~cells.shared(going))):
-                raise ContextFull(f"{len(ids) - n} tokens after {n} do not fit a context of {self.n_ctx}",
-                                  n, len(ids) - n, self.n_ctx)
+                raise ContextFull(f"{len(ids) - n} tokens after {n} do not fit a context of {store.n_ctx}",
+                                  n, len(ids) - n, store.n_ctx)
             if n < len(held):
-                self._cut(i, n)
+                self._cut(n)
             return n
 
-    def _cut(self, i: int, n: int) -> None:
+    def truncate(self, n: int) -> None:
+        """Keep the first n tokens; SequenceError for a recurrent model, whose state can only be kept whole or cleared.
+        """
+        with self._store.lock:
+            self._store.roll_back()
+            past, n = len(self._tokens), count("n", n)
+            if n > past:
+                raise ValueError(f"sequence {self.index} has {past} tokens: it cannot keep {n}")
+            if self._store.runner.is_recurrent and n not in (0, past):
+                raise SequenceError(f"the state of a recurrent model cannot be cut to {n} of {past} tokens: save it "
+                                    "there, or evaluate them again")
+            self._cut(n)
+
+    def _cut(self, n: int) -> None:
+        runner = self._store.runner
 
         def cut() -> None:
-            del self.tokens[i][n:]
-            self.runner.cells.remove(i, n)
+            del self._tokens[n:]
+            runner.cells.remove(self.index, n)
             if n == 0:
-                self.runner.clear_state(i)
+                runner.clear_state(self.index)
 
-        self._transaction(cut, cut)
+        self._store.transaction(cut, cut)
 
-    def copy(self, i: int, target: int) -> None:
-        with self.lock:
-            self._roll_back()
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """Forget n_discard tokens after the first n_keep; positions of later tokens shrink (llama.cpp's context shift).
+
+        The cached values of later tokens were computed with attention to the forgotten ones: logits afterwards are
+        close to, not the same as, those of an evaluation of the remaining tokens.  SequenceError where the model has
+        no rope, or another sequence shares these tokens.
+        """
+        i, held, runner, cells = self.index, self._tokens, self._store.runner, self._store.runner.cells
+        with self._store.lock:
+            self._store.roll_back()
+            n_keep, n_discard = count("n_keep", n_keep), count("n_discard", n_discard)
+            if n_keep + n_discard > len(held):
+                raise ValueError(f"sequence {i} has {len(held)} tokens: it cannot keep {n_keep} and then forget "
+                                 f"{n_discard}")
+            if runner.is_recurrent:
+                raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
+            before, snapshot, rows = list(held), cells.snapshot(), cells.rows_of(i, n_keep + n_discard)
+            keys = runner.cache.read_rows(rows)
+
+            def undo() -> None:
+                held[:] = before
+                cells.rollback(snapshot)
+                runner.cache.write_rows(rows, keys)
+
+            def move() -> None:
+                cells.remove(i, n_keep, n_keep + n_discard)
+                runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
+                del held[n_keep : n_keep + n_discard]
+
+            self._store.transaction(move, undo)
+
+    def copy_to(self, other: int | Sequence) -> None:
+        """Replace another sequence by a copy of this one; both share the rows of the cache."""
+        if isinstance(other, Sequence) and other.model is not self.model:
+            raise ValueError("a sequence is copied within its model: save and restore it elsewhere")
+        i, target = self.index, other.index if isinstance(other, Sequence) else self._store.checked_index(other)
+        runner, cells, held = self._store.runner, self._store.runner.cells, self._store.tokens[target]
+        with self._store.lock:
+            self._store.roll_back()
             if target == i:
                 return
-            runner, cells, held = self.runner, self.runner.cells, self.tokens[target]
             snapshot, before = cells.snapshot(), list(held)
 
             def undo() -> None:
@@ -281,44 +374,29 @@ class SequenceStore:
                 runner.copy_state(i, target)
                 cells.remove(target)
                 cells.copy(i, target)
-                held[:] = self.tokens[i]
+                held[:] = self._tokens
 
             runner.begin((target,))
-            self._transaction(share, undo)
+            self._store.transaction(share, undo)
 
-    def shift(self, i: int, n_keep: int, n_discard: int) -> None:
-        with self.lock:
-            self._roll_back()
-            past, cells = len(self.tokens[i]), self.runner.cells
-            n_keep, n_discard = count("n_keep", n_keep), count("n_discard", n_discard)
-            if n_keep + n_discard > past:
-                raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n_keep} and then forget {n_discard}")
-            if self.runner.is_recurrent:
-                raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
-            held, snapshot, rows = self.tokens[i], cells.snapshot(), cells.rows_of(i, n_keep + n_discard)
-            before, keys = list(held), self.runner.cache.read_rows(rows)
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.truncate(0)
 
-            def undo() -> None:
-                held[:] = before
-                cells.rollback(snapshot)
-                self.runner.cache.write_rows(rows, keys)
+    def save(self, target) -> None:
+        """Write the state to a path or a binary file."""
+        with self._store.lock:
+            self._store.roll_back()
+            state.save(target, self._store.runner, self.index, self._tokens)
 
-            def move() -> None:
-                cells.remove(i, n_keep, n_keep + n_discard)
-                self.runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
-                del held[n_keep : n_keep + n_discard]
+    def restore(self, source) -> None:
+        """Replace the sequence by a state that `save` wrote.
 
-            self._transaction(move, undo)
-
-    def save(self, i: int, target) -> None:
-        with self.lock:
-            self._roll_back()
-            state.save(target, self.runner, i, self.tokens[i])
-
-    def restore(self, i: int, source) -> None:
-        with self.lock:
-            self._roll_back()
-            runner, cells, held = self.runner, self.runner.cells, self.tokens[i]
+        StateFormatError for a damaged file, or one of another model or cache type; ContextFull where it does not fit.
+        """
+        i, held, runner, cells = self.index, self._tokens, self._store.runner, self._store.runner.cells
+        with self._store.lock:
+            self._store.roll_back()
             ids, rows, states = state.read(source, runner)
             runner.begin((i,))
             snapshot, before = cells.snapshot(), list(held)
@@ -337,15 +415,4 @@ class SequenceStore:
                 runner.write(i, places, rows, states)
                 held[:] = ids
 
-            self._transaction(take, undo)
-
-    def reset(self) -> None:
-        """Forget all sequences."""
-        with self.lock:
-
-            def forget() -> None:
-                for tokens in self.tokens:
-                    tokens.clear()
-                self.runner.clear()
-
-            self._transaction(forget, forget)
+            self._store.transaction(take, undo)
