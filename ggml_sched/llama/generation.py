@@ -8,7 +8,7 @@ requested.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from operator import index
@@ -19,6 +19,7 @@ import numpy as np
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.errors import SamplingError, SequenceError
 from ggml_sched.llama.sampling import Sampler, greedy
+from ggml_sched.llama.text.stream import StopStrings
 
 if TYPE_CHECKING:
     from ggml_sched.llama.sequences import Sequence
@@ -48,7 +49,7 @@ class Options:
 
     n: int | None
     sampler: Callable[[np.ndarray], int]
-    stop: tuple[str, ...]
+    stops: StopStrings
     shift: bool
     n_keep: int
     ignore_eos: bool
@@ -68,15 +69,8 @@ class Options:
         is_ours = sampler is None and bool(sampling)
         if sampler is None:
             sampler = Sampler(**sampling) if sampling else greedy
-        if stop is not None and not isinstance(stop, Iterable):
-            raise TypeError(f"stop is a str or a list of them, not {type(stop).__name__}")
-        stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        for text in stop:
-            if not isinstance(text, str):
-                raise TypeError(f"stop strings are str, not {text!r}")
-            if not text:
-                raise ValueError("a stop string is empty")
-        return cls(n, sampler, stop, bool(shift), n_keep, bool(ignore_eos), is_ours)
+        stops = StopStrings(() if stop is None else stop)
+        return cls(n, sampler, stops, bool(shift), n_keep, bool(ignore_eos), is_ours)
 
 
 class Generation:
@@ -102,9 +96,11 @@ class Generation:
         """
         self._is_text = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
-        if tokenizer is None and options.stop:
+        if tokenizer is None and options.stops.stops:
             tokenizer = sequence.model.tokenizer
-        self._stream = None if tokenizer is None else _Stream(tokenizer, options.stop, not whole)
+        self._stream = None if tokenizer is None else tokenizer.stream(continuing=not whole)
+        self._ready = ""
+        """Text that no later id can change, and that was not returned yet."""
         self._ends = frozenset() if options.ignore_eos else sequence.model.end_tokens
         if options.is_ours:
             options.sampler.accept(*prompt)
@@ -124,8 +120,9 @@ class Generation:
                 if token is None:
                     raise StopIteration
                 return token
-            piece = self._take_text()
-            if piece:
+            if self._ready:
+                piece, self._ready = self._ready, ""
+                self.text += piece
                 return piece
             if token is None:
                 raise StopIteration
@@ -164,8 +161,8 @@ class Generation:
         # Not `append`: signal handlers run after calls, and one between these two lines would lose the token.
         self.tokens += (token,)
         if self._stream is not None:
-            self._stream.feed(token)
-            if self._stream.stopped:
+            self._add(self._stream.feed(token))
+            if options.stops.matched is not None:
                 return self._end("stop")
         return token
 
@@ -210,42 +207,11 @@ class Generation:
     def _end(self, reason: str) -> None:
         self.finish_reason = reason
         if self._stream is not None and reason != "stop":
-            self._stream.flush()
-            if self._stream.stopped:
+            self._add(self._stream.flush())
+            self._ready += self._options.stops.flush()
+            if self._options.stops.matched is not None:
                 self.finish_reason = "stop"
 
-    def _take_text(self) -> str:
-        piece = self._stream.take()
-        self.text += piece
-        return piece
-
-
-class _Stream:
-    """Decodes ids to text up to the first stop string; text that a later id can still change is held back.
-
-    `continuing`: the text continues another one, so that a space before its first word is part of it.
-    """
-
-    def __init__(self, tokenizer, stop: Iterable[str], continuing: bool) -> None:
-        from ggml_sched.llama.text.stream import StopStrings
-
-        self._texts, self._stops = tokenizer.stream(continuing=continuing), StopStrings(stop)
-        self._ready = ""
-        self.stopped = False
-
-    def feed(self, token: int) -> None:
-        self._add(self._texts.feed(token))
-
-    def flush(self) -> None:
-        """Add the text that was held back: no token follows."""
-        self._add(self._texts.flush())
-        self._ready += self._stops.flush()
-
-    def take(self) -> str:
-        """The text that no later id can change, and that no earlier call has returned."""
-        ready, self._ready = self._ready, ""
-        return ready
-
     def _add(self, text: str) -> None:
-        self._ready += self._stops.feed(text)
-        self.stopped = self._stops.matched is not None
+        """Add decoded text, up to the first stop string."""
+        self._ready += self._options.stops.feed(text)

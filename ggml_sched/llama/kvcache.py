@@ -24,12 +24,12 @@ from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.placement import Place
 
-__all__ = ["KVCache"]
+__all__ = ["KV_TYPES", "KVCache", "type_of"]
 
 PLAIN = (Type.F32, Type.F16, Type.BF16)
 """Types of V that attention without flash can read transposed."""
 
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 """Names of the types that a cache can have."""
 
 
@@ -43,7 +43,7 @@ class KVCache:
 
     def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32", n_seq: int = 1, *,
                  flash: bool = False) -> None:
-        kind = _type(kv_type)
+        kind = type_of(kv_type)
         if not flash and kind not in PLAIN:
             raise ValueError(f"a KV cache of {kind} needs flash attention; without it f32, f16 or bf16")
         self.hparams, self.n_ctx, self.n_seq, self.flash, self.kv_type = hparams, n_ctx, n_seq, flash, kind
@@ -200,11 +200,10 @@ class KVCache:
         self.k, self.v, self.r, self.s = [], [], [], []
 
 
-def _type(kv_type) -> Type:
-    if isinstance(kv_type, Type):
-        return kv_type
-    if str(kv_type).upper() not in KINDS:
-        raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KINDS).lower()}")
+def type_of(kv_type) -> Type:
+    """The type of this name, or this type, if a cache can have it, else ValueError."""
+    if str(kv_type).lower() not in KV_TYPES:
+        raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KV_TYPES)}")
     return Type[str(kv_type).upper()]
 
 

@@ -19,7 +19,7 @@ from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import default_backend
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hparams import Hparams
-from ggml_sched.llama.kvcache import KVCache
+from ggml_sched.llama.kvcache import KVCache, type_of
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.placement import Place, checked, spread_layers
 from ggml_sched.llama.runner import Runner
@@ -27,7 +27,6 @@ from ggml_sched.llama.weights import Weights, load_weights
 
 __all__ = ["load"]
 
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 MAX_ROWS = 1 << 30
 
 
@@ -51,9 +50,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
     """
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
-    kv_type = str(kv_type).lower()
-    if kv_type not in KV_TYPES:
-        raise ValueError(f"kv_type = {kv_type!r}; known: {', '.join(KV_TYPES)}")
+    kv_type = type_of(kv_type)
     for name, function in (("place", place), ("progress", progress)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")
@@ -104,10 +101,9 @@ def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
     return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
 
 
-def trained_context(h: Hparams, kv_type) -> int:
+def trained_context(h: Hparams, kind: Type) -> int:
     """What `n_ctx` 0 or None stands for: the context length that the model was trained with, or as many tokens as a
     cache of half of the host's free memory holds, if that is less."""
-    kind = Type[kv_type.upper()]
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +19,8 @@ from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.generation import Generation, Options
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sequences import Sequence, SequenceStore
-
-if TYPE_CHECKING:
-    from ggml_sched.llama.text.chat import ChatTemplate
-    from ggml_sched.llama.text.tokenizer import Tokenizer
+from ggml_sched.llama.text.chat import ChatTemplate
+from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = ["Model"]
 
@@ -88,8 +85,6 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The file's tokenizer, made at the first access; TokenizerError where the file has no usable vocabulary."""
         if self._tokenizer is None:
-            from ggml_sched.llama.text.tokenizer import Tokenizer
-
             self._tokenizer = Tokenizer.from_metadata(self.metadata)
         return self._tokenizer
 
@@ -97,8 +92,6 @@ class Model:
     def chat_template(self) -> ChatTemplate:
         """The file's chat template, ChatML where it has none; ChatTemplateError for an invalid one."""
         if self._template is None:
-            from ggml_sched.llama.text.chat import ChatTemplate
-
             self._template = ChatTemplate.from_metadata(self.metadata)
         return self._template
 

@@ -20,7 +20,7 @@ from small_llama import SHAPES, SMALL
 from ggml_sched import cli
 from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
-from ggml_sched.llama.load import KV_TYPES
+from ggml_sched.llama.kvcache import KV_TYPES
 
 pytest.importorskip("tokenizers")
 ROOT = Path(__file__).resolve().parents[2]

@@ -65,6 +65,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: str | Iterable[str] = ()) -> None:
+        if not isinstance(stops, Iterable):
+            raise TypeError(f"stop strings are a str or a list of them, not {type(stops).__name__}")
         stops = (stops,) if isinstance(stops, str) else tuple(stops)
         for stop in stops:
             if not isinstance(stop, str):
