@@ -99,6 +99,8 @@ class _Touched:
     def cut(self, start: int, stop: int) -> list[list]:
         """The ranges of [start, stop), after splitting those that cross its ends and adding empty ones for gaps."""
         low = max(bisect_right(self.ranges, start, key=_start) - 1, 0)
+        if self.ranges and self.ranges[low][:2] == [start, stop]:
+            return [self.ranges[low]]
         found, put = [], []
         high = low
         while high < len(self.ranges) and self.ranges[high][0] < stop:
@@ -470,12 +472,17 @@ class _Execution:
         return self.real.setdefault(key, Memory()).read(at, at + self.facts.nbytes[i])
 
     def touch(self, i: int, writes: bool) -> None:
-        """Note an access of the current step to the bytes of i; report conflicting steps that may not be done yet."""
+        """Note an access of the current step to the bytes of i; report conflicting steps that may not be done yet.
+
+        What the step writes becomes one range, however many ranges it was before.
+        """
         if self.order is None:
             return
         key, at = self.facts.address(i)
         queue = self.order.steps[self.me % len(self.order.steps)].backend
-        for piece in self.touched.setdefault(key, _Touched()).cut(at, at + self.facts.nbytes[i]):
+        touched, stop = self.touched.setdefault(key, _Touched()), at + self.facts.nbytes[i]
+        pieces = touched.cut(at, stop)
+        for piece in pieces:
             _, _, writer, readers = piece
             others = [] if writer is None else [writer]
             if writes:
@@ -483,10 +490,10 @@ class _Execution:
             for other in others:
                 if other != self.me and not self.order.knows(other):
                     self.report_unordered(i, other)
-            if writes:
-                piece[2], piece[3] = self.me, {}
-            else:
-                readers[queue] = self.me
+            readers[queue] = self.me
+        if writes and pieces:
+            low = bisect_left(touched.ranges, at, key=_start)
+            touched.ranges[low : low + len(pieces)] = [[at, stop, self.me, {}]]
 
     def report_unordered(self, i: int, other: int) -> None:
         n = len(self.order.steps)
