@@ -8,7 +8,6 @@ from configs import configured_graph, golden, golden_names, graph_names
 import ggml_sched as gs
 
 CASES = [(name, c) for c in ("c1", "c2full", "c4") for name in golden_names(c)]
-SURVIVED = [case for case in CASES if "splits" in golden(*case)]
 MODELS_WITHOUT_GOLDEN = [name for name in graph_names() if name not in golden_names("c1")]
 
 
@@ -26,47 +25,25 @@ def _plans_are_forgotten_in_the_end():
 
 
 @pytest.mark.parametrize(("name", "configuration"), CASES)
-def test_backend_and_offset_of_every_node(name, configuration):
+def test_placement_offsets_splits_and_copies_are_those_of_the_first_generation(name, configuration):
     graph, plan, _ = planned(name, configuration)
-    ours = []
-    for t in graph.nodes:
-        offset = plan.offset_of(t)
-        where = "resident" if offset is None else offset
-        ours.append([graph.tensors.index(t), plan.backend_of(t).name, where])
-    assert ours == golden(name, configuration)["measure_alloc"]
-
-
-@pytest.mark.parametrize(("name", "configuration"), CASES)
-def test_buffer_sizes(name, configuration):
-    _, plan, _ = planned(name, configuration)
-    assert list(plan.buffer_sizes) == golden(name, configuration)["sched_buffer_bytes"]
-    for live, size in zip(plan.live_bytes, plan.buffer_sizes, strict=True):
-        assert 0 <= live <= size
-
-
-@pytest.mark.parametrize(("name", "configuration"), SURVIVED)
-def test_splits_and_copies(name, configuration):
-    graph, plan, _ = planned(name, configuration)
-    expected = golden(name, configuration)
-    ours = [
-        {"backend": s.backend.name, "first": graph.tensors.index(s.nodes[0]),
-         "last": graph.tensors.index(s.nodes[-1]), "n_nodes": len(s.nodes)}
-        for s in plan.splits
-    ]
+    expected, ids = golden(name, configuration), {t: i for i, t in enumerate(graph.tensors)}
+    offsets = [plan.offset_of(t) for t in graph.nodes]
+    assert expected["measure_alloc"] == [
+        [ids[t], plan.backend_of(t).name, "resident" if offset is None else offset]
+        for t, offset in zip(graph.nodes, offsets, strict=True)]
+    assert list(plan.buffer_sizes) == expected["sched_buffer_bytes"]
+    assert all(0 <= live <= size for live, size in zip(plan.live_bytes, plan.buffer_sizes, strict=True))
+    for split, before in zip(plan.splits, [0, *(split.stop for split in plan.splits)], strict=False):
+        assert split.start == before < split.stop and split.nodes == graph.nodes[split.start:split.stop]
+    assert plan.splits[-1].stop == len(graph.nodes)
+    if "splits" not in expected:
+        return      # the first generation died after the measuring pass
+    ours = [{"backend": s.backend.name, "first": ids[s.nodes[0]], "last": ids[s.nodes[-1]], "n_nodes": len(s.nodes)}
+            for s in plan.splits]
     assert ours == [{key: split[key] for key in ours[0]} for split in expected["splits"]]
     assert [[copy.tensor.name, copy.name] for copy in plan.copies] == expected["copies"]
     assert plan.copy_bytes == sum(copy.nbytes for copy in plan.copies) == expected["copy_bytes"]
-
-
-@pytest.mark.parametrize(("name", "configuration"), CASES)
-def test_splits_cover_the_nodes_in_order(name, configuration):
-    graph, plan, _ = planned(name, configuration)
-    covered = 0
-    for split in plan.splits:
-        assert split.start == covered < split.stop
-        assert split.nodes == graph.nodes[split.start:split.stop]
-        covered = split.stop
-    assert covered == len(graph.nodes)
 
 
 def check_plan_is_usable(graph: gs.Graph, plan: gs.Plan, backends) -> None:
