@@ -6,7 +6,7 @@ from capi_problems import problem_of, python_plan, values_of
 from configs import CONFIGURATIONS, configured_graph, graph_names
 from hypothesis import given
 from random_graphs import quick
-from random_problems import problems, realised
+from random_problems import problems
 
 import ggml_sched as gs
 from ggml_sched._core import Policy, plan_values
@@ -52,8 +52,7 @@ def test_by_other_policies(policy):
 @quick(120)
 @given(problems())
 def test_of_random_problems(problem):
-    _, backends, policy, _ = problem
-    graph, assigned = realised(problem)
+    graph, backends, assigned, policy = problem
     try:
         want = plan_values(python_plan(graph, backends, policy, assigned))
     except gs.Error as failed:

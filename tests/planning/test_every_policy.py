@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from random_graphs import quick
-from random_problems import problems, realised
+from random_problems import problems
 
 import ggml_sched as gs
-from ggml_sched._core import Devices, Policy, Request, make_plan, replay_plan
+from ggml_sched._core import Devices, Policy, Request, make_plan, plan_values, replay_plan
 from ggml_sched.planning.plan import Plan
 
 
@@ -44,19 +44,36 @@ def test_copy_slots_have_memory_of_their_own_before_they_are_filled(offsets):
     plan.verify()
 
 
-@quick(400)
+@quick(300)
 @given(problems())
 def test_random_problems_have_sound_plans_or_none(problem):
-    """GGML_SCHED_EXAMPLES=50: 20,000 of them."""
-    _, backends, policy, _ = problem
-    graph, assigned = realised(problem)
-    request = Request(graph, Devices(tuple(backends)), assigned)
+    """GGML_SCHED_EXAMPLES=50: 15,000 of them."""
+    graph, backends, assigned, policy = problem
+    request = Request(graph, Devices(backends), assigned)
     try:
         data = make_plan(request, policy)
     except gs.Error:
         return
-    Plan(graph, data, tuple(backends), "any policy").verify()
+    Plan(graph, data, backends, "any policy").verify()
     request.groups(policy)
     again = replay_plan(request, data, policy)
     assert again is not None
-    Plan(graph, again, tuple(backends), "any policy, reserved").verify()
+    Plan(graph, again, backends, "any policy, reserved").verify()
+
+
+@quick(60)
+@given(problems())
+def test_a_plan_does_not_depend_on_caches_or_on_history(problem):
+    """The same plan by a new scheduler, from the cache, after a compute, after a reset and without a cache."""
+    graph, backends, assigned, _ = problem
+    with gs.Scheduler(backends) as scheduler, gs.Scheduler(backends, plan_cache=0) as without_cache:
+        for t, backend in assigned.items():
+            for each in (scheduler, without_cache):
+                each.set_tensor_backend(t, backend)
+        try:
+            first = plan_values(scheduler.plan(graph).data)
+        except gs.Error:
+            return
+        for act in (lambda: None, lambda: scheduler.compute(graph), scheduler.reset):
+            act()
+            assert plan_values(scheduler.plan(graph).data) == plan_values(without_cache.plan(graph).data) == first

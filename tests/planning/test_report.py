@@ -1,9 +1,11 @@
 """Reports of a plan: the table, the explanation of a tensor, the drawing."""
 
 import re
+from random import Random
 
 import pytest
-from small_graphs import Residents, dry_device, plan_of, random_case, two_layers
+from random_problems import plan_of, random_case
+from small_graphs import Residents, dry_device, two_layers
 
 import ggml_sched as gs
 from ggml_sched.planning import report
@@ -210,7 +212,7 @@ def test_explain_refuses_a_stranger(plan):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_copy_is_explained_at_its_own_offset(seed):
-    plan = plan_of(random_case(seed))
+    plan = plan_of(random_case(Random(seed)))
     for k, (i, b) in enumerate(plan.data.copies):
         offset = plan.data.offset(plan.data.n_tensors + k)
         where = f"copied to {plan.backends[b].name} at offset {offset:,}: "
@@ -237,7 +239,7 @@ def test_dot_escapes_names():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_tensor_is_drawn_and_explained_once(seed):
-    plan = plan_of(random_case(seed))
+    plan = plan_of(random_case(Random(seed)))
     dot = plan.to_dot()
     for i, t in enumerate(plan.graph.tensors):
         assert len(re.findall(rf"^ *t{i} \[", dot, re.MULTILINE)) == 1

@@ -3,17 +3,13 @@
 import pickle
 import re
 from dataclasses import replace
+from random import Random
 
 import pytest
-from configs import CONFIGURATIONS, sample_paths, sample_plan
+from configs import sample_paths, sample_plan
 from processes import run_python
-from small_graphs import (
-    Residents,
-    dry_device,
-    plan_of,
-    random_case,
-    two_layers,
-)
+from random_problems import plan_of, random_case
+from small_graphs import Residents, dry_device, two_layers
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Program
@@ -449,18 +445,19 @@ def test_memory_remembers_who_wrote_each_byte():
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-@pytest.mark.parametrize("config", CONFIGURATIONS)
+@pytest.mark.parametrize("config", ["c2half", "c4", pytest.param("c1", marks=pytest.mark.soak),
+                                    pytest.param("c2full", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("path", sample_paths(), ids=lambda p: p.name.removesuffix(".json.gz"))
 def test_plans_of_sample_graphs_are_sound(path, config, policy):
-    """Aligned as where they are compared with other planners': the checker looks at each of these plans once."""
-    sample_plan(path, config, policy, {"seed": 64, "default": 32}[policy]).verify()
+    """Plans with fewer splits and copies are a soak: others contain all that they contain."""
+    sample_plan(path, config, policy).verify()
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(5))
 def test_plans_of_random_graphs_are_sound(block, policy):
     for seed in range(block * 60, block * 60 + 60):
-        assert problems(plan_of(random_case(seed), policy)) == [], f"random_case({seed})"
+        assert problems(plan_of(random_case(Random(seed)), policy)) == [], seed
 
 
 def test_large_graphs_are_checked_in_reasonable_time():

@@ -1,9 +1,10 @@
 """Random planning problems: graphs, backends with seeded answers, and every policy."""
 
+import random
 import zlib
 
 from hypothesis import strategies as st
-from random_graphs import Built, recipes
+from random_graphs import Built, decode, many_residents
 
 import ggml_sched as gs
 from ggml_sched._core import Policy
@@ -16,7 +17,7 @@ def number(what: tuple) -> int:
 class SeededBackend(gs.DryBackend):
     """Answers support queries by a hash of a seed and the query: equal queries get equal answers."""
 
-    seed, friends, offers, largest = 0, (), (), None
+    seed, friends, offers = 0, (), ()
 
     def says(self, what: str, t: gs.Tensor, of: int) -> bool:
         return number((self.seed, what, t.op, t.ne, int(t.type))) % 8 < of
@@ -41,39 +42,47 @@ class SeededBackend(gs.DryBackend):
         return [work[i:i + 3] for i in self.offers if len(work) > i + 3]
 
 
-POLICY_FIELDS = st.fixed_dictionaries({
-    "reuse": st.sampled_from(["first", "whole", "front", "all"]), "offsets": st.sampled_from(["packed", "best fit"]),
-    "placement": st.sampled_from(["default", "default", "seed"]), "leafs_first": st.booleans(),
-    "stream": st.booleans(), "places": st.integers(1, 3)})
+def random_case(rng: random.Random, solvable: bool = True) -> tuple[gs.Graph, tuple[gs.Backend, ...], dict]:
+    """(graph, backends, {tensor: backend}), everything about them random; residents have memory.
 
-
-@st.composite
-def problems(draw):
-    """(recipe, backends, policy, assignments); `realised` makes a graph with residents of it."""
-    recipe = draw(recipes())
-    n = draw(st.integers(1, 4))
-    backends = []
+    `solvable`: the last backend supports every op, and no buffer is too small.
+    """
+    n = rng.randint(1, 4)
+    backends, largest = [], []
     for k in range(n):
-        # Mostly with a host that supports every op, so that a plan exists.
-        kind = SeededBackend if k < n - 1 or draw(st.integers(0, 3)) == 3 else gs.DryBackend
-        backend = kind(f"b{k}", draw(st.sampled_from([1, 24, 64])))
-        backend.seed, backend.largest = draw(st.integers(0, 5)), draw(st.sampled_from([None, None, 4096, 600, 64]))
-        backend.friends = draw(st.sampled_from([(), ("b3",), ("b0", "b1"), ("b2",)]))
-        backend.offers = draw(st.sampled_from([(), (0, 4), (1,), (0, 3, 6, 9)]))
+        kind = SeededBackend if k < n - 1 or not solvable and rng.randrange(4) == 3 else gs.DryBackend
+        backend = kind(f"b{k}", rng.choice([1, 24, 64]))
+        backend.seed, backend.concurrent_copies = rng.randrange(6), rng.randrange(2) == 1
+        backend.friends = rng.choice([(), ("b3",), ("b0", "b1"), ("b2",)])
+        backend.offers = rng.choice([(), (), (0, 4), (1,), (0, 3, 6, 9)])
         backends.append(backend)
-    return recipe, backends, Policy(**draw(POLICY_FIELDS)), draw(st.lists(st.integers(0, 99), max_size=6))
-
-
-def realised(problem: tuple) -> tuple[gs.Graph, dict]:
-    """The graph of a problem, with its residents allocated, and the assignments as {tensor: backend}."""
-    recipe, backends, policy, chosen = problem
-    built = Built(recipe, len(backends), keeps=policy.placement != "seed")
+        largest.append(None if solvable or k == n - 1 > 0 else rng.choice([None, None, 4096, 600, 64]))
+    recipe = decode(rng.randbytes(10 + 4 * rng.randint(1, 20)))
+    built = Built(rng.choice([recipe, many_residents(recipe)]), n)
     for home, backend in zip(built.homes, backends, strict=True):
         if home.tensors:
-            backend.alloc_tensors(home, "weights" if chosen else "any")
-    for k, backend in enumerate(backends):
-        # Residents need their buffers first.
-        if k < len(backends) - 1 or len(backends) == 1:
-            backend.max_buffer_size = backend.largest
-    graph = built.graph
-    return graph, {graph.tensors[k % len(graph.tensors)]: backends[k % len(backends)] for k in chosen}
+            backend.alloc_tensors(home, rng.choice(["weights", "any"]))
+    for backend, limit in zip(backends, largest, strict=True):
+        backend.max_buffer_size = limit     # residents need their buffers first
+    tensors = built.graph.tensors
+    assigned = {rng.choice(tensors): rng.choice(backends) for _ in range(rng.choice([0, 0, 1, 6]))}
+    return built.graph, tuple(backends), assigned
+
+
+def random_policy(rng: random.Random) -> Policy:
+    return Policy(reuse=rng.choice(["first", "whole", "front", "all"]), offsets=rng.choice(["packed", "best fit"]),
+                  placement=rng.choice(["default", "default", "seed"]), leafs_first=rng.randrange(2) == 1,
+                  stream=rng.randrange(2) == 1, places=rng.randint(1, 3))
+
+
+def problems() -> st.SearchStrategy[tuple[gs.Graph, tuple[gs.Backend, ...], dict, Policy]]:
+    """(graph, backends, assignments, policy), not all of which have a plan."""
+    return st.randoms(use_true_random=False).map(lambda rng: (*random_case(rng, solvable=False), random_policy(rng)))
+
+
+def plan_of(case: tuple, policy: str = "seed") -> gs.Plan:
+    graph, backends, assigned = case
+    scheduler = gs.Scheduler(backends, policy=policy)
+    for t, backend in assigned.items():
+        scheduler.set_tensor_backend(t, backend)
+    return scheduler.plan(graph)
