@@ -214,32 +214,7 @@ def weights_on(backend: gs.Backend, usage: str = "weights", **tensors: np.ndarra
     return {name: resident(backend, name, array, usage) for name, array in tensors.items()}
 
 
-# -- without a scheduler, and with a checked plan -------------------------------------------------------------
-
-
-def alone(graph, values):
-    """{tensor: array} for every tensor of a graph, each in memory of its own, computed without a scheduler.
-
-    For graphs whose tensors have no memory yet.
-    """
-    with gs.CpuBackend(n_threads=1) as backend:
-        buffers = []
-        for t in graph.tensors:
-            if t.view_src is None:
-                buffer = backend.alloc_buffer(t.nbytes)
-                buffers.append(buffer)
-                gs.bind_resident(t, buffer, 0)
-        for t, array in values.items():
-            if t.backend is not None:
-                t.set(array)
-        backend.graph_compute(graph)
-        found = {t: t.numpy() for t in graph.tensors}
-        for t in graph.tensors:
-            if t.view_src is None:
-                gs.bind_resident(t, None, 0)
-        for buffer in buffers:
-            buffer.close()
-    return found
+# -- plans ---------------------------------------------------------------------------------------------------
 
 
 def verified(plan):

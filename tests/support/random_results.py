@@ -15,18 +15,20 @@ def raw(tensor: gs.Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-def set_all(built: Built, only_residents: bool = False) -> None:
-    for tensor, values in built.values().items():
+def set_all(built: Built, only_residents: bool = False, seed: int = 7) -> None:
+    for tensor, values in built.values(seed).items():
         if tensor in built.residents or (not only_residents and tensor.buffer is not None):
             tensor.set(values)
 
 
-def settle(built: Built, sched: gs.Scheduler, backends: list, wishes: list[tuple[int, int]]) -> None:
-    """Allocate each backend's residents; assign nodes by `wishes`: (pick of a node, pick of a backend)."""
+def settle(built: Built, sched: gs.Scheduler, backends: list, wishes: list[tuple[int, int]],
+           usage: str = "weights") -> None:
+    """Allocate each backend's residents; assign tensors by `wishes`: (pick of a tensor, pick of a backend)."""
     for ctx, backend in zip(built.homes, backends, strict=True):
-        backend.alloc_tensors(ctx)
+        backend.alloc_tensors(ctx, usage)
     for pick, backend in wishes:
-        sched.set_tensor_backend(built.graph.nodes[pick % len(built.graph)], backends[backend % len(backends)])
+        tensors = built.graph.tensors if sched.policy == "default" else built.graph.nodes
+        sched.set_tensor_backend(tensors[pick % len(tensors)], backends[backend % len(backends)])
 
 
 def kept(built: Built) -> list[int]:
@@ -41,13 +43,13 @@ def kept(built: Built) -> list[int]:
     return found
 
 
-def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, bytes], list[bytes]]:
+def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1, seed: int = 7) -> tuple[dict[int, bytes], list[bytes]]:
     """(bytes of each kept node, bytes of each resident) after one compute without any planning."""
     built = Built(recipe, n_homes)
     with gs.CpuBackend(1) as backend:
         for ctx in (*built.homes, built.ctx):
             backend.alloc_tensors(ctx)
-        set_all(built)
+        set_all(built, seed=seed)
         backend.graph_compute(built.graph)
         return ({i: raw(built.ctx.tensors[i]) for i in kept(built)}, [raw(t) for t in built.residents])
 
@@ -60,12 +62,14 @@ def check(built: Built, expected: tuple[dict[int, bytes], list[bytes]], note: st
         assert raw(tensor) == bits, f"{note}: resident {tensor!r}"
 
 
-def check_three_computes(built: Built, expected: tuple[dict[int, bytes], list[bytes]], sched: gs.Scheduler, queued: int,
-                         note: str) -> None:
-    """Set all data, compute the allocated graph three times, queued or not, and check the results after each."""
-    set_all(built)
+def check_three_computes(built: Built, recipe: Recipe, sched: gs.Scheduler, queued: int, note: str) -> None:
+    """Compute the allocated graph twice with the same inputs and once with others, queued or not; check the results
+    after each."""
+    expected = in_memory_of_their_own(recipe, len(built.homes))
     for attempt in range(3):
-        set_all(built, only_residents=True)
+        if attempt == 2:
+            expected = in_memory_of_their_own(recipe, len(built.homes), seed=8)
+        set_all(built, only_residents=attempt == 1, seed=8 if attempt == 2 else 7)
         if queued:
             sched.compute_async(built.graph)
             sched.synchronize()
@@ -93,8 +97,8 @@ def take_turns(sched: gs.Scheduler, cases: list[tuple[Built, tuple]], turns: int
     for attempt in range(turns):
         for built, expected in cases:
             sched.alloc(built.graph).verify()
-            # Residents that the graph changes must be set again before the next compute.
-            set_all(built)
+            # Residents that the graph changes must be set again before the next compute, inputs that were overwritten.
+            set_all(built, only_residents=attempt == 1)
             for _ in range(1 if writes_to_residents(built) else 3):
                 queue(built.graph)
             if attempt:
