@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from devices import device
 
 import ggml_sched as gs
 
@@ -20,23 +21,15 @@ def test_an_arena_grows_although_old_and_new_do_not_fit_side_by_side():
     assert backend.used == 0
 
 
-class Fragmented(gs.CpuBackend):
-    """Has `free` bytes, as it says, and no range of more than `largest`."""
-
-    free, largest = 1 << 20, 1 << 20
-
-    def memory_available(self):
-        return self.free
-
-    def alloc_buffer(self, size):
-        if size > self.largest:
-            raise gs.OutOfMemory(f"backend {self.name!r}: no {size} bytes in one piece", self.name, size, self.largest)
-        return super().alloc_buffer(size)
-
-
 def test_old_memory_and_what_lived_in_it_come_back_when_new_memory_cannot_be_had():
     """The old memory is freed first, as both do not fit side by side."""
-    backend = Fragmented(1)
+    def alloc_buffer(inherited, size):
+        if size > backend.largest:
+            raise gs.OutOfMemory(f"no {size} bytes in one piece", backend.name, size, backend.largest)
+        return inherited(size)
+
+    backend = device(answers={"memory_available": lambda inherited: backend.free, "alloc_buffer": alloc_buffer},
+                     attributes={"free": 1 << 20, "largest": 1 << 20})
     graphs, inputs = [], []
     for elements in (100, 1000):
         ctx = gs.Context()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from devices import Chain, Gated, weights_on
+from devices import Chain, Gated, device, weights_on
 
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
@@ -123,16 +123,11 @@ def test_a_callback_cannot_use_the_scheduler():
 # -- ask: selecting the nodes to observe ------------------------------------------------------------
 
 
-class Noted(gs.CpuBackend):
-    """Appends the names of the nodes of each call of graph_compute to a log."""
-
-    def __init__(self, name, log):
-        super().__init__(1, name=name)
-        self.log = log
-
-    def graph_compute(self, graph):
-        self.log.append(("run", *(node.name for node in graph.nodes)))
-        super().graph_compute(graph)
+def noted(name, log, waits=False):
+    """A backend that appends the nodes of each call of graph_compute to a log, and its waits if asked for."""
+    before = {"graph_compute": lambda graph: log.append(("run", *(node.name for node in graph.nodes))),
+              "synchronize": lambda: log.append(("wait", name))}
+    return device(name=name, before=before if waits else {"graph_compute": before["graph_compute"]})
 
 
 def long_chain(n, backends_of, log=4):
@@ -166,7 +161,7 @@ def events(steps, wanted):
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_unselected_nodes_run_together_with_the_next_selected_one(n, every, copies):
     log = []
-    made, chain, names = long_chain(n, lambda n: [Noted(f"b{k}", log) for k in range(n)])
+    made, chain, names = long_chain(n, lambda n: [noted(f"b{k}", log) for k in range(n)])
     wanted = set(names[every - 1 :: every])
     with gs.Scheduler(made, copies=copies) as scheduler:
         plan = scheduler.alloc(chain.graph)
@@ -196,7 +191,7 @@ def test_unselected_nodes_run_together_with_the_next_selected_one(n, every, copi
 
 def test_asking_saves_calls_of_the_backend():
     log = []
-    made, chain, names = long_chain(3, lambda n: [Noted(f"b{k}", log) for k in range(n)])
+    made, chain, names = long_chain(3, lambda n: [noted(f"b{k}", log) for k in range(n)])
     with chain.scheduler(made) as scheduler:
         chain.set(1)
         calls = {}
@@ -220,7 +215,7 @@ def test_only_false_is_a_no(answer):
 @pytest.mark.parametrize("at", range(6))
 def test_stopping_at_a_node_that_was_asked_for(at):
     log = []
-    made, chain, names = long_chain(3, lambda n: [Noted(f"b{k}", log) for k in range(n)], log=0)
+    made, chain, names = long_chain(3, lambda n: [noted(f"b{k}", log) for k in range(n)], log=0)
     with chain.scheduler(made) as scheduler:
         chain.set(1)
         asked = []
@@ -275,23 +270,11 @@ def test_writes_go_back_whether_asked_for_or_not(wanted):
         assert cache.numpy()[1].tolist() == [2, 4, 6, 8] and late.numpy()[1].tolist() == [20, 40, 60, 80]
 
 
-class Waited(Noted):
-    """Logs waits, too."""
-
-    def graph_compute(self, graph):
-        self.log.append(("on", self.name))
-        super().graph_compute(graph)
-
-    def synchronize(self):
-        self.log.append(("wait", self.name))
-        super().synchronize()
-
-
 @pytest.mark.parametrize("wanted", [(), ("read",), ("end",), ("read", "end")])
 def test_backends_wait_for_each_other_whether_nodes_are_observed_or_not(wanted):
     """A node's backend is done before it is observed; its alloc dependencies on other backends stay until then."""
     log = []
-    made = [Waited("w0", log), Waited("w1", log)]
+    made = [noted(name, log, waits=True) for name in ("w0", "w1")]
     ctx = gs.Context()
     x = ctx.tensor("f32", (64,), "x", input=True)
     first = ctx.set_name(ctx.scale(x, 3.0), "first")

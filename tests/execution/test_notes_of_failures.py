@@ -3,16 +3,9 @@
 import re
 
 import pytest
+from devices import device
 
 import ggml_sched as gs
-
-
-class Failing(gs.CpuBackend):
-    def graph_compute(self, graph) -> None:
-        raise ZeroDivisionError("division by zero")
-
-    def graph_plan_create(self, graph):
-        return None
 
 
 @pytest.mark.parametrize("callback, which", [(None, r"the 2 nodes 'first' \(SQR\) .. 'last' \(SQRT\)"),
@@ -21,7 +14,9 @@ def test_the_exception_of_a_backend_has_a_note_with_its_nodes(callback, which):
     ctx = gs.Context()
     first = ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x", input=True)), "first")
     graph = gs.Graph(ctx.set_output(ctx.set_name(ctx.sqrt(first), "last")))
-    with Failing(1, "broken") as backend, gs.Scheduler([backend], zero=True) as scheduler:
+    broken = device(name="broken", before={"graph_compute": lambda graph: 1 / 0},
+                    answers={"graph_plan_create": lambda inherited, graph: None})
+    with broken, gs.Scheduler([broken], zero=True) as scheduler:
         with pytest.raises(ZeroDivisionError) as caught:
             scheduler.compute(graph, callback)
         (note,) = caught.value.__notes__

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from configs import sample_paths
+from devices import device
 from hypothesis import given
 from random_graphs import Built, quick, recipes
 
@@ -13,29 +14,17 @@ METHODS = ("supports_op", "offload_op", "alloc_size")
 VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 
 
-class Asked(gs.DryBackend):
-    """Records its support queries; `answers` are functions by method."""
+def asked(name="A", base=gs.DryBackend, **answers):
+    """A backend that records support queries; `answers` are functions by method."""
+    return device(base, name, records=METHODS, answers={
+        method: lambda inherited, tensor, answer=answer: answer(tensor) for method, answer in answers.items()})
 
-    def __init__(self, name="A", **answers):
-        super().__init__(name)
-        self.answers = answers
-        self.asked = {method: [] for method in METHODS}
 
-    def supports_op(self, node):
-        self.asked["supports_op"].append(node)
-        return self.answers.get("supports_op", lambda node: True)(node)
-
-    def offload_op(self, node):
-        self.asked["offload_op"].append(node)
-        return self.answers.get("offload_op", lambda node: False)(node)
-
-    def alloc_size(self, tensor):
-        self.asked["alloc_size"].append(tensor)
-        return self.answers.get("alloc_size", lambda tensor: tensor.nbytes)(tensor)
-
-    def take(self, method="supports_op"):
-        taken, self.asked[method] = self.asked[method], []
-        return taken
+def take(backend, method="supports_op"):
+    """The tensors of the recorded queries by a method, which are then forgotten."""
+    taken = [call.args[0] for call in backend.calls if call.method == method]
+    backend.calls = [call for call in backend.calls if call.method != method]
+    return taken
 
 
 def plan(devices, graph):
@@ -65,29 +54,29 @@ def key(t):
 
 
 def test_nodes_of_one_kind_are_asked_about_once():
-    backend = Asked()
+    backend = asked()
     devices, graph = Devices((backend,)), layers(5)
     plan(devices, graph)
-    assert [t.op for t in backend.take()] == ["UNARY:RELU", "SCALE", "ADD"]
-    assert [t.op for t in backend.take("offload_op")] == ["UNARY:RELU", "SCALE", "ADD"]
-    assert [t.op for t in backend.take("alloc_size")] == ["NONE", "UNARY:RELU", "RESHAPE", "SCALE", "ADD"]
+    assert [t.op for t in take(backend)] == ["UNARY:RELU", "SCALE", "ADD"]
+    assert [t.op for t in take(backend, "offload_op")] == ["UNARY:RELU", "SCALE", "ADD"]
+    assert [t.op for t in take(backend, "alloc_size")] == ["NONE", "UNARY:RELU", "RESHAPE", "SCALE", "ADD"]
     for again in (graph, layers(5), layers(9, name="other", output=True)):
         plan(devices, again)
-        assert all(backend.take(method) == [] for method in METHODS)
+        assert all(take(backend, method) == [] for method in METHODS)
     plan(devices, layers(2, scale=3.0))
-    assert [t.op for t in backend.take()] == ["SCALE"]
+    assert [t.op for t in take(backend)] == ["SCALE"]
     plan(devices, layers(2, size=4))
-    assert len(backend.take()) == 3
+    assert len(take(backend)) == 3
     plan(Devices((backend,)), graph)
-    assert len(backend.take()) == 3             # another cache shares nothing with it
+    assert len(take(backend)) == 3             # another cache shares nothing with it
 
 
 def test_every_backend_is_asked_itself():
-    backends = Asked("A"), Asked("B", supports_op=lambda node: node.op != "SCALE"), gs.DryBackend("C")
+    backends = asked("A"), asked("B", supports_op=lambda node: node.op != "SCALE"), gs.DryBackend("C")
     graph = layers(3)
     for _ in range(2):
         plan(Devices(backends), graph)
-        assert [len(backend.take()) for backend in backends[:2]] == [3, 3]
+        assert [len(take(backend)) for backend in backends[:2]] == [3, 3]
 
 
 SAYS = {
@@ -102,7 +91,7 @@ SAYS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_said_of_a_kind_holds_for_all_its_nodes(method, version):
     says, where, expected, least = SAYS[method]
-    gpu, cpu = Asked("GPU", **{method: says}), Asked("CPU")
+    gpu, cpu = asked("GPU", **{method: says}), asked("CPU")
     gpu.answers_version = version
     home, ctx = gs.Context(), gs.Context()
     w = home.tensor("f32", 64, "w")
@@ -119,10 +108,10 @@ def test_what_is_said_of_a_kind_holds_for_all_its_nodes(method, version):
 
 @pytest.mark.parametrize("path", sample_paths()[:4], ids=lambda path: path.stem)
 def test_a_model_has_few_kinds(path):
-    backend = Asked()
+    backend = asked()
     graph = gs.load_graph(path, place=lambda t: backend)
     plan(Devices((backend,)), graph)
-    assert len(backend.take()) < 40 < len(graph)
+    assert len(take(backend)) < 40 < len(graph)
 
 
 # -- kinds of nodes ----------------------------------------------------------------------------
@@ -141,7 +130,7 @@ def test_kinds_are_what_backends_may_look_at(recipe):
 
 
 def test_kinds_of_different_graphs_are_told_apart_as_those_of_one():
-    backend, known = Asked(), set()
+    backend, known = asked(), set()
     devices = Devices((backend,))
 
     @quick(100)
@@ -150,7 +139,7 @@ def test_kinds_of_different_graphs_are_told_apart_as_those_of_one():
         graph = Built(recipe).graph
         plan(devices, graph)
         met = {key(t) for t in graph.tensors}
-        assert {key(t) for t in backend.take("alloc_size")} == met - known
+        assert {key(t) for t in take(backend, "alloc_size")} == met - known
         known.update(met)
 
     run()
@@ -254,7 +243,7 @@ def test_nodes_whose_hashes_collide_are_of_different_kinds():
 def test_answers_about_kinds_whose_hashes_collide_are_kept_apart(together):
     ctx = gs.Context()
     one, other = colliding(ctx)
-    fussy, host = Asked("fussy", supports_op=lambda node: node.src[0].nb[3] == 0), gs.DryBackend("host")
+    fussy, host = asked("fussy", supports_op=lambda node: node.src[0].nb[3] == 0), gs.DryBackend("host")
     with gs.Scheduler([fussy, host]) as scheduler:
         scheduler.set_tensor_backend(one.src[0], fussy)
         scheduler.set_tensor_backend(other.src[0], fussy)
@@ -269,7 +258,7 @@ def test_answers_about_kinds_whose_hashes_collide_are_kept_apart(together):
 def test_answers_of_another_version_are_asked_for_anew():
     """Plans made with answers of the earlier version are not used again."""
     refused = []
-    a, b = Asked("A", supports_op=lambda node: node.op not in refused), gs.DryBackend("B")
+    a, b = asked("A", supports_op=lambda node: node.op not in refused), gs.DryBackend("B")
     graph = layers(2)
     with gs.Scheduler([a, b]) as scheduler:
         assert {scheduler.alloc(graph).backend_of(t) for t in graph.nodes} == {a}
@@ -284,62 +273,62 @@ def test_answers_of_another_version_are_asked_for_anew():
 
 
 def test_a_version_that_is_as_it_was_changes_nothing():
-    backend = Asked()
+    backend = asked()
     devices = Devices((backend,))
     backend.answers_version = 2**70
     plan(devices, layers(1))
-    assert len(backend.take()) == 3
+    assert len(take(backend)) == 3
     epoch = devices.epoch()
     backend.answers_version = 2**69 * 2
     plan(devices, layers(1))
-    assert backend.take() == [] and devices.epoch() == epoch
+    assert take(backend) == [] and devices.epoch() == epoch
 
 
 @pytest.mark.parametrize("kind", ["attribute of the class", "property"])
 def test_a_version_may_be_declared_by_a_class(kind):
-    class Declares(Asked):
+    class Declares(gs.DryBackend):
         now = 3
         answers_version = 3 if kind == "attribute of the class" else property(lambda self: self.now)
 
-    backend = Declares()
+    backend = asked(base=Declares)
     devices = Devices((backend,))
     for _ in range(2):
         plan(devices, layers(1))
-    assert len(backend.take()) == 3
+    assert len(take(backend)) == 3
     if kind == "property":
         backend.now += 1
     else:
         backend.answers_version += 1
     plan(devices, layers(1))
-    assert len(backend.take()) == 3
+    assert len(take(backend)) == 3
 
 
 @pytest.mark.parametrize("how", ["instance", "class"])
 def test_without_a_version_every_node_is_asked_about_every_time(how):
     """Without a version, answers may depend on anything, such as names."""
-    class Each(Asked):
+    class Each(gs.DryBackend):
         if how == "class":
             answers_version = None
 
-    each, other = Each("each", supports_op=lambda node: node.name != "1"), Asked("other")
+    each, other = asked("each", Each, supports_op=lambda node: node.name != "1"), asked("other")
     each.answers_version = None
     graph = layers(3)
     devices = Devices((each, other))
     for k in range(2):
         made = plan(devices, graph)
-        assert len(each.take()) == len(each.take("offload_op")) == 9
-        assert len(other.take()) == (3 if k == 0 else 0)
-        assert each.take("alloc_size") == list(graph.tensors)
+        assert len(take(each)) == len(take(each, "offload_op")) == 9
+        assert len(take(other)) == (3 if k == 0 else 0)
+        assert take(each, "alloc_size") == list(graph.tensors)
         assert [made.backend_index(graph.id_of(t)) for t in graph.nodes if t.op == "UNARY:RELU"][:2] == [0, 1]
     each.answers_version = 0
     if how == "instance":
         plan(devices, graph)
-        assert len(each.take()) == 3
+        assert len(take(each)) == 3
 
 
 @pytest.mark.parametrize("version", [1.5, "1", (0,)])
 def test_a_version_that_is_no_int(version):
-    backend = Asked("strange")
+    backend = asked("strange")
     with gs.Scheduler([backend]) as scheduler:
         backend.answers_version = version
         with pytest.raises(TypeError, match=r"'strange': answers_version"):
@@ -357,17 +346,17 @@ def test_answers_given_while_the_version_changes_are_not_remembered():
             backend.answers_version += 1
         return True
 
-    backend = Asked(supports_op=once)
+    backend = asked(supports_op=once)
     devices = Devices((backend,))
     plan(devices, layers(1))
-    assert devices.n_cached == 0 and len(backend.take()) == 3
+    assert devices.n_cached == 0 and len(take(backend)) == 3
     backend.answers = {}
     plan(devices, layers(1))
-    assert len(backend.take()) == 3 and devices.n_cached > 0
+    assert len(take(backend)) == 3 and devices.n_cached > 0
 
 
 def test_a_reset_forgets_answers():
-    backend = Asked()
+    backend = asked()
     with gs.Scheduler([backend]) as scheduler:
         scheduler.plan(layers(1))
         assert scheduler._planner.devices.n_cached > 0
@@ -388,14 +377,14 @@ def test_what_a_backend_raises_reaches_the_caller_and_nothing_is_remembered(meth
             raise errors.pop()
         return {"supports_op": True, "offload_op": False, "alloc_size": tensor.nbytes}[method]
 
-    calm, flaky = Asked("calm"), Asked("flaky", **{method: sometimes})
+    calm, flaky = asked("calm"), asked("flaky", **{method: sometimes})
     devices, graph = Devices((calm, flaky)), layers(2)
     with pytest.raises(KeyError, match="flaky"):
         plan(devices, graph)
-    assert devices.n_cached == 0 and len(calm.take()) == 3
-    flaky.take(method)
+    assert devices.n_cached == 0 and len(take(calm)) == 3
+    take(flaky, method)
     plan(devices, graph)
-    assert len(calm.take()) == 3 and len(flaky.take(method)) == (5 if method == "alloc_size" else 3)
+    assert len(take(calm)) == 3 and len(take(flaky, method)) == (5 if method == "alloc_size" else 3)
 
 
 @pytest.mark.parametrize("version", [0, None])
@@ -409,7 +398,7 @@ def test_a_request_that_failed_knows_nothing_of_its_first_attempt(version):
             raise KeyError("flaky")
         return not first
 
-    a, b = Asked("A", supports_op=refuses_then_fails), gs.DryBackend("B")
+    a, b = asked("A", supports_op=refuses_then_fails), gs.DryBackend("B")
     a.answers_version = version
     graph = layers(1)
     request = Request(graph, Devices((a, b)), None)
@@ -422,7 +411,7 @@ def test_a_request_that_failed_knows_nothing_of_its_first_attempt(version):
 @pytest.mark.parametrize("size", [-1, 63, 2**63, 64.0, None])
 def test_a_size_that_makes_no_sense_is_not_remembered(size):
     sizes = [size]
-    backend = Asked("strange", alloc_size=lambda tensor: sizes[0] if sizes else tensor.nbytes)
+    backend = asked("strange", alloc_size=lambda tensor: sizes[0] if sizes else tensor.nbytes)
     devices = Devices((backend,))
     for _ in range(2):
         with pytest.raises((gs.PlacementError, TypeError), match="'strange'"):
@@ -435,7 +424,7 @@ def test_the_memory_of_answers_is_bounded():
     """Evicted answers are queried again."""
     ctx = gs.Context()
     x = ctx.tensor("f32", 4)
-    backend = Asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
+    backend = asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
     devices = Devices((backend, gs.DryBackend("host")))
 
     def scales(start):
@@ -444,10 +433,10 @@ def test_the_memory_of_answers_is_bounded():
         graph = gs.Graph(*nodes)
         made = plan(devices, graph)
         assert [made.backend_index(graph.id_of(t)) for t in nodes] == [1 - t.op_params[0] % 2 for t in nodes]
-        return len(backend.take())
+        return len(take(backend))
 
-    asked = [scales(1500 * k) for k in range(6)]
-    assert asked == [1500] * 6 and 0 < devices.n_cached <= 4096
+    queries = [scales(1500 * k) for k in range(6)]
+    assert queries == [1500] * 6 and 0 < devices.n_cached <= 4096
     assert scales(1500 * 5) < 1500 and scales(0) == 1500
 
 
@@ -456,7 +445,7 @@ def test_a_graph_of_more_kinds_than_are_remembered():
     x = ctx.tensor("f32", 4)
     nodes = [ctx.scale(x, word) for word in np.arange(1, 5001, dtype=np.int32).view(np.float32)]
     graph = gs.Graph(*nodes)
-    backend = Asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
+    backend = asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
     devices = Devices((backend, gs.DryBackend("host")))
     for _ in range(2):
         made = plan(devices, graph)
