@@ -134,9 +134,15 @@ def split_over(device, host, streamed=False):
     return w, x, gs.Graph(out), ctx
 
 
+SETTING = {"the tensor": lambda w, values: w.set(values),
+           "its backend": lambda w, values: w.backend.set_tensor(w, values),
+           "a copy": lambda w, values: gs.tensor_copy(weights_on(w.backend, other=values)["other"], w)}
+
+
+@pytest.mark.parametrize("through", SETTING)
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_host_weight_travels_once_and_again_after_set(copies, queued):
+def test_a_host_weight_travels_once_and_again_after_it_was_set(copies, queued, through):
     device, host = recorded("device"), recorded("host")
     w, x, graph, ctx = split_over(device, host)
     values = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -157,7 +163,7 @@ def test_a_host_weight_travels_once_and_again_after_set(copies, queued):
         assert sorted(compute(1)) == ["w", "x"]
         assert [compute(k) for k in (2, 3, 4)] == [["x"]] * 3
         values = -values
-        w.set(values)
+        SETTING[through](w, values)
         assert sorted(compute(5)) == ["w", "x"]
         assert compute(6) == ["x"]
 

@@ -2,9 +2,8 @@
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
-from devices import devices, poisoned, resident, verified
+from devices import verified
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import quick
@@ -241,28 +240,6 @@ def test_many_offloaded_weights_open_a_split_each_and_use_one_memory(n):
     assert [c.tensor for c in plan.copies if c.tensor in weights] == weights
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_offloaded_weights_compute_right(n):
-    device, host = devices(2, offloads=("MUL_MAT",), records={"graph_compute", "graph_plan_create"})
-    rng = np.random.default_rng(n)
-    weights = [resident(host, f"w{k}", rng.uniform(-1, 1, (8, 8)).astype(np.float32)) for k in range(n)]
-    ctx = gs.Context()
-    x = h = ctx.tensor("f32", (8, 2), "x", input=True)
-    for k, w in enumerate(weights):
-        h = ctx.set_name(ctx.mul_mat(w, h), f"h{k}")
-    graph = gs.Graph(h)
-    with gs.Scheduler((device, host)) as sched:
-        verified(sched.alloc(graph))
-        for _ in range(3):
-            x.set(rng.uniform(-1, 1, (2, 8)).astype(np.float32))
-            sched.compute(graph)
-            expected = x.numpy()
-            for w in weights:
-                expected = expected @ w.numpy().T
-            np.testing.assert_allclose(h.numpy(), expected, rtol=1e-4, atol=1e-5)
-        assert not host.ran
-
-
 def test_a_backend_that_does_not_support_the_op_is_not_offered_it():
     s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "MUL_MAT"), "CPU")
     s.backends[0].offload_op = lambda t: True
@@ -388,23 +365,6 @@ def test_no_other_cut_of_a_seam_is_cheaper(rng, n_nodes):
         for cut in range(low, high + 1):
             moved = [*where[:low], *[left] * (cut - low), *[right] * (high - cut), *where[high:]]
             assert bytes_of(s, graph, dict(zip(work, moved, strict=True)), leafs) >= chosen, (seam, cut)
-
-
-def test_results_do_not_depend_on_the_seam():
-    backends = (poisoned("D0"), poisoned("D1"), poisoned("HOST"))
-    rng = np.random.default_rng(0)
-    w = [resident(b, f"w {b.name}", rng.uniform(-1, 1, (8, 8)).astype(np.float32)) for b in backends[:2]]
-    ctx = gs.Context()
-    x = ctx.tensor("f32", (8, 4), "x", input=True)
-    rows = ctx.sum_rows(ctx.sqr(ctx.mul_mat(w[0], x)))
-    out = ctx.mul_mat(w[1], ctx.silu(ctx.repeat(rows, ctx.tensor("f32", (8, 4), "like"))))
-    graph = gs.Graph(out)
-    with gs.Scheduler(backends) as sched:
-        verified(sched.alloc(graph))
-        x.set(rng.uniform(-1, 1, (4, 8)).astype(np.float32))
-        sched.compute(graph)
-        h = np.square(x.numpy() @ w[0].numpy().T).sum(1, keepdims=True).repeat(8, 1)
-        np.testing.assert_allclose(out.numpy(), (h / (1 + np.exp(-h))) @ w[1].numpy().T, rtol=1e-4, atol=1e-5)
 
 
 def test_plans_tell_buffers_of_one_backend_apart_by_who_reads_them():

@@ -166,16 +166,6 @@ def test_an_op_that_no_longer_runs_in_place_is_planned_anew():
         assert set(plan.methods) != {"replayed"}
 
 
-def test_reserving_takes_the_largest_need_of_each_backend_not_the_sum():
-    backend = gs.DryBackend("A")
-    _keep, w = weight(backend)
-    graphs = [attention(gs.Context(), w, tokens, 64)[0] for tokens in (8, 1)]
-    with gs.Scheduler([backend]) as scheduler:
-        sizes = [scheduler.plan(graph).buffer_sizes[0] for graph in graphs]
-        scheduler.reserve(*graphs)
-        assert scheduler.buffer_size(backend) == max(sizes)
-
-
 def test_a_plan_cache_of_zero_never_replays():
     backend = gs.DryBackend("A")
     _keep, w = weight(backend)
