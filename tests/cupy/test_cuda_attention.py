@@ -8,6 +8,7 @@ import pytest
 from op_results import assert_close, random
 
 import ggml_sched as gs
+from ggml_sched.backends.cupy import ops
 from ggml_sched.backends.cupy.ops import attention
 
 RNG = np.random.default_rng(11)
@@ -97,7 +98,7 @@ def test_work_memory_is_what_is_said(ctx):
         k = ctx.tensor(kind, (64, n_kv, 2))
         node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
         with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
-            assert cupy_kernels.build([node], n_multiprocessors=256).work_size <= attention.OPS[node.op].work(node)
+            assert cupy_kernels.build([node], n_multiprocessors=256).work_size <= ops.OPS[node.op].work(node)
 
 
 @pytest.mark.parametrize(("shift", "d"), [(2, 64), (1, 64), (4, 64), (8, 60), (4, 58)])

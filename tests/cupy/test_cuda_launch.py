@@ -9,14 +9,15 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.launch import VIEW, Builder, ErrorWord, Launch, Location, Scratch, ScratchView
+from ggml_sched.backends.cupy.launch import Builder, ErrorWord, Launch
+from ggml_sched.backends.cupy.locations import VIEW, Location, Scratch
 
 RNG = np.random.default_rng(25)
 
 
 def test_addresses_are_put_in_when_they_are_known():
-    launch = Launch("m.f", (1, 1, 1), (32, 1, 1), (np.int32(3), Scratch(512), ScratchView(256, (1,) * 4, (4,) * 4),
-                                                   ErrorWord()))
+    launch = Launch("m.f", (1, 1, 1), (32, 1, 1), (
+        np.int32(3), Scratch(512), Location(256, (1,) * 4, (4,) * 4, scratch=True), ErrorWord()))
     number, pointer, view, word = launch.bound(1 << 40, 77)
     assert number.dtype == np.int32 and pointer == np.uint64((1 << 40) + 512) and word == np.uint64(77)
     assert pointer.dtype == word.dtype == np.uint64
@@ -124,7 +125,7 @@ def test_extents_beyond_32_bits(axis):
     n = int(np.prod(ne[: axis + 1]))
     ne[axis] = (1 << 33) + 1
     b = Builder()
-    b.flat("copies.move", n, *(Location(array.ctypes.data, tuple(ne), nb).arg() for array in (data, out)), np.int64(n),
+    b.flat("copies.move", n, *(Location(array.ctypes.data, tuple(ne), nb) for array in (data, out)), np.int64(n),
            np.int32(4))
     cupy_kernels.run(b)
     assert np.array_equal(out.ravel()[:n], data.ravel()[:n]) and not out.ravel()[n:].any()

@@ -10,26 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
-from ggml_sched.backends.cupy.locations import VIEW, Location, Scratch, ScratchView, joined, spread, unit_of, view_of
+from ggml_sched.backends.cupy.device import ALIGNMENT, block_of
+from ggml_sched.backends.cupy.locations import Location, Scratch, joined, unit_of
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.graph.hostdata import endless
 
-if TYPE_CHECKING:
-    from ggml_sched.backends.cupy.ops.groups import Wiring
-
-__all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Location", "Scratch", "ScratchView",
-           "joined", "no_work", "spread", "unit_of"]
+__all__ = ["FAULT", "Builder", "ErrorWord", "Launch", "scratch_size", "struct"]
 
 FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
-
-ALIGNMENT = 256
-"""The alignment of scratch memory, in bytes."""
 
 MAX_BLOCKS = 1 << 16
 """The most blocks of a grid over elements or rows; kernels loop over the rest."""
@@ -53,48 +47,21 @@ class Launch(NamedTuple):
 
     def bound(self, work: int, error: int) -> tuple:
         """The arguments once the addresses of the work memory and of the error word are known."""
-        return tuple(_bound(arg, work, error) for arg in self.args)
+        return tuple(np.uint64(error) if isinstance(arg, ErrorWord)
+                     else arg.bound(work) if isinstance(arg, (Location, Scratch)) else arg for arg in self.args)
 
 
-def _bound(arg, work: int, error: int):
-    if isinstance(arg, Scratch):
-        return np.uint64(work + arg.offset)
-    if isinstance(arg, ScratchView):
-        return view_of(work + arg.offset, arg.ne, arg.nb)
-    if isinstance(arg, ErrorWord):
-        return np.uint64(error)
-    return arg
+def scratch_size(*sizes: int) -> int:
+    """Bytes that pieces of scratch memory of these sizes take."""
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
-def no_work(node: Tensor) -> int:
-    """0: the scratch memory of an op that needs none."""
-    return 0
-
-
-class Op(NamedTuple):
-    """How the device computes an op.  `fits(node)`: whether it computes this node; `build`: appends the node's
-    launches; `inplace`: bit i is set if source i, of equal layout, may share the result's memory; `work(node)`: bytes
-    of scratch memory that the node needs if no source overlaps the result."""
-
-    fits: Callable[[Tensor], bool]
-    build: Callable[[Builder, Tensor], None]
-    inplace: int = 0
-    work: Callable[[Tensor], int] = no_work
-
-
-class Group(NamedTuple):
-    """A fused kernel, which computes several nodes, its members.  `ops`: for each member, in the order of the graph,
-    the ops that it may have; no two groups have the same.
-
-    `find(node, wiring)` (ops/groups.py): the members of the group that ends with `node`, or None;
-    `build`: appends launches that compute the members and write those results that `Builder.is_needed`; returns False,
-    and appends nothing, if memory overlaps.
-    """
-
-    name: str
-    ops: tuple[frozenset[str], ...]
-    find: Callable[[Tensor, Wiring], tuple[Tensor, ...] | None]
-    build: Callable[[Builder, tuple[Tensor, ...]], bool]
+def struct(dtype: np.dtype, **fields) -> np.ndarray:
+    """An argument: a struct by value with these fields, the others 0."""
+    value = np.zeros(1, dtype)
+    for name, field in fields.items():
+        value[name] = field
+    return value
 
 
 class Builder:
@@ -163,7 +130,7 @@ class Builder:
                                f"{unit_of(t)} bytes")
         return Location(address, t.ne, t.nb)
 
-    def source_location(self, node: Tensor, i: int) -> Location:
+    def source(self, node: Tensor, i: int) -> Location:
         """The location from which to read source i of the node: a copy, made here, if the source overlaps the result in
         a way that the op does not tolerate."""
         t = node.src[i]
@@ -178,14 +145,6 @@ class Builder:
         copy = Location(self.scratch(total).offset, t.ne, tuple(nb), scratch=True)
         self.move(location, copy, (t.ne[0] // block, *t.ne[1:]), size)
         return copy
-
-    def view(self, t: Tensor) -> np.ndarray:
-        """A tensor as a View."""
-        return self.location(t).arg()
-
-    def source(self, node: Tensor, i: int) -> np.ndarray | ScratchView:
-        """Source i of the node as a View: see `source_location`."""
-        return self.source_location(node, i).arg()
 
     def pointer(self, t: Tensor) -> np.uint64:
         """The device address of a tensor."""
@@ -203,7 +162,7 @@ class Builder:
         """Work memory at a multiple of 256 bytes, exclusive to this node until the next one begins."""
         self._kept = None
         start = self._used
-        self._used = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self._used = start + scratch_size(nbytes)
         self.work_size = max(self.work_size, self._used)
         return Scratch(start)
 
@@ -238,10 +197,10 @@ class Builder:
     def launch(self, kernel: str, grid: Sequence[int], block: Sequence[int], *args, shared: int = 0) -> None:
         """Append a launch; TypeError for an argument without a width."""
         for arg in args:
-            struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
-            if not struct and not isinstance(arg, (np.generic, Scratch, ScratchView, ErrorWord)):
+            is_struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
+            if not is_struct and not isinstance(arg, (np.generic, Location, Scratch, ErrorWord)):
                 raise TypeError(f"{kernel}: {arg!r} is no kernel argument: numpy scalars and structs have a width")
-        self.launches.append(Launch(kernel, _three(grid), _three(block), args, shared))
+        self.launches.append(Launch(kernel, block_of(grid, kernel), block_of(block, kernel), args, shared))
 
     def flat(self, kernel: str, n: int, *args) -> None:
         """Append a launch over `n` elements, by n threads, or by fewer that loop; n == 0: none."""
@@ -252,7 +211,8 @@ class Builder:
     def each(self, kernel: str, node: Tensor, *args) -> None:
         """Append a launch over the node's elements: views of its sources and of the node, their number, and `args`."""
         n = node.n_elements
-        self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.view(node), np.int64(n), *args)
+        self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.location(node), np.int64(n),
+                  *args)
 
     def rows(self, kernel: str, n: int, width: int, *args, shared: int = 0, each: int = 4) -> None:
         """Append a launch with a block for each of `n` rows of `width` elements, of which a thread takes about
@@ -281,10 +241,4 @@ class Builder:
             word = next(w for w in (16, 8, 4, 2, 1) if not any(v % w for v in (row, a.address, d.address, *outer)))
             ne, source = ((row // word, *extents[1:]) for extents in (ne, source))
             a, d = (p._replace(nb=(word, *p.nb[1:])) for p in (a, d))
-        self.flat("copies.move", prod(ne), a.shaped(source).arg(), d.shaped(ne).arg(), np.int64(prod(ne)),
-                  np.int32(word))
-
-
-def _three(extents: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*extents, 1, 1)[:3]
-    return int(x), int(y), int(z)
+        self.flat("copies.move", prod(ne), a.shaped(source), d.shaped(ne), np.int64(prod(ne)), np.int32(word))

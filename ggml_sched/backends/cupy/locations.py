@@ -12,7 +12,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 
-__all__ = ["VIEW", "Location", "Scratch", "ScratchView", "joined", "spread", "unit_of", "view_of"]
+__all__ = ["VIEW", "Location", "Scratch", "joined", "spread", "unit_of"]
 
 VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
 """`struct View` of common.cuh."""
@@ -23,17 +23,8 @@ class Scratch(NamedTuple):
 
     offset: int
 
-
-class ScratchView(NamedTuple):
-    """An argument: a View over work memory."""
-
-    offset: int
-    ne: tuple[int, ...]
-    nb: tuple[int, ...]
-
-
-def view_of(address: int, ne: Sequence[int], nb: Sequence[int]) -> np.ndarray:
-    return np.array([(address, tuple(ne), tuple(nb))], VIEW)
+    def bound(self, work: int) -> np.uint64:
+        return np.uint64(work + self.offset)
 
 
 class Location(NamedTuple):
@@ -47,10 +38,9 @@ class Location(NamedTuple):
     nb: tuple[int, ...]
     scratch: bool = False
 
-    def arg(self) -> np.ndarray | ScratchView:
-        if self.scratch:
-            return ScratchView(self.address, self.ne, self.nb)
-        return view_of(self.address, self.ne, self.nb)
+    def bound(self, work: int) -> np.ndarray:
+        """The View, where work memory begins at address `work`."""
+        return np.array([(self.address + self.scratch * work, self.ne, self.nb)], VIEW)
 
     def pointer(self) -> np.uint64 | Scratch:
         return Scratch(self.address) if self.scratch else np.uint64(self.address)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Group, Op, unit_of
-from ggml_sched.backends.cupy.ops import (
+from ggml_sched.backends.cupy.launch import Builder, scratch_size
+from ggml_sched.backends.cupy.locations import unit_of
+from ggml_sched.backends.cupy.ops import (  # noqa: F401 - those that are not used below register their ops
     attention,
     copies,
     elementwise,
@@ -25,18 +26,15 @@ from ggml_sched.backends.cupy.ops import (
     soft_max,
     sort,
 )
-from ggml_sched.backends.cupy.ops.groups import find, group_of
+from ggml_sched.backends.cupy.ops.groups import Group, find, group_of
+from ggml_sched.backends.cupy.ops.registry import OPS
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports", "work_size"]
 
-_MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
-
 _PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
 """Ops with kernels for rows that repack.py rearranged."""
-
-OPS: dict[str, Op] = {name: op for module in _MODULES for name, op in module.OPS.items()}
 
 GROUPS: list[Group] = [*gated.GROUPS, *fused.GROUPS]
 
@@ -54,9 +52,9 @@ def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
     for node in nodes:
         op = OPS.get(node.op)
         if node.computes and op is not None:
-            size = matrix.work(node, exact, by_library) if node.op in matrix.OPS else op.work(node)
+            size = matrix.work(node, exact, by_library) if node.op in matrix.PRODUCTS else op.work(node)
             needed = max(needed, size)
-    return -(-needed // ALIGNMENT) * ALIGNMENT
+    return scratch_size(needed)
 
 
 def _aligned(t: Tensor | None) -> bool:

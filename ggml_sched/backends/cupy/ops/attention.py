@@ -10,20 +10,20 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Location, Op
-from ggml_sched.backends.cupy.ops._oracle import float_param, like_oracle
-from ggml_sched.backends.cupy.ops.blocks import decoded, is_multiple, loads_whole
+from ggml_sched.backends.cupy.launch import Builder, struct
+from ggml_sched.backends.cupy.locations import Location
+from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
+from ggml_sched.backends.cupy.ops.registry import computes, float_param, optional
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["OPS"]
-
-ATTENTION = np.dtype([(name, "<i8") for name in (
-    "q1", "q2", "q3", "k1", "k2", "k3", "v1", "v2", "v3", "m1", "m2", "m3", "d1", "d2", "d3", "heads_of_mask",
-    "batches_of_mask")] + [(name, "<i4") for name in (
-        "d", "dv", "cells", "rows", "group", "heads", "matrices", "splits", "split", "k_kind", "v_kind", "mask_kind",
-        "q0", "k0", "v0", "k_wide", "v_wide")] + [(name, "<f4") for name in ("scale", "softcap", "max_bias")]
-    + [("whole", "<i4"), ("nothing", "<i4")])
-"""`struct Attention` of caches.cuh."""
+ATTENTION = np.dtype([(name, "<i8", 3) for name in "qkvmd"]
+                     + [(name, "<i8") for name in ("heads_of_mask", "batches_of_mask")]
+                     + [(name, "<i4") for name in (
+                         "d_k", "d_v", "cells", "rows", "group", "heads", "matrices", "splits", "split", "k_kind",
+                         "v_kind", "mask_kind", "q0", "k0", "v0", "k_wide", "v_wide")]
+                     + [(name, "<f4") for name in ("scale", "softcap", "max_bias")]
+                     + [(name, "<i4") for name in ("whole", "nothing")])
+"""`struct Attention` of caches.cuh; `q`, `k`, `v`, `m` and `d` are q1, q2, q3 and so on."""
 
 READ = frozenset({Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0})
 """Types of KV caches that the kernels read without decoding."""
@@ -40,14 +40,13 @@ NONE = np.uint64(0)
 
 
 def _cache(b: Builder, node: Tensor, i: int) -> tuple[Location, Type]:
-    t, location = node.src[i], b.source_location(node, i)
+    t, location = node.src[i], b.source(node, i)
     if t.type in READ and not is_packed(t):
         return location, t.type
-    return decoded(b, t, location, Type.F32), Type.F32
-
-
-def _optional(node: Tensor, i: int) -> Tensor | None:
-    return node.src[i] if i < len(node.src) else None
+    dense = b.scratch(4 * t.n_elements)
+    to_dense(b, t, location, dense, Type.F32)
+    nb = (4, 4 * t.ne[0], 4 * t.ne[0] * t.ne[1], 4 * t.ne[0] * t.ne[1] * t.ne[2])
+    return Location(dense.offset, t.ne, nb, scratch=True), Type.F32
 
 
 def _blocks(node: Tensor) -> tuple[int, int]:
@@ -70,54 +69,6 @@ def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
     return (cells - 1) // (rounds * round_of) + 1, rounds * round_of
 
 
-def _flash(b: Builder, node: Tensor) -> None:
-    q, k, v = node.src[:3]
-    mask, sinks = _optional(node, 3), _optional(node, 4)
-    at = [b.source_location(node, 0)]
-    a = np.zeros(1, ATTENTION)
-    for letter, i in (("k", 1), ("v", 2)):
-        location, kind = _cache(b, node, i)
-        at.append(location)
-        a[letter + "_kind"], a[letter + "0"] = kind, location.nb[0]
-        a[letter + "1"], a[letter + "2"], a[letter + "3"] = location.nb[1:]
-    a["q0"], a["q1"], a["q2"], a["q3"] = at[0].nb
-    a["d1"], a["d2"], a["d3"] = node.nb[1:]
-    a["d"], a["dv"], a["cells"], a["rows"] = k.ne[0], v.ne[0], k.ne[1], q.ne[1]
-    a["heads"], a["group"], a["matrices"] = k.ne[2], q.ne[2] // k.ne[2], k.ne[2] * q.ne[3]
-    a["k_wide"] = at[1].nb[0] == Type(int(a["k_kind"][0])).type_size and is_multiple(at[1], 16)
-    a["v_wide"] = at[2].nb[0] == Type(int(a["v_kind"][0])).type_size and is_multiple(at[2], 8) and v.ne[0] % 2 == 0
-    softcap = float_param(node, 2)
-    with np.errstate(all="ignore"):
-        a["scale"] = float_param(node, 0) / softcap if softcap else float_param(node, 0)
-    a["softcap"], a["max_bias"] = softcap, float_param(node, 1)
-    a["whole"] = 1 << (q.ne[2].bit_length() - 1)
-    a["mask_kind"], a["heads_of_mask"], a["batches_of_mask"] = -1, 1, 1
-    mask_at = sinks_at = NONE
-    if mask is not None:
-        location = b.source_location(node, 3)
-        mask_at, a["mask_kind"] = location.pointer(), mask.type
-        a["m1"], a["m2"], a["m3"] = location.nb[1:]
-        a["heads_of_mask"], a["batches_of_mask"] = mask.ne[2:]
-    if sinks is not None:
-        sinks_at = b.source_location(node, 4).pointer()
-    together, _ = _blocks(node)
-    a["splits"], a["split"] = splits, _ = _splits(node, b.n_multiprocessors)
-    columns = q.ne[1] * int(a["group"][0])
-    partial = NONE
-    if splits > 1:
-        partial = b.scratch(_partial(node, splits))
-    halves = (a["k_kind"] == a["v_kind"] == Type.F16 and a["k_wide"] and a["v_wide"] and k.ne[0] % 8 == 0)
-    size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
-    shared = 4 * together * (-(-k.ne[0] // 64) * 64 + WARPS * CELLS + size + 2 * WARPS)
-    b.launch(f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}",
-             (-(-columns // together), splits, min(int(a["matrices"][0]), 65535)), (32 * WARPS,),
-             a, at[0].pointer(), at[1].pointer(), at[2].pointer(), mask_at, sinks_at, b.pointer(node), partial,
-             shared=shared)
-    if splits > 1:
-        b.launch("attention.combine", (min(columns * int(a["matrices"][0]), 1 << 16),), (128,),
-                 a, sinks_at, b.pointer(node), partial)
-
-
 def _partial(node: Tensor, splits: int) -> int:
     """Bytes of the partial results that the splits write for `combine`."""
     return 4 * splits * node.n_elements // node.ne[0] * (node.ne[0] + 2)
@@ -135,11 +86,49 @@ def _work(node: Tensor) -> int:
 def _fits(node: Tensor) -> bool:
     """Whether masks and results have rows without gaps, and heads are within the kernels' largest size."""
     q, k, v = node.src[:3]
-    mask, sinks = _optional(node, 3), _optional(node, 4)
+    mask, sinks = optional(node, 3), optional(node, 4)
     return (k.ne[0] <= 1024 and v.ne[0] <= 512 and max(k.ne[1], q.ne[1] * q.ne[2]) < 1 << 30
             and loads_whole(k) and loads_whole(v) and (node.nb[0] == 4 or node.ne[0] <= 1)
             and (mask is None or mask.nb[0] == mask.type.type_size or mask.ne[0] <= 1)
             and (sinks is None or sinks.is_contiguous) and max(q.nb[0], k.nb[0], v.nb[0]) < 1 << 31)
 
 
-OPS: dict[str, Op] = {"FLASH_ATTN_EXT": like_oracle("FLASH_ATTN_EXT", _flash, only=_fits, work=_work)}
+@computes("FLASH_ATTN_EXT", only=_fits, work=_work)
+def _flash(b: Builder, node: Tensor) -> None:
+    q, k, v = node.src[:3]
+    at_q = b.source(node, 0)
+    (at_k, k_kind), (at_v, v_kind) = _cache(b, node, 1), _cache(b, node, 2)
+    k_wide = at_k.nb[0] == k_kind.type_size and is_multiple(at_k, 16)
+    v_wide = at_v.nb[0] == v_kind.type_size and is_multiple(at_v, 8) and v.ne[0] % 2 == 0
+    softcap, group = float_param(node, 2), q.ne[2] // k.ne[2]
+    with np.errstate(all="ignore"):
+        scale = float_param(node, 0) / softcap if softcap else float_param(node, 0)
+    splits, split = _splits(node, b.n_multiprocessors)
+    a = struct(
+        ATTENTION, q=at_q.nb[1:], k=at_k.nb[1:], v=at_v.nb[1:], d=node.nb[1:], q0=at_q.nb[0], k0=at_k.nb[0],
+        v0=at_v.nb[0], k_kind=k_kind, v_kind=v_kind, k_wide=k_wide, v_wide=v_wide, d_k=k.ne[0], d_v=v.ne[0],
+        cells=k.ne[1], rows=q.ne[1], heads=k.ne[2], group=group, matrices=k.ne[2] * q.ne[3], scale=scale,
+        softcap=softcap, max_bias=float_param(node, 1), whole=1 << (q.ne[2].bit_length() - 1), mask_kind=-1,
+        heads_of_mask=1, batches_of_mask=1, splits=splits, split=split)
+    mask, sinks = optional(node, 3), optional(node, 4)
+    mask_at = sinks_at = partial = NONE
+    if mask is not None:
+        location = b.source(node, 3)
+        mask_at, a["mask_kind"], a["m"] = location.pointer(), mask.type, location.nb[1:]
+        a["heads_of_mask"], a["batches_of_mask"] = mask.ne[2:]
+    if sinks is not None:
+        sinks_at = b.source(node, 4).pointer()
+    if splits > 1:
+        partial = b.scratch(_partial(node, splits))
+    together, _ = _blocks(node)
+    columns, matrices = q.ne[1] * group, k.ne[2] * q.ne[3]
+    halves = k_kind == v_kind == Type.F16 and k_wide and v_wide and k.ne[0] % 8 == 0
+    size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
+    shared = 4 * together * (-(-k.ne[0] // 64) * 64 + WARPS * CELLS + size + 2 * WARPS)
+    b.launch(f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}",
+             (-(-columns // together), splits, min(matrices, 65535)), (32 * WARPS,),
+             a, at_q.pointer(), at_k.pointer(), at_v.pointer(), mask_at, sinks_at, b.pointer(node), partial,
+             shared=shared)
+    if splits > 1:
+        b.launch("attention.combine", (min(columns * matrices, 1 << 16),), (128,),
+                 a, sinks_at, b.pointer(node), partial)

@@ -1,25 +1,27 @@
-"""Launches that turn rows of blocks into dense rows of a plain type (dequantize.cu), and what aligned loads need."""
+"""Launches of dequantize.cu and activations.cu that make dense rows of f32 or f16; and what aligned loads need."""
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Location
+from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.locations import Location, Scratch
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["decoded", "is_multiple", "loads_whole"]
+__all__ = ["is_multiple", "loads_whole", "to_dense"]
 
 
-def decoded(b: Builder, t: Tensor, location: Location, to: Type) -> Location:
-    """A tensor of blocks as dense f32 or f16 in scratch memory."""
-    size = to.type_size
-    nb = (size, size * t.ne[0], size * t.ne[0] * t.ne[1], size * t.ne[0] * t.ne[1] * t.ne[2])
-    out = Location(b.scratch(size * t.n_elements).offset, t.ne, nb, scratch=True)
-    units = t.n_elements // 32
-    b.flat(f"dequantize.{t.type.name.lower()}", units, location.arg(), out.pointer(), np.int64(units), np.int32(to),
-           np.int32(is_packed(t)))
-    return out
+def to_dense(b: Builder, t: Tensor, part: Location, out: Scratch, to: Type) -> None:
+    """Append the launch that writes rows of a tensor, which are at `part`, without gaps as f32 or f16."""
+    n, units = prod(part.ne), prod(part.ne) // 32
+    if t.type.is_quantized:
+        b.flat(f"dequantize.{t.type.name.lower()}", units, part, out, np.int64(units), np.int32(to),
+               np.int32(is_packed(t)))
+    else:
+        b.flat(f"activations.to_{to.name.lower()}", n, part, out, np.int64(n), np.int32(t.type))
 
 
 def loads_whole(t: Tensor) -> bool:

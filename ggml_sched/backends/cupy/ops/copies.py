@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Location, Op
-from ggml_sched.backends.cupy.ops._oracle import int_param, kind, like_oracle
+from ggml_sched.backends.cupy.launch import Builder, struct
+from ggml_sched.backends.cupy.locations import Location
+from ggml_sched.backends.cupy.ops.registry import computes, int_param, kind
 
-__all__ = ["OPS", "WRITABLE"]
+__all__ = ["WRITABLE"]
 
 WRITABLE = frozenset({Type.F32, Type.F16, Type.BF16, Type.I32, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0,
                       Type.IQ4_NL})
@@ -27,9 +28,10 @@ def _copy_fits(node: Tensor) -> bool:
     return node.src[0].type == node.type or node.type in WRITABLE
 
 
+@computes("CPY", "DUP", "CONT", only=_copy_fits)
 def _copy(b: Builder, node: Tensor) -> None:
     """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
-    a, d = b.source_location(node, 0), b.location(node)
+    a, d = b.source(node, 0), b.location(node)
     source = node.src[0]
     if source.type != node.type:
         _convert(b, a, d, node)
@@ -43,7 +45,7 @@ def _copy(b: Builder, node: Tensor) -> None:
             line = (int(n), 1, 1, 1)
             b.move(a.shaped(line, (size, 0, 0, 0)), d.shaped(line, (size, 0, 0, 0)), line, size)
         else:
-            b.flat("copies.reorder", int(n), a.shaped(_units(source)[0]).arg(), d.shaped(ne).arg(), n, np.int32(size))
+            b.flat("copies.reorder", int(n), a.shaped(_units(source)[0]), d.shaped(ne), n, np.int32(size))
 
 
 def _convert(b: Builder, a: Location, d: Location, node: Tensor) -> None:
@@ -51,9 +53,9 @@ def _convert(b: Builder, a: Location, d: Location, node: Tensor) -> None:
     if node.type.is_quantized:
         ne, _ = _units(node)
         n = node.n_elements // node.type.block_size
-        b.flat("copies.quantize", 32 * n, a.arg(), d.shaped(ne).arg(), np.int64(n), *kinds)
+        b.flat("copies.quantize", 32 * n, a, d.shaped(ne), np.int64(n), *kinds)
     else:
-        b.flat("copies.convert", node.n_elements, a.arg(), d.arg(), np.int64(node.n_elements), *kinds)
+        b.flat("copies.convert", node.n_elements, a, d, np.int64(node.n_elements), *kinds)
 
 
 def _set_fits(node: Tensor) -> bool:
@@ -70,40 +72,35 @@ def _set_fits(node: Tensor) -> bool:
     return True
 
 
+@computes("SET", only=_set_fits)
 def _set(b: Builder, node: Tensor) -> None:
     """The result is a copy of the first source, or is that source itself in place; then the second source is copied to
     a window of it."""
     size = node.type.type_size
-    whole, part, d = b.source_location(node, 0), b.source_location(node, 1), b.location(node)
+    whole, part, d = b.source(node, 0), b.source(node, 1), b.location(node)
     if not int_param(node, 4) and whole != d:
         b.move(whole, d, node.ne, size)
     window = d.moved(int_param(node, 3)).shaped(part.ne, (size, *(int_param(node, i) for i in range(3))))
     b.move(part, window, part.ne, size)
 
 
+@computes("REPEAT")
 def _repeat(b: Builder, node: Tensor) -> None:
-    a, d = b.source_location(node, 0), b.location(node)
+    a, d = b.source(node, 0), b.location(node)
     if a != d:
         b.move(a, d, node.ne, node.type.type_size, repeat=True)
 
 
+@computes("CONCAT")
 def _concat(b: Builder, node: Tensor) -> None:
     axis, d = int_param(node, 0), b.location(node)
-    # Both before the first write: source_location copies a source that overlaps the result.
-    first, second = b.source_location(node, 0), b.source_location(node, 1)
+    # Both before the first write: `source` copies a source that overlaps the result.
+    first, second = b.source(node, 0), b.source(node, 1)
     behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)
     b.move(first, d, *_units(node.src[0]))
     b.move(second, d.moved(behind * d.nb[axis]), *_units(node.src[1]))
 
 
+@computes("PAD")
 def _pad(b: Builder, node: Tensor) -> None:
-    b.each("copies.pad", node, np.array([(tuple(int_param(node, 2 * i) for i in range(4)),)], BEFORE))
-
-
-OPS: dict[str, Op] = {
-    **{op: like_oracle(op, _copy, only=_copy_fits) for op in ("CPY", "DUP", "CONT")},
-    "SET": like_oracle("SET", _set, only=_set_fits),
-    "REPEAT": like_oracle("REPEAT", _repeat),
-    "CONCAT": like_oracle("CONCAT", _concat),
-    "PAD": like_oracle("PAD", _pad),
-}
+    b.each("copies.pad", node, struct(BEFORE, n=[int_param(node, 2 * i) for i in range(4)]))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Location, Op, joined, spread
-from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, kind, like_oracle
-
-__all__ = ["OPS"]
+from ggml_sched.backends.cupy.launch import Builder, struct
+from ggml_sched.backends.cupy.locations import Location, joined, spread
+from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, kind, optional
 
 PARAMETERS = np.dtype([("p", "<f4", 4)])
 """`struct Parameters`."""
@@ -33,7 +32,7 @@ _GATES = {"REGLU": "RELU", "GEGLU": "GELU_GATE", "SWIGLU": "SILU", "GEGLU_ERF": 
 
 def _parameters(node: Tensor) -> np.ndarray:
     first = _FIRST_PARAMETER.get(node.op, 0)
-    return np.array([(tuple(float_param(node, first + i) for i in range(4)),)], PARAMETERS)
+    return struct(PARAMETERS, p=[float_param(node, first + i) for i in range(4)])
 
 
 def _locations(node: Tensor, *locations: Location) -> list[Location]:
@@ -57,46 +56,41 @@ def _by_4(node: Tensor, locations: list[Location]) -> list[Location] | None:
     return [location.shaped((location.ne[0] // 4, *location.ne[1:]), (16, *location.nb[1:])) for location in locations]
 
 
+def _by_element(b: Builder, node: Tensor, kernel: str, sources: tuple[Location, Location], *options: np.int32,
+                kinds: tuple[np.int32, ...], parameters: tuple[np.ndarray, ...] = ()) -> None:
+    """Append a launch for each element of two sources; or, by the kernel that has no `kinds`, for each four."""
+    locations = _locations(node, *sources, b.location(node))
+    fours, n = _by_4(node, locations), node.n_elements
+    if fours is None:
+        b.flat(f"elementwise.{kernel}", n, *locations, np.int64(n), *options, *kinds, *parameters)
+    else:
+        b.flat(f"elementwise.{kernel}_by_4", n // 4, *fours, np.int64(n // 4), *options, *parameters)
+
+
+@computes(*_BINARY, "ADD1")
 def _binary(b: Builder, node: Tensor) -> None:
     number = np.int32(_BINARY.index(node.op) if node.op in _BINARY else 0)      # ADD1 adds one element to all
-    locations = _locations(node, b.source_location(node, 0), b.source_location(node, 1), b.location(node))
-    fours, n = _by_4(node, locations), node.n_elements
-    if fours is not None:
-        b.flat("elementwise.binary_by_4", n // 4, *(p.arg() for p in fours), np.int64(n // 4), number)
-        return
-    b.flat("elementwise.binary", n, *(p.arg() for p in locations), np.int64(n), number, kind(node.src[0]),
-           kind(node.src[1]), kind(node))
+    _by_element(b, node, "binary", (b.source(node, 0), b.source(node, 1)), number,
+                kinds=(kind(node.src[0]), kind(node.src[1]), kind(node)))
 
 
+@computes(*_PLAIN, *(f"UNARY:{name}" for name in _FUNCTIONS))
 def _unary(b: Builder, node: Tensor) -> None:
-    locations = _locations(node, b.source_location(node, 0), b.location(node))
-    b.flat("elementwise.unary", node.n_elements, *(p.arg() for p in locations), np.int64(node.n_elements),
-           _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node), _parameters(node))
+    b.flat("elementwise.unary", node.n_elements, *_locations(node, b.source(node, 0), b.location(node)),
+           np.int64(node.n_elements), _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node),
+           _parameters(node))
 
 
+@computes(*(f"GLU:{name}" for name in _GATES))
 def _glu(b: Builder, node: Tensor) -> None:
-    gate = b.source_location(node, 0)
-    if len(node.src) == 2 and node.src[1] is not None:
-        factor = b.source_location(node, 1)
+    gate = b.source(node, 0)
+    if optional(node, 1) is not None:
+        factor = b.source(node, 1)
     else:
         gate = gate.shaped(node.ne)
         factor = gate.moved(node.ne[0] * gate.nb[0])
         if int_param(node, 1):
             gate, factor = factor, gate
     name = node.op.rpartition(":")[2]
-    function, oai = _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI")
-    locations = _locations(node, gate, factor, b.location(node))
-    fours, n = _by_4(node, locations), node.n_elements
-    if fours is not None:
-        b.flat("elementwise.glu_by_4", n // 4, *(p.arg() for p in fours), np.int64(n // 4), function, oai,
-               _parameters(node))
-        return
-    b.flat("elementwise.glu", n, *(p.arg() for p in locations), np.int64(n), function, oai, kind(node),
-           _parameters(node))
-
-
-OPS: dict[str, Op] = {
-    **{op: like_oracle(op, _binary) for op in (*_BINARY, "ADD1")},
-    **{op: like_oracle(op, _unary) for op in (*_PLAIN, *(f"UNARY:{name}" for name in _FUNCTIONS))},
-    **{f"GLU:{name}": like_oracle(f"GLU:{name}", _glu) for name in _GATES},
-}
+    _by_element(b, node, "glu", (gate, factor), _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI"),
+                kinds=(kind(node),), parameters=(_parameters(node),))

@@ -7,14 +7,11 @@
 from __future__ import annotations
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Group
-from ggml_sched.backends.cupy.ops._oracle import int_param
-from ggml_sched.backends.cupy.ops.groups import Wiring, lies_apart
-from ggml_sched.backends.cupy.ops.norm import OPS as NORM_OPS
+from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.ops.groups import Group, Wiring, lies_apart
 from ggml_sched.backends.cupy.ops.norm import emit_norm
-from ggml_sched.backends.cupy.ops.rope import OPS as ROPE_OPS
-from ggml_sched.backends.cupy.ops.rope import PAIRS, emit_rope_set_rows, has_factors
-from ggml_sched.backends.cupy.ops.rows import OPS as ROW_OPS
+from ggml_sched.backends.cupy.ops.registry import OPS, int_param
+from ggml_sched.backends.cupy.ops.rope import PAIRS, emit_rope_set_rows
 
 __all__ = ["GROUPS"]
 
@@ -34,45 +31,42 @@ def _norm_group(before: bool, after: bool) -> Group:
     def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
         mul = wiring.inner(last.src[0], _MUL) if after else last
         norm = None if mul is None else wiring.inner(mul.src[0], _NORMS)
-        if norm is None or norm.n_elements == 0 or not NORM_OPS[norm.op].fits(norm):
+        if norm is None or norm.n_elements == 0 or not OPS[norm.op].fits(norm):
             return None
-        # Only the sum may have other readers: it is written where they need it.
-        add = norm.src[0] if before else None
-        if before and (add.op not in _ADD or add not in wiring.position):
+        # Only the first sum may have other readers: it is written where they need it.
+        first, second = ((norm.src[0],) if before else ()), ((last,) if after else ())
+        if any(add.op not in _ADD or add not in wiring.position for add in first):
             return None
-        around = (*([add] if before else []), mul, *([last] if after else []))
         # The second operands are read from memory, so none may be a member's result, which may not be written there.
-        if not all(_is_row_op(node, norm.ne[0]) and node.src[1].root not in (add, norm, mul) for node in around):
+        members = (*first, norm, mul, *second)
+        if not all(_is_row_op(node, norm.ne[0]) and node.src[1].root not in members for node in (*first, mul, *second)):
             return None
-        return (*([add] if before else []), norm, mul, *([last] if after else []))
+        return members
 
     def build(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
-        add = nodes[0] if before else None
-        norm, mul = nodes[int(before)], nodes[int(before) + 1]
-        last = nodes[-1]
-        kept = add if add is not None and b.is_needed(add) else None
+        add, last = (nodes[0] if before else None), nodes[-1]
+        norm, mul = nodes[int(before) : int(before) + 2]
         if any(b.is_needed(node) for node in (norm, mul) if node is not last):
             return False
-        first = (norm.src[0],) if add is None else add.src[:2]
-        sources = (*first, mul.src[1], *([last.src[1]] if after else []))
-        results = (last,) if kept is None else (last, kept)
-        if not lies_apart(b, results, sources, same=True):
+        operands = (norm.src[0],) if add is None else add.src[:2]
+        shift = last.src[1] if after else None
+        results = (last, add) if add is not None and b.is_needed(add) else (last,)
+        if not lies_apart(b, results, (*operands, mul.src[1], *([shift] if after else [])), same=True):
             return False
-        emit_norm(b, norm, b.view(first[0]), b.view(last), added=None if add is None else b.view(first[1]),
-                  kept=None if kept is None else b.view(kept), scale=b.view(mul.src[1]),
-                  shift=b.view(last.src[1]) if after else None)
+        x, *added = map(b.location, operands)
+        d, *kept = map(b.location, results)
+        emit_norm(b, norm, x, d, added=added[0] if added else None, kept=kept[0] if kept else None,
+                  scale=b.location(mul.src[1]), shift=None if shift is None else b.location(shift))
         return True
 
-    ops = (*([_ADD] if before else []), _NORMS, _MUL, *([_ADD] if after else []))
-    name = "+".join((*(["add"] if before else []), "norm", "mul", *(["add"] if after else [])))
-    return Group(name, ops, find, build)
+    return Group((*([_ADD] if before else []), _NORMS, _MUL, *([_ADD] if after else [])), find, build)
 
 
 def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
     rows, ids = last.src[:2]
     rope = wiring.inner(wiring.behind_views(rows), ("ROPE",))
     if (rope is None or rope.type != Type.F32 or last.type not in _FLOATS or rope.n_elements == 0
-            or not ROW_OPS["SET_ROWS"].fits(last) or not ROPE_OPS["ROPE"].fits(rope)):
+            or not OPS["SET_ROWS"].fits(last) or not OPS["ROPE"].fits(rope)):
         return None
     n0, n1, n2, n3 = rope.ne
     fits = (n3 == 1 and n0 * n1 < 1 << 31 and int_param(rope, 1) <= 2 * PAIRS
@@ -83,7 +77,7 @@ def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | No
 
 def _build_rope_set_rows(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
     rope, write = nodes
-    sources = (*rope.src[:2], *((rope.src[2],) if has_factors(rope) else ()), write.src[1])
+    sources = (*(t for t in rope.src if t is not None), write.src[1])
     if b.is_needed(rope) or not lies_apart(b, (write,), sources):
         return False
     emit_rope_set_rows(b, rope, write)
@@ -95,5 +89,5 @@ GROUPS: list[Group] = [
     _norm_group(False, True),
     _norm_group(True, False),
     _norm_group(False, False),
-    Group("rope+set_rows", (frozenset({"ROPE"}), frozenset({"SET_ROWS"})), _find_rope_set_rows, _build_rope_set_rows),
+    Group((frozenset({"ROPE"}), frozenset({"SET_ROWS"})), _find_rope_set_rows, _build_rope_set_rows),
 ]

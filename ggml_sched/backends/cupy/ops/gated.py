@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Group
-from ggml_sched.backends.cupy.ops.groups import Wiring, lies_apart
-from ggml_sched.backends.cupy.ops.matrix import OPS, few, is_few
+from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.ops.groups import Group, Wiring, lies_apart
+from ggml_sched.backends.cupy.ops.matrix import few, is_few
+from ggml_sched.backends.cupy.ops.registry import OPS
 from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["GROUPS"]
@@ -45,7 +46,7 @@ def _group(op: str) -> Group:
         few(b, gate, up.src[0], last, _GATES[last.op])
         return True
 
-    return Group(f"{op.lower()}+{op.lower()}+glu", (products, products, frozenset(_GATES)), find, build)
+    return Group((products, products, frozenset(_GATES)), find, build)
 
 
 GROUPS: list[Group] = [_group("MUL_MAT"), _group("MUL_MAT_ID")]

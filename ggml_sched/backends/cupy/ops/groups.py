@@ -6,12 +6,13 @@ Invariant: a result that the group does not write to memory is read by members o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import Builder, Group
+from ggml_sched.backends.cupy.launch import Builder
 
-__all__ = ["Wiring", "find", "group_of", "lies_apart"]
+__all__ = ["Group", "Wiring", "find", "group_of", "lies_apart"]
 
 
 class Wiring:
@@ -35,6 +36,20 @@ class Wiring:
                 return None
             t = t.src[0]
         return t
+
+
+class Group(NamedTuple):
+    """A fused kernel, which computes several nodes, its members.  `ops`: for each member, in the order of the graph,
+    the ops that it may have; no two groups have the same.
+
+    `find(node, wiring)`: the members of the group that ends with `node`, or None; `build`: appends launches that
+    compute the members and write those results that `Builder.is_needed`; returns False, and appends nothing, if memory
+    overlaps.
+    """
+
+    ops: tuple[frozenset[str], ...]
+    find: Callable[[Tensor, Wiring], tuple[Tensor, ...] | None]
+    build: Callable[[Builder, tuple[Tensor, ...]], bool]
 
 
 def find(nodes: Iterable[Tensor], groups: Iterable[Group]) -> list[tuple[int, ...]]:

@@ -7,14 +7,12 @@ is still in the device's cache when it is read again, and scratch memory stays s
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Location, Scratch
-from ggml_sched.backends.cupy.ops.blocks import is_multiple
-from ggml_sched.backends.cupy.repack import is_packed
+from ggml_sched.backends.cupy.launch import Builder, scratch_size
+from ggml_sched.backends.cupy.locations import Scratch
+from ggml_sched.backends.cupy.ops.blocks import is_multiple, to_dense
 
 __all__ = ["PRODUCT", "multiply", "suits", "work"]
 
@@ -41,8 +39,7 @@ def suits(node: Tensor) -> bool:
 def work(node: Tensor) -> int:
     """Scratch bytes that `multiply` takes, at most."""
     a, x = node.src[:2]
-    sizes = 2 * x.n_elements, 2 * a.ne[0] * min(a.ne[1], _rows(a))
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return scratch_size(2 * x.n_elements, 2 * a.ne[0] * min(a.ne[1], _rows(a)))
 
 
 def _rows(a: Tensor) -> int:
@@ -53,11 +50,11 @@ def _rows(a: Tensor) -> int:
 def multiply(b: Builder, node: Tensor) -> None:
     """Append the product: columns to f16; then for each piece of the weights, decoding and one call of the library."""
     a, x = node.src[:2]
-    w, columns, result = b.source_location(node, 0), b.source_location(node, 1), b.location(node)
+    w, columns, result = b.source(node, 0), b.source(node, 1), b.location(node)
     # The library does not support rows that share elements.
     direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)
-    b.flat("activations.to_f16", x.n_elements, columns.arg(), right, np.int64(x.n_elements), np.int32(x.type))
+    to_dense(b, x, columns, right, Type.F16)
     k, n = x.ne[:2]
     r2, r3 = (m // m_a for m, m_a in zip(x.ne[2:], a.ne[2:], strict=True))
     rows = a.ne[1] if direct else min(a.ne[1], _rows(a))
@@ -71,29 +68,12 @@ def multiply(b: Builder, node: Tensor) -> None:
                 part = w.moved(first * w.nb[1] + a2 * w.nb[2] + a3 * w.nb[3]).shaped((k, m, 1, 1))
                 left, lda = part.pointer(), w.nb[1] // 2
                 if not direct:
-                    _to_f16(b, a, part, piece)
+                    to_dense(b, a, part, piece, Type.F16)
                     left, lda = piece, k
                 for i3 in range(a3 * r3, a3 * r3 + r3):
                     i2 = a2 * r2
                     at = Scratch(right.offset + 2 * k * n * (i2 + x.ne[2] * i3))
                     to = result.moved(4 * first + i2 * node.nb[2] + i3 * node.nb[3]).pointer()
                     stride = w.nb[2] // 2 if together > r2 else 0
-                    _gemm(b, (m, n, k), (left, lda), (at, k), (to, node.nb[1] // 4), together,
-                          (stride, k * n, node.nb[2] // 4))
-
-
-def _to_f16(b: Builder, a: Tensor, part: Location, piece: Scratch) -> None:
-    n = prod(part.ne)
-    if a.type.is_quantized:
-        b.flat(f"dequantize.{a.type.name.lower()}", n // 32, part.arg(), piece, np.int64(n // 32), np.int32(Type.F16),
-               np.int32(is_packed(a)))
-    else:
-        b.flat("activations.to_f16", n, part.arg(), piece, np.int64(n), np.int32(a.type))
-
-
-def _gemm(b: Builder, mnk: tuple, left: tuple, right: tuple, to: tuple, batch: int, strides: tuple) -> None:
-    """One call: see Blas.gemm."""
-    m, n, k = map(np.int64, mnk)
-    (a, lda), (x, ldb), (c, ldc) = left, right, to
-    b.launch(PRODUCT, (1,), (1,), m, n, k, a, np.int64(lda), x, np.int64(ldb), c, np.int64(ldc), np.int64(batch),
-             *map(np.int64, strides))
+                    b.launch(PRODUCT, (1,), (1,), *map(np.int64, (m, n, k)), left, np.int64(lda), at, np.int64(k), to,
+                             *map(np.int64, (node.nb[1] // 4, together, stride, k * n, node.nb[2] // 4)))

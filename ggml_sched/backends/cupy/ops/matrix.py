@@ -13,18 +13,22 @@ from math import prod
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, ErrorWord, Location, Op, Scratch
+from ggml_sched.backends.cupy.launch import Builder, scratch_size, struct
+from ggml_sched.backends.cupy.locations import Location, Scratch
 from ggml_sched.backends.cupy.ops import library
-from ggml_sched.backends.cupy.ops._oracle import like_oracle
-from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
+from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
+from ggml_sched.backends.cupy.ops.registry import computes
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["OPS", "few", "is_few", "work"]
+__all__ = ["PRODUCTS", "few", "is_few", "work"]
 
-PRODUCT = np.dtype([(name, "<i8") for name in (
-    "k", "rows", "columns", "matrices", "w1", "w2", "w3", "x1", "x2", "x3", "d1", "d2", "d3", "n2", "r2", "r3",
-    "id0", "id1", "n_used", "n_slots", "n_experts")] + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")])
-"""`struct Product` of matvec.cuh."""
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+
+PRODUCT = np.dtype([(name, "<i8") for name in ("k", "rows", "columns", "matrices")]
+                   + [(name, "<i8", 3) for name in "wxd"]
+                   + [(name, "<i8") for name in ("n2", "r2", "r3", "id0", "id1", "n_used", "n_slots", "n_experts")]
+                   + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")])
+"""`struct Product` of matvec.cuh; `w`, `x` and `d` are w1, w2, w3 and so on."""
 
 FAMILY = {
     **dict.fromkeys((Type.F32, Type.F16, Type.BF16), "float"),
@@ -61,7 +65,6 @@ class Columns:
 
     def __init__(self, x: Tensor, location: Location, b: Builder, rounded: bool) -> None:
         n, columns = x.n_elements, prod(x.ne[1:])
-        self.rounded = rounded
         self.runs: np.uint64 | Scratch = NONE
         dense = (1, x.ne[1], x.ne[1] * x.ne[2])
         if rounded:
@@ -73,7 +76,7 @@ class Columns:
                 return
             self.x = b.scratch(columns * x.ne[0])
             self.runs = b.scratch(columns * x.ne[0] // 2)
-            b.flat("activations.quantize", n // 4, location.arg(), self.x, self.runs, np.int64(n // 4),
+            b.flat("activations.quantize", n // 4, location, self.x, self.runs, np.int64(n // 4),
                    np.int32(x.type))
             # The caller may set inputs between two nodes; the result of a node stays until another node writes there.
             if x.root.computes:
@@ -85,19 +88,21 @@ class Columns:
             self.x = b.scratch(4 * n)
             self.strides = tuple(4 * x.ne[0] * s for s in dense)
             self.aligned = x.ne[0] % 4 == 0
-            b.flat("activations.to_f32", n, location.arg(), self.x, np.int64(n), np.int32(x.type))
+            to_dense(b, x, location, self.x, Type.F32)
 
 
-def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, dst: Tensor) -> np.ndarray:
-    """The `struct Product` of a node.  `w`, `ids`: where weights and expert ids lie; `dst`: the tensor that gets the
-    result, with the node's extents."""
+def product(b: Builder, node: Tensor, dst: Tensor | None = None
+            ) -> tuple[np.ndarray, Location, Columns, Location | None]:
+    """The `struct Product` of a node, its weights, its columns and its expert ids (None for MUL_MAT).
+
+    `dst`: another tensor than the node, of its extents, that gets the result and shares no memory with the sources.
+    """
+    source = b.source if dst is None else lambda node, i: b.location(node.src[i])
     a, x = node.src[:2]
-    p = np.zeros(1, PRODUCT)
-    p["k"], p["rows"] = a.ne[:2]
-    p["w1"], p["w2"], p["w3"] = w.nb[1:]
-    p["x1"], p["x2"], p["x3"] = columns.strides
-    p["d1"], p["d2"], p["d3"] = dst.nb[1:]
-    p["w0"] = w.nb[0]
+    ids = source(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(x, source(node, 1), b, a.type.is_quantized and not b.exact)
+    w = source(node, 0)
+    p = struct(PRODUCT, k=a.ne[0], rows=a.ne[1], w=w.nb[1:], x=columns.strides, d=(dst or node).nb[1:], w0=w.nb[0])
     if a.type.is_quantized:
         p["packed"] = is_packed(a)
     else:
@@ -107,7 +112,7 @@ def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, d
         p["matrices"] = ids.ne[0] * ids.ne[1]
         p["id0"], p["id1"] = ids.nb[:2]
         p["n_used"], p["n_slots"], p["n_experts"] = ids.ne[0], x.ne[1], a.ne[2]
-        return p
+        return p, w, columns, ids
     p["columns"], p["n2"] = x.ne[1], max(1, x.ne[2])
     p["matrices"] = x.ne[2] * x.ne[3]
     p["r2"], p["r3"] = (max(1, m // max(1, n)) for n, m in zip(a.ne[2:], x.ne[2:], strict=True))
@@ -115,30 +120,22 @@ def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, d
         # Several matrices of one column that share weights (r2 of them): computed as one matrix of r2 columns.
         r2 = int(p["r2"][0])
         p["columns"], p["n2"], p["r2"], p["matrices"] = r2, a.ne[2], 1, a.ne[2] * x.ne[3]
-        for name in ("x", "d"):
-            p[name + "1"] = p[name + "2"]
-            p[name + "2"] *= r2
-    return p
+        for name in "xd":
+            p[name][0, :2] = p[name][0, 1] * np.array([1, r2])
+    return p, w, columns, ids
 
 
 def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | None = None, gate: int = 0) -> None:
     """Append the product of a node with few columns.
 
-    With `second`, other weights of the same layout, the result is the gated unit of both products, in the tensor `dst`,
-    which must share no memory with the sources.
+    With `second`, other weights of the same layout, the result is the gated unit of both products, in the tensor `dst`.
     """
     a = node.src[0]
-    location = b.source_location if dst is None else lambda node, i: b.location(node.src[i])
-    rounded = a.type.is_quantized and not b.exact
-    ids = location(node, 2) if node.op == "MUL_MAT_ID" else None
-    columns = Columns(node.src[1], location(node, 1), b, rounded)
-    w = location(node, 0)
-    result = node if dst is None else dst
-    p = product(node, w, columns, ids, result)
+    p, w, columns, ids = product(b, node, dst)
     p["gate"] = gate
     n_columns, name = int(p["columns"][0]), a.type.name.lower()
     step = 1 if n_columns == 1 else FEW
-    if a.type.is_quantized and not rounded:
+    if a.type.is_quantized and b.exact:
         step, name = 1, f"exact_{name}"
     else:
         name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
@@ -146,28 +143,24 @@ def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | No
     b.launch(f"matvec_{FAMILY[a.type]}.{name}",
              (-(-a.ne[1] // rows), min(int(p["matrices"][0]), 65535), -(-n_columns // step)), (32 * WARPS,),
              p, w.pointer(), NONE if second is None else b.pointer(second), columns.x, columns.runs,
-             NONE if ids is None else ids.pointer(), b.pointer(result), ErrorWord(), b.position)
+             NONE if ids is None else ids.pointer(), b.pointer(dst or node), b.error, b.position)
 
 
 def many(b: Builder, node: Tensor) -> None:
     """Append the product of a node with many columns, or of many tokens with their experts."""
     a = node.src[0]
-    rounded = a.type.is_quantized and not b.exact
-    ids = b.source_location(node, 2) if node.op == "MUL_MAT_ID" else None
-    columns = Columns(node.src[1], b.source_location(node, 1), b, rounded)
-    w = b.source_location(node, 0)
-    p = product(node, w, columns, ids, node)
-    matrices, tiles = int(p["matrices"][0]), -(-node.src[1].ne[1] // TILE)
+    p, w, columns, ids = product(b, node)
+    tiles = -(-node.src[1].ne[1] // TILE)
     pairs: np.uint64 | Scratch = NONE
     groups: np.uint64 | Scratch = NONE
     if ids is not None:
         pairs, groups, tiles = _grouped(b, ids, a.ne[2])
-        p["matrices"] = matrices = 1
-    prefix = "exact_" if a.type.is_quantized and not rounded else ""
-    b.launch(f"matmul_{FAMILY[a.type]}.{prefix}{a.type.name.lower()}",
-             (-(-a.ne[1] // TILE), tiles, min(matrices, 65535)), (256,),
-             p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), ErrorWord(), b.position,
-             pairs, groups, shared=SHARED_ROUNDED if rounded else SHARED_FLOATS)
+        p["matrices"] = 1
+    is_exact = a.type.is_quantized and b.exact
+    b.launch(f"matmul_{FAMILY[a.type]}.{'exact_' if is_exact else ''}{a.type.name.lower()}",
+             (-(-a.ne[1] // TILE), tiles, min(int(p["matrices"][0]), 65535)), (256,),
+             p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), b.error, b.position,
+             pairs, groups, shared=SHARED_ROUNDED if a.type.is_quantized and not b.exact else SHARED_FLOATS)
 
 
 def _grouped(b: Builder, ids: Location, n_experts: int) -> tuple[Scratch, Scratch, int]:
@@ -176,8 +169,8 @@ def _grouped(b: Builder, ids: Location, n_experts: int) -> tuple[Scratch, Scratc
     n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
     counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)
     grid, block, numbers = (-(-n_experts // WARPS),), (32 * WARPS,), (np.int32(n_pairs), np.int32(n_experts))
-    b.launch("experts.count", grid, block, ids.arg(), counts, *numbers, ErrorWord(), b.position)
-    b.launch("experts.place", grid, block, ids.arg(), counts, pairs, groups, *numbers, np.int32(TILE),
+    b.launch("experts.count", grid, block, ids, counts, *numbers, b.error, b.position)
+    b.launch("experts.place", grid, block, ids, counts, pairs, groups, *numbers, np.int32(TILE),
              np.int32(n_tiles))
     return pairs, groups, n_tiles
 
@@ -185,15 +178,6 @@ def _grouped(b: Builder, ids: Location, n_experts: int) -> tuple[Scratch, Scratc
 def is_few(node: Tensor) -> bool:
     """Whether a product has so few columns (MUL_MAT_ID: tokens) that one pass over the weights computes it."""
     return (node.src[2] if node.op == "MUL_MAT_ID" else node.src[1]).ne[1] <= FEW
-
-
-def _mul_mat(b: Builder, node: Tensor) -> None:
-    if is_few(node):
-        few(b, node)
-    elif b.blas and not b.exact and library.suits(node):
-        library.multiply(b, node)
-    else:
-        many(b, node)
 
 
 def work(node: Tensor, exact: bool, by_library: bool) -> int:
@@ -211,7 +195,7 @@ def work(node: Tensor, exact: bool, by_library: bool) -> int:
     if node.op == "MUL_MAT_ID" and not is_few(node):
         n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
         parts += [4 * n_experts, 4 * n_pairs, 16 * (n_pairs // TILE + min(n_experts, n_pairs))]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in parts)
+    return scratch_size(*parts)
 
 
 def _work(node: Tensor) -> int:
@@ -231,7 +215,11 @@ def _fits(node: Tensor) -> bool:
             and (node.nb[0] == 4 or node.ne[0] <= 1))
 
 
-OPS: dict[str, Op] = {
-    "MUL_MAT": like_oracle("MUL_MAT", _mul_mat, only=_fits, work=_work),
-    "MUL_MAT_ID": like_oracle("MUL_MAT_ID", _mul_mat, only=_fits, work=_work),
-}
+@computes(*PRODUCTS, only=_fits, work=_work)
+def _mul_mat(b: Builder, node: Tensor) -> None:
+    if is_few(node):
+        few(b, node)
+    elif b.blas and not b.exact and library.suits(node):
+        library.multiply(b, node)
+    else:
+        many(b, node)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import Builder, Op
-from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, like_oracle, n_rows
+from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, n_rows
 
-__all__ = ["MODES", "OPS", "emit_norm"]
+__all__ = ["MODES", "emit_norm"]
 
 MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
 """`enum Mode`."""
@@ -26,19 +26,15 @@ def emit_norm(b: Builder, norm: Tensor, a, d, *, added=None, kept=None, scale=No
            float_param(norm, 0), np.int32(around))
 
 
+@computes(*MODES)
 def _norm(b: Builder, node: Tensor) -> None:
-    emit_norm(b, node, b.source(node, 0), b.view(node))
+    emit_norm(b, node, b.source(node, 0), b.location(node))
 
 
+@computes("GROUP_NORM")
 def _group_norm(b: Builder, node: Tensor) -> None:
     """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
     width = -(-node.ne[2] // int_param(node, 0))
     groups = -(-node.ne[2] // width)
-    b.rows("norm.group_norm", groups * node.ne[3], node.ne[0] * node.ne[1] * width, b.source(node, 0), b.view(node),
+    b.rows("norm.group_norm", groups * node.ne[3], node.ne[0] * node.ne[1] * width, b.source(node, 0), b.location(node),
            np.int64(groups), np.int64(width), float_param(node, 1))
-
-
-OPS: dict[str, Op] = {
-    **{op: like_oracle(op, _norm) for op in MODES},
-    "GROUP_NORM": like_oracle("GROUP_NORM", _group_norm),
-}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import Builder, Op
-from ggml_sched.backends.cupy.ops._oracle import int_param, like_oracle, n_rows
+from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.ops.registry import computes, int_param, n_rows
 
-__all__ = ["CHUNK", "OPS"]
+__all__ = ["CHUNK"]
 
 CHUNK = 4096
 """The most keys that a block sorts in shared memory; a longer row is sorted in several launches."""
@@ -25,11 +25,12 @@ def _work(node: Tensor) -> int:
     return KEY * _padded(a.ne[0]) * n_rows(a) if a.ne[0] > CHUNK else 0
 
 
+@computes("ARGSORT", "TOP_K", work=_work)
 def _sort(b: Builder, node: Tensor) -> None:
     a = node.src[0]
     n, rows = _padded(a.ne[0]), n_rows(a)
     descending = np.int32(node.op == "TOP_K" or bool(int_param(node, 0)))
-    source, d = b.source(node, 0), b.view(node)
+    source, d = b.source(node, 0), b.location(node)
     if n <= CHUNK:
         b.rows("sort.sort_rows", rows, n, source, d, np.int64(rows), np.int32(n), descending, shared=KEY * n, each=2)
         return
@@ -46,6 +47,3 @@ def _sort(b: Builder, node: Tensor) -> None:
         b.rows("sort.merge_chunks", chunks, CHUNK, keys, *counts, np.int64(size), shared=shared, each=2)
         size *= 2
     b.flat("sort.take_indices", node.n_elements, keys, d, np.int64(node.n_elements), np.int64(n))
-
-
-OPS: dict[str, Op] = {op: like_oracle(op, _sort, work=_work) for op in ("ARGSORT", "TOP_K")}
