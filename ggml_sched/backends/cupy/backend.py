@@ -160,20 +160,10 @@ class CupyBackend(DeviceQueue):
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
         there = src.buffer
-        if not _is_dense(src, dst):
-            return False
         if isinstance(there, DeviceBuffer):
-            if _is_packed(src) or _is_packed(dst):
-                return False        # the caller then copies through the host, which converts between the two orders
-            source = there.backend
-            if source is not self:
-                if not self._reaches(source):
-                    return False
-                self.event_wait(source.event_here())
-            self._copy(src, dst, there)
-            return True
+            return self._copy_on_devices(src, dst, there)
         data = _host_bytes(src)
-        if data is None:
+        if data is None or not _is_dense(src, dst):
             return False
         there.backend.synchronize()
         if self.is_bringing(data):
@@ -196,24 +186,29 @@ class CupyBackend(DeviceQueue):
         there = dst.buffer
         if not isinstance(there, DeviceBuffer):
             return self.cpy_tensor_to(src, dst)
+        return self._copy_on_devices(src, dst, there)
+
+    def _copy_on_devices(self, src: Tensor, dst: Tensor, other: DeviceBuffer) -> bool:
+        """Queue a copy from or to another buffer, possibly of another backend.  False if it has to go through the host:
+        because the devices do not reach each other, or to convert between the two orders of weights."""
+        there = other.backend
         if not _is_dense(src, dst) or _is_packed(src) or _is_packed(dst):
             return False
-        if there.backend is not self and not self._reaches(there.backend):
-            return False
-        self._copy(src, dst, there)
+        if there is not self:
+            if there.device is not self.device and not self.device.can_access(there.device):
+                return False
+            if src.buffer is other:
+                self.event_wait(there.event_here())
+        self._copy(src, dst, other)
         return True
 
     @queueing
     def _copy(self, src: Tensor, dst: Tensor, other: DeviceBuffer) -> None:
-        """Queue a copy from or to another buffer, possibly of another backend."""
         start = _buffer(src).address(src.offset, src.nbytes)
         to = _buffer(dst).address(dst.offset, src.nbytes)
         if other.backend is not self:
             other.users.add(self)
         self.stream.copy(to, start, src.nbytes)
-
-    def _reaches(self, other: CupyBackend) -> bool:
-        return other.device is self.device or self.device.can_access(other.device)
 
     # -- computing ----------------------------------------------------------------
 

@@ -171,9 +171,9 @@ class Function(ABC):
 
     name: str
 
-    @abstractmethod
     def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
         """Lay arguments out: NumPy scalars of the exact C type; arrays of size 1 are structs by value."""
+        return KernelArguments(args, self.name)
 
     @abstractmethod
     def launch(

@@ -39,11 +39,18 @@ class Load(NamedTuple):
 
     leaf: Tensor
 
+    def issue(self, backend: CupyBackend) -> None:
+        if self.leaf.stash:
+            backend.put_leaf(self.leaf)
+
 
 class Overwrite(NamedTuple):
     """A node has written to such an input, which is not loaded again."""
 
     leaf: Tensor
+
+    def issue(self, backend: CupyBackend) -> None:
+        self.leaf.overwritten = True
 
 
 class _Product(NamedTuple):
@@ -51,6 +58,9 @@ class _Product(NamedTuple):
     the stream."""
 
     numbers: tuple[int, ...]
+
+    def issue(self, backend: CupyBackend) -> None:
+        backend.blas.gemm(backend.stream, *self.numbers)
 
 
 class _Ready(NamedTuple):
@@ -61,6 +71,9 @@ class _Ready(NamedTuple):
     block: tuple[int, int, int]
     packed: KernelArguments
     shared: int
+
+    def issue(self, backend: CupyBackend) -> None:
+        self.function.launch(self.grid, self.block, self.packed, self.shared, backend.stream)
 
 
 def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
@@ -164,20 +177,21 @@ class DevicePlan:
     def refresh(self, backend: CupyBackend) -> None:
         """Build the launches again if the order of weights has changed since."""
         if self._straightened != backend.n_straightened:
-            graph, self.graph = self.graph, None
+            self._drop_graph()
             self._build(backend)
-            if graph is not None:
-                graph.free()
 
     def __len__(self) -> int:
         """Launches, and loads."""
         return len(self._steps)
 
     def free(self) -> None:
-        """Drop the graph; idempotent."""
+        """Free the graph, and drop the launches; idempotent."""
         self.freed = True
-        graph, self.graph = self.graph, None
         self._steps, self._ready, self._buffers, self._nodes = [], [], (), ()
+        self._drop_graph()
+
+    def _drop_graph(self) -> None:
+        graph, self.graph = self.graph, None
         if graph is not None:
             graph.free()
 
@@ -197,7 +211,7 @@ class DevicePlan:
         if self._generation != generation:
             self._pack(backend, generation)
         if self.graph is None and self._captures and self._runs >= self._capture_at and self._steps:
-            self._capture(backend.stream)
+            self._capture(backend)
         if self.graph is None or not self._replay(backend.stream):
             self._issue(backend)
         self._runs += 1
@@ -213,11 +227,9 @@ class DevicePlan:
 
     def _fall_back(self) -> None:
         """Drop the graph for some runs: there may be memory for one later."""
-        graph, self.graph = self.graph, None
         self._capture_at = AGAIN * self._runs
-        if graph is not None:
-            with suppress(DeviceError):
-                graph.free()
+        with suppress(DeviceError):
+            self._drop_graph()
 
     def _pack(self, backend: CupyBackend, generation: int) -> None:
         """Pack arguments with the present addresses of work memory and error word."""
@@ -232,30 +244,20 @@ class DevicePlan:
             else:
                 function = backend.function(step.kernel)
                 ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared))
-        graph, self.graph = self.graph, None
+        self._drop_graph()
         self._ready, self._generation = ready, generation
-        if graph is not None:
-            graph.free()
 
     def _issue(self, backend: CupyBackend) -> None:
-        stream = backend.stream
         for step in self._ready:
-            if isinstance(step, _Ready):
-                step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
-            elif isinstance(step, _Product):
-                backend.blas.gemm(stream, *step.numbers)
-            elif isinstance(step, Overwrite):
-                step.leaf.overwritten = True
-            elif step.leaf.stash:
-                backend.put_leaf(step.leaf)
+            step.issue(backend)
 
-    def _capture(self, stream: Stream) -> None:
+    def _capture(self, backend: CupyBackend) -> None:
         """Capture the graph, if the device has memory for it."""
+        stream = backend.stream
         try:
             stream.begin_capture()
             try:
-                for step in self._ready:
-                    step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+                self._issue(backend)
             except BaseException:
                 with suppress(DeviceError):     # only to end the capture, so that the stream works again
                     stream.end_capture().free()

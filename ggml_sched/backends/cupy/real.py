@@ -137,7 +137,7 @@ class CupyDevice(Device):
             self.arch = f"sm_{about['major']}{about['minor']}"
             self.n_multiprocessors = about["multiProcessorCount"]
             self.max_shared = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
-        self._owned: weakref.WeakSet = weakref.WeakSet()
+        self.owned: weakref.WeakSet = weakref.WeakSet()
         self._modules: dict[str, Any] = {}          # CuPy's RawModules, by name
         self._pinned: list[tuple[weakref.ref, int, int]] = []
         self._peers: dict[int, bool] = {number: True}
@@ -151,6 +151,11 @@ class CupyDevice(Device):
         """For one `with`."""
         return _Entered(self)
 
+    def call(self, function: str, *args):
+        """Call a function of CUDA's runtime."""
+        with self.entered:
+            return getattr(self.runtime, function)(*args)
+
     @property
     def is_here(self) -> bool:
         """Whether this is the process that opened it."""
@@ -158,7 +163,7 @@ class CupyDevice(Device):
 
     def owners(self) -> list:
         """The live objects that own CUDA memory, pinned arrays included; CUDA frees it with their last reference."""
-        return [*self._owned, *(ref() for ref, _, _ in self._pinned)]
+        return [*self.owned, *(ref() for ref, _, _ in self._pinned)]
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
         """The DeviceError for an error of CUDA."""
@@ -173,8 +178,7 @@ class CupyDevice(Device):
     # -- memory --------------------------------------------------------------------
 
     def memory(self) -> tuple[int, int]:
-        with self.entered:
-            free, total = self.runtime.memGetInfo()
+        free, total = self.call("memGetInfo")
         return int(free), int(total)
 
     def alloc(self, n: int) -> CupyMemory:
@@ -182,11 +186,9 @@ class CupyDevice(Device):
             raise ValueError(f"no memory has {n} bytes")
         with self.entered:
             try:
-                memory = CupyMemory(self, n)
+                return CupyMemory(self, n)
             except self.errors as error:
                 raise self.failure(error, n) from error
-        self._owned.add(memory)
-        return memory
 
     def pinned(self, n: int) -> np.ndarray:
         if n == 0:
@@ -210,20 +212,11 @@ class CupyDevice(Device):
 
     def stream(self) -> CupyStream:
         with self.entered:
-            stream = CupyStream(self)
-        self._owned.add(stream)
-        return stream
+            return CupyStream(self, self.cupy.cuda.Stream(non_blocking=True))
 
     def event(self) -> CupyStreamEvent:
         with self.entered:
-            event = CupyStreamEvent(self)
-        self._owned.add(event)
-        return event
-
-    def graph(self, made) -> CupyCapturedGraph:
-        graph = CupyCapturedGraph(self, made)
-        self._owned.add(graph)
-        return graph
+            return CupyStreamEvent(self, self.cupy.cuda.Event(disable_timing=True))
 
     def function(self, name: str) -> CupyFunction:
         module, _, kernel = name.partition(".")
@@ -268,8 +261,7 @@ class CupyDevice(Device):
         return self._blas
 
     def synchronize(self) -> None:
-        with self.entered:
-            self.runtime.deviceSynchronize()
+        self.call("deviceSynchronize")
 
     def close(self) -> None:
         if self.is_closed:
@@ -285,9 +277,9 @@ class CupyDevice(Device):
                     self._blas.close()
             finally:
                 self._blas, self._has_blas = None, False
-                for owner in list(self._owned):
+                for owner in list(self.owned):
                     owner.drop()
-                self._owned.clear()
+                self.owned.clear()
                 self.is_closed = True
 
 
@@ -316,6 +308,7 @@ class CupyMemory(Memory):
         if self.ptr % ALIGNMENT:
             self.drop()
             raise DeviceError(f"{device.name}: memory at {self.ptr:#x}, which is no multiple of {ALIGNMENT}")
+        device.owned.add(self)
 
     def free(self) -> None:
         device = self._device
@@ -338,113 +331,90 @@ def _give_back(device: CupyDevice, ptr: int) -> None:
             device.runtime.free(ptr)
 
 
-class CupyStreamEvent(StreamEvent):
-    def __init__(self, device: CupyDevice) -> None:
-        self._device = device
-        self._event = device.cupy.cuda.Event(disable_timing=True)
-        self.ptr = self._event.ptr
+class _Made:
+    """What CuPy made on a device, as long as `made` refers to it; `ptr` is CUDA's handle, where it has one."""
 
+    def __init__(self, device: CupyDevice, made) -> None:
+        self._device = device
+        self.made = made
+        self.ptr = getattr(made, "ptr", None)
+        device.owned.add(self)
+
+    def drop(self) -> None:
+        self.made = None
+
+
+class CupyStreamEvent(_Made, StreamEvent):
     def synchronize(self) -> None:
-        with self._device.entered:
-            self._device.runtime.eventSynchronize(self.ptr)
+        self._device.call("eventSynchronize", self.ptr)
 
     def query(self) -> bool:
-        with self._device.entered:
-            status = self._device.runtime.eventQuery(self.ptr)
+        status = self._device.call("eventQuery", self.ptr)
         if status not in (0, 600):          # cudaSuccess, cudaErrorNotReady
             raise DeviceError(f"{self._device.name}: querying an event gives CUDA error {status}")
         return status == 0
 
-    def drop(self) -> None:
-        self._event = None
 
-
-class CupyCapturedGraph(CapturedGraph):
-    def __init__(self, device: CupyDevice, made) -> None:
-        self._device = device
-        self._graph = made
-
+class CupyCapturedGraph(_Made, CapturedGraph):
     def launch(self, stream: CupyStream) -> None:
-        if self._graph is None:
+        if self.made is None:
             raise DeviceError("a graph is launched that was freed")
         with self._device.entered:
-            self._graph.launch(stream.stream)
+            self.made.launch(stream.made)
 
     def free(self) -> None:
-        if self._graph is not None and not self._device.is_closed and self._device.is_here:
+        if self.made is not None and not self._device.is_closed and self._device.is_here:
             with self._device.entered:
                 self.drop()
 
-    def drop(self) -> None:
-        self._graph = None
 
-
-class CupyStream(Stream):
-    """`stream` is CuPy's, `ptr` its handle."""
-
-    def __init__(self, device: CupyDevice) -> None:
-        self._device = device
-        self._runtime = device.runtime
-        self.stream = device.cupy.cuda.Stream(non_blocking=True)
-        self.ptr = self.stream.ptr
-        self.is_capturing = False
-        self._thread = 0            # id of the thread that began the capture
-
-    @property
-    def _entered(self) -> _Entered:
-        return self._device.entered
+class CupyStream(_Made, Stream):
+    is_capturing = False
+    _thread = 0
+    """The id of the thread that began the capture."""
 
     def synchronize(self) -> None:
-        with self._entered:
-            self._runtime.streamSynchronize(self.ptr)
+        self._device.call("streamSynchronize", self.ptr)
 
     def record(self, event: CupyStreamEvent) -> None:
-        with self._entered:
-            self._runtime.eventRecord(event.ptr, self.ptr)
+        self._device.call("eventRecord", event.ptr, self.ptr)
 
     def wait(self, event: CupyStreamEvent) -> None:
-        with self._entered:
-            self._runtime.streamWaitEvent(self.ptr, event.ptr)
+        self._device.call("streamWaitEvent", self.ptr, event.ptr)
+
+    def _copy(self, to: int, start: int, n: int, kind: str) -> None:
+        if n:
+            self._device.call("memcpyAsync", int(to), int(start), int(n), getattr(self._device.runtime, kind), self.ptr)
 
     def copy_in(self, memory_ptr: int, host: np.ndarray) -> None:
         data = bytes_of(host)
         if self.is_capturing and not self._device.is_pinned(data):
             raise DeviceError("copying from pageable memory while the stream is captured")
-        if data.size:
-            with self._entered:
-                self._runtime.memcpyAsync(int(memory_ptr), data.ctypes.data, data.size,
-                                          self._runtime.memcpyHostToDevice, self.ptr)
+        self._copy(memory_ptr, data.ctypes.data, data.size, "memcpyHostToDevice")
 
     def copy_out(self, host: np.ndarray, memory_ptr: int) -> None:
         data = bytes_of(host, writing=True)
         is_pinned = self._device.is_pinned(data)
         if self.is_capturing and not is_pinned:
             raise DeviceError("copying to pageable memory while the stream is captured")
-        if data.size:
-            with self._entered:
-                self._runtime.memcpyAsync(data.ctypes.data, int(memory_ptr), data.size,
-                                          self._runtime.memcpyDeviceToHost, self.ptr)
-                if not is_pinned:
-                    self._runtime.streamSynchronize(self.ptr)
+        self._copy(data.ctypes.data, memory_ptr, data.size, "memcpyDeviceToHost")
+        if data.size and not is_pinned:
+            self.synchronize()
 
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
-        if n:
-            with self._entered:
-                # memcpyDefault: CUDA finds the device of each address
-                self._runtime.memcpyAsync(int(dst_ptr), int(src_ptr), int(n), self._runtime.memcpyDefault, self.ptr)
+        self._copy(dst_ptr, src_ptr, n, "memcpyDefault")      # CUDA's addresses are unified: each has its device
 
     def fill(self, ptr: int, value: int, n: int) -> None:
         if not 0 <= value < 256:
             raise ValueError(f"fill takes a byte, not {value}")
         if n:
-            with self._entered:
-                self._runtime.memsetAsync(int(ptr), int(value), int(n), self.ptr)
+            self._device.call("memsetAsync", int(ptr), int(value), int(n), self.ptr)
 
     def begin_capture(self) -> None:
         if self.is_capturing:
             raise DeviceError("beginning another capture of a stream")
-        with self._entered:
-            self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        with self._device.entered:
+            self.made.begin_capture(self._device.runtime.streamCaptureModeThreadLocal)
         self.is_capturing = True
         self._thread = threading.get_ident()
         self._device.capturing.add(self._thread)
@@ -454,8 +424,5 @@ class CupyStream(Stream):
             raise DeviceError("end_capture without begin_capture")
         self.is_capturing = False
         self._device.capturing.discard(self._thread)
-        with self._entered:
-            return self._device.graph(self.stream.end_capture())
-
-    def drop(self) -> None:
-        self.stream = None
+        with self._device.entered:
+            return CupyCapturedGraph(self._device, self.made.end_capture())

@@ -46,9 +46,6 @@ class CupyFunction(Function):
         self._launch = device.driver.launchKernel
         self._shared = PLAIN_SHARED
 
-    def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
-        return KernelArguments(args, self.name)
-
     def launch(
         self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
     ) -> None:
@@ -89,7 +86,7 @@ class CupyBlas(Blas):
             raise DeviceError("cuBLAS while the stream is captured")
         lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
         half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
-        with self._device.entered, stream.stream:
+        with self._device.entered, stream.made:
             # cuBLAS stores matrices column by column: our rows are its columns, hence the transposed first operand.
             if batch == 1:
                 lib.gemmEx(self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, b, half, ldb,

@@ -63,7 +63,7 @@ class EmulatedFunction(Function):
         return 0 if self._library is None else self._library.host_cuda_switches()
 
     def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
-        packed = KernelArguments(args, self.name)
+        packed = super().pack(args)
         if self._library is None:
             return packed
         if len(packed.values) != len(self.sizes):
