@@ -117,6 +117,8 @@ COPIES = frozenset({"CPY", "DUP", "CONT", "CONCAT", "REPEAT", "GET_ROWS", "SET_R
 def is_compiled(node: gs.Tensor) -> bool:
     """Whether a node has a compiled kernel, rather than being left to the oracle."""
     source = node.src[0].type if node.src else node.type
+    if node.n_elements == 0:
+        return node.computes
     match node.op:
         case "SUM" | "GROUP_NORM" | "SET" | "PAD" | "ARANGE":
             return False
@@ -127,7 +129,7 @@ def is_compiled(node: gs.Tensor) -> bool:
         case "FLASH_ATTN_EXT":
             return node.src[1].n_elements > 0
         case "MUL_MAT" | "MUL_MAT_ID":
-            return node.n_elements > 0 and node.src[0].n_elements > 0
+            return node.src[0].n_elements > 0
         case _:
             return node.computes
 

@@ -1,6 +1,6 @@
 # Declarations of kernels/*.h and _kernels.pyx for Cython modules, and which object keeps which alive.
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ggml_sched._c cimport gs_node
 from ggml_sched._graph cimport BufferBase, NodeTable
@@ -27,6 +27,10 @@ cdef extern from "kernels/call.h" nogil:
 
     void gs_free_calls(gs_calls *of)
     int gs_isa()
+
+cdef extern from "kernels/op_rules.h" nogil:
+    bint gs_extents_fit(const gs_node *node)
+    bint gs_types_fit(const gs_node *node, uint64_t more)
 
 cdef extern from "kernels/build.h" nogil:
     ctypedef struct gs_tables:

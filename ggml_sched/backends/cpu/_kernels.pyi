@@ -11,6 +11,7 @@ from ggml_sched._graph import BufferBase, NodeTable, Tensor
 MAX_SHARED: int
 
 def isa() -> Literal["portable", "avx2", "avx512"]: ...
+def fits(node: Tensor) -> bool: ...
 
 @disjoint_base
 class Pool:

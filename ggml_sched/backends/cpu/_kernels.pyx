@@ -33,6 +33,13 @@ def isa():
     return ("portable", "avx2", "avx512")[gs_isa()]
 
 
+def fits(Tensor node not None):
+    """Whether the oracle computes a node, by its types, extents and parameters (op_rules.h)."""
+    cdef NodeTable table = NodeTable((node,))
+    cdef const gs_node *found = table.node(0)
+    return gs_extents_fit(found) and gs_types_fit(found, 0)
+
+
 cdef class Pool:
     """`Pool(n_threads)`: threads that share the parts of calls; n_threads counts the caller's thread.
 

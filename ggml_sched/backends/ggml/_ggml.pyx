@@ -101,7 +101,7 @@ cdef extern from "supported_ops.h" nogil:
     bint gx_copy(const gs_layout *d, const gs_layout *a)
     bint gx_dense(const gs_layout *a)
     bint gx_rows(const gs_layout *a)
-    bint gx_empty(const gs_layout *a)
+    int64_t gs_count(const int64_t *ne)
     int64_t gx_unit(const gs_layout *a, int64_t *elements)
     int64_t gx_row_size(const gs_layout *a)
 

@@ -53,7 +53,7 @@ cdef class GraphPlan:
         cdef list work = []
         cdef Tensor t
         for t in nodes:
-            if not op_is_view(t.layout.op) and t.layout.op != GS_OP_NONE and not gx_empty(&t.layout):
+            if not op_is_view(t.layout.op) and t.layout.op != GS_OP_NONE and gs_count(t.layout.ne) > 0:
                 work.append(t)
         self.backend, self.device = backend, device
         self.table = NodeTable(work)

@@ -19,7 +19,7 @@ cdef class GgmlBase(BackendBase):
     cdef bint answer(self, const gs_node *node) noexcept nogil:
         if self.device is None:
             return False
-        if node.op == GS_OP_NONE or op_is_view(node.op) or gx_empty(&node.layout):
+        if node.op == GS_OP_NONE or op_is_view(node.op) or gs_count(node.layout.ne) == 0:
             return True
         if not (self.device.api.has_op(node) and gx_supports(node)):
             return False

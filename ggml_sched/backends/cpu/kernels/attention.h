@@ -298,7 +298,6 @@ static void merge_chunks(const flash *f, line l, const float *from, int64_t n, i
 /* Runs attend_lines; a unit of work is one chunk of keys of one key head.  arg[2]: number of chunks; arg[3]: floats of
  * the result of a row and chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)fault;
     flash f = flash_of(call->node);
     int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
@@ -312,7 +311,6 @@ static void run_chunks(const gs_call *call, int32_t part, char *shared, char *sc
 }
 
 static void run_merge(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)scratch; (void)fault;
     flash f = flash_of(call->node);
     int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
@@ -520,7 +518,6 @@ static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t
 
 /* A unit of work is a block of up to BLOCK_ROWS query rows of a key head, over all keys.  arg[2]: blocks of a head. */
 static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     flash f = flash_of(call->node);
     block_memory s = block_memory_at(&f, (float *)scratch);
     int64_t rows = f.n_rows * f.group, blocks = call->arg[2], n_head_kv = f.n_head / f.group;
@@ -556,34 +553,20 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
 
 static int rows_are_whole(const gs_node *t) {
     int elements = gs_block_elements(t->layout.type);
-    return loads(t->layout.type) && t->layout.ne[0] % elements == 0
+    return t->layout.ne[0] % elements == 0
            && (t->layout.nb[0] == gs_block_bytes(t->layout.type) || t->layout.ne[0] == 1);
 }
 
 static int flash_fits(const gs_node *node) {
-    if (node->n_src < 3 || node->n_src > 5 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL)
-        return 0;
     const gs_layout *q = &node->src[0]->layout, *k = &node->src[1]->layout, *v = &node->src[2]->layout;
-    const gs_node *mask = node->n_src > 3 ? node->src[3] : NULL, *sinks = node->n_src > 4 ? node->src[4] : NULL;
-    if (node->layout.type != GS_TYPE_F32 || q->type != GS_TYPE_F32 || !rows_are_whole(node->src[0])
-        || !rows_are_whole(node->src[1]) || !rows_are_whole(node->src[2]) || !rows_are_whole(node))
-        return 0;
-    if (k->ne[0] != q->ne[0] || k->ne[3] != q->ne[3] || k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2]
-        || k->ne[3] != v->ne[3] || k->ne[2] <= 0 || k->ne[1] <= 0 || q->ne[2] % k->ne[2])
-        return 0;
-    if (node->layout.ne[0] != v->ne[0] || node->layout.ne[1] != q->ne[2] || node->layout.ne[2] != q->ne[1]
-        || node->layout.ne[3] != q->ne[3] || q->ne[0] > 4096 || v->ne[0] > 4096)
-        return 0;
-    return mask_is_right(mask, k->ne[1], q->ne[1], q->ne[2], q->ne[3])
-           && (sinks == NULL || (sinks->layout.type == GS_TYPE_F32 && n_elements_of(sinks) == q->ne[2]
-                                 && is_dense(sinks)));
+    return rows_are_whole(node->src[0]) && rows_are_whole(node->src[1]) && rows_are_whole(node->src[2])
+           && rows_are_whole(node) && k->ne[1] > 0 && q->ne[0] <= 4096 && v->ne[0] <= 4096
+           && masks_are_dense(node->n_src > 3 ? node->src[3] : NULL, node->n_src > 4 ? node->src[4] : NULL);
 }
 
 static int build_attention(const gs_node *node, int32_t position, gs_calls *to) {
     if (!flash_fits(node))
         return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
     flash f = flash_of(node);
     int64_t m = f.n_rows * f.group, heads = f.k->layout.ne[2] * f.k->layout.ne[3], work = f.d + f.dv;
     if (m >= FEW) {

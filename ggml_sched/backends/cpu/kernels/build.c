@@ -2,6 +2,7 @@
 #include "build.h"
 #include "matmul.h"
 #include "convert.h"
+#include "op_rules.h"
 
 #include <string.h>
 
@@ -85,7 +86,6 @@ static int is_astray(const gs_node *t) {
 
 /* Copies arg[2] bytes from the address arg[0] to the address arg[1]; a part copies COPY_PART bytes. */
 static void run_bytes(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     int64_t first = (int64_t)part * COPY_PART, rest = call->arg[2] - first;
     memcpy((char *)call->arg[1] + first, (const char *)call->arg[0] + first,
            (size_t)(rest < COPY_PART ? rest : COPY_PART));
@@ -168,11 +168,13 @@ static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_
 int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     int32_t before = to->n;
     gs_node *made;
-    if (!strides_are_whole(node))
+    if (!gs_extents_fit(node) || !gs_types_fit(node, 0) || !strides_are_whole(node))
         return GS_UNSUPPORTED_OP;
     for (int i = 0; i < node->n_src; i++)
         if (node->src[i] != NULL && !strides_are_whole(node->src[i]))
             return GS_UNSUPPORTED_OP;
+    if (gs_count(node->layout.ne) == 0)
+        return GS_OK;
     int status = with_copies(node, position, to, &made);
     if (status == GS_OK)
         status = build_by_isa(made != NULL ? made : node, position, to, tables);

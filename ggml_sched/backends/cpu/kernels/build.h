@@ -32,7 +32,8 @@ void gs_forget_tables(gs_tables *in, const gs_node *node);
  * whose kernel would overwrite values that it still reads, is copied to other memory first. */
 int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 
-/* The same for all ops but matrix products, compiled for each instruction set: kernels_*.c. */
+/* The same for all ops but matrix products, compiled for each instruction set: kernels_*.c.  The node is one that
+ * op_rules.h admits, and has a result that is not empty; the builders check what their kernels need besides. */
 int gs_build_portable(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx2(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx512(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);

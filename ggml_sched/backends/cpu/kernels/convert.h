@@ -1,4 +1,4 @@
-/* convert.h -- the element or block size of each type, and which types blocks.h decodes and encodes. */
+/* convert.h -- the element or block size of each type, and to which types blocks.h encodes. */
 #ifndef GGML_SCHED_KERNELS_CONVERT_H
 #define GGML_SCHED_KERNELS_CONVERT_H
 
@@ -36,13 +36,10 @@ static inline int gs_block_bytes(int type) {
     return kind != NULL ? kind->bytes : gs_plain_size(type);
 }
 
-/* Whether gs_dequantize_row decodes the blocks of a type. */
-static inline int gs_decodes(int type) { return gs_block_kind_of(type) != NULL; }
-
-/* Whether gs_quantize_row encodes to the quantised type; it does to those that KV caches use. */
-static inline int gs_quantizes(int type) {
-    return type == GS_TYPE_Q8_0 || type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_0
-           || type == GS_TYPE_Q5_1;
+/* Whether gs_quantize_row converts to the type: of the quantised ones, to those that KV caches use. */
+static inline int gs_encodes(int type) {
+    return gs_is_float(type) || type == GS_TYPE_Q8_0 || type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1
+           || type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1;
 }
 
 #endif

@@ -1,14 +1,11 @@
-/* copies.h -- moving data: CPY DUP CONT, CONCAT, REPEAT, GET_ROWS, SET_ROWS, ADD_ID.
+/* copies.h -- moving data: CPY DUP CONT, CONCAT, REPEAT, GET_ROWS, SET_ROWS.
  *
  * Included once for each instruction set.  Between equal types bytes are copied unchanged; other types are converted
  * through f32.
  */
 #define COPY_WORK 65536         /* elements that one part copies, about */
 
-static int loads(int type) { return gs_is_float(type) || gs_decodes(type); }
-static int stores(int type) { return gs_is_float(type) || gs_quantizes(type); }
-
-/* Converts n contiguous elements to f32; for a type of which loads() is true. */
+/* Converts n contiguous elements of a float or quantised type to f32; store_row does the reverse. */
 INLINE void load_row(int type, const void *from, float *to, int64_t n) {
     if (gs_is_float(type))
         floats_from(type, from, to, n);
@@ -66,7 +63,6 @@ static int dense_blocks(const gs_node *t) {
 /* Copies rows; a unit of work is one row.  arg[2], arg[3]: layouts (gs_keep) of the source and of the destination,
  * which have the same extents; arg[4], arg[5]: addresses of their data. */
 static void run_copy(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     const gs_layout *a = (const gs_layout *)call->arg[2], *o = (const gs_layout *)call->arg[3];
     const char *from = (const char *)call->arg[4];
     char *to = (char *)call->arg[5];
@@ -101,7 +97,6 @@ static void run_copy(const gs_call *call, int32_t part, char *shared, char *scra
  * the destination.  It goes in squares of 16 x 16 elements, so that the cache lines of both sides are used fully; a
  * unit of work is 16 rows of the destination.  Arguments as for run_copy. */
 static void run_transpose(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_layout *a = (const gs_layout *)call->arg[2], *o = (const gs_layout *)call->arg[3];
     int64_t n0 = o->ne[0], n1 = o->ne[1], bands = (n1 + 15) / 16;
     int size = gs_plain_size(o->type);
@@ -161,16 +156,11 @@ static int add_copy(const gs_node *node, int32_t position, gs_calls *to, const g
 }
 
 static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
-    const gs_node *x = node->n_src > 0 ? node->src[0] : NULL;
-    if (x == NULL || node->n_src > 2 || n_elements_of(x) != n_elements_of(node))
-        return GS_UNSUPPORTED_OP;
+    const gs_node *x = node->src[0];
     gs_layout a = x->layout, o = node->layout;
-    int ok = a.type == o.type ? gs_block_elements(a.type) > 0
-             : (loads(a.type) && stores(o.type)) || (a.type == GS_TYPE_I32 && o.type == GS_TYPE_F32);
+    int ok = a.type == o.type || gs_encodes(o.type);
     if (!ok || a.ne[0] % gs_block_elements(a.type) || o.ne[0] % gs_block_elements(o.type))
         return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
     if (!same_extents(x, node)) {
         /* Where extents differ, elements keep their order: a dense tensor can be seen with the other's extents. */
         gs_layout *dense = dense_blocks(node) ? &o : &a;
@@ -191,19 +181,10 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
 }
 
 static int build_concat(const gs_node *node, int32_t position, gs_calls *to) {
-    if (node->n_src != 2 || node->src[0] == NULL || node->src[1] == NULL)
-        return GS_UNSUPPORTED_OP;
-    int dim = node->params[0], type = node->layout.type;
-    if (dim < 0 || dim > 3 || !gs_plain_size(type))
-        return GS_UNSUPPORTED_OP;
-    const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout;
-    if (a->type != type || b->type != type)
-        return GS_UNSUPPORTED_OP;
-    for (int d = 0; d < 4; d++)
-        if (d == dim ? a->ne[d] + b->ne[d] != node->layout.ne[d]
-                     : a->ne[d] != b->ne[d] || a->ne[d] != node->layout.ne[d])
-            return GS_UNSUPPORTED_OP;
+    int dim = node->params[0];
     int64_t skip = 0;
+    if (!gs_plain_size(node->layout.type))
+        return GS_UNSUPPORTED_OP;
     for (int k = 0; k < 2; k++) {
         gs_layout o = node->layout;
         o.ne[dim] = node->src[k]->layout.ne[dim];
@@ -213,7 +194,7 @@ static int build_concat(const gs_node *node, int32_t position, gs_calls *to) {
             if (status != GS_OK)
                 return status;
         }
-        skip = a->ne[dim] * node->layout.nb[dim];
+        skip = o.ne[dim] * node->layout.nb[dim];
     }
     return GS_OK;
 }
@@ -221,7 +202,6 @@ static int build_concat(const gs_node *node, int32_t position, gs_calls *to) {
 /* -- REPEAT ----------------------------------------------------------------------------------------------- */
 
 static void run_repeat(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     int64_t n = node->layout.ne[0], period = a->layout.ne[0], so = node->layout.nb[0];
     int size = gs_plain_size(node->layout.type);
@@ -232,56 +212,9 @@ static void run_repeat(const gs_call *call, int32_t part, char *shared, char *sc
     }
 }
 
-static int build_repeat(const gs_node *node, int32_t position, gs_calls *to) {
-    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != node->layout.type || !gs_plain_size(node->layout.type))
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    for (int d = 0; d < 4; d++)
-        if (a->layout.ne[d] <= 0 || node->layout.ne[d] % a->layout.ne[d])
-            return GS_UNSUPPORTED_OP;
-    gs_call call = call_over(node, position, run_repeat, n_rows_of(node), node->layout.ne[0], COPY_WORK);
-    return gs_add_call(to, &call);
-}
-
 /* -- rows by number --------------------------------------------------------------------------------------- */
 
-static int64_t id_at(const gs_node *ids, int64_t i0, int64_t i1, int64_t i2) {
-    const char *at = (const char *)ids->data + i0 * ids->layout.nb[0] + i1 * ids->layout.nb[1]
-                     + i2 * ids->layout.nb[2];
-    return ids->layout.type == GS_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at;
-}
-
-static int outside(int64_t id, int64_t limit, int source, gs_fault *fault) {
-    if (id >= 0 && id < limit)
-        return 0;
-    *fault = (gs_fault){.kind = GS_FAULT_ID, .source = source, .value = id, .limit = limit};
-    return 1;
-}
-
-/* Checks that every id of source number arg[0] is in 0 .. arg[1] - 1.  A call of its own, so that an invalid id is
- * found before anything is written. */
-static void run_check_ids(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)part;
-    const gs_node *ids = call->node->src[call->arg[0]];
-    const int64_t *ne = ids->layout.ne;
-    for (int64_t i2 = 0; i2 < ne[2]; i2++)
-        for (int64_t i1 = 0; i1 < ne[1]; i1++)
-            for (int64_t i0 = 0; i0 < ne[0]; i0++)
-                if (outside(id_at(ids, i0, i1, i2), call->arg[1], (int)call->arg[0], fault))
-                    return;
-}
-
-static int add_check(const gs_node *node, int32_t position, gs_calls *to, int source, int64_t limit) {
-    gs_call call = {.run = run_check_ids, .node = node, .position = position, .n_parts = 1};
-    call.arg[0] = source;
-    call.arg[1] = limit;
-    return gs_add_call(to, &call);
-}
-
 static void run_get_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared;
     const gs_node *node = call->node, *table = node->src[0], *ids = node->src[1];
     int64_t n = node->layout.ne[0], so = node->layout.nb[0], sa = table->layout.nb[0];
     int type = table->layout.type;
@@ -303,29 +236,17 @@ static void run_get_rows(const gs_call *call, int32_t part, char *shared, char *
 }
 
 static int build_get_rows(const gs_node *node, int32_t position, gs_calls *to) {
-    if (node->n_src != 2 || node->src[0] == NULL || node->src[1] == NULL)
-        return GS_UNSUPPORTED_OP;
-    const gs_layout *a = &node->src[0]->layout, *ids = &node->src[1]->layout, *o = &node->layout;
-    int ints = a->type == GS_TYPE_I32 && o->type == GS_TYPE_I32;
-    if (!(ints || (loads(a->type) && o->type == GS_TYPE_F32)) || ids->type != GS_TYPE_I32 || ids->ne[3] != 1
-        || a->ne[2] != ids->ne[1] || a->ne[3] != ids->ne[2] || o->ne[0] != a->ne[0] || o->ne[1] != ids->ne[0]
-        || o->ne[2] != ids->ne[1] || o->ne[3] != ids->ne[2])
-        return GS_UNSUPPORTED_OP;
+    const gs_layout *a = &node->src[0]->layout, *o = &node->layout;
     if (a->type != o->type && a->nb[0] != gs_block_bytes(a->type))
         return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    if (o->nb[0] != 4)
-        need(&to->scratch, row_bytes_padded(o->ne[0]));
     int status = add_check(node, position, to, 1, a->ne[1]);
-    gs_call call = call_over(node, position, run_get_rows, n_rows_of(node), o->ne[0], ROW_WORK);
-    return status != GS_OK ? status : gs_add_call(to, &call);
+    return status != GS_OK ? status
+         : add_rows(node, position, to, run_get_rows, o->ne[0], o->nb[0] != 4 ? o->ne[0] : 0, ROW_WORK);
 }
 
 /* A unit of work is a range of arg[2] elements of all rows of one matrix; a row has arg[3] such ranges.  Work is not
  * cut between rows: of several rows with the same id the last one must be written last. */
 static void run_set_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared;
     const gs_node *node = call->node, *b = node->src[0], *ids = node->src[1];
     int type = node->layout.type;
     int64_t n = node->layout.ne[0], width = call->arg[2], columns = call->arg[3], sb = b->layout.nb[0];
@@ -344,13 +265,8 @@ static void run_set_rows(const gs_call *call, int32_t part, char *shared, char *
 }
 
 static int build_set_rows(const gs_node *node, int32_t position, gs_calls *to) {
-    if (node->n_src != 3 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL)
-        return GS_UNSUPPORTED_OP;
-    const gs_layout *b = &node->src[0]->layout, *ids = &node->src[1]->layout, *o = &node->layout;
-    if (b->type != GS_TYPE_F32 || (ids->type != GS_TYPE_I32 && ids->type != GS_TYPE_I64) || !stores(o->type)
-        || b->ne[0] != o->ne[0] || b->ne[2] != o->ne[2] || b->ne[3] != o->ne[3] || ids->ne[3] != 1
-        || b->ne[1] != ids->ne[0] || ids->ne[1] <= 0 || ids->ne[2] <= 0 || b->ne[2] % ids->ne[1]
-        || b->ne[3] % ids->ne[2] || o->nb[0] != gs_block_bytes(o->type) || o->ne[0] % gs_block_elements(o->type))
+    const gs_layout *b = &node->src[0]->layout, *o = &node->layout;
+    if (!gs_encodes(o->type) || o->nb[0] != gs_block_bytes(o->type) || o->ne[0] % gs_block_elements(o->type))
         return GS_UNSUPPORTED_OP;
     if (n_elements_of(node->src[0]) == 0)
         return GS_OK;
@@ -367,41 +283,4 @@ static int build_set_rows(const gs_node *node, int32_t position, gs_calls *to) {
     call.arg[2] = width;
     call.arg[3] = columns;
     return gs_add_call(to, &call);
-}
-
-static void run_add_id(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch;
-    const gs_node *node = call->node, *a = node->src[0], *b = node->src[1], *ids = node->src[2];
-    float tile_a[TILE], tile_b[TILE], tile_out[TILE], none[4] = {0};
-    int64_t n = node->layout.ne[0], sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
-    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
-        where w = row_at(node->layout.ne, r);
-        int64_t id = id_at(ids, w.i1, w.i2, 0);
-        if (outside(id, b->layout.ne[1], 2, fault))
-            return;
-        const char *x = row_of(a, w), *z = row_of(b, (where){id, 0, 0});
-        char *y = row_of(node, w);
-        for (int64_t i = 0; i < n; i += TILE) {
-            int64_t count = n - i < TILE ? n - i : TILE;
-            float *out = tile_for(y + i * so, GS_TYPE_F32, so, count, tile_out);
-            f_add(out, tile_of(x + i * sa, GS_TYPE_F32, sa, count, tile_a),
-                  tile_of(z + i * sb, GS_TYPE_F32, sb, count, tile_b), count, none);
-            put_tile(out, y + i * so, GS_TYPE_F32, so, count);
-        }
-    }
-}
-
-static int build_add_id(const gs_node *node, int32_t position, gs_calls *to) {
-    if (node->n_src != 3 || !f32_like(node) || node->src[1] == NULL || node->src[2] == NULL)
-        return GS_UNSUPPORTED_OP;
-    const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout, *ids = &node->src[2]->layout;
-    if (b->type != GS_TYPE_F32 || ids->type != GS_TYPE_I32 || a->ne[0] != b->ne[0] || a->ne[1] != ids->ne[0]
-        || a->ne[2] != ids->ne[1] || b->ne[2] != 1 || b->ne[3] != 1 || a->ne[3] != 1 || ids->ne[2] != 1
-        || ids->ne[3] != 1)
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    int status = add_check(node, position, to, 2, b->ne[1]);
-    gs_call call = call_over(node, position, run_add_id, n_rows_of(node), a->ne[0], ROW_WORK);
-    return status != GS_OK ? status : gs_add_call(to, &call);
 }

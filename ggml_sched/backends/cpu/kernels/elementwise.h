@@ -1,5 +1,5 @@
-/* elementwise.h -- functions of one element, of two, and gated units: ADD SUB MUL DIV ADD1, SCALE SQR SQRT LOG CLAMP,
- * UNARY, GLU.
+/* elementwise.h -- functions of one element, of two, and gated units: ADD SUB MUL DIV ADD1 ADD_ID, SCALE SQR SQRT LOG
+ * CLAMP, UNARY, GLU.
  *
  * Included once for each instruction set.  All is computed in f32, a tile (rows.h) at a time; results of f16 and bf16
  * are rounded once, when they are stored.  An element's result does not depend on its position in a row: the end of a
@@ -158,7 +158,7 @@ static tile_fn function_of(const gs_node *node, float *c) {
     const int32_t *p = node->params;
     c[0] = c[1] = c[2] = c[3] = 0;
     switch (node->op) {
-    case GS_OP_ADD: case GS_OP_ADD1: return f_add;
+    case GS_OP_ADD: case GS_OP_ADD1: case GS_OP_ADD_ID: return f_add;
     case GS_OP_SUB: return f_sub;
     case GS_OP_MUL: return f_mul;
     case GS_OP_DIV: return f_div;
@@ -190,7 +190,6 @@ static tile_fn function_of(const gs_node *node, float *c) {
 #define ROW_WORK 16384          /* elements that one part computes, about */
 
 static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     const gs_node *b = node->n_src > 1 && node->src[1] != NULL ? node->src[1] : a;
     float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
@@ -221,56 +220,9 @@ static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scr
     }
 }
 
-static int add_tiles(const gs_node *node, int32_t position, gs_calls *to, int64_t skip_a, int64_t skip_b, int flat) {
-    int64_t width = flat ? n_elements_of(node) : node->layout.ne[0];
-    int64_t rows = flat ? 1 : n_rows_of(node), pieces = (width + PIECE - 1) / PIECE;
-    gs_call call = call_over(node, position, run_tiles, rows * pieces, width < PIECE ? width : PIECE, ROW_WORK);
-    call.arg[2] = width;
-    call.arg[3] = pieces;
-    call.arg[4] = skip_a;
-    call.arg[5] = skip_b;
-    call.arg[6] = flat;
-    return gs_add_call(to, &call);
-}
-
-static int build_unary(const gs_node *node, int32_t position, gs_calls *to) {
-    float c[4];
-    const gs_node *a = node->src[0];
-    if (node->n_src < 1 || a == NULL || (node->n_src > 1 && node->src[1] != NULL) || !gs_is_float(a->layout.type)
-        || a->layout.type != node->layout.type || !same_extents(a, node) || function_of(node, c) == NULL)
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    return add_tiles(node, position, to, 0, 0, is_dense(a) && is_dense(node));
-}
-
-static int build_glu(const gs_node *node, int32_t position, gs_calls *to) {
-    float c[4];
-    const gs_node *a = node->src[0], *b = node->n_src > 1 ? node->src[1] : NULL;
-    if (node->n_src < 1 || node->n_src > 2 || a == NULL || !gs_is_float(a->layout.type)
-        || a->layout.type != node->layout.type || function_of(node, c) == NULL)
-        return GS_UNSUPPORTED_OP;
-    int64_t n = node->layout.ne[0];
-    if (b != NULL) {
-        if (b->layout.type != node->layout.type || !same_extents(a, node) || !same_extents(b, node))
-            return GS_UNSUPPORTED_OP;
-    } else if (n > INT64_MAX / 2 || a->layout.ne[0] != 2 * n || a->layout.ne[1] != node->layout.ne[1]
-               || a->layout.ne[2] != node->layout.ne[2] || a->layout.ne[3] != node->layout.ne[3]) {
-        return GS_UNSUPPORTED_OP;
-    }
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    if (b != NULL)
-        return add_tiles(node, position, to, 0, 0, is_dense(a) && is_dense(b) && is_dense(node));
-    int64_t half = n * a->layout.nb[0];
-    int swapped = node->params[1] != 0;
-    return add_tiles(node, position, to, swapped ? half : 0, swapped ? 0 : half, 0);
-}
-
-/* -- two operands, the second repeated to the extents of the first -------------------------------------- */
+/* -- two operands, the second repeated to the extents of the first, or (ADD_ID) one of its rows for each row -- */
 
 static void run_repeated(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *a = node->src[0], *b = node->src[1];
     float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
     tile_fn f = function_of(node, c);
@@ -278,7 +230,15 @@ static void run_repeated(const gs_call *call, int32_t part, char *shared, char *
     int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
         where w = row_at(node->layout.ne, unit);
-        char *from = row_of(a, w), *other = row_repeated(b, w), *to = row_of(node, w);
+        char *from = row_of(a, w), *other, *to = row_of(node, w);
+        if (node->op == GS_OP_ADD_ID) {
+            int64_t id = id_at(node->src[2], w.i1, w.i2, 0);
+            if (outside(id, b->layout.ne[1], 2, fault))
+                return;
+            other = row_of(b, (where){id, 0, 0});
+        } else {
+            other = row_repeated(b, w);
+        }
         if (period == 1) {
             const float *one = tile_of(other, b->layout.type, sb, 1, tile_b);
             float value = *one;
@@ -299,22 +259,27 @@ static void run_repeated(const gs_call *call, int32_t part, char *shared, char *
     }
 }
 
-static int build_binary(const gs_node *node, int32_t position, gs_calls *to) {
-    if (node->n_src != 2 || node->src[0] == NULL || node->src[1] == NULL)
+static int build_elementwise(const gs_node *node, int32_t position, gs_calls *to) {
+    const gs_node *a = node->src[0], *b = node->n_src > 1 ? node->src[1] : NULL;
+    float c[4];
+    if (function_of(node, c) == NULL)
         return GS_UNSUPPORTED_OP;
-    const gs_node *a = node->src[0], *b = node->src[1];
-    if (!gs_is_float(a->layout.type) || !gs_is_float(b->layout.type) || a->layout.type != node->layout.type
-        || !same_extents(a, node))
-        return GS_UNSUPPORTED_OP;
-    if (node->op == GS_OP_ADD1 && n_elements_of(b) != 1)
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    for (int d = 0; d < 4; d++)
-        if (b->layout.ne[d] <= 0 || node->layout.ne[d] % b->layout.ne[d] != 0)
-            return GS_UNSUPPORTED_OP;
-    if (same_extents(a, b))
-        return add_tiles(node, position, to, 0, 0, is_dense(a) && is_dense(b) && is_dense(node));
-    gs_call call = call_over(node, position, run_repeated, n_rows_of(node), node->layout.ne[0], ROW_WORK);
+    if (node->op == GS_OP_ADD_ID) {
+        int status = add_check(node, position, to, 2, b->layout.ne[1]);
+        return status != GS_OK ? status : add_rows(node, position, to, run_repeated, node->layout.ne[0], 0, ROW_WORK);
+    }
+    if (b != NULL && !same_extents(b, node))
+        return add_rows(node, position, to, run_repeated, node->layout.ne[0], 0, ROW_WORK);
+    int is_split = node->op == GS_OP_GLU && b == NULL, swapped = is_split && node->params[1] != 0;
+    int flat = !is_split && is_dense(a) && is_dense(node) && (b == NULL || is_dense(b));
+    int64_t half = is_split ? node->layout.ne[0] * a->layout.nb[0] : 0;
+    int64_t width = flat ? n_elements_of(node) : node->layout.ne[0];
+    int64_t rows = flat ? 1 : n_rows_of(node), pieces = (width + PIECE - 1) / PIECE;
+    gs_call call = call_over(node, position, run_tiles, rows * pieces, width < PIECE ? width : PIECE, ROW_WORK);
+    call.arg[2] = width;
+    call.arg[3] = pieces;
+    call.arg[4] = swapped ? half : 0;
+    call.arg[5] = swapped ? 0 : half;
+    call.arg[6] = flat;
     return gs_add_call(to, &call);
 }

@@ -17,22 +17,25 @@
 #include "ssm.h"
 
 int GS_ENTRY(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
+    const gs_layout *a = node->n_src > 0 ? &node->src[0]->layout : &node->layout;
+    int64_t width = a->ne[0], spare = a->nb[0] != 4 || node->layout.nb[0] != 4 ? width : 0;
     switch (node->op) {
-    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1:
-        return build_binary(node, position, to);
+    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_ADD_ID:
     case GS_OP_SCALE: case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG: case GS_OP_CLAMP: case GS_OP_UNARY:
-        return build_unary(node, position, to);
-    case GS_OP_GLU: return build_glu(node, position, to);
-    case GS_OP_RMS_NORM: case GS_OP_NORM: case GS_OP_L2_NORM: return build_norm(node, position, to);
-    case GS_OP_SUM_ROWS: case GS_OP_MEAN: return build_sum_rows(node, position, to);
-    case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO: return build_diag_mask(node, position, to);
-    case GS_OP_SOFT_MAX: return build_soft_max(node, position, to);
+    case GS_OP_GLU: return build_elementwise(node, position, to);
+    case GS_OP_RMS_NORM: case GS_OP_NORM: case GS_OP_L2_NORM:
+        return add_rows(node, position, to, run_norm, width, spare, ROW_WORK);
+    case GS_OP_SUM_ROWS: case GS_OP_MEAN: return add_rows(node, position, to, run_sum_rows, width, spare, ROW_WORK);
+    case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO:
+        return add_rows(node, position, to, run_diag_mask, width, 0, ROW_WORK);
+    case GS_OP_SOFT_MAX:
+        return masks_are_dense(node->n_src > 1 ? node->src[1] : NULL, node->n_src > 2 ? node->src[2] : NULL)
+            ? add_rows(node, position, to, run_soft_max, width, spare, ROW_WORK / 2) : GS_UNSUPPORTED_OP;
     case GS_OP_CPY: case GS_OP_DUP: case GS_OP_CONT: return build_copy(node, position, to);
     case GS_OP_CONCAT: return build_concat(node, position, to);
-    case GS_OP_REPEAT: return build_repeat(node, position, to);
+    case GS_OP_REPEAT: return add_rows(node, position, to, run_repeat, node->layout.ne[0], 0, COPY_WORK);
     case GS_OP_GET_ROWS: return build_get_rows(node, position, to);
     case GS_OP_SET_ROWS: return build_set_rows(node, position, to);
-    case GS_OP_ADD_ID: return build_add_id(node, position, to);
     case GS_OP_ROPE: return build_rope(node, position, to, tables);
     case GS_OP_ARGSORT: case GS_OP_TOP_K: return build_sort(node, position, to);
     case GS_OP_ARGMAX: return build_argmax(node, position, to);

@@ -77,7 +77,6 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
 }
 
 static void few(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, char *scratch) {
-    (void)scratch;
     switch (of->type) {
     case GS_TYPE_F32: few_f32(of, shared, group, row0, row1); return;
     case GS_TYPE_F16: few_f16(of, shared, group, row0, row1); return;

@@ -62,7 +62,6 @@ INLINE void spread_row(const float *x, char *to, int64_t stride, int64_t n) {
 }
 
 static void run_norm(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     int64_t n = node->layout.ne[0], so = node->layout.nb[0];
     float eps = gs_param_f32(node->params, 0);
@@ -86,33 +85,9 @@ static void run_norm(const gs_call *call, int32_t part, char *shared, char *scra
     }
 }
 
-static int f32_like(const gs_node *node) {
-    const gs_node *a = node->n_src > 0 ? node->src[0] : NULL;
-    return a != NULL && a->layout.type == GS_TYPE_F32 && node->layout.type == GS_TYPE_F32 && same_extents(a, node);
-}
-
-static int64_t row_bytes_padded(int64_t n) { return (n * 4 + 63) / 64 * 64; }
-
-static void need(int64_t *most, int64_t bytes) {
-    if (bytes > *most)
-        *most = bytes;
-}
-
-static int build_norm(const gs_node *node, int32_t position, gs_calls *to) {
-    if (!f32_like(node) || node->n_src != 1)
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    if (node->layout.nb[0] != 4 || node->src[0]->layout.nb[0] != 4)
-        need(&to->scratch, row_bytes_padded(node->layout.ne[0]));
-    gs_call call = call_over(node, position, run_norm, n_rows_of(node), node->layout.ne[0], ROW_WORK);
-    return gs_add_call(to, &call);
-}
-
 /* -- SUM_ROWS, MEAN ------------------------------------------------------------------------------------- */
 
 static void run_sum_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     int64_t n = a->layout.ne[0];
     for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
@@ -122,24 +97,9 @@ static void run_sum_rows(const gs_call *call, int32_t part, char *shared, char *
     }
 }
 
-static int build_sum_rows(const gs_node *node, int32_t position, gs_calls *to) {
-    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != GS_TYPE_F32 || node->layout.type != GS_TYPE_F32 || node->layout.ne[0] != 1
-        || a->layout.ne[1] != node->layout.ne[1] || a->layout.ne[2] != node->layout.ne[2]
-        || a->layout.ne[3] != node->layout.ne[3])
-        return GS_UNSUPPORTED_OP;
-    if (n_rows_of(node) == 0)
-        return GS_OK;
-    if (a->layout.nb[0] != 4)
-        need(&to->scratch, row_bytes_padded(a->layout.ne[0]));
-    gs_call call = call_over(node, position, run_sum_rows, n_rows_of(node), a->layout.ne[0], ROW_WORK);
-    return gs_add_call(to, &call);
-}
-
 /* -- DIAG_MASK_INF, DIAG_MASK_ZERO ---------------------------------------------------------------------- */
 
 static void run_diag_mask(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     float value = node->op == GS_OP_DIAG_MASK_INF ? -INFINITY : 0;
     int64_t n = node->layout.ne[0], sa = a->layout.nb[0], so = node->layout.nb[0];
@@ -151,15 +111,6 @@ static void run_diag_mask(const gs_call *call, int32_t part, char *shared, char 
         for (int64_t i = 0; i < n; i++)
             *(float *)(to + i * so) = i < kept ? *(const float *)(from + i * sa) : value;
     }
-}
-
-static int build_diag_mask(const gs_node *node, int32_t position, gs_calls *to) {
-    if (!f32_like(node) || node->n_src != 1)
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    gs_call call = call_over(node, position, run_diag_mask, n_rows_of(node), node->layout.ne[0], ROW_WORK);
-    return gs_add_call(to, &call);
 }
 
 /* -- SOFT_MAX --------------------------------------------------------------------------------------------- */
@@ -239,7 +190,6 @@ static float exp_of_one(float x) {
 }
 
 static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     const gs_node *mask = node->n_src > 1 ? node->src[1] : NULL, *sinks = node->n_src > 2 ? node->src[2] : NULL;
     int64_t n = node->layout.ne[0], so = node->layout.nb[0];
@@ -266,28 +216,8 @@ static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *
     }
 }
 
-/* Whether the kernels accept the type, extents and strides of a mask of SOFT_MAX or FLASH_ATTN_EXT. */
-static int mask_is_right(const gs_node *mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch) {
-    if (mask == NULL)
-        return 1;
-    const int64_t *ne = mask->layout.ne;
-    return (mask->layout.type == GS_TYPE_F32 || mask->layout.type == GS_TYPE_F16) && ne[0] == n_kv && ne[1] >= n_rows
-           && ne[2] > 0 && ne[3] > 0 && n_head % ne[2] == 0 && n_batch % ne[3] == 0
-           && (mask->layout.nb[0] == gs_plain_size(mask->layout.type) || n_kv == 1);
-}
-
-static int build_soft_max(const gs_node *node, int32_t position, gs_calls *to) {
-    const int64_t *ne = node->layout.ne;
-    if (!f32_like(node) || node->n_src > 3)
-        return GS_UNSUPPORTED_OP;
-    const gs_node *sinks = node->n_src > 2 ? node->src[2] : NULL;
-    if (!mask_is_right(node->n_src > 1 ? node->src[1] : NULL, ne[0], ne[1], ne[2], ne[3])
-        || (sinks != NULL && (sinks->layout.type != GS_TYPE_F32 || n_elements_of(sinks) != ne[2] || !is_dense(sinks))))
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    if (node->layout.nb[0] != 4 || node->src[0]->layout.nb[0] != 4)
-        need(&to->scratch, row_bytes_padded(ne[0]));
-    gs_call call = call_over(node, position, run_soft_max, n_rows_of(node), ne[0], ROW_WORK / 2);
-    return gs_add_call(to, &call);
+/* Whether the rows of a mask of SOFT_MAX or FLASH_ATTN_EXT have no gaps, nor the sinks. */
+static int masks_are_dense(const gs_node *mask, const gs_node *sinks) {
+    return (mask == NULL || mask->layout.nb[0] == gs_plain_size(mask->layout.type) || mask->layout.ne[0] == 1)
+           && (sinks == NULL || is_dense(sinks));
 }

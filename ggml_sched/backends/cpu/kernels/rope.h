@@ -45,7 +45,6 @@ static void fill_angles(const gs_node *node, angles *of) {
 
 /* Fills the table of the `angles` at arg[2]; a unit of work is a position. */
 static void run_sines(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *positions = node->src[1];
     const gs_node *factors = node->n_src > 2 ? node->src[2] : NULL;
     const angles *of = (const angles *)call->arg[2];
@@ -89,7 +88,6 @@ static void turn_row(float *out, const float *x, int64_t n, int half, const floa
 }
 
 static void run_rope(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     const angles *of = (const angles *)call->arg[2];
     int64_t n = node->layout.ne[0], sa = a->layout.nb[0], so = node->layout.nb[0];
@@ -141,17 +139,6 @@ static int find_angles(const gs_node *node, int32_t position, gs_calls *to, gs_t
 }
 
 static int build_rope(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
-    const gs_node *a = node->n_src > 1 ? node->src[0] : NULL, *positions = node->n_src > 1 ? node->src[1] : NULL;
-    const gs_node *factors = node->n_src > 2 ? node->src[2] : NULL;
-    const int32_t *p = node->params;
-    if (a == NULL || positions == NULL || node->n_src > 3 || positions->layout.type != GS_TYPE_I32
-        || (a->layout.type != GS_TYPE_F32 && a->layout.type != GS_TYPE_F16) || a->layout.type != node->layout.type
-        || !same_extents(a, node) || (p[2] != 0 && p[2] != 2) || p[1] < 0 || p[1] % 2 || p[1] > node->layout.ne[0]
-        || n_elements_of(positions) != node->layout.ne[2]
-        || (factors != NULL && (factors->layout.type != GS_TYPE_F32 || factors->layout.ne[0] < p[1] / 2)))
-        return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
     angles *of;
     int status = find_angles(node, position, to, tables, &of);
     if (status != GS_OK)

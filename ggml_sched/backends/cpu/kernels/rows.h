@@ -188,3 +188,53 @@ INLINE int64_t end_unit(const gs_call *call, int32_t part) {
     int64_t end = ((int64_t)part + 1) * call->arg[0];
     return end < call->arg[1] ? end : call->arg[1];
 }
+
+static int64_t row_bytes_padded(int64_t n) { return (n * 4 + 63) / 64 * 64; }
+
+static void need(int64_t *most, int64_t bytes) {
+    if (bytes > *most)
+        *most = bytes;
+}
+
+/* Adds a call whose units of work are the rows of the result.  `width`: elements of a row, by which the work is cut;
+ * `spare`: floats of scratch. */
+static int add_rows(const gs_node *node, int32_t position, gs_calls *to, gs_run run, int64_t width, int64_t spare,
+                    int64_t want) {
+    gs_call call = call_over(node, position, run, n_rows_of(node), width, want);
+    need(&to->scratch, row_bytes_padded(spare));
+    return gs_add_call(to, &call);
+}
+
+/* -- rows by number --------------------------------------------------------------------------------------- */
+
+static int64_t id_at(const gs_node *ids, int64_t i0, int64_t i1, int64_t i2) {
+    const char *at = (const char *)ids->data + i0 * ids->layout.nb[0] + i1 * ids->layout.nb[1]
+                     + i2 * ids->layout.nb[2];
+    return ids->layout.type == GS_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at;
+}
+
+static int outside(int64_t id, int64_t limit, int source, gs_fault *fault) {
+    if (id >= 0 && id < limit)
+        return 0;
+    *fault = (gs_fault){.kind = GS_FAULT_ID, .source = source, .value = id, .limit = limit};
+    return 1;
+}
+
+/* Checks that every id of source number arg[0] is in 0 .. arg[1] - 1.  A call of its own, so that an invalid id is
+ * found before anything is written. */
+static void run_check_ids(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    const gs_node *ids = call->node->src[call->arg[0]];
+    const int64_t *ne = ids->layout.ne;
+    for (int64_t i2 = 0; i2 < ne[2]; i2++)
+        for (int64_t i1 = 0; i1 < ne[1]; i1++)
+            for (int64_t i0 = 0; i0 < ne[0]; i0++)
+                if (outside(id_at(ids, i0, i1, i2), call->arg[1], (int)call->arg[0], fault))
+                    return;
+}
+
+static int add_check(const gs_node *node, int32_t position, gs_calls *to, int source, int64_t limit) {
+    gs_call call = {.run = run_check_ids, .node = node, .position = position, .n_parts = 1};
+    call.arg[0] = source;
+    call.arg[1] = limit;
+    return gs_add_call(to, &call);
+}

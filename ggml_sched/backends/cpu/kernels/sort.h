@@ -40,7 +40,6 @@ static int32_t *sort_row(const char *x, int64_t stride, int64_t n, int descendin
 }
 
 static void run_sort(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     int64_t n = a->layout.ne[0], kept = node->layout.ne[0];
     int descending = node->op == GS_OP_TOP_K || node->params[0] != 0;
@@ -53,21 +52,13 @@ static void run_sort(const gs_call *call, int32_t part, char *shared, char *scra
 }
 
 static int build_sort(const gs_node *node, int32_t position, gs_calls *to) {
-    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != GS_TYPE_F32 || node->layout.type != GS_TYPE_I32
-        || node->layout.ne[0] > a->layout.ne[0] || node->layout.ne[1] != a->layout.ne[1]
-        || node->layout.ne[2] != a->layout.ne[2] || node->layout.ne[3] != a->layout.ne[3]
-        || (node->op == GS_OP_ARGSORT && node->layout.ne[0] != a->layout.ne[0]) || a->layout.ne[0] > INT32_MAX / 16)
+    int64_t n = node->src[0]->layout.ne[0];
+    if (n > INT32_MAX / 16)
         return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    need(&to->scratch, row_bytes_padded(2 * a->layout.ne[0]));
-    gs_call call = call_over(node, position, run_sort, n_rows_of(node), a->layout.ne[0], ROW_WORK / 16);
-    return gs_add_call(to, &call);
+    return add_rows(node, position, to, run_sort, n, 2 * n, ROW_WORK / 16);
 }
 
 static void run_argmax(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    (void)shared; (void)scratch; (void)fault;
     const gs_node *node = call->node, *a = node->src[0];
     for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
         const char *x = (const char *)a->data + r * a->layout.nb[1];
@@ -85,13 +76,9 @@ static void run_argmax(const gs_call *call, int32_t part, char *shared, char *sc
 }
 
 static int build_argmax(const gs_node *node, int32_t position, gs_calls *to) {
-    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != GS_TYPE_F32 || node->layout.type != GS_TYPE_I32 || a->layout.ne[0] <= 0
-        || a->layout.ne[0] > INT32_MAX || a->layout.ne[2] != 1 || a->layout.ne[3] != 1
-        || node->layout.ne[0] != a->layout.ne[1] || n_rows_of(node) != 1)
+    const int64_t *ne = node->src[0]->layout.ne;
+    if (ne[0] > INT32_MAX)
         return GS_UNSUPPORTED_OP;
-    if (n_elements_of(node) == 0)
-        return GS_OK;
-    gs_call call = call_over(node, position, run_argmax, a->layout.ne[1], a->layout.ne[0], ROW_WORK);
+    gs_call call = call_over(node, position, run_argmax, ne[1], ne[0], ROW_WORK);
     return gs_add_call(to, &call);
 }

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
-from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, repeated, types
-
-_ROWS = types(F32, F32, like=0)
-_MASK = frozenset({Type.F32, Type.F16})
+from ggml_sched.backends.cpu.oracle.registry import kernel, repeated
 
 
-@kernel("DIAG_MASK_INF", "DIAG_MASK_ZERO", fits=_ROWS, inplace=0b1)
+@kernel("DIAG_MASK_INF", "DIAG_MASK_ZERO", inplace=0b1)
 def diag_mask(of: Operands) -> np.ndarray:
     value = np.float32(-np.inf if of.node.op == "DIAG_MASK_INF" else 0)
     n1, n0 = of.dst.shape[2:]
@@ -32,26 +28,6 @@ def alibi_slopes(n_head: int, max_bias: np.float32) -> np.ndarray | None:
     head = np.arange(n_head)
     exponent = np.where(head < whole, (head + 1) / whole, (2 * (head - whole) + 1) / (2 * whole))
     return np.exp2(-float(max_bias) * exponent).astype(np.float32)
-
-
-def _mask_fits(mask: Tensor | None, n_kv: int, n_rows: int, n_head: int, n_batch: int) -> bool:
-    return mask is None or (
-        mask.ne[0] == n_kv and mask.ne[1] >= n_rows
-        and all(n > 0 and m % n == 0 for n, m in zip(mask.ne[2:], (n_head, n_batch), strict=True)))
-
-
-def _optional(node: Tensor, i: int) -> Tensor | None:
-    return node.src[i] if i < len(node.src) else None
-
-
-_SOFT_MAX = types(F32, F32, optional=(_MASK, F32), like=0)
-
-
-def _soft_max_fits(node: Tensor) -> bool:
-    if not _SOFT_MAX(node):
-        return False
-    sinks = _optional(node, 2)
-    return (_mask_fits(_optional(node, 1), *node.ne) and (sinks is None or sinks.n_elements == node.ne[2]))
 
 
 def _bias(of: Operands, i: int, shape: tuple[int, ...], slopes: np.ndarray | None) -> np.ndarray | None:
@@ -75,7 +51,7 @@ def _exponents(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     return total if sinks is None else total + np.exp(sinks - top)
 
 
-@kernel("SOFT_MAX", fits=_soft_max_fits, inplace=0b1)
+@kernel("SOFT_MAX", inplace=0b1)
 def soft_max(of: Operands) -> np.ndarray:
     scores = of.dense(0) * float_param(of.node, 0)
     bias = _bias(of, 1, scores.shape, alibi_slopes(scores.shape[1], float_param(of.node, 1)))
@@ -87,23 +63,8 @@ def soft_max(of: Operands) -> np.ndarray:
 
 # -- flash attention ----------------------------------------------------------------
 
-_FLASH = types(F32, F32, WEIGHTS, WEIGHTS, optional=(_MASK, F32))
 
-
-def _flash_fits(node: Tensor) -> bool:
-    if not _FLASH(node):
-        return False
-    q, k, v = node.src[:3]
-    sinks = _optional(node, 4)
-    d, n_rows, n_head, n_batch = q.ne
-    return (k.ne[0] == d and k.ne[1:] == v.ne[1:] and k.ne[3] == n_batch
-            and (n_head % k.ne[2] == 0 if k.ne[2] else n_head == 0)
-            and node.ne == (v.ne[0], n_head, n_rows, n_batch)
-            and _mask_fits(_optional(node, 3), k.ne[1], n_rows, n_head, n_batch)
-            and (sinks is None or sinks.n_elements == n_head))
-
-
-@kernel("FLASH_ATTN_EXT", fits=_flash_fits)
+@kernel("FLASH_ATTN_EXT")
 def flash_attn_ext(of: Operands) -> np.ndarray:
     """Computes one key head of one batch after the other, together with the query heads that share it."""
     q, k, v = of.raw(0), of.dense(1), of.dense(2)

@@ -11,34 +11,30 @@ from functools import cache
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
-from ggml_sched.backends.cpu.oracle.registry import FLOATS, kernel, repeated, repeats, types
-
-_UNARY = types(None, FLOATS, like=0)
-_BINARY = types(None, FLOATS, FLOATS, like=0)
+from ggml_sched.backends.cpu.oracle.registry import kernel, repeated
 
 _BINARY_OPS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply, "DIV": np.divide}
 
 
-@kernel(*_BINARY_OPS, fits=lambda node: _BINARY(node) and repeats(node.src[1], node), inplace=0b11)
+@kernel(*_BINARY_OPS, inplace=0b11)
 def binary(of: Operands) -> np.ndarray:
     return _BINARY_OPS[of.node.op](of.f32(0), repeated(of.f32(1), of.dst.shape))
 
 
-@kernel("ADD1", fits=lambda node: _BINARY(node) and node.src[1].n_elements == 1, inplace=0b11)
+@kernel("ADD1", inplace=0b11)
 def add1(of: Operands) -> np.ndarray:
     return of.f32(0) + of.f32(1)
 
 
-@kernel("SCALE", fits=_UNARY, inplace=0b1)
+@kernel("SCALE", inplace=0b1)
 def scale(of: Operands) -> np.ndarray:
     bias = float_param(of.node, 1)
     scaled = of.f32(0) * float_param(of.node, 0)
     return scaled + bias if bias else scaled
 
 
-@kernel("CLAMP", fits=_UNARY, inplace=0b1)
+@kernel("CLAMP", inplace=0b1)
 def clamp(of: Operands) -> np.ndarray:
     return np.maximum(np.minimum(of.f32(0), float_param(of.node, 1)), float_param(of.node, 0))
 
@@ -137,12 +133,12 @@ _OPS: dict[str, Function] = {"SQR": np.square, "SQRT": np.sqrt, "LOG": np.log,
                              **{f"UNARY:{name}": function for name, function in _FUNCTIONS.items()}}
 
 
-@kernel(*_OPS, fits=_UNARY, inplace=0b1)
+@kernel(*_OPS, inplace=0b1)
 def unary(of: Operands) -> np.ndarray:
     return _OPS[of.node.op](of.dense(0))
 
 
-@kernel("UNARY:XIELU", fits=_UNARY, inplace=0b1)
+@kernel("UNARY:XIELU", inplace=0b1)
 def xielu(of: Operands) -> np.ndarray:
     alpha_n, alpha_p, beta, eps = (float_param(of.node, i) for i in range(1, 5))
     x = of.dense(0)
@@ -159,16 +155,6 @@ _GATES: dict[str, Function] = {
     "GEGLU_ERF": _gelu_erf,
     "GEGLU_QUICK": _gelu_quick,
 }
-_GLU_TYPES = types(None, FLOATS, optional=(FLOATS,))
-
-
-def _glu_fits(node: Tensor) -> bool:
-    """Whether there are two sources of the result's extents, or one whose rows are twice as long."""
-    if not _GLU_TYPES(node):
-        return False
-    if len(node.src) == 2 and node.src[1] is not None:
-        return node.src[1].type == node.type and node.src[0].ne == node.src[1].ne == node.ne
-    return node.src[0].ne == (2 * node.ne[0], *node.ne[1:])
 
 
 def _halves(of: Operands) -> tuple[np.ndarray, np.ndarray]:
@@ -179,13 +165,13 @@ def _halves(of: Operands) -> tuple[np.ndarray, np.ndarray]:
     return (np.ascontiguousarray(b), a) if int_param(of.node, 1) else (np.ascontiguousarray(a), b)
 
 
-@kernel(*(f"GLU:{kind}" for kind in _GATES), fits=_glu_fits, inplace=0b11)
+@kernel(*(f"GLU:{kind}" for kind in _GATES), inplace=0b11)
 def glu(of: Operands) -> np.ndarray:
     x, factor = _halves(of)
     return _GATES[of.node.op.partition(":")[2]](x) * factor
 
 
-@kernel("GLU:SWIGLU_OAI", fits=_glu_fits, inplace=0b11)
+@kernel("GLU:SWIGLU_OAI", inplace=0b11)
 def swiglu_oai(of: Operands) -> np.ndarray:
     """OpenAI's variant of SWIGLU (gpt-oss): argument and factor are limited, the sigmoid's argument is multiplied by
     alpha, and the factor increased by one."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, Type
+from ggml_sched._graph import Type
 from ggml_sched.backends.cpu.oracle.operands import Operands, load
-from ggml_sched.backends.cpu.oracle.registry import F32, FLOATS, I32, WEIGHTS, kernel, types
+from ggml_sched.backends.cpu.oracle.registry import kernel
 from ggml_sched.backends.cpu.oracle.rows import check_ids
 
 CONVERTED = 1 << 18
@@ -28,19 +28,7 @@ def _multiply(x: np.ndarray, a: np.ndarray, kind: Type, out: np.ndarray) -> None
         np.matmul(x, w.T, out[..., start : start + rows])
 
 
-_TYPES = types(F32, WEIGHTS, FLOATS)
-
-
-def _mul_mat_fits(node: Tensor) -> bool:
-    if not _TYPES(node):
-        return False
-    a, b = node.src
-    if a.ne[0] != b.ne[0] or node.ne != (a.ne[1], *b.ne[1:]):
-        return False
-    return all(n == m if n == 0 else m % n == 0 for n, m in zip(a.ne[2:], b.ne[2:], strict=True))
-
-
-@kernel("MUL_MAT", fits=_mul_mat_fits)
+@kernel("MUL_MAT")
 def mul_mat(of: Operands) -> np.ndarray:
     """Matrices of b that are multiplied with the same matrix of a (grouped-query attention) are joined to one, because
     one larger product is faster."""
@@ -55,18 +43,7 @@ def mul_mat(of: Operands) -> np.ndarray:
     return out.reshape(of.dst.shape)
 
 
-_ID_TYPES = types(F32, WEIGHTS, FLOATS, I32)
-
-
-def _mul_mat_id_fits(node: Tensor) -> bool:
-    if not _ID_TYPES(node):
-        return False
-    a, b, ids = node.src
-    return (a.ne[0] == b.ne[0] and a.ne[3] == b.ne[3] == ids.ne[2] == ids.ne[3] == 1 and ids.ne[1] == b.ne[2]
-            and b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0 and node.ne == (a.ne[1], ids.ne[0], b.ne[2], 1))
-
-
-@kernel("MUL_MAT_ID", fits=_mul_mat_id_fits)
+@kernel("MUL_MAT_ID")
 def mul_mat_id(of: Operands) -> np.ndarray:
     """For each expert, the columns of all tokens that chose it are multiplied as one matrix.  `slot`: which of a
     token's chosen experts it is."""

@@ -9,27 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.oracle.operands import Operands, int_param
-from ggml_sched.backends.cpu.oracle.registry import F32, I32, kernel, types
+from ggml_sched.backends.cpu.oracle.operands import Operands
+from ggml_sched.backends.cpu.oracle.registry import kernel
 from ggml_sched.backends.cpu.oracle.rows import check_ids
 
 LINEAR = np.float32(20)
 """Above this argument, softplus is the identity in ggml."""
 
-_CONV = types(F32, F32, F32)
-_SCAN = types(F32, F32, F32, F32, F32, F32, F32, I32)
 
-
-def _conv_fits(node: Tensor) -> bool:
-    if not _CONV(node):
-        return False
-    sx, c = (source.ne for source in node.src)
-    return (sx[3] == c[2] == c[3] == 1 and c[1] == sx[1] and 1 <= c[0] <= sx[0] + 1
-            and node.ne == (sx[1], sx[0] - c[0] + 1, sx[2], 1))
-
-
-@kernel("SSM_CONV", fits=_conv_fits)
+@kernel("SSM_CONV")
 def ssm_conv(of: Operands) -> np.ndarray:
     """Adds tap after tap of the filters, so that results do not depend on the number of tokens."""
     x, filters, n_tokens = of.raw(0)[0], of.raw(1)[0, 0], of.node.ne[1]     # [n_seqs, d_inner, n], [d_inner, d_conv]
@@ -39,20 +27,7 @@ def ssm_conv(of: Operands) -> np.ndarray:
     return total.swapaxes(1, 2)
 
 
-def _scan_fits(node: Tensor) -> bool:
-    if not _SCAN(node) or int_param(node, 0) not in (0, 1):        # 1: the last state of each sequence is kept
-        return False
-    s, x, dt, a, b, c, ids = (source.ne for source in node.src)
-    d_state, head_dim, n_head, _ = s
-    n_tokens, n_seqs = x[2:]
-    return (x[:2] == (head_dim, n_head) and dt == (n_head, n_tokens, n_seqs, 1)
-            and a in ((d_state, n_head, 1, 1), (1, n_head, 1, 1)) and b == c
-            and b[0] == d_state and b[2:] == (n_tokens, n_seqs) and b[1] > 0 and n_head % b[1] == 0
-            and ids == (n_seqs, 1, 1, 1)
-            and node.ne == (head_dim * n_head * n_tokens * n_seqs + d_state * head_dim * n_head * n_seqs, 1, 1, 1))
-
-
-@kernel("SSM_SCAN", fits=_scan_fits)
+@kernel("SSM_SCAN")
 def ssm_scan(of: Operands) -> np.ndarray:
     table, x, dt, a = of.raw(0), of.raw(1), of.raw(2)[0], of.raw(3)[0, 0][:, None]
     ids, n_head = of.raw(6)[0, 0, 0], x.shape[2]

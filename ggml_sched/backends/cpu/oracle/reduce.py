@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
-from ggml_sched.backends.cpu.oracle.registry import F32, FLOATS, I32, Fits, kernel, types
-
-_SUM = types(None, FLOATS)
-_ROWS = types(F32, F32)
-_LIKE = types(F32, F32, like=0)
-_INDICES = types(I32, F32)
+from ggml_sched.backends.cpu.oracle.registry import kernel
 
 
-def _per_row(fits: Fits) -> Fits:
-    return lambda node: fits(node) and node.ne == (1, *node.src[0].ne[1:])
-
-
-@kernel("SUM", fits=lambda node: _SUM(node) and node.ne == (1, 1, 1, 1))
+@kernel("SUM")
 def sum_(of: Operands) -> np.ndarray:
     return np.add.reduce(of.dense(0).reshape(-1), dtype=np.float64).astype(np.float32)
 
@@ -32,7 +22,7 @@ def _sums(x: np.ndarray) -> np.ndarray:
     return np.add.reduce(x, -1, keepdims=True)
 
 
-@kernel("SUM_ROWS", fits=_per_row(_ROWS))
+@kernel("SUM_ROWS")
 def sum_rows(of: Operands) -> np.ndarray:
     return _sums(of.dense(0))
 
@@ -41,29 +31,29 @@ def _means(x: np.ndarray) -> np.ndarray:
     return _sums(x) / np.float32(x.shape[-1])
 
 
-@kernel("MEAN", fits=_per_row(_ROWS))
+@kernel("MEAN")
 def mean(of: Operands) -> np.ndarray:
     return _means(of.dense(0))
 
 
-@kernel("RMS_NORM", fits=_LIKE, inplace=0b1)
+@kernel("RMS_NORM", inplace=0b1)
 def rms_norm(of: Operands) -> np.ndarray:
     return _by_root(of.dense(0), float_param(of.node, 0))
 
 
-@kernel("NORM", fits=_LIKE, inplace=0b1)
+@kernel("NORM", inplace=0b1)
 def norm(of: Operands) -> np.ndarray:
     x = of.dense(0)
     return _by_root(x - _means(x), float_param(of.node, 0))
 
 
-@kernel("L2_NORM", fits=_LIKE, inplace=0b1)
+@kernel("L2_NORM", inplace=0b1)
 def l2_norm(of: Operands) -> np.ndarray:
     x = of.dense(0)
     return x / np.maximum(np.sqrt(_sums(np.square(x))), float_param(of.node, 0))
 
 
-@kernel("GROUP_NORM", fits=lambda node: _LIKE(node) and int_param(node, 0) > 0, inplace=0b1)
+@kernel("GROUP_NORM", inplace=0b1)
 def group_norm(of: Operands) -> None:
     """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
     x, channels = of.dense(0), of.dst.shape[1]
@@ -84,25 +74,12 @@ def _by_root(x: np.ndarray, eps: np.float32) -> np.ndarray:
 # -- order ------------------------------------------------------------------------------
 
 
-def _argmax_fits(node: Tensor) -> bool:
-    if not _INDICES(node):
-        return False
-    n, rows, *outer = node.src[0].ne
-    return n > 0 and outer == [1, 1] and node.ne == (rows, 1, 1, 1)
-
-
-@kernel("ARGMAX", fits=_argmax_fits)
+@kernel("ARGMAX")
 def argmax(of: Operands) -> None:
     of.dst[...] = of.raw(0)[0, 0].argmax(axis=-1)
 
 
-def _order_fits(node: Tensor) -> bool:
-    most = node.src[0].ne[0] if node.src else 0
-    return (_INDICES(node) and node.ne[1:] == node.src[0].ne[1:]
-            and (node.ne[0] == most or node.op == "TOP_K" and node.ne[0] < most))
-
-
-@kernel("ARGSORT", "TOP_K", fits=_order_fits)
+@kernel("ARGSORT", "TOP_K")
 def order(of: Operands) -> None:
     """The indices that sort each row.  Equal elements keep their order; NaNs come last, ascending and descending."""
     descending = of.node.op == "TOP_K" or int_param(of.node, 0)
@@ -110,7 +87,7 @@ def order(of: Operands) -> None:
     of.dst[...] = rows.argsort(axis=-1, kind="stable")[..., : of.node.ne[0]]
 
 
-@kernel("ARANGE", fits=lambda node: types(F32)(node) and node.ne[1:] == (1, 1, 1))
+@kernel("ARANGE")
 def arange(of: Operands) -> np.ndarray:
     start, step = float_param(of.node, 0), float_param(of.node, 2)
     return start + step * np.arange(of.dst.size, dtype=np.float32)

@@ -10,20 +10,9 @@ import math
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, Type
+from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
-from ggml_sched.backends.cpu.oracle.registry import F32, I32, kernel, types
-
-_TYPES = types(None, frozenset({Type.F32, Type.F16}), I32, optional=(F32,), like=0)
-
-
-def _fits(node: Tensor) -> bool:
-    if not _TYPES(node):
-        return False
-    n_dims = int_param(node, 1)
-    return (int_param(node, 2) in (0, 2) and 0 <= n_dims <= node.ne[0] and n_dims % 2 == 0
-            and node.src[1].n_elements == node.ne[2]
-            and (len(node.src) < 3 or node.src[2] is None or node.src[2].ne[0] >= n_dims // 2))
+from ggml_sched.backends.cpu.oracle.registry import kernel
 
 
 class Angles:
@@ -60,7 +49,7 @@ def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: f
     return max(0.0, float(low)), min(n_dims - 1.0, float(high))
 
 
-@kernel("ROPE", fits=_fits, inplace=0b1)
+@kernel("ROPE", inplace=0b1)
 def rope(of: Operands) -> np.ndarray:
     node, angles = of.node, Angles(of.node)
     n_dims, half = int_param(node, 1), int_param(node, 1) // 2
