@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from devices import POISON, device, poisoned
 from fusing import Fusing, FusingDeferred, anything
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from random_graphs import Built, many_residents, quick, recipes
+from random_graphs import Built, many_residents, quick, recipes, without_rounding
 from random_results import (
     REFUSALS,
     check,
@@ -60,6 +60,26 @@ def test_a_scheduler_on_one_backend(fusing, recipe, policy, seed, one_by_one, re
         plan.verify()
         check_three_computes(built, recipe, sched, 0, "one backend")
         assert not fusing or len(backend.fused) == 3 * len(plan.data.groups)
+
+
+@quick(100)
+@given(recipes())
+def test_compiled_kernels_compute_what_those_in_numpy_do(recipe):
+    """On whole numbers, of which no sum is rounded.  Each tensor has memory of its own, as where the other tests get
+    their expected results."""
+    found = []
+    for kernels in ("numpy", "compiled"):
+        built = Built(without_rounding(recipe))
+        with gs.CpuBackend(1, kernels=kernels) as backend, np.errstate(over="ignore", invalid="ignore"):
+            for ctx in (*built.homes, built.ctx):
+                backend.alloc_tensors(ctx)
+            for tensor, values in built.values().items():
+                tensor.set(np.rint(values).astype(values.dtype))
+            backend.graph_compute(built.graph)
+            found.append([tensor.numpy() for tensor in built.ctx.tensors if tensor in built.graph])
+    assume(all(np.abs(values).max(initial=0) < 1 << 20 for values in found[0]))     # larger numbers are rounded
+    for expected, values in zip(*found, strict=True):
+        assert np.array_equal(values, expected)
 
 
 @quick(200)

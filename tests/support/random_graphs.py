@@ -63,6 +63,17 @@ def many_residents(recipe: Recipe) -> Recipe:
     return replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
 
 
+def without_rounding(recipe: Recipe) -> Recipe:
+    """The same recipe, with other ops in place of those that round results of small whole numbers."""
+    def step(op: int, a: int, b: int, p: int) -> tuple[int, int, int, int]:
+        if OPS[op] in ("scale", "rms_norm", "norm", "soft_max", "glu"):
+            op = OPS.index("add")
+        rounds = OPS[op] == "unary" and UNARY[p % len(UNARY)] in ("silu", "tanh")
+        return op, a, b, p - p % len(UNARY) if rounds else p
+
+    return replace(recipe, steps=tuple(step(*given) for given in recipe.steps))
+
+
 class Built:
     """A recipe as tensors: `ctx` for everything computed, `homes` for residents, one for each backend.
 
