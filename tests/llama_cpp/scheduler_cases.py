@@ -8,7 +8,7 @@ import threading
 from ctypes import byref, c_size_t, c_void_p
 
 import numpy as np
-from ggml_schedulers import CALLBACK, I32, Ggml, Graph, hook, run, view
+from ggml_schedulers import CALLBACK, Ggml, Graph, hook, run, view
 
 WIDTH, ROWS = 32, 24
 WEIGHTS = 1
@@ -385,36 +385,6 @@ def refused() -> None:
         assert g.backend_sched_get_buffer_size(s, g.backend_sched_get_backend(s, 0)) == 0
         g.backend_sched_reset(s)
         assert compute(g, s, random_graph(g, weights, weights, 4), 5, times=1) == want
-
-
-def experts(library: str) -> None:
-    """Of host weights that a device computes with, only the used experts are copied: results equal the CPU's."""
-    g = Ggml()
-    device, cpu = g.devices(library, 1)[0], g.cpu_backend()
-    rng = np.random.default_rng(2)
-    weights = Weights(g, cpu, rng)
-    results = []
-    for backends in ([cpu], [device, cpu]):
-        s = g.scheduler(backends, True)
-        graph = Graph(g)
-        x = graph.tensor(WIDTH, 1, ROWS, flags="i")
-        ids = graph.tensor(2, ROWS, kind=I32, flags="i")
-        mixed = graph.op("mul_mat_id", weights.experts, x, ids)
-        out = graph.op("scale", mixed, 0.5)
-        graph.expand(out)
-        g.backend_sched_set_tensor_backend(s, mixed, backends[0])
-        found = []
-        for used in ([0, 1], [3, 5], [4, 4], [1, 2]):
-            if not found:
-                assert g.backend_sched_alloc_graph(s, graph.graph)
-            graph.put(x, np.random.default_rng(3).standard_normal(WIDTH * ROWS).astype(np.float32))
-            graph.put(ids, np.array([used] * ROWS, np.int32))
-            assert g.backend_sched_graph_compute(s, graph.graph) == 0
-            found.append(graph.get(out).tobytes())
-        results.append(found)
-        g.backend_sched_free(s)
-        graph.close()
-    assert results[0] == results[1] and len(set(results[0])) == 4
 
 
 def two_threads() -> None:
