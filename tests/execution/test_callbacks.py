@@ -33,25 +33,6 @@ def test_each_node_is_seen_in_order_with_its_data(n, copies):
             assert np.array_equal(chain.log.numpy()[k], chain.expected(k)[0])
 
 
-def test_a_node_that_writes_to_another_backend_is_seen_with_its_data():
-    here, there = backends(2)
-    cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
-    ctx = gs.Context()
-    x = ctx.tensor("f32", (4, 1), "x", input=True)
-    row = ctx.tensor("i64", (1,), "row", input=True)
-    out = ctx.set_rows(cache, x, row)
-    with gs.Scheduler([here, there]) as scheduler:
-        scheduler.set_tensor_backend(out, here)
-        plan = scheduler.alloc(gs.Graph(out))
-        assert plan.backend_of(out) is here and plan.data.write_backs
-        x.set(np.float32([[1, 2, 3, 4]]))
-        row.set(np.int64([1]))
-        seen = []
-        scheduler.compute(plan.graph, lambda node: seen.append(node.numpy()))
-        assert seen[-1][1].tolist() == [1, 2, 3, 4] == cache.numpy()[1].tolist()
-        assert scheduler.compute(plan.graph, lambda node: False) is False
-
-
 @pytest.mark.parametrize("at", range(6))
 def test_stop_stops_every_backend(at):
     made = [Gated(f"b{k}") for k in range(3)]
@@ -75,49 +56,59 @@ def test_stop_stops_every_backend(at):
         chain.check(1)
 
 
-def test_only_false_stops():
-    made = backends(1)
+@pytest.mark.parametrize("answer", [None, 0, "", True, np.True_, np.float32(0), False, np.False_])
+def test_only_false_stops_a_compute_or_selects_no_node(answer):
+    """np.False_ is what `return np.isfinite(node.numpy()).all()` gives."""
+    made = backends(2)
     chain = Chain(made)
+    is_false = answer is False or answer is np.False_
     with chain.scheduler(made) as scheduler:
         chain.set(1)
-        for answer in (None, 0, "", True, np.True_, np.float32(0)):
-            assert scheduler.compute(chain.graph, lambda node, answer=answer: answer) is True
         seen = []
-        # What `return np.isfinite(node.numpy()).all()` gives.
-        assert scheduler.compute(chain.graph, lambda node: seen.append(node) or np.False_) is False
-        assert len(seen) == 1
+        assert scheduler.compute(chain.graph, lambda node: seen.append(node) or answer) is not is_false
+        assert seen == list(chain.graph.nodes[: 1 if is_false else None])
+        seen.clear()
+        assert scheduler.compute(chain.graph, seen.append, lambda node: answer) is True
+        assert seen == ([] if is_false else list(chain.graph.nodes))
 
 
+@pytest.mark.parametrize("ask", [None, True, False])
 @pytest.mark.parametrize("at", range(4))
-def test_an_exception_reaches_the_caller_and_the_scheduler_works_afterwards(at):
+def test_an_exception_reaches_the_caller_and_the_scheduler_works_afterwards(at, ask):
+    """Raised by the callback, or by `ask`, which selects all earlier nodes or none."""
     made = backends(2)
     chain = Chain(made)
     with chain.scheduler(made, copies=2) as scheduler:
         chain.set(2)
-        left = [at]
+        seen = []
 
         def fail(node):
-            if left[0] == 0:
+            if node is chain.graph.nodes[at]:
                 raise LookupError(node.name)
-            left[0] -= 1
+            if ask is None:
+                seen.append(node)
+            return ask
 
         with pytest.raises(LookupError):
-            scheduler.compute(chain.graph, fail)
+            scheduler.compute(chain.graph, *((fail,) if ask is None else (seen.append, fail)))
+        assert seen == ([] if ask is False else list(chain.graph.nodes[:at]))
         assert scheduler.compute(chain.graph) is True
         chain.check(2)
 
 
-def test_a_callback_cannot_use_the_scheduler():
-    made = backends(1)
-    chain = Chain(made)
-    with chain.scheduler(made) as scheduler:
+def test_neither_a_callback_nor_a_backend_can_use_the_scheduler():
+    backend = device(before={"graph_plan_compute": lambda plan: None})
+    chain = Chain([backend])
+    with chain.scheduler([backend]) as scheduler:
         chain.set(1)
-        for call in (lambda node: scheduler.compute(chain.graph), lambda node: scheduler.synchronize(),
-                     lambda node: scheduler.close()):
-            with pytest.raises(gs.Error, match="at work"):
-                scheduler.compute(chain.graph, call)
-        assert scheduler.compute(chain.graph) is True
-        chain.check(1)
+        for use in (lambda _: scheduler.compute(chain.graph), lambda _: scheduler.synchronize(),
+                    lambda _: scheduler.close(), lambda _: scheduler.plan(chain.graph)):
+            for observers in ((use,), (lambda node: None, use), ()):
+                backend.before["graph_plan_compute"] = (lambda plan: None) if observers else use
+                with pytest.raises(gs.Error, match="at work"):
+                    scheduler.compute(chain.graph, *observers)
+        backend.before.clear()
+        chain.compute(scheduler, 1)
 
 
 # -- ask: selecting the nodes to observe ------------------------------------------------------------
@@ -189,29 +180,6 @@ def test_unselected_nodes_run_together_with_the_next_selected_one(n, every, copi
                 name: every_one[name] for name in names if name in wanted}
 
 
-def test_asking_saves_calls_of_the_backend():
-    log = []
-    made, chain, names = long_chain(3, lambda n: [noted(f"b{k}", log) for k in range(n)])
-    with chain.scheduler(made) as scheduler:
-        chain.set(1)
-        calls = {}
-        for kind, ask in {"all": None, "one": lambda node: node.name == names[0], "none": lambda node: False}.items():
-            log.clear()
-            scheduler.compute(chain.graph, lambda node: None, ask)
-            calls[kind] = len(log)
-        assert calls == {"all": len(names), "one": 4, "none": 3}
-
-
-@pytest.mark.parametrize("answer", [None, 0, "", True, np.True_, np.False_, False])
-def test_only_false_is_a_no(answer):
-    made, chain, names = long_chain(2, backends)
-    with chain.scheduler(made) as scheduler:
-        chain.set(1)
-        seen = []
-        scheduler.compute(chain.graph, lambda node: seen.append(node.name), lambda node: answer)
-        assert seen == ([] if isinstance(answer, np.bool_) and not answer or answer is False else names)
-
-
 @pytest.mark.parametrize("at", range(6))
 def test_stopping_at_a_node_that_was_asked_for(at):
     log = []
@@ -224,26 +192,6 @@ def test_stopping_at_a_node_that_was_asked_for(at):
         assert asked == names[: at + 1] == [name for _, *run in log for name in run]
         assert scheduler.compute(chain.graph) is True
         chain.check(1)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("at", range(4))
-def test_an_exception_of_ask_reaches_the_caller_and_the_scheduler_works_afterwards(at, wanted):
-    made, chain, names = long_chain(2, backends, log=0)
-    with chain.scheduler(made, copies=2) as scheduler:
-        chain.set(2)
-        seen = []
-
-        def ask(node):
-            if node.name == names[at]:
-                raise LookupError(node.name)
-            return wanted
-
-        with pytest.raises(LookupError):
-            scheduler.compute(chain.graph, lambda node: seen.append(node.name), ask)
-        assert seen == (names[:at] if wanted else [])
-        assert scheduler.compute(chain.graph) is True
-        chain.check(2)
 
 
 @pytest.mark.parametrize("wanted", [(), ("write",), ("late",), ("write", "late")])
@@ -310,14 +258,6 @@ def test_ask_alone_makes_no_sense():
     made, chain, _ = long_chain(1, backends, log=0)
     with gs.Scheduler(made) as scheduler, pytest.raises(ValueError, match="no callback"):
         scheduler.compute(chain.graph, ask=lambda node: True)
-
-
-def test_ask_cannot_use_the_scheduler():
-    made, chain, _ = long_chain(1, backends, log=0)
-    with chain.scheduler(made) as scheduler:
-        chain.set(1)
-        with pytest.raises(gs.Error, match="at work"):
-            scheduler.compute(chain.graph, lambda node: None, lambda node: scheduler.plan(chain.graph))
 
 
 def test_what_goes_back_is_in_its_memory_when_it_is_seen():

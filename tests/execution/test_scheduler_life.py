@@ -459,18 +459,6 @@ def test_a_second_thread_gets_an_error_and_disturbs_nothing():
         sched.compute(graph)
 
 
-def test_a_callback_inside_a_compute_gets_an_error_too():
-    _, _, graph = chain()
-    backend = device(before={"graph_plan_compute": lambda _plan: sched.compute(graph)})
-    with gs.Scheduler([backend], zero=True) as sched:
-        with pytest.raises(gs.Error, match="at work"):
-            sched.compute(graph)
-        backend.before.clear()
-        with pytest.raises(gs.Error, match="at work"):
-            sched.compute(graph, callback=lambda node: sched.compute(graph))
-        assert sched.compute(graph) is True
-
-
 # -- several schedulers, several graphs ----------------------------------------------------------
 
 
