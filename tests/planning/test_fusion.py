@@ -243,22 +243,9 @@ def test_a_group_that_something_goes_back_from_in_its_midst_is_not_kept():
 # -- memory --------------------------------------------------------------------------------------------
 
 
-def test_all_sources_stay_until_the_last_member_is_done():
-    ctx = gs.Context()
-    x = ctx.tensor("f32", (64, 4), "x", input=True)
-    source = ctx.sqr(x)
-    inner = ctx.sum_rows(source)
-    between = ctx.soft_max(x)
-    last = ctx.mul(between, inner)
-    graph = gs.Graph(inner, between, last)
-    alone, plan = planned(graph, gs.DryBackend("A")), planned(graph, offering("A", [(1, 3)]))
-    assert [graph.nodes[k] for k in (1, 3)] == [inner, last]
-    assert death(alone, source) == graph.id_of(inner)
-    assert death(plan, source) == death(plan, between) == graph.id_of(last)
-
-
-def test_members_stay_until_the_last_is_done_though_no_member_reads_them_any_more():
-    """A backend may compute all of them where the last stands, after the node between."""
+@pytest.mark.parametrize("group", [(1, 3), (0, 1, 3)], ids=["source", "member"])
+def test_sources_and_members_stay_until_the_last_member_is_done(group):
+    """Though no member reads them any more: a backend may compute all where the last stands, after `between`."""
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     first = ctx.sqr(x)
@@ -266,10 +253,10 @@ def test_members_stay_until_the_last_is_done_though_no_member_reads_them_any_mor
     between = ctx.soft_max(x)
     last = ctx.mul(between, second)
     graph = gs.Graph(first, second, between, last)
-    alone, plan = planned(graph, gs.DryBackend("A")), planned(graph, offering("A", [(0, 1, 3)]))
-    assert plan.data.groups == ((0, 1, 3),)
+    alone, plan = planned(graph, gs.DryBackend("A")), planned(graph, offering("A", [group]))
+    assert plan.data.groups == (group,)
     assert death(alone, first) == graph.id_of(second)
-    assert death(plan, first) == graph.id_of(last)
+    assert death(plan, first) == death(plan, between) == graph.id_of(last)
 
 
 def test_members_take_each_other_over_and_nothing_from_outside():

@@ -97,6 +97,10 @@ def spread(facts: Facts) -> Facts:
                 is_inplace=not_inplace, live_bytes=(0,) * len(facts.backends), overwritten=frozenset())
 
 
+def with_split(facts: Facts, k: int, **fields) -> Facts:
+    return replace(facts, splits=[*facts.splits[:k], facts.splits[k]._replace(**fields), *facts.splits[k + 1 :]])
+
+
 def take_over(facts: Facts, new: str, old: str) -> Facts:
     """Claim that one tensor is written in place over another."""
     x, y = at(facts, new), at(facts, old)
@@ -156,24 +160,9 @@ def cached(write_on: str = "A") -> Facts:
     return facts
 
 
-def forge_split_gap():
-    facts = layered()
-    return replace(facts, splits=[facts.splits[0]._replace(stop=1), *facts.splits[1:]])
-
-
 def forge_wrong_order():
     facts = layered()
     return replace(facts, sequence=[facts.sequence[1], facts.sequence[0], *facts.sequence[2:]])
-
-
-def forge_resident_moved():
-    facts = layered()
-    return edit(facts, home={at(facts, "w1"): 0}, offset={at(facts, "w1"): 0})
-
-
-def forge_view_misplaced():
-    facts = layered()
-    return edit(facts, offset={at(facts, "flat"): facts.offset[at(facts, "flat")] + 32})
 
 
 def forge_bad_copy():
@@ -279,27 +268,15 @@ def forge_lost_write():
     return rearranged(facts, [k for k in range(len(facts.program)) if k not in steps_of(facts, "write back")])
 
 
-def forge_wrong_overwritten():
-    """The plan says that h still holds its value, though s was written over it."""
-    facts = forked(output=False)
-    return replace(facts, overwritten=facts.overwritten - {at(facts, "h")})
-
-
-def forge_bad_group():
-    """Nodes of two splits are said to be computed as one."""
-    facts = layered()
-    return replace(facts, groups=((facts.position[at(facts, "h1")], facts.position[at(facts, "h2")]),))
-
-
 CORRUPTIONS = {
     "bad-index": lambda: edit(layered(), home={2: 7}),
-    "split-gap": forge_split_gap,
+    "split-gap": lambda: with_split(layered(), 0, stop=1),
     "wrong-order": forge_wrong_order,
     "wrong-backend": lambda: edit(layered(), assigned={at(layered(), "h1"): 1}),
     "unsupported-op": lambda: edit(layered(), supported={at(layered(), "h1"): False}),
-    "resident-moved": forge_resident_moved,
+    "resident-moved": lambda: edit(layered(), home={at(layered(), "w1"): 0}, offset={at(layered(), "w1"): 0}),
     "unplaced": lambda: edit(layered(), offset={at(layered(), "a1"): -1}),
-    "view-misplaced": forge_view_misplaced,
+    "view-misplaced": lambda: edit(layered(), offset={at(layered(), "flat"): 32}),
     "bad-copy": forge_bad_copy,
     "misaligned": lambda: edit(layered(), offset={at(layered(), "x"): 4}),
     "too-small": lambda: edit(layered(), size={at(layered(), "x"): 96}),
@@ -317,9 +294,9 @@ CORRUPTIONS = {
     "lost-write": forge_lost_write,
     "partial-read": forge_partial_read,
     "missing-input": forge_missing_input,
-    "wrong-overwritten": forge_wrong_overwritten,
+    "wrong-overwritten": lambda: replace(forked(), overwritten=forked().overwritten - {at(forked(), "h")}),
     "not-run": forge_not_run,
-    "bad-group": forge_bad_group,
+    "bad-group": lambda: replace(layered(), groups=((0, 2),)),     # nodes of two splits
     "bad-step": forge_bad_step,
     "unordered": forge_unordered,
 }
@@ -354,11 +331,8 @@ def test_a_corrupted_plan_gives_exactly_its_reason(reason):
     assert {p.reason for p in found} == {reason}, [str(p) for p in found]
 
 
-def test_execution_alone_sees_clobbered_bytes():
+def test_execution_alone_sees_clobbered_bytes_and_overwritten_outputs():
     assert {p.reason for p in check_dataflow(forge_clobbered_read())} == {"clobbered-read"}
-
-
-def test_execution_alone_sees_an_overwritten_output():
     assert {p.reason for p in check_dataflow(CORRUPTIONS["output-overwritten"]())} == {"output-overwritten"}
 
 
@@ -367,40 +341,12 @@ def test_messages_name_tensors_backends_and_numbers():
     assert "'h1' (MUL_MAT) at [128, 256) of A" in message and "'x' (NONE) at [128, 256) of A" in message
 
 
-def test_a_copy_that_no_split_makes_is_missing():
-    facts = zigzag()
-    last = steps_of(facts, "copy")[-1]
-    without = rearranged(facts, [k for k in range(len(facts.program)) if k != last])
-    assert {p.reason for p in check(without)} == {"missing-copy"}
-
-
 def test_a_source_in_two_slots_is_not_taken_over():
     a, ctx = gs.DryBackend("A"), gs.Context()
     h = ctx.set_name(ctx.mul_mat(ctx.tensor("f32", (8, 8), "w"), ctx.tensor("f32", (8, 4), "x")), "h")
     s = ctx.set_name(ctx.add(h, h), "s")
     facts = gs.Scheduler([a], policy="seed").plan(gs.Graph(s)).facts
     assert {p.reason for p in check(take_over(facts, "s", "h"))} == {"inplace-not-tolerated"}
-
-
-def test_the_last_node_of_a_plan_must_be_in_a_split():
-    facts = layered()
-    splits = [*facts.splits[:-1], facts.splits[-1]._replace(stop=facts.splits[-1].stop - 1)]
-    assert {p.reason for p in check(replace(facts, splits=splits))} == {"split-gap"}
-
-
-def test_a_kept_copy_of_what_nodes_write_to_is_stale_in_the_next_compute():
-    """The source is not set anew, so the copy is not made again, but a node has changed the source."""
-    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
-    x, y = ctx.tensor("f32", (8,), "x"), ctx.tensor("f32", (8,), "y")
-    z = ctx.add(x, y, inplace=True)
-    w = ctx.add(x, x)
-    scheduler = gs.Scheduler([a, b], policy="seed")
-    for t, backend in ((x, a), (y, a), (z, a), (w, b)):
-        scheduler.set_tensor_backend(t, backend)
-    facts = spread(scheduler.plan(gs.Graph(z, w)).facts)
-    (copy,) = steps_of(facts, "copy")
-    assert check(facts) == [] and not facts.program.steps[copy].keeps
-    assert {p.reason for p in check(changed(facts, copy, keeps=True))} == {"stale-read"}
 
 
 def test_what_is_kept_lives_always():
@@ -579,10 +525,6 @@ def test_reuse_at_a_views_offset_is_sound_there_and_nowhere_else():
 # -- every claim -----------------------------------------------------------------------------------------
 
 
-def with_split(facts: Facts, k: int, **fields) -> Facts:
-    return replace(facts, splits=[*facts.splits[:k], facts.splits[k]._replace(**fields), *facts.splits[k + 1 :]])
-
-
 def with_wait(facts: Facts, step: int, back: int) -> Facts:
     """The first step with a wait waits for this step instead."""
     k = next(k for k, s in enumerate(facts.program.steps) if s.waits)
@@ -625,6 +567,12 @@ def forge_shared_ring() -> Facts:
     step = facts.program.steps[steps_of(facts, "copy")[0]]
     node = next(i for i in facts.nodes if facts.home[i] == step.backend and facts.shares[i] < 0)
     return edit(facts, offset={step.places[1].id: facts.offset[node]})
+
+
+def forge_kept_copy() -> Facts:
+    """The source is not set anew, so the copy is not made again, but a node has changed the source."""
+    facts = spread(written_leaf("seed")[0].facts)
+    return changed(facts, steps_of(facts, "copy")[0], keeps=True)
 
 
 def without_step(facts: Facts, kind: str) -> Facts:
@@ -681,6 +629,7 @@ CLAIMS = {
     # Splits and nodes.
     "a split of no nodes": (lambda: with_split(with_split(layered(), 0, stop=3), 1, start=3), "split-gap",
                             r"split 1 has nodes \[3, 3\)"),
+    "a last node in no split": (lambda: with_split(layered(), 2, stop=5), "split-gap", "the splits end at node 5 of 6"),
     "a node in two splits": (lambda: with_split(layered(), 1, start=1), "split-gap", r"split 1 has nodes \[1, 3\)"),
     "a copy in another's split": (lambda: with_split(with_split(layered(), 1, inputs=(1,)), 2, inputs=(0,)),
                                   "wrong-backend", "split 1 on B makes 'A#h2'"),
@@ -693,6 +642,7 @@ CLAIMS = {
                                 "from the queue of C, where neither end"),
     "a run in another queue": (lambda: changed(layered(), 3, backend=0), "bad-step",
                                "step 3 on A runs 'h2' .*puts on B"),
+    "a copy that no step makes": (lambda: without_step(zigzag(), "copy"), "missing-copy", "which was not made"),
     "a run that reads no copy": (lambda: changed(zigzag(), 3, reads=()), "bad-step", r"on ids \(1, 4\), the plan"),
     "a run into other memory": (lambda: changed(cached("B"), 3, into=()), "bad-step", "into other memory than"),
     # Backends and offsets.
@@ -709,6 +659,7 @@ CLAIMS = {
     # Data.
     "experts that another op reads": (lambda: with_experts_for("MUL_MAT"), "partial-read", "experts that other ids"),
     "a window that is not brought": (forge_unready_window, "read-before-write", "'write' .* writes into"),
+    "a copy that is kept though nodes write to its source": (forge_kept_copy, "stale-read", "'B#x' .*misses what"),
     "a write that does not go back": (lambda: without_step(window(), "write back"), "lost-write",
                                       "after the compute, the next one reads 'kv'"),
 }
