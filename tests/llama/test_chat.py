@@ -259,7 +259,6 @@ def test_messages_of_all_noncharacters_are_refused(tokenizer):
         ChatTemplate().encode(tokenizer, [{"role": "user", "content": content}], parse_special=False)
 
 
-
 def test_one_template_serves_several_threads():
     shared, long = ChatTemplate(), [USER] * 2000
     got = []

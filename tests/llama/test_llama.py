@@ -280,43 +280,6 @@ def test_wrong_tokens_change_nothing():
         assert model.eval(TOKENS[:3]).tobytes() == before.tobytes()
 
 
-class Failing(Exception):
-    pass
-
-
-@pytest.mark.parametrize("flash", [False, True])
-@pytest.mark.parametrize("n_good", range(0, 4))
-def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, flash, monkeypatch):
-    """Fail in the n-th batch, after poisoning the cache, and go on."""
-    with load(SMALL, n_ctx=40, n_batch=3, flash=flash) as model:
-        first, second = model.eval(TOKENS), model.eval(TOKENS[:2])
-        model.reset()
-        assert model.eval(TOKENS).tobytes() == first.tobytes()
-        compute, calls = model.scheduler.compute, []
-
-        def failing(graph):
-            calls.append(graph)
-            if len(calls) > n_good:
-                rows = model._runner.cells.rows_of(0)[len(TOKENS) + 3 * n_good :]   # those of this batch
-                assert len(rows) == 3
-                for tensor in (*model.cache.k, *model.cache.v):
-                    values = tensor.numpy()
-                    if flash or tensor.name.startswith("cache_k"):
-                        values[rows] = np.nan
-                    else:
-                        values.reshape(-1, 40)[:, rows] = np.nan
-                    tensor.set(values)
-                raise Failing
-            return compute(graph)
-
-        monkeypatch.setattr(model.scheduler, "compute", failing)
-        with pytest.raises(Failing):
-            model.eval(TOKENS)
-        assert model.n_past == len(TOKENS)
-        monkeypatch.setattr(model.scheduler, "compute", compute)
-        assert model.eval(TOKENS[:2]).tobytes() == second.tobytes()
-
-
 def test_reset_forgets():
     with load(SMALL, n_ctx=32) as model:
         first = model.eval(TOKENS)

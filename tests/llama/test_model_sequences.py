@@ -166,44 +166,6 @@ def test_a_recurrent_state_has_a_whole_past_or_none(load, alone):
         assert close(model.sequence(1).eval([8], True)[0], alone(MAMBA, [*TOKENS, 8]))
 
 
-@pytest.mark.parametrize("n_good", range(3))
-def test_a_failed_evaluation_leaves_recurrent_states(load, alone, n_good, monkeypatch):
-    with load(MAMBA, n_ctx=64, n_batch=4, n_seq=2) as model:
-        model.eval_batch([(0, TOKENS), (1, [9, 8])])
-        compute, calls = model.scheduler.compute, []
-
-        def failing(graph):
-            calls.append(graph)
-            compute(graph)
-            if len(calls) > n_good:
-                raise ZeroDivisionError
-
-        monkeypatch.setattr(model.scheduler, "compute", failing)
-        with pytest.raises(ZeroDivisionError):
-            model.eval_batch([(0, [1, 2, 3, 4, 5]), (1, [6, 7])])
-        monkeypatch.setattr(model.scheduler, "compute", compute)
-        assert (model.n_past, model.sequence(1).n_past) == (12, 2)
-        got = model.eval_batch([(0, [7]), (1, [7])])
-        assert close(got[0], alone(MAMBA, [*TOKENS, 7])) and close(got[1], alone(MAMBA, [9, 8, 7]))
-
-
-@pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
-def test_a_failure_is_over_with_the_next_evaluation(load, alone, data, monkeypatch):
-    """The rollback of a failed evaluation happens once, and touches no other sequence."""
-    def failing(graph):
-        raise ZeroDivisionError
-
-    with load(data, n_ctx=64, n_seq=2) as model:
-        model.eval_batch([(0, TOKENS), (1, [9, 8])])
-        with monkeypatch.context() as patch:
-            patch.setattr(model.scheduler, "compute", failing)
-            with pytest.raises(ZeroDivisionError):
-                model.sequence(1).eval([6, 7])
-        assert close(model.eval([7], True)[0], alone(data, [*TOKENS, 7]))
-        assert close(model.eval([5], True)[0], alone(data, [*TOKENS, 7, 5]))
-        assert close(model.sequence(1).eval([7], True)[0], alone(data, [9, 8, 7]))
-
-
 def test_nothing_is_computed_of_what_does_not_fit(load, monkeypatch):
     with load(SMALL, n_ctx=16, n_batch=4, n_seq=2) as model:
         model.eval(TOKENS)
@@ -330,25 +292,6 @@ def test_learned_positions_do_not_move(load):
         with pytest.raises(SequenceError, match="gpt2"):
             model.shift(1, 4)
         assert model.n_past == 12 and model.eval([7]).tobytes() == before.tobytes()
-
-
-def test_a_shift_that_fails_changes_nothing(load, monkeypatch):
-    with load(SMALL, n_ctx=48) as model:
-        model.eval(TOKENS)
-        expected = model.eval([7])
-        model.truncate(12)
-        compute = model.scheduler.compute
-
-        def failing(graph):
-            compute(graph)
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(model.scheduler, "compute", failing)
-        with pytest.raises(ZeroDivisionError):
-            model.shift(2, 4)
-        monkeypatch.setattr(model.scheduler, "compute", compute)
-        assert model.sequence(0).tokens == TOKENS
-        assert np.allclose(model.eval([7]), expected, atol=1e-5)
 
 
 def test_generation_goes_on_beyond_the_context(load):

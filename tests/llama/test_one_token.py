@@ -83,28 +83,6 @@ def test_what_is_no_token_is_refused(token):
         assert model.n_past == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_token_that_fails_leaves_no_trace(way, monkeypatch):
-    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
-        model.eval(PROMPT)
-        expected = model.eval([9]).tobytes()
-        model.truncate(len(PROMPT))
-
-        def fails(plan) -> None:
-            gs.CpuBackend.graph_plan_compute(backend, plan)
-            raise gs.BackendError("at the end")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(backend, "graph_plan_compute", fails)
-            for tokens in (WAYS[way](4), WAYS[way](4), [4, 5, 6, 7]):
-                with pytest.raises(gs.BackendError, match="at the end"):
-                    model.eval(tokens)
-                assert (model.n_past, model.n_free) == (len(PROMPT), 64 - len(PROMPT))
-        assert model.cache.k[0].numpy()[len(PROMPT) + 1 :].any()
-        assert model.eval(WAYS[way](9)).tobytes() == expected
-        assert not model.cache.k[0].numpy()[len(PROMPT) + 1 :].any()
-
-
 def test_a_backend_that_brings_data_its_own_way_is_asked():
     watched, logits = device(records={"get_tensor"}), []
     for kind in (gs.CpuBackend(1), watched):
