@@ -85,9 +85,9 @@ def test_quantised_caches_need_flash_attention_and_change_little(kind):
         Runner(random_model("llama", 3, metadata={"attention.head_count_kv": 1}), flash=True, kv_type=kind)
 
 
-@pytest.mark.parametrize("name", [n for n in cases.CASES if n in (
-    "llama", "mixtral", "qwen3moe", "gemma2", "gemma3", "phi2", "phi3-long", "gpt2", "gpt-oss", "deepseek2",
-    "deepseek2-absorbed", "mamba")])
+@pytest.mark.parametrize("name", [
+    "llama", "mixtral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi2", "phi3-long", "gpt2", "gpt-oss",
+    "deepseek2", "deepseek2-absorbed", "mamba"])
 @pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
 def test_layers_on_two_backends_give_the_same_bits(name, flash):
     data = cases.model(name)

@@ -92,38 +92,29 @@ def test_logits_are_those_of_llama_cpp(name, policy):
         assert error <= bound
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n.endswith("f32")])
-@pytest.mark.parametrize("n", [2, 3])
-def test_layers_spread_over_backends_give_the_same_bits(name, n):
-    tokens = np.load(MODELS[name].with_suffix(".logits.npz"))["tokens"]
-    with load(MODELS[name], backends(1), n_ctx=64) as model:
-        expected = np.concatenate([model.eval(part) for part in np.split(tokens, (24, 25))])
-    several = backends(n)
-    with load(MODELS[name], several, n_ctx=64) as model:
-        assert {t.backend for t in model.weights.tensors.values()} == set(several)
-        assert {k.backend for k in model.cache.k} == set(several)
-        got = np.concatenate([model.eval(part) for part in np.split(tokens, (24, 25))])
-        assert len(model.scheduler.plan(model.batch_graph(1, 32).graph).splits) >= n
-    assert got.tobytes() == expected.tobytes()
+PLACED = {"llama": SMALL, "experts": EXPERTS, "qwen3": random_llama(3, **SHAPES, arch="qwen3"),
+          "tied": random_llama(4, **SHAPES, tied=True), **{n: path for n, path in MODELS.items() if n.endswith("f32")}}
 
 
-@pytest.mark.parametrize("data", [SMALL, EXPERTS, random_llama(3, **SHAPES, arch="qwen3"),
-                                  random_llama(4, **SHAPES, tied=True)],
-                         ids=["llama", "experts", "qwen3", "tied"])
+@pytest.mark.parametrize("data", PLACED.values(), ids=PLACED)
 def test_any_placement_gives_the_same_bits(data):
-    with load(data, n_ctx=32) as model:
-        expected = np.concatenate([model.eval(TOKENS[:7]), model.eval(TOKENS[7:])])
-    for seed in range(3):
-        three = backends(3)
-        random = np.random.default_rng(seed)
-        where = {}
+    """Layers spread over two and three backends, and each tensor anywhere."""
+    with load(data, backends(1), n_ctx=32) as model:
+        expected = np.concatenate([model.eval(part) for part in np.split(TOKENS, (7, 8))])
+    for n, seed in ((2, None), (3, None), (3, 0), (3, 1), (3, 2)):
+        several, random, where = backends(n), np.random.default_rng(seed), {}
 
-        def place(name, layer, three=three, random=random, where=where):
-            return where.setdefault(name, three[random.integers(3)])
+        def place(name, layer, several=several, random=random, where=where):
+            return where.setdefault(name, several[random.integers(len(several))])
 
-        with load(data, three, n_ctx=32, place=place) as model:
-            assert all(t.backend is where[t.name] for t in model.weights.tensors.values())
-            got = np.concatenate([model.eval(TOKENS[:7]), model.eval(TOKENS[7:])])
+        with load(data, several, n_ctx=32, place=None if seed is None else place) as model:
+            if seed is None:
+                assert {t.backend for t in model.weights.tensors.values()} == set(several)
+                assert {k.backend for k in model.cache.k} == set(several)
+                assert len(model.scheduler.plan(model.batch_graph(1, 32).graph).splits) >= n
+            else:
+                assert all(t.backend is where[t.name] for t in model.weights.tensors.values())
+            got = np.concatenate([model.eval(part) for part in np.split(TOKENS, (7, 8))])
         assert got.tobytes() == expected.tobytes()
 
 
@@ -172,60 +163,19 @@ def test_batches_and_caches_agree_with_one_pass(n_batch, kv_type):
     assert np.abs(got - expected).max() <= (1e-4 if kv_type == "f32" else 5e-3) * np.abs(expected).max()
 
 
-def test_experts_match_a_formula():
-    """One layer, no attention to speak of: the mixture against NumPy."""
-    shapes = {**SHAPES, "n_layer": 1}
-    data = random_llama(5, **shapes, n_expert=4)
-    with open_gguf(data) as f:
-        w = {t.name: f.data(t).view(np.float32).reshape(t.ne[::-1]).astype(np.float64)
-             for t in f.tensors.values()}
-
-    def norm(x, weight):
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
-
-    x = w["token_embd.weight"][7]
-    # A sequence of one token attends to itself alone: the attention is its value.
-    v = (w["blk.0.attn_v.weight"] @ norm(x, w["blk.0.attn_norm.weight"])).reshape(2, 8)
-    x = x + w["blk.0.attn_output.weight"] @ np.repeat(v, 2, axis=0).reshape(-1)
-    y = norm(x, w["blk.0.ffn_norm.weight"])
-    p = np.exp(w["blk.0.ffn_gate_inp.weight"] @ y)
-    p /= p.sum()
-    best = np.argsort(-p)[:2]
-    for e in best:
-        gate, up = w["blk.0.ffn_gate_exps.weight"][e] @ y, w["blk.0.ffn_up_exps.weight"][e] @ y
-        y_e = w["blk.0.ffn_down_exps.weight"][e] @ (gate / (1 + np.exp(-gate)) * up)
-        x = x + p[e] / p[best].sum() * y_e
-    expected = w["output.weight"] @ norm(x, w["output_norm.weight"])
-    with load(data, n_ctx=4) as model:
-        assert np.allclose(model.eval([7])[0], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_biases_and_rope_factors_count():
+def test_fields_that_models_with_reference_logits_do_not_have():
+    """The bias of the output matrix, and the old name of the factor of rope's linear scaling."""
     with load(SMALL, n_ctx=16) as model:
         base = model.eval(TOKENS)
-    bias = {"blk.1.attn_q.bias": np.full(32, 0.5, np.float32), "output.bias": np.ones(64, np.float32)}
-    with load(edited(SMALL, tensors=bias), n_ctx=16) as model:
-        assert np.abs(model.eval(TOKENS) - base).max() > 0.1
     with load(edited(SMALL, tensors={"output.bias": np.ones(64, np.float32)}), n_ctx=16) as model:
         assert np.allclose(model.eval(TOKENS), base + 1, atol=1e-5)
-    with load(edited(SMALL, tensors={"rope_freqs.weight": np.ones(4, np.float32)}), n_ctx=16) as model:
-        assert np.allclose(model.eval(TOKENS), base, atol=1e-5)
-    with load(edited(SMALL, tensors={"rope_freqs.weight": np.full(4, 8, np.float32)}), n_ctx=16) as model:
-        assert np.abs(model.eval(TOKENS) - base).max() > 1e-3
-
-
-def test_rope_scaling_is_read():
-    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
-            "llama.rope.scaling.original_context_length": 64}
-    with load(edited(SMALL, linear), n_ctx=16) as model:
-        assert model.hparams.rope.freq_scale == 0.25 and model.hparams.rope.ext_factor == 0
-        first = model.eval(TOKENS)
-    with load(edited(SMALL, {"llama.rope.scale_linear": 4.0}), n_ctx=16) as model:
-        assert model.eval(TOKENS).tobytes() == first.tobytes()
-    with load(edited(SMALL, yarn), n_ctx=16) as model:
-        assert model.hparams.rope.ext_factor == 1 and model.hparams.rope.n_ctx_orig == 64
-        assert np.isfinite(model.eval(TOKENS)).all()
+    seen = set()
+    for field in ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+                  {"llama.rope.scale_linear": 4.0}):
+        with load(edited(SMALL, field), n_ctx=16) as model:
+            assert model.hparams.rope.freq_scale == 0.25 and model.hparams.rope.ext_factor == 0
+            seen.add(model.eval(TOKENS).tobytes())
+    assert len(seen) == 1
 
 
 def test_graphs_repeat_while_generating():

@@ -1,5 +1,7 @@
 """Node-by-node comparison of one graph on two backends."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from devices import Stream, weights_on
@@ -23,6 +25,17 @@ class Wrong(gs.CpuBackend):
                 node.set(values)
 
 
+@contextmanager
+def prepared(a):
+    """A graph whose inputs are set and planned for, its cache, and the scheduler."""
+    graph, values, cache = small(a)
+    with gs.Scheduler([a]) as scheduler:
+        scheduler.alloc(graph)
+        for t, array in values.items():
+            t.set(array)
+        yield graph, cache, scheduler
+
+
 def small(backend):
     rng = np.random.default_rng(1)
     w = weights_on(backend, w=rng.normal(size=(8, 8)).astype(np.float32))["w"]
@@ -42,11 +55,7 @@ def small(backend):
 )
 def test_the_same_kernels_give_the_same(other):
     a, b = gs.CpuBackend(1, name="a", kernels="numpy"), other()
-    graph, values, cache = small(a)
-    with gs.Scheduler([a]) as scheduler:
-        scheduler.alloc(graph)
-        for t, array in values.items():
-            t.set(array)
+    with prepared(a) as (graph, cache, scheduler):
         found = gs.compare(graph, a, b)
         scheduler.compute(graph)
     assert [d.node.name for d in found] == ["h", "s", "stored", "out"]
@@ -56,11 +65,7 @@ def test_the_same_kernels_give_the_same(other):
 
 def test_differences_begin_where_a_kernel_is_wrong_and_go_on_from_there():
     a, b = gs.CpuBackend(1, name="a"), Wrong("SOFT_MAX")
-    graph, values, cache = small(a)
-    with gs.Scheduler([a]) as scheduler:
-        scheduler.alloc(graph)
-        for t, array in values.items():
-            t.set(array)
+    with prepared(a) as (graph, cache, scheduler):
         found = {d.node.name: d for d in gs.compare(graph, a, b)}
         assert found["h"].nmse == 0 and found["s"].max_abs_diff == pytest.approx(1, rel=1e-6)
         assert found["out"].max_abs_diff == pytest.approx(2, rel=1e-6) and 0 < found["out"].nmse < np.inf
@@ -70,11 +75,7 @@ def test_differences_begin_where_a_kernel_is_wrong_and_go_on_from_there():
 
 def test_the_graph_and_its_data_stay_as_they_are():
     a, b = gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b")
-    graph, values, cache = small(a)
-    with gs.Scheduler([a]) as scheduler:
-        scheduler.alloc(graph)
-        for t, array in values.items():
-            t.set(array)
+    with prepared(a) as (graph, cache, scheduler):
         scheduler.compute(graph)
         before = [(t.buffer, t.offset) for t in graph.tensors], cache.numpy(), graph.nodes[-1].numpy()
         used = a.used, b.used
@@ -86,11 +87,7 @@ def test_the_graph_and_its_data_stay_as_they_are():
 
 def test_the_callback_sees_both_and_stops():
     a, b = gs.CpuBackend(1, name="a"), Wrong("MUL_MAT")
-    graph, values, cache = small(a)
-    with gs.Scheduler([a]) as scheduler:
-        scheduler.alloc(graph)
-        for t, array in values.items():
-            t.set(array)
+    with prepared(a) as (graph, cache, scheduler):
         seen = []
 
         def look(node, one, other):
@@ -122,7 +119,7 @@ def test_leafs_that_were_never_set_are_zero_on_both():
 
 def test_errors_are_typed_and_nothing_is_left():
     a, small_one = gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b", memory=64)
-    graph, values, cache = small(a)
+    graph, _, _ = small(a)
     used = a.used
     with pytest.raises(gs.OutOfMemory):
         gs.compare(graph, a, small_one)
