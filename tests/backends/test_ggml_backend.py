@@ -548,10 +548,10 @@ def test_a_plan_uses_as_many_threads_as_there_are_now():
         x.set(np.zeros((8, 4096), np.float32))
         plan = backend.graph_plan_create(gs.Graph(out))
         backend.graph_plan_compute(plan)
-        before = backend._device.work_bytes()
+        before = backend._device.work_size
         backend.set_n_threads(4)
         backend.graph_plan_compute(plan)
-        assert backend._device.work_bytes() >= before + 3 * 4096 * 4       # a row for each thread
+        assert backend._device.work_size >= before + 3 * 4096 * 4       # a row for each thread
 
 
 def test_after_an_end_there_are_errors():

@@ -302,7 +302,7 @@ def test_work_memory_is_that_of_the_largest_program():
     """Activations of 8 bits, their scales, and panels for each thread; it is there once for all programs."""
     k, n = 1024, 512
     with ours(2) as backend:
-        assert backend._device.work_bytes() == 0
+        assert backend._device.work_size == 0
         seen = []
         for columns in (n, 3, n):
             ctx, out, values = product("q8_0", k, 64, columns)
@@ -310,7 +310,7 @@ def test_work_memory_is_that_of_the_largest_program():
                 for tensor, array in values.items():
                     tensor.set(array)
                 backend.graph_compute(gs.Graph(out))
-            seen.append(backend._device.work_bytes())
+            seen.append(backend._device.work_size)
         assert seen[0] == seen[1] == seen[2]
         assert k * n < seen[0] < 2.5 * k * n
 

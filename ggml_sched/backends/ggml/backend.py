@@ -140,7 +140,7 @@ class GgmlBackend(GgmlBase, HostBackend):
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on."""
         with self._lock:
-            self._device.use_threads(thread_count(n, MAX_THREADS))
+            self._device.set_threads(thread_count(n, MAX_THREADS))
 
     def inplace_sources(self, op: str) -> int:
         number = op_numbers().get(op)
@@ -192,7 +192,7 @@ class GgmlBackend(GgmlBase, HostBackend):
         """Compute in a process that was forked from one that may have had threads of ggml's."""
         if not self.library.uses_openmp:
             if self._pid != os.getpid():
-                self._device.use_threads(self._device.n_threads)
+                self._device.set_threads(self._device.n_threads)
                 self._pid = os.getpid()
             self._run(plan)
             return

@@ -17,7 +17,7 @@ cdef class Device:
     cdef void *host_buffer          # the ggml buffer of all tensors on the host: kernels read only a buffer's type
     cdef uint8_t[128] host_bytes    # the memory of host_buffer
     cdef uint8_t *work              # owned
-    cdef size_t work_size
+    cdef readonly size_t work_size
     cdef readonly int n_threads
     cdef readonly bint host
     cdef readonly bint has_host_plans   # graphs are computed with `pool` and `work`; otherwise ggml makes its own
@@ -44,7 +44,7 @@ cdef class Device:
             self.api.call.backend_free(self.backend)
         free(self.work)
 
-    cdef int set_threads(self, int n) except -1:
+    cpdef int set_threads(self, int n) except -1:
         """Compute with n threads from now on, in a new pool.  A pool made before a fork is dropped without being freed:
         freeing it would wait for its threads, which do not exist here."""
         cdef gx_threadpool_params params
@@ -59,10 +59,6 @@ cdef class Device:
         self.pool, self.n_threads, self.pid = pool, n, getpid()
         return 0
 
-    def use_threads(self, int n):
-        """set_threads, from Python."""
-        self.set_threads(n)
-
     cdef int reserve(self, size_t size) except -1:
         """Make the work memory at least `size` bytes large."""
         cdef uint8_t *more
@@ -75,25 +71,13 @@ cdef class Device:
         self.work, self.work_size = more, size
         return 0
 
-    def work_bytes(self):
-        """Bytes of work memory."""
-        return self.work_size
-
     cdef bint supports(self, const gs_node *node) noexcept nogil:
         """What ggml's own supports_op says, for a device other than the CPU: supported_ops.h describes the CPU's
         kernels."""
         cdef gx_tensor[1 + GS_MAX_SRC] made
-        cdef int i
-        memset(made, 0, sizeof(made))
-        self.api.fill_layout(&made[0], &node.layout)
-        self.api.fill_op(&made[0], node)
-        if made[0].op == self.api.custom:
-            return False            # CUSTOM nodes call functions of this package, which run on the host only
-        for i in range(node.n_src):
-            if node.src[i] != NULL:
-                self.api.fill_layout(&made[1 + i], &node.src[i].layout)
-                made[0].src[i] = &made[1 + i]
-        return self.api.call.backend_dev_supports_op(self.dev, made)
+        self.api.fill_node(made, node, NULL)
+        # CUSTOM nodes call functions of this package, which run on the host only.
+        return made[0].op != self.api.custom and self.api.call.backend_dev_supports_op(self.dev, made)
 
     # -- memory of the device -------------------------------------------------------
 
@@ -205,16 +189,8 @@ cdef RepackedWeight packed_weight(Device device, tuple bufts, Tensor w, const gs
     cdef void *empty
     cdef void *extra
     cdef bint taken
-    cdef int i
     for buft in bufts:
-        memset(made, 0, sizeof(made))
-        api.fill_layout(&made[0], &node.layout)
-        api.fill_op(&made[0], node)
-        for i in range(node.n_src):
-            if node.src[i] != NULL:
-                api.fill_layout(&made[1 + i], &node.src[i].layout)
-                made[1 + i].buffer = device.host_buffer
-                made[0].src[i] = &made[1 + i]
+        api.fill_node(made, node, device.host_buffer)
         empty = api.call.backend_buft_alloc_buffer(<void *><uintptr_t>buft, 0)
         if empty == NULL:
             continue

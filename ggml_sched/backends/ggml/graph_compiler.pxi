@@ -161,7 +161,7 @@ cdef class GraphPlan:
         for i in range(self.table.n):
             node = &self.table.nodes[i]
             for k in range(node.n_src):
-                if node.src[k] != NULL and clash(self.inplace_mask(i), node, <int>k):
+                if node.src[k] != NULL and clash(gx_tolerates(node.op), node, <int>k):
                     clashes.append((i, k))
         self.made = <gx_tensor *>calloc(max(n + len(clashes), 1), sizeof(gx_tensor))
         if self.made == NULL:
@@ -184,9 +184,6 @@ cdef class GraphPlan:
         if clashes:
             self.make_copies(clashes)
         return 0
-
-    cdef int inplace_mask(self, Py_ssize_t i) except? -1:
-        return gx_tolerates(self.table.nodes[i].op)
 
     cdef int make_copies(self, list clashes) except -1:
         """For each pair (i, k) of `clashes`, let node i read a dense copy of its source k.  The copy is a CONT node of

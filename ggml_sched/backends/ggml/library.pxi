@@ -79,6 +79,18 @@ cdef class Api:
         if node.op == GS_OP_UNARY or node.op == GS_OP_GLU:
             out.op_params[0] = self.sub_op[node.layout.op]
 
+    cdef void fill_node(self, gx_tensor *made, const gs_node *node, void *buffer) noexcept nogil:
+        """Make a node, made[0], and its sources, made[1 ..], which are in `buffer`, without data."""
+        cdef int i
+        memset(made, 0, (1 + GS_MAX_SRC) * sizeof(gx_tensor))
+        self.fill_layout(made, &node.layout)
+        self.fill_op(made, node)
+        for i in range(node.n_src):
+            if node.src[i] != NULL:
+                self.fill_layout(&made[1 + i], &node.src[i].layout)
+                made[1 + i].buffer = buffer
+                made.src[i] = &made[1 + i]
+
     cdef void fill_call(self, gx_tensor *out, custom_call fun, void *user) noexcept nogil:
         """Make a ggml tensor a CUSTOM node: every thread of ggml's calls fun(tensor, its number, n_threads, user)."""
         cdef gx_custom custom
@@ -92,3 +104,11 @@ cdef class Api:
 cdef inline bint is_ours(int op) noexcept nogil:
     """Whether rows.h has a kernel for the op, which runs as a CUSTOM node in place of ggml's."""
     return op == GS_OP_ARGSORT or op == GS_OP_TOP_K or op == GS_OP_ARGMAX
+
+
+def tensor_at(uintptr_t address):
+    """The fields of the ggml tensor at an address, where abi.h declares them; pointers are ints."""
+    cdef gx_tensor *t = <gx_tensor *>address
+    return {"type": t.type, "buffer": <uintptr_t>t.buffer, "ne": t.ne, "nb": t.nb, "op": t.op, "name": t.name,
+            "op_params": t.op_params, "flags": t.flags, "src": <uintptr_t>t.src[0], "data": <uintptr_t>t.data,
+            "view_src": <uintptr_t>t.view_src, "view_offs": t.view_offs, "extra": <uintptr_t>t.extra}

@@ -158,7 +158,7 @@ def _load(given: str) -> Library:
     addresses = {name: _address(base, name) for name in NEEDED}
     addresses |= {name: found for name in OF_THE_CPU if cpu is not None and (found := _address(cpu, name))}
     ops, subs = _numbers(base)
-    uses_openmp = cpu is not None and (_has(cpu, "GOMP_parallel") or _has(cpu, "__kmpc_fork_call"))
+    uses_openmp = cpu is not None and (hasattr(cpu, "GOMP_parallel") or hasattr(cpu, "__kmpc_fork_call"))
     return Library(folder, version, Api(addresses, ops, subs, _types(base)), uses_openmp, base, everything)
 
 
@@ -190,10 +190,6 @@ def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:
     found = {_address(library, "version") for library in libraries if library is not None}
     if len(found) != 1 or not found.copy().pop():
         raise BackendError(f"the libraries in {given} do not belong together, or another ggml was loaded before them")
-
-
-def _has(library: ctypes.CDLL, name: str) -> bool:
-    return hasattr(library, name)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
