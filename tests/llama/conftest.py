@@ -1,8 +1,9 @@
-"""Ways of attention that tests of sequences are run with."""
+"""Ways of attention that tests of sequences are run with, and small tokenizers."""
 
 from functools import partial
 
 import pytest
+from vocabularies import SAMPLES
 
 import ggml_sched.llama
 
@@ -11,3 +12,9 @@ import ggml_sched.llama
 def load(request):
     """`ggml_sched.llama.load`, once with the explicit softmax and once with flash attention."""
     return partial(ggml_sched.llama.load, flash=request.param)
+
+
+@pytest.fixture(scope="module", params=["spm", "bpe"])
+def tokenizer(request) -> ggml_sched.llama.Tokenizer:
+    pytest.importorskip("tokenizers")
+    return ggml_sched.llama.Tokenizer.from_metadata(SAMPLES[request.param])

@@ -6,16 +6,15 @@ import json
 import threading
 import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
+from vocabularies import SAMPLES
 
 import ggml_sched as gs
 from ggml_sched.llama import ChatTemplate, ChatTemplateError, Tokenizer
 
 pytest.importorskip("jinja2")
 
-SAMPLES = json.loads((Path(__file__).parents[1] / "data" / "vocab" / "samples.json").read_text())
 SECONDS = 1.5
 """For a hostile template, from its text to the error: the budget is far below, machines are slow."""
 
@@ -200,11 +199,6 @@ def test_ids_of_a_conversation_have_control_tokens_and_bos_once():
 
 
 # -- messages from strangers ----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=["spm", "bpe"])
-def tokenizer(request) -> Tokenizer:
-    return Tokenizer.from_metadata(SAMPLES[request.param])
 
 
 def controls(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.llama import SMALL_PROMPT, Sampler, load, open_gguf, random_llama, small_model
+from ggml_sched.llama import SMALL_PROMPT, Sampler, Tokenizer, load, open_gguf, random_llama, small_model
 
 HELD_OUT = Path(__file__).parents[1] / "data" / "models" / "held_out.txt"
 """Written for this test: the model has not seen it."""
@@ -35,14 +35,9 @@ def model(backend):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(metadata):
-    tokenizers = pytest.importorskip("tokenizers")
-    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return tokenizer
+def tokenizer():
+    pytest.importorskip("tokenizers")
+    return Tokenizer.from_gguf(small_model())
 
 
 def bits_a_byte(model, ids, text: str) -> float:
@@ -88,16 +83,16 @@ def test_every_merge_makes_a_token_of_two(metadata):
 
 def test_every_text_comes_back_from_its_tokens(tokenizer):
     text = HELD_OUT.read_text("utf-8") + "\tnaïve ☃ \U0001f40d\r\n  \0"
-    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_it_has_learnt_python(model, backend, tokenizer):
     """Text that it never saw costs a third of what it costs a model that knows nothing."""
     text = HELD_OUT.read_text("utf-8")
-    ids = tokenizer.encode(text).ids[:500]
+    ids = tokenizer.encode(text)[:500]
     text = tokenizer.decode(ids)
     assert bits_a_byte(model, ids, text) < 1.5
-    n_vocab = tokenizer.get_vocab_size()
+    n_vocab = tokenizer.n_vocab
     with load(random_llama(0, n_vocab=n_vocab), [backend], n_ctx=512) as knows_nothing:
         assert bits_a_byte(knows_nothing, ids, text) > 3.0
 
@@ -105,7 +100,7 @@ def test_it_has_learnt_python(model, backend, tokenizer):
 @pytest.mark.parametrize("temperature", [0, 0.5])
 def test_it_continues_the_default_prompt_with_python(model, tokenizer, temperature):
     """At least four lines from the prompt on are a piece of a class that Python reads."""
-    prompt = tokenizer.encode(SMALL_PROMPT).ids
+    prompt = tokenizer.encode(SMALL_PROMPT)
     text = SMALL_PROMPT + tokenizer.decode(list(model.generate(prompt, 60, Sampler(temperature, seed=1))))
     lines = textwrap.dedent(text).splitlines()[:-1]
     read = next((n for n in range(len(lines), 0, -1) if parses("\n".join(lines[:n]))), 0)

@@ -1,21 +1,11 @@
 """Text piece by piece: never a part of a character, the same text in the end, nothing of a stop string."""
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabularies import SAMPLES
 
 from ggml_sched.llama import StopStrings, Tokenizer
-
-SAMPLES = json.loads((Path(__file__).parents[1] / "data" / "vocab" / "samples.json").read_text())
-
-
-@pytest.fixture(scope="module", params=["spm", "bpe"])
-def tokenizer(request) -> Tokenizer:
-    pytest.importorskip("tokenizers")
-    return Tokenizer.from_metadata(SAMPLES[request.param])
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,14 +1,12 @@
 """Tokenizers: llama.cpp's ids for every pre-tokenizer, special tokens, bytes; text that comes back as it was."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_python
 from small_llama import written
+from vocabularies import SAMPLES
 
 import ggml_sched as gs
 from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf
@@ -19,7 +17,6 @@ from ggml_sched.llama.text.vocabulary import Vocabulary
 
 pytest.importorskip("tokenizers")
 
-SAMPLES = json.loads((Path(__file__).parents[1] / "data" / "vocab" / "samples.json").read_text())
 BPE, SPM, TEXTS = SAMPLES["bpe"], SAMPLES["spm"], SAMPLES["texts"]
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 

@@ -1,13 +1,12 @@
 """Vocabularies that are missing, wrong or not supported: TokenizerError that names the field, in under a second."""
 
 import io
-import json
 import pickle
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from vocabularies import SAMPLES
 
 import ggml_sched as gs
 from ggml_sched.llama import Tokenizer, TokenizerError, write_gguf
@@ -15,7 +14,6 @@ from ggml_sched.llama.gguf import Kind
 
 pytest.importorskip("tokenizers")
 
-SAMPLES = json.loads((Path(__file__).parents[1] / "data" / "vocab" / "samples.json").read_text())
 SMALL = {
     "spm": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"],
             "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0, -2.0, -3.0],
