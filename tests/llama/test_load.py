@@ -1,4 +1,4 @@
-"""Loading: choice of backend, context size and attention."""
+"""Loading: choice of backend, context size and attention, and plans reserved for the longest text."""
 
 import os
 import sys
@@ -164,3 +164,46 @@ def test_one_backend_is_no_list():
 def test_cache_types_are_named_as_files_and_people_do():
     with load(SMALL, n_ctx=32, kv_type="F16") as model:
         assert model.kv_type == "f16"
+
+
+# -- reserved plans ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_tokens_of_a_growing_text_use_the_reserved_plan(flash):
+    with gs.CpuBackend(1) as backend, load(SMALL, [backend], 256, flash=flash) as model:
+        scheduler = model.scheduler
+        held, shapes = scheduler.buffer_size(backend), set()
+        for _ in range(200):
+            model.eval([5])
+            plan = scheduler._allocations.current.plan
+            shapes.add(plan.fingerprint)
+            assert plan.methods == ("replayed",) or len(shapes) == 1
+        plan.verify()
+        assert len(shapes) == 7 and scheduler.buffer_size(backend) == held > 0
+
+
+def test_a_context_of_one_padding_reserves_nothing():
+    with gs.CpuBackend(1) as backend, load(SMALL, [backend], 16) as model:
+        assert model.scheduler.buffer_size(backend) == 0
+        assert model.eval([1, 2, 3]).shape == (3, 64)
+
+
+def test_a_model_loads_where_only_shorter_texts_fit():
+    """Half of what the longest token takes is left: the first tokens are computed, one later is not."""
+    def loaded(memory):
+        backend = gs.CpuBackend(1, memory=memory)
+        return backend, load(SMALL, [backend], 4096, flash=False, use_mmap=False)
+
+    backend, model = loaded(1 << 30)
+    with backend, model:
+        arena = model.scheduler.buffer_size(backend)
+        others = backend.used - arena
+        expected = model.eval([1, 2, 3])
+    backend, model = loaded(others + arena // 2)
+    with backend, model:
+        assert backend.used == others
+        assert (model.eval([1, 2, 3]) == expected).all()
+        with pytest.raises(gs.OutOfMemory):
+            for _ in range(4096):
+                model.eval([5] * 64, last_only=True)

@@ -1,15 +1,21 @@
-"""Every architecture through the model: parts, sequences and states make no difference."""
+"""Models give the same results in parts, sequences, states, any number of threads and after a fork."""
 
 import io
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_python
 from small_llama import TOKENS
 
 import ggml_sched as gs
-from ggml_sched.llama import load
+from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic import random_model
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDE = random_llama(1, n_vocab=640, n_embd=128, n_layer=2, n_head=4, n_head_kv=2, n_ff=384)
 
 
 def close(a: np.ndarray, b: np.ndarray) -> bool:
@@ -34,3 +40,37 @@ def test_parts_and_company_make_no_difference(arch):
         model.sequence(0).restore(io.BytesIO(out.getvalue()))
         assert close(model.eval([7], True), expected)
         assert np.isfinite(model.embed(TOKENS)).all() and model.n_past == 13
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_any_number_of_threads_gives_the_same_bits(flash):
+    seen = set()
+    for n in (1, 2, 4):
+        with gs.CpuBackend(n) as backend, load(WIDE, [backend], n_ctx=64, flash=flash) as model:
+            seen.add((model.eval(TOKENS * 4).tobytes(), model.eval([7], last_only=True).tobytes()))
+    assert len(seen) == 1
+
+
+FORK = """
+import os, sys
+import ggml_sched as gs
+from ggml_sched.llama import load, random_llama
+data = random_llama(1, n_vocab=640, n_embd=128, n_layer=2, n_head=4, n_head_kv=2, n_ff=384)
+with gs.CpuBackend(2) as backend, load(data, [backend], n_ctx=64) as model:
+    model.eval(list(range(20)))
+    child = os.fork()
+    logits = model.eval([7, 8]).tobytes()
+    with open(f"{sys.argv[1]}/{'parent' if child else 'child'}", "wb") as out:
+        out.write(logits)
+    if not child:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_after_use_goes_on(tmp_path):
+    done = run_python("-W", "ignore", "-c", FORK, str(tmp_path), cwd=ROOT, timeout=60)
+    assert done.stdout + done.stderr == ""
+    assert sorted(os.listdir(tmp_path)) == ["child", "parent"]
+    child, parent = ((tmp_path / name).read_bytes() for name in ("child", "parent"))
+    assert child == parent and np.isfinite(np.frombuffer(child, np.float32)).all()
