@@ -52,54 +52,71 @@ def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[
     """
     wanted: list[dict[int, Wait]] = [{} for _ in queues]
     queue_of = np.asarray(queues)
-    for i, j, period in _conflicts(queue_of, access):
-        first, second = (i, j) if i < j else (j, i)
-        _want(wanted[second], queues, Wait(first, 0))
-        _want(wanted[first], queues, Wait(second, period))
+    _order_conflicts(queues, access, wanted)
+    for backend in access.exclusive:
+        strangers = access.step[(access.owner[access.memory] == backend) & (queue_of[access.step] != backend)]
+        if len(strangers):
+            _take_turns(np.union1d(strangers, np.flatnonzero(queue_of == backend)).tolist(), queues, wanted)
     return _reduced(queues, keeps, wanted)
 
 
-def _want(found: dict[int, Wait], queues: Sequence[int], wait: Wait) -> None:
-    """Add a wait to `found`, {queue: wait}; of two waits for one queue the later step's is kept, it implies the
-    other."""
-    known = found.get(queues[wait.step])
+def _want(found: dict[int, Wait], queue: int, wait: Wait) -> None:
+    """Add a wait for a step of `queue` to `found`, {queue: wait}; of two waits for one queue the later step's is kept,
+    it implies the other."""
+    known = found.get(queue)
     if known is None or (wait.back, -wait.step) < (known.back, -known.step):
-        found[queues[wait.step]] = wait
+        found[queue] = wait
 
 
-def _conflicts(queue_of: np.ndarray, access: Access):
-    """(step, step, period) of each pair of steps on different queues that conflict.
+def _take_turns(steps: Sequence[int], queues: Sequence[int], wanted: list[dict[int, Wait]]) -> None:
+    """Let no two of `steps`, which ascend, run at the same time: each waits for the last one before it of every queue.
 
-    They conflict in one compute, and again `period` computes later.
+    Before the first step of a queue comes its last one, of the compute before.
     """
-    found: dict[tuple[int, int], int] = {}
+    last = {queues[k]: Wait(k, 1) for k in steps}
+    for k in steps:
+        for queue, wait in last.items():
+            if queue != queues[k]:
+                _want(wanted[k], queue, wait)
+        last[queues[k]] = Wait(k, 0)
 
-    def note(i: int, j: int, period: int) -> None:
-        pair = (i, j) if i < j else (j, i)
-        found[pair] = min(period, found.get(pair, period))
 
+def _order_conflicts(queues: Sequence[int], access: Access, wanted: list[dict[int, Wait]]) -> None:
+    """Let each step wait for the last step before it, of every other queue, that accesses some of the same bytes, where
+    one of the two writes.  Such steps conflict in one compute, and again `Access.period` computes later."""
+    queue_of, count = np.asarray(queues), len(queues)
+    n_queues = int(queue_of.max()) + 1
+    by_memory = np.lexsort((access.step, access.memory))
+    begin = np.searchsorted(access.memory[by_memory], np.arange(len(access.owner) + 1))
     # Most memories are accessed from one queue only: those are skipped.
-    entry_queue = queue_of[access.step]
-    lowest = np.full(len(access.owner), len(queue_of) + queue_of.max() + 1)
-    highest = np.full(len(access.owner), -1)
-    np.minimum.at(lowest, access.memory, entry_queue)
-    np.maximum.at(highest, access.memory, entry_queue)
-    for memory in np.flatnonzero(lowest < highest).tolist():
-        here = np.flatnonzero(access.memory == memory)
-        step, start, stop = access.step[here], access.start[here], access.stop[here]
-        writes, queue = access.writes[here], entry_queue[here]
-        at_home = np.bincount(queue).argmax()   # the queue with most accesses: each of the others is compared with all
-        for k in np.flatnonzero(queue != at_home).tolist():
-            clash = (start < stop[k]) & (start[k] < stop) & (queue != queue[k]) & (writes | writes[k])
-            for other in np.unique(step[clash]).tolist():
-                note(int(step[k]), other, int(access.period[memory]))
-    for backend in access.exclusive:
-        mine = np.flatnonzero(queue_of == backend).tolist()
-        strangers = np.unique(access.step[(access.owner[access.memory] == backend) & (entry_queue != backend)]).tolist()
-        for k, i in enumerate(strangers):
-            for j in (*mine, *(s for s in strangers[k + 1 :] if queue_of[s] != queue_of[i])):
-                note(i, j, 1)
-    return [(i, j, period) for (i, j), period in found.items()]
+    pairs = np.unique(access.memory * n_queues + queue_of[access.step])
+    for memory in np.flatnonzero(np.bincount(pairs // n_queues) > 1).tolist():
+        here, period = by_memory[begin[memory] : begin[memory + 1]], int(access.period[memory])
+        # Bytes are counted in ranges between two edges.  For each queue and range: the last step that accesses the
+        # range, and the last that writes to it.  Step k of the compute before has number k - count.
+        edges = np.unique(np.concatenate([access.start[here], access.stop[here]]))
+        last_access, last_write = np.full((2, n_queues, len(edges)), -count - 1)
+        steps = []
+        for entries in np.split(here, np.flatnonzero(np.diff(access.step[here])) + 1):
+            k = int(access.step[entries[0]])
+            touched = _ranges_of(access, entries, edges)
+            written = _ranges_of(access, entries[access.writes[entries]], edges)
+            last_access[queues[k], touched] = last_write[queues[k], written] = k - count
+            steps.append((k, touched, written))
+        for k, touched, written in steps:
+            found = np.maximum(last_write[:, touched].max(axis=1, initial=-count - 1),
+                               last_access[:, written].max(axis=1, initial=-count - 1))
+            for queue, last in enumerate(found.tolist()):
+                if queue != queues[k] and last >= -count:
+                    _want(wanted[k], queue, Wait(last, 0) if last >= 0 else Wait(last + count, period))
+            last_access[queues[k], touched] = last_write[queues[k], written] = k
+
+
+def _ranges_of(access: Access, entries: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The numbers of the ranges between `edges` that these accesses cover together."""
+    opened = np.bincount(np.searchsorted(edges, access.start[entries]), minlength=len(edges))
+    closed = np.bincount(np.searchsorted(edges, access.stop[entries]), minlength=len(edges))
+    return np.flatnonzero(np.cumsum(opened - closed))
 
 
 def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int, Wait]]) -> list[tuple[Wait, ...]]:
