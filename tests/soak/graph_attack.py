@@ -21,6 +21,12 @@ OPS = op_names()
 COMMON = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "ADD", "MUL", "SCALE", "CPY", "CONT", "MUL_MAT",
           "SET_ROWS", "GET_ROWS", "CONCAT", "UNARY:RELU", "SOFT_MAX", "SUM_ROWS", "REPEAT", "SET", "ROPE")
 TYPES = ("f32", "f32", "f16", "bf16", "i32", "i64", "q8_0", "q4_0", "i8")
+VALUES = {"op": COMMON, "type": TYPES, "flags": (["input"], ["output"], ["input", "output"], []),
+          "resident": ("weight", "kv", "", "cloud")}
+"""{field of a tensor: values}."""
+ENTRIES = {"ne": (0, 1, 2, 3, 4, 8, 12, 2**20, 2**40), "nb": (0, 1, 2, 4, 8, 16, 48, 2**20, 2**40),
+           "op_params": (0, 1, -1, 3, 2**31 - 1, -(2**31), 0x7F800000, 0x7FC00000)}
+"""{list of a tensor: entries}."""
 JUNK = (None, True, -1, 0, 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, -(2**63), 2**200, 0.5, 1e300, float("nan"), "",
         "x", [], {}, [1], [[]], {"a": 1}, [2**62, 1, 1, 1], [0, 0, 0, 0])
 LARGEST = 1 << 16
@@ -52,20 +58,15 @@ def _id(rng, data) -> int:
     return rng.randrange(len(data["tensors"]))
 
 
-def change_op(rng, data):
-    _tensor(rng, data)["op"] = rng.choice(COMMON if rng.random() < 0.8 else OPS)
+def change_value(rng, data):
+    field = rng.choice(("op", "op", "type", "flags", "resident"))
+    _tensor(rng, data)[field] = rng.choice(OPS if field == "op" and rng.random() < 0.2 else VALUES[field])
 
 
-def change_type(rng, data):
-    _tensor(rng, data)["type"] = rng.choice(TYPES)
-
-
-def change_extent(rng, data):
-    _tensor(rng, data)["ne"][rng.randrange(4)] = rng.choice((0, 1, 2, 3, 4, 8, 12, 2**20, 2**40))
-
-
-def change_stride(rng, data):
-    _tensor(rng, data)["nb"][rng.randrange(4)] = rng.choice((0, 1, 2, 4, 8, 16, 48, 2**20, 2**40))
+def change_entry(rng, data):
+    field = rng.choice(tuple(ENTRIES))
+    entries = _tensor(rng, data).setdefault(field, [0])
+    entries[rng.randrange(len(entries))] = rng.choice(ENTRIES[field])
 
 
 def turn_layout(rng, data):
@@ -97,10 +98,6 @@ def change_root(rng, data):
     _tensor(rng, data)["view_src"] = _id(rng, data)
 
 
-def drop_root(rng, data):
-    del _tensor(rng, data)["view_src"]
-
-
 def change_offset(rng, data):
     t = _tensor(rng, data)
     t["view_offs"] = rng.choice((0, 4, 16, -4, t.get("view_offs", 0) + rng.choice((-16, 4, 16)), 2**40))
@@ -114,20 +111,6 @@ def make_view(rng, data):
 
 def keep(rng, data):
     _tensor(rng, data).setdefault("deps", []).append(_id(rng, data))
-
-
-def flag(rng, data):
-    _tensor(rng, data)["flags"] = rng.choice((["input"], ["output"], ["input", "output"], []))
-
-
-def reside(rng, data):
-    _tensor(rng, data)["resident"] = rng.choice(("weight", "kv", "", "cloud"))
-
-
-def change_parameter(rng, data):
-    t = _tensor(rng, data)
-    words = t.setdefault("op_params", [0])
-    words[rng.randrange(len(words))] = rng.choice((0, 1, -1, 3, 2**31 - 1, -(2**31), 0x7F800000, 0x7FC00000))
 
 
 def swap_nodes(rng, data):
@@ -164,9 +147,9 @@ def drop_field(rng, data):
     del t[rng.choice(tuple(t))]
 
 
-MUTATIONS = (change_op, change_op, change_type, change_extent, change_stride, turn_layout, change_source, change_source,
-             add_source, drop_source, swap_sources, change_root, drop_root, change_offset, make_view, make_view, keep,
-             flag, reside, change_parameter, swap_nodes, drop_member, move_member, junk, junk_on_top, drop_field)
+MUTATIONS = (*(change_value,) * 5, *(change_entry,) * 3, turn_layout, change_source, change_source, add_source,
+             drop_source, swap_sources, change_root, change_offset, make_view, make_view, keep, swap_nodes, drop_member,
+             move_member, junk, junk_on_top, drop_field, drop_field)
 
 
 # -- invariants ---------------------------------------------------------------------------
