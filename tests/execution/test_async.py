@@ -234,20 +234,6 @@ def test_changes_wait_for_what_is_queued(act):
     scheduler.close()
 
 
-def test_two_graphs_in_turn():
-    backends = cpus(2)
-    a, b = Chain(backends, log=8), Chain(backends, rows=9, log=8)
-    with gs.Scheduler(backends, copies=2) as scheduler:
-        for k in range(8):
-            chain = (a, b)[k % 2]
-            scheduler.alloc(chain.graph)
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-    for k in range(8):
-        chain = (a, b)[k % 2]
-        assert np.array_equal(chain.log.numpy()[k], chain.expected(k)[0])
-
-
 def test_no_more_than_so_many_computes_are_in_flight(monkeypatch):
     monkeypatch.setattr(pipeline, "MAX_IN_FLIGHT", 2)
     gate, backend, queued = threading.Event(), Gated("a"), []

@@ -105,16 +105,6 @@ def test_a_slot_is_not_filled_while_a_compute_reads_it():
         assert order.index(f"ran {k - 2}") < third
 
 
-def test_backends_that_take_no_data_while_they_compute_still_give_right_results():
-    class Shy(Gated):
-        concurrent_copies = False
-
-    backends = [Shy("a"), Shy("b")]
-    chain = Chain(backends, log=6)
-    with chain.scheduler(backends, copies=3) as scheduler:
-        chain.check_queued(scheduler, 6)
-
-
 def test_the_seed_policy_gives_each_copy_one_slot():
     backends = [gs.DryBackend(name) for name in "ab"]
     chain = Chain(backends)

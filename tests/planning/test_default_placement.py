@@ -140,6 +140,13 @@ CHAINS = {
         (refusing("FAST", "MUL_MAT", reads=("CPU",)), "CPU"), [1, "silu"], [1, 1], {}),
     "memory that only the other backend reads moves no node": (
         (refusing("FAST", "MUL_MAT"), lambda: dry_device("CPU", reads=("FAST",))), [1, "silu"], [1, 1], {}),
+    "a node is placed with the node after it where the backend before does not support it": (
+        (refusing("a", "UNARY:SILU"), "b", "c", "host"), [0, "silu", 2], [0, 2, 2], {}),
+    "an op is offloaded to the first backend that supports and offloads it": (
+        (refusing("a", "MUL_MAT", offload=lambda t: True), lambda: dry_device("b", offload=lambda t: True), "host"),
+        [2], [1], {0: "offload_op"}),
+    "an op that the device does not support is not offloaded": (
+        (refusing("GPU", "MUL_MAT", offload=lambda t: True), "CPU"), [1], [1], {}),
     "memory that the device reads needs no copy": ((lambda: dry_device("GPU", reads=("CPU",)), "CPU"), [0], [0], {}),
 }
 """{rule: (backends, nodes, the expected backend of each node, words of its explanation)}.
@@ -148,7 +155,8 @@ A node is an op, or the index of the backend that has the weight of a product.
 """
 
 WITHOUT_COPIES = {"nodes move to a better backend that shares the memory", "a moved node names the rule",
-                  "memory that the device reads needs no copy"}
+                  "memory that the device reads needs no copy",
+                  "an op that the device does not support is not offloaded"}
 
 
 @pytest.mark.parametrize("rule", CHAINS)
@@ -238,15 +246,6 @@ def test_many_offloaded_weights_open_a_split_each_and_use_one_memory(n):
     assert plan.buffer_sizes[0] <= weights[0].nbytes + 3 * out.nbytes
     assert not any(plan.data.kept)
     assert [c.tensor for c in plan.copies if c.tensor in weights] == weights
-
-
-def test_a_backend_that_does_not_support_the_op_is_not_offered_it():
-    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "MUL_MAT"), "CPU")
-    s.backends[0].offload_op = lambda t: True
-    s = Setting(*s.backends)
-    out = s.ctx.mul_mat(s.weight(s.backends[1]), s.input())
-    plan = s.plan(out)
-    assert plan.backend_of(out) is s.backends[1] and not plan.copies
 
 
 # -- the caller's assignments ----------------------------------------

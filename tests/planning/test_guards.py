@@ -282,34 +282,6 @@ def test_only_weights_are_kept_where_they_were_copied_to():
             assert sum(plan.data.kept) == (usage == "weights")
 
 
-def without(name, op):
-    return gs.DryBackend(name, supports_op=lambda t: t.op != op)
-
-
-def test_what_the_nearest_backend_before_does_not_run_goes_to_the_one_after():
-    """Although a backend earlier in the list reads as many of its sources."""
-    a, b, c, host = without("a", "UNARY:SILU"), gs.DryBackend("b"), gs.DryBackend("c"), gs.DryBackend("host")
-    weights = {}
-    for backend in (a, c):
-        held = gs.Context()
-        weights[backend] = held.tensor("f32", (8, 8), "w")
-        backend.alloc_tensors(held)
-    ctx = gs.Context()
-    between = ctx.silu(ctx.mul_mat(weights[a], ctx.tensor("f32", 8, "x", input=True)))
-    plan = gs.Scheduler([a, b, c, host]).plan(gs.Graph(ctx.mul_mat(weights[c], between)))
-    assert plan.backend_of(between) is c
-
-
-def test_what_the_first_that_wants_it_does_not_run_is_offloaded_to_the_second():
-    a, b, host = without("a", "MUL_MAT"), gs.DryBackend("b"), gs.DryBackend("host")
-    a.offload_op = b.offload_op = lambda node: True
-    held, ctx = gs.Context(), gs.Context()
-    w = held.tensor("f32", (8, 8), "w")
-    host.alloc_tensors(held)
-    product = ctx.mul_mat(w, ctx.tensor("f32", 8, "x", input=True))
-    assert gs.Scheduler([a, b, host]).plan(gs.Graph(product)).backend_of(product) is b
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not_shared(shared):
     """A node without sources could be computed anywhere."""
