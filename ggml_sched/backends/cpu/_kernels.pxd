@@ -30,6 +30,10 @@ cdef extern from "kernels/call.h" nogil:
 
 cdef extern from "kernels/op_rules.h" nogil:
     bint gs_extents_fit(const gs_node *node)
+    ctypedef struct gs_op_rule:
+        int32_t inplace
+
+    const gs_op_rule *gs_rule_of(int op)
     bint gs_types_fit(const gs_node *node, uint64_t more)
 
 cdef extern from "kernels/build.h" nogil:

@@ -12,7 +12,9 @@ from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from ggml_sched._c cimport GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node
+from ggml_sched._c cimport (
+    GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node, gs_op_family,
+)
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor
 
 from ggml_sched.errors import BackendError, Error, OutOfMemory
@@ -38,6 +40,12 @@ def fits(Tensor node not None):
     cdef NodeTable table = NodeTable((node,))
     cdef const gs_node *found = table.node(0)
     return gs_extents_fit(found) and gs_types_fit(found, 0)
+
+
+def inplace_sources(int op):
+    """Bit i: source i of a node of the op, if it has the result's layout, may have its memory (op_rules.h)."""
+    cdef const gs_op_rule *rule = gs_rule_of(gs_op_family(op))
+    return 0 if rule == NULL else rule.inplace
 
 
 cdef class Pool:

@@ -102,6 +102,7 @@ cdef extern from "supported_ops.h" nogil:
     bint gx_dense(const gs_layout *a)
     bint gx_rows(const gs_layout *a)
     int64_t gs_count(const int64_t *ne)
+    bint gs_clashes(const gs_node *node, int k, int inplace)
     int64_t gx_unit(const gs_layout *a, int64_t *elements)
     int64_t gx_row_size(const gs_layout *a)
 

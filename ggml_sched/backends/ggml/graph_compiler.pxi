@@ -161,7 +161,7 @@ cdef class GraphPlan:
         for i in range(self.table.n):
             node = &self.table.nodes[i]
             for k in range(node.n_src):
-                if node.src[k] != NULL and clash(gx_tolerates(node.op), node, <int>k):
+                if gs_clashes(node, <int>k, gx_tolerates(node.op)):
                     clashes.append((i, k))
         self.made = <gx_tensor *>calloc(max(n + len(clashes), 1), sizeof(gx_tensor))
         if self.made == NULL:
@@ -455,22 +455,6 @@ cdef int gx_tolerates(int op) noexcept nogil:
     return 0b11 if op == GS_OP_GLU else 0
 
 
-cdef bint clash(int tolerated, const gs_node *node, int k) noexcept nogil:
-    """Whether writing the result of a node may change elements of source k that it has not read yet."""
-    cdef const gs_node *s = node.src[k]
-    cdef uintptr_t a = <uintptr_t>node.data, b = <uintptr_t>s.data
-    if (node.op == GS_OP_CPY and k == 1) or (node.op == GS_OP_SET_ROWS and k == 2):
-        return False                # the destination of the op: written, not read
-    if a + <uintptr_t>node.layout.nbytes <= b or b + <uintptr_t>s.layout.nbytes <= a:
-        return False
-    if a != b or not tolerated >> k & 1:
-        return True
-    for i in range(GS_MAX_DIMS):
-        if node.layout.ne[i] != s.layout.ne[i] or node.layout.nb[i] != s.layout.nb[i]:
-            return True
-    return node.layout.type != s.layout.type
-
-
 def tolerated_sources(int op):
     """gx_tolerates, callable from Python; `op` is this package's number of an op."""
-    return gx_tolerates(GS_OP_GLU if op >= GS_OP_GLU else GS_OP_UNARY if op >= GS_OP_UNARY else op)
+    return gx_tolerates(gs_op_family(op))

@@ -159,35 +159,32 @@ static int64_t lines_floats(const flash *f, int64_t m) {
     return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
 }
 
-/* Makes the final scores of query row l from its n dot products with keys: applies the soft cap and adds the mask times
- * the head's slope.  Masked keys get -inf, whatever their dot product was. */
+/* The final scores of V keys, from their dot products: `cap` is the soft cap, `bias` the mask or NULL, which is
+ * multiplied by `slope`.  Masked keys get -inf, whatever their dot product was. */
+INLINE vf final_scores(const float *scores, const float *bias, float slope, float cap) {
+    vf s = vload(scores);
+    if (cap != 0)
+        s = vtanh(s) * cap;
+    if (bias == NULL)
+        return s;
+    vf b = vload(bias);
+    return vpick(b == -INFINITY, vset(-INFINITY), s + b * slope);
+}
+
+/* Replaces the dot products of query row l with n keys by their final scores. */
 static void finish_scores(const flash *f, line l, float *scores, const float *bias, int64_t n) {
     int64_t i = 0;
     float slope = slope_of(l.head, f->n_head, f->max_bias), cap = f->softcap;
-    for (; i + V <= n; i += V) {
-        vf s = vload(scores + i);
-        if (cap != 0)
-            s = vtanh(s) * cap;
-        if (bias != NULL) {
-            vf b = vload(bias + i);
-            s = vpick(b == -INFINITY, vset(-INFINITY), s + b * slope);
-        }
-        vstore(scores + i, s);
-    }
+    for (; i + V <= n; i += V)
+        vstore(scores + i, final_scores(scores + i, bias == NULL ? NULL : bias + i, slope, cap));
     if (i < n) {
-        int64_t count = n - i;
+        size_t rest = (size_t)(n - i) * 4;
         float part[V] = {0}, add[V] = {0};
-        memcpy(part, scores + i, (size_t)count * 4);
-        vf s = vload(part);
-        if (cap != 0)
-            s = vtanh(s) * cap;
-        if (bias != NULL) {
-            memcpy(add, bias + i, (size_t)count * 4);
-            vf b = vload(add);
-            s = vpick(b == -INFINITY, vset(-INFINITY), s + b * slope);
-        }
-        vstore(part, s);
-        memcpy(scores + i, part, (size_t)count * 4);
+        memcpy(part, scores + i, rest);
+        if (bias != NULL)
+            memcpy(add, bias + i, rest);
+        vstore(part, final_scores(part, bias == NULL ? NULL : add, slope, cap));
+        memcpy(scores + i, part, rest);
     }
 }
 

@@ -29,15 +29,10 @@ void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factor
     t->of = of;
 }
 
-static int overlap(const gs_node *a, const gs_node *b) {
-    const char *x = a->data, *y = b->data;
-    return x < y + b->layout.nbytes && y < x + a->layout.nbytes;
-}
-
 void gs_forget_tables(gs_tables *in, const gs_node *node) {
     for (int32_t i = in->n - 1; i >= 0; i--) {
         const gs_table *t = &in->table[i];
-        if (overlap(node, t->positions) || (t->factors != NULL && overlap(node, t->factors))) {
+        if (gs_overlap(node, t->positions) || (t->factors != NULL && gs_overlap(node, t->factors))) {
             memmove(&in->table[i], &in->table[i + 1], (size_t)(in->n - i - 1) * sizeof(gs_table));
             in->n--;
         }
@@ -45,36 +40,6 @@ void gs_forget_tables(gs_tables *in, const gs_node *node) {
 }
 
 /* -- overlap ----------------------------------------------------------------------------------------------- */
-
-/* Bit i: the op's kernel also works in place, where source i has the result's memory and layout. */
-static uint32_t tolerated(int op) {
-    switch (op) {
-    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_GLU:
-        return 3;
-    case GS_OP_SCALE: case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG: case GS_OP_CLAMP: case GS_OP_UNARY:
-    case GS_OP_RMS_NORM: case GS_OP_NORM: case GS_OP_L2_NORM: case GS_OP_SOFT_MAX: case GS_OP_ROPE:
-    case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO: case GS_OP_ADD_ID: case GS_OP_CPY: case GS_OP_DUP:
-    case GS_OP_CONT: case GS_OP_REPEAT:
-        return 1;
-    default:
-        return 0;
-    }
-}
-
-/* Bit i: source i is the destination of the op, whose memory the result shares; the kernel does not read it. */
-static uint32_t written(int op) {
-    return op == GS_OP_CPY ? 2 : op == GS_OP_SET_ROWS ? 4 : 0;
-}
-
-static int clashes(const gs_node *node, int i) {
-    const gs_node *s = node->src[i];
-    if (s == NULL || written(node->op) >> i & 1 || !overlap(node, s))
-        return 0;
-    int exact = s->data == node->data && s->layout.type == node->layout.type
-                && memcmp(s->layout.ne, node->layout.ne, sizeof(s->layout.ne)) == 0
-                && memcmp(s->layout.nb, node->layout.nb, sizeof(s->layout.nb)) == 0;
-    return !(exact && tolerated(node->op) >> i & 1);
-}
 
 /* Whether the first element's address is not a multiple of the element's size, as compiled code requires it to be. */
 static int is_astray(const gs_node *t) {
@@ -123,9 +88,10 @@ static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_n
         if (*made == NULL)
             return GS_NO_HOST_MEMORY;
     }
-    for (int i = 0; i < node->n_src && i < GS_MAX_SRC; i++) {
+    for (int i = 0; i < node->n_src; i++) {
         const gs_node *s = node->src[i];
-        if (s == NULL || written(node->op) >> i & 1 || !(clashes(node, i) || is_astray(s)))
+        if (s == NULL || gs_is_destination(node, i)
+            || !(gs_clashes(node, i, gs_rule_of(node->op)->inplace) || is_astray(s)))
             continue;
         if (*made == NULL) {
             *made = gs_keep(to, sizeof(gs_node));

@@ -139,12 +139,22 @@ static void prepare(const gs_call *call, int32_t part, char *shared, char *scrat
 
 /* -- the call `choose` of MUL_MAT_ID: sorts tokens by the experts that they chose --------------------------------- */
 
+/* Reads the expert id of pair p; 0, with a fault, if it is out of range. */
+static int read_expert(const gs_product *of, int64_t p, int32_t *id, gs_fault *fault) {
+    const gs_node *ids = of->node->src[2];
+    int64_t used = ids->layout.ne[0], n_experts = of->node->src[0]->layout.ne[2];
+    memcpy(id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(*id));
+    if (*id >= 0 && *id < n_experts)
+        return 1;
+    *fault = (gs_fault){GS_FAULT_ID, 2, *id, n_experts};
+    return 0;
+}
+
 /* Checks all expert ids, then sorts the pairs (token, which of its chosen experts) by expert, so that each expert's
  * weights are read once for all its tokens.  The pairs of one expert stay in the order of the ids tensor. */
 static void choose(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
-    const gs_node *ids = of->node->src[2];
-    int64_t used = ids->layout.ne[0], n_experts = of->node->src[0]->layout.ne[2], n = 0;
+    int64_t n_experts = of->node->src[0]->layout.ne[2], n = 0;
     gs_chosen *chosen = (gs_chosen *)shared;
     int32_t *expert = (int32_t *)(uintptr_t)gs_experts(shared), *start = (int32_t *)(uintptr_t)gs_starts(of, shared);
     int32_t *pair = (int32_t *)(uintptr_t)gs_pairs(of, shared), *count = (int32_t *)scratch;
@@ -153,11 +163,8 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
     start[0] = 0;
     for (int64_t p = 0; p < of->columns; p++) {
         int32_t id;
-        memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));
-        if (id < 0 || id >= n_experts) {
-            *fault = (gs_fault){GS_FAULT_ID, 2, id, n_experts};
+        if (!read_expert(of, p, &id, fault))
             return;
-        }
         count[id]++;
     }
     for (int64_t e = 0, places = 0; e < n_experts; e++) {
@@ -174,11 +181,8 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
     memset(pair, 0, (size_t)of->columns * sizeof(int32_t));
     for (int64_t p = 0; p < of->columns; p++) {
         int32_t id;
-        memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));
-        if (id < 0 || id >= n_experts) {
-            *fault = (gs_fault){GS_FAULT_ID, 2, id, n_experts};
+        if (!read_expert(of, p, &id, fault))
             return;
-        }
         if (count[id] < of->columns)
             pair[count[id]++] = (int32_t)p;
     }

@@ -1,7 +1,8 @@
-/* op_rules.h -- the nodes of each op: how many sources they have, of which types and extents, with which parameters.
+/* op_rules.h -- the nodes of each op: how many sources they have, of which types and extents, with which parameters,
+ * and which sources the result may overwrite.
  *
- * Invariant: no rule depends on addresses, and none but that of SET on strides.  What kernels need besides, they check
- * themselves: the compiled kernels in their builders, those of ggml in supported_ops.h.
+ * Invariant: whether a node fits depends on no address, and on strides only for SET.  What kernels need besides, they
+ * check themselves: the compiled kernels in their builders, those of ggml in supported_ops.h.
  *
  * gs_extents_fit: whether the sources, extents and parameters of a node are such as its op has in ggml.
  * gs_types_fit: whether its types are such as the oracle computes, or quantised types of the set `more`.  To be called
@@ -24,41 +25,43 @@
 #define GS_MOVABLE (GS_WEIGHTS | GS_PLAIN)
 #define GS_MAX_RULED_SRC 7
 
-/* `least` sources are needed, up to `most` allowed.  `result` and `src`: sets of types; result 0: that of source 0. */
+/* `least` sources are needed, up to `most` allowed.  Bit i of `inplace`: the kernels here, and the oracle, compute the
+ * op also where source i has the result's memory and layout.  `result` and `src`: sets of types; where `result` is 0,
+ * the result has the type of source 0. */
 typedef struct gs_op_rule {
-    int32_t least, most;
+    int32_t least, most, inplace;
     uint64_t result, src[GS_MAX_RULED_SRC];
 } gs_op_rule;
 
 /* The rule of an op, NULL if it has none. */
 static inline const gs_op_rule *gs_rule_of(int op) {
-#define ROWS {1, 1, GS_BIT(F32), {GS_BIT(F32)}}
-#define FUNCTION {1, 1, 0, {GS_FLOATS}}
-#define ARITHMETIC {2, 2, 0, {GS_FLOATS, GS_FLOATS}}
-#define COPY {1, 2, GS_MOVABLE, {GS_MOVABLE, ~UINT64_C(0)}}
-#define INDICES {1, 1, GS_BIT(I32), {GS_BIT(F32)}}
+#define ROWS(inplace) {1, 1, inplace, GS_BIT(F32), {GS_BIT(F32)}}
+#define FUNCTION(inplace) {1, 1, inplace, 0, {GS_FLOATS}}
+#define ARITHMETIC {2, 2, 3, 0, {GS_FLOATS, GS_FLOATS}}
+#define COPY {1, 2, 1, GS_MOVABLE, {GS_MOVABLE, ~UINT64_C(0)}}
+#define INDICES {1, 1, 0, GS_BIT(I32), {GS_BIT(F32)}}
     static const gs_op_rule rules[] = {
         [GS_OP_ADD] = ARITHMETIC, [GS_OP_SUB] = ARITHMETIC, [GS_OP_MUL] = ARITHMETIC, [GS_OP_DIV] = ARITHMETIC,
-        [GS_OP_ADD1] = ARITHMETIC, [GS_OP_GLU] = {1, 2, 0, {GS_FLOATS, GS_FLOATS}},
-        [GS_OP_SCALE] = FUNCTION, [GS_OP_CLAMP] = FUNCTION, [GS_OP_SQR] = FUNCTION, [GS_OP_SQRT] = FUNCTION,
-        [GS_OP_LOG] = FUNCTION, [GS_OP_UNARY] = FUNCTION, [GS_OP_SUM] = FUNCTION,
-        [GS_OP_SUM_ROWS] = ROWS, [GS_OP_MEAN] = ROWS, [GS_OP_NORM] = ROWS, [GS_OP_RMS_NORM] = ROWS,
-        [GS_OP_L2_NORM] = ROWS, [GS_OP_GROUP_NORM] = ROWS, [GS_OP_PAD] = ROWS, [GS_OP_DIAG_MASK_INF] = ROWS,
-        [GS_OP_DIAG_MASK_ZERO] = ROWS,
+        [GS_OP_ADD1] = ARITHMETIC, [GS_OP_GLU] = {1, 2, 3, 0, {GS_FLOATS, GS_FLOATS}},
+        [GS_OP_SCALE] = FUNCTION(1), [GS_OP_CLAMP] = FUNCTION(1), [GS_OP_SQR] = FUNCTION(1),
+        [GS_OP_SQRT] = FUNCTION(1), [GS_OP_LOG] = FUNCTION(1), [GS_OP_UNARY] = FUNCTION(1), [GS_OP_SUM] = FUNCTION(0),
+        [GS_OP_SUM_ROWS] = ROWS(0), [GS_OP_MEAN] = ROWS(0), [GS_OP_PAD] = ROWS(0), [GS_OP_NORM] = ROWS(1),
+        [GS_OP_RMS_NORM] = ROWS(1), [GS_OP_L2_NORM] = ROWS(1), [GS_OP_GROUP_NORM] = ROWS(1),
+        [GS_OP_DIAG_MASK_INF] = ROWS(1), [GS_OP_DIAG_MASK_ZERO] = ROWS(1),
         [GS_OP_ARGMAX] = INDICES, [GS_OP_ARGSORT] = INDICES, [GS_OP_TOP_K] = INDICES,
         [GS_OP_CPY] = COPY, [GS_OP_DUP] = COPY, [GS_OP_CONT] = COPY,
-        [GS_OP_SET] = {2, 2, 0, {GS_PLAIN, GS_PLAIN}}, [GS_OP_REPEAT] = {1, 1, 0, {GS_PLAIN}},
-        [GS_OP_CONCAT] = {2, 2, 0, {GS_MOVABLE, GS_MOVABLE}}, [GS_OP_ARANGE] = {0, 0, GS_BIT(F32), {0}},
-        [GS_OP_GET_ROWS] = {2, 2, GS_BIT(F32) | GS_BIT(I32), {GS_WEIGHTS | GS_BIT(I32), GS_BIT(I32)}},
-        [GS_OP_SET_ROWS] = {3, 3, GS_WEIGHTS, {GS_BIT(F32), GS_BIT(I32) | GS_BIT(I64), GS_WEIGHTS}},
-        [GS_OP_ADD_ID] = {3, 3, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32), GS_BIT(I32)}},
-        [GS_OP_MUL_MAT] = {2, 2, GS_BIT(F32), {GS_WEIGHTS, GS_FLOATS}},
-        [GS_OP_MUL_MAT_ID] = {3, 3, GS_BIT(F32), {GS_WEIGHTS, GS_FLOATS, GS_BIT(I32)}},
-        [GS_OP_SOFT_MAX] = {1, 3, GS_BIT(F32), {GS_BIT(F32), GS_F32_F16, GS_BIT(F32)}},
-        [GS_OP_ROPE] = {2, 3, 0, {GS_F32_F16, GS_BIT(I32), GS_BIT(F32)}},
-        [GS_OP_FLASH_ATTN_EXT] = {3, 5, GS_BIT(F32), {GS_BIT(F32), GS_WEIGHTS, GS_WEIGHTS, GS_F32_F16, GS_BIT(F32)}},
-        [GS_OP_SSM_CONV] = {2, 2, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32)}},
-        [GS_OP_SSM_SCAN] = {7, 7, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32), GS_BIT(F32), GS_BIT(F32), GS_BIT(F32),
+        [GS_OP_SET] = {2, 2, 1, 0, {GS_PLAIN, GS_PLAIN}}, [GS_OP_REPEAT] = {1, 1, 1, 0, {GS_PLAIN}},
+        [GS_OP_CONCAT] = {2, 2, 0, 0, {GS_MOVABLE, GS_MOVABLE}}, [GS_OP_ARANGE] = {0, 0, 0, GS_BIT(F32), {0}},
+        [GS_OP_GET_ROWS] = {2, 2, 0, GS_BIT(F32) | GS_BIT(I32), {GS_WEIGHTS | GS_BIT(I32), GS_BIT(I32)}},
+        [GS_OP_SET_ROWS] = {3, 3, 0, GS_WEIGHTS, {GS_BIT(F32), GS_BIT(I32) | GS_BIT(I64), GS_WEIGHTS}},
+        [GS_OP_ADD_ID] = {3, 3, 1, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32), GS_BIT(I32)}},
+        [GS_OP_MUL_MAT] = {2, 2, 0, GS_BIT(F32), {GS_WEIGHTS, GS_FLOATS}},
+        [GS_OP_MUL_MAT_ID] = {3, 3, 0, GS_BIT(F32), {GS_WEIGHTS, GS_FLOATS, GS_BIT(I32)}},
+        [GS_OP_SOFT_MAX] = {1, 3, 1, GS_BIT(F32), {GS_BIT(F32), GS_F32_F16, GS_BIT(F32)}},
+        [GS_OP_ROPE] = {2, 3, 1, 0, {GS_F32_F16, GS_BIT(I32), GS_BIT(F32)}},
+        [GS_OP_FLASH_ATTN_EXT] = {3, 5, 0, GS_BIT(F32), {GS_BIT(F32), GS_WEIGHTS, GS_WEIGHTS, GS_F32_F16, GS_BIT(F32)}},
+        [GS_OP_SSM_CONV] = {2, 2, 0, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32)}},
+        [GS_OP_SSM_SCAN] = {7, 7, 0, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32), GS_BIT(F32), GS_BIT(F32), GS_BIT(F32),
                                                 GS_BIT(F32), GS_BIT(I32)}},
     };
 #undef ROWS
@@ -68,6 +71,27 @@ static inline const gs_op_rule *gs_rule_of(int op) {
 #undef INDICES
     const gs_op_rule *rule = op >= 0 && (size_t)op < sizeof(rules) / sizeof(rules[0]) ? &rules[op] : NULL;
     return rule != NULL && (rule->most || rule->result) ? rule : NULL;
+}
+
+/* Whether source k of a node is the destination that the op writes to: the node is a view of it. */
+static inline int gs_is_destination(const gs_node *n, int k) {
+    return (n->op == GS_OP_CPY && k == 1) || (n->op == GS_OP_SET_ROWS && k == 2);
+}
+
+static inline int gs_overlap(const gs_node *a, const gs_node *b) {
+    const char *x = a->data, *y = b->data;
+    return x < y + b->layout.nbytes && y < x + a->layout.nbytes;
+}
+
+/* Whether writing the result of a node may change elements of source k that are still to be read.  `inplace`: bit i is
+ * set if source i may have the result's memory and layout. */
+static inline int gs_clashes(const gs_node *n, int k, int inplace) {
+    const gs_node *s = n->src[k];
+    if (s == NULL || gs_is_destination(n, k) || !gs_overlap(n, s))
+        return 0;
+    return !(inplace >> k & 1) || s->data != n->data || s->layout.type != n->layout.type
+           || memcmp(s->layout.ne, n->layout.ne, sizeof(s->layout.ne)) != 0
+           || memcmp(s->layout.nb, n->layout.nb, sizeof(s->layout.nb)) != 0;
 }
 
 static inline int gs_is_one_of(int type, uint64_t types) { return (types >> type & 1) != 0; }

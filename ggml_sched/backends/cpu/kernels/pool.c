@@ -191,6 +191,13 @@ static void set_crew(gs_pool *pool, crew *c) {
     atomic_store(&pool->alive, c == NULL ? 0 : (uint64_t)(uint32_t)c->owner << 32 | (uint32_t)c->n);
 }
 
+static void drop_crew(gs_pool *pool) {
+    crew *c = pool->crew;
+    set_crew(pool, NULL);
+    if (c != NULL)
+        end_crew(c);
+}
+
 /* Takes hold of the pool; returns 0 if another thread of this process holds it.  In a forked child the parent's threads
  * do not exist, and locks that they held stay locked for ever: so the child ignores a holder of the parent, and drops
  * the parent's crew without freeing it. */
@@ -223,22 +230,15 @@ gs_pool *gs_pool_new(void) {
 
 void gs_pool_resize(gs_pool *pool, int32_t n_threads) {
     wait_and_hold(pool);
-    if (n_threads != pool->n_threads && pool->crew != NULL) {
-        crew *c = pool->crew;
-        set_crew(pool, NULL);
-        end_crew(c);
-    }
+    if (n_threads != pool->n_threads)
+        drop_crew(pool);
     pool->n_threads = n_threads < 1 ? 1 : n_threads > MAX_THREADS ? MAX_THREADS : n_threads;
     let_go(pool);
 }
 
 void gs_pool_stop(gs_pool *pool) {
     wait_and_hold(pool);
-    if (pool->crew != NULL) {
-        crew *c = pool->crew;
-        set_crew(pool, NULL);
-        end_crew(c);
-    }
+    drop_crew(pool);
     let_go(pool);
 }
 

@@ -52,52 +52,30 @@ HELPER int is_dense(const gs_node *t) {
     return gs_plain_size(l->type) != 0;
 }
 
-static void floats_from_f16(const uint16_t *from, float *to, int64_t n) {
-    int64_t i = 0;
-    for (; i + V <= n; i += V)
-        vstore(to + i, vfrom_f16(from + i));
-    if (i < n) {
-        uint16_t last[V] = {0};
-        float out[V];
-        memcpy(last, from + i, (size_t)(n - i) * 2);
-        vstore(out, vfrom_f16(last));
-        memcpy(to + i, out, (size_t)(n - i) * 4);
+/* Defines a function that converts n contiguous elements, with a function that converts V of them. */
+#define CONVERT_FN(name, from_t, to_t, convert)                       \
+    static void name(const from_t *from, to_t *to, int64_t n) {       \
+        int64_t i = 0;                                                \
+        for (; i + V <= n; i += V)                                    \
+            convert(to + i, from + i);                                \
+        if (i < n) {                                                  \
+            from_t last[V] = {0};                                     \
+            to_t out[V];                                              \
+            memcpy(last, from + i, (size_t)(n - i) * sizeof(from_t)); \
+            convert(out, last);                                       \
+            memcpy(to + i, out, (size_t)(n - i) * sizeof(to_t));      \
+        }                                                             \
     }
-}
 
-static void floats_to_f16(const float *from, uint16_t *to, int64_t n) {
-    int64_t i = 0;
-    for (; i + V <= n; i += V)
-        vto_f16(to + i, vload(from + i));
-    if (i < n) {
-        float last[V] = {0};
-        uint16_t out[V];
-        memcpy(last, from + i, (size_t)(n - i) * 4);
-        vto_f16(out, vload(last));
-        memcpy(to + i, out, (size_t)(n - i) * 2);
-    }
-}
+INLINE void f32_from_f16(float *to, const uint16_t *from) { vstore(to, vfrom_f16(from)); }
+INLINE void f32_from_bf16(float *to, const uint16_t *from) { vstore(to, vfrom_bf16(from)); }
+INLINE void f16_from_f32(uint16_t *to, const float *from) { vto_f16(to, vload(from)); }
+INLINE void bf16_from_f32(uint16_t *to, const float *from) { vto_bf16(to, vload(from)); }
 
-static void floats_from_bf16(const uint16_t *from, float *to, int64_t n) {
-    int64_t i = 0;
-    for (; i + V <= n; i += V)
-        vstore(to + i, vfrom_bf16(from + i));
-    for (; i < n; i++)
-        to[i] = gs_f32_of_bits((uint32_t)from[i] << 16);
-}
-
-static void floats_to_bf16(const float *from, uint16_t *to, int64_t n) {
-    int64_t i = 0;
-    for (; i + V <= n; i += V)
-        vto_bf16(to + i, vload(from + i));
-    if (i < n) {
-        float last[V] = {0};
-        uint16_t out[V];
-        memcpy(last, from + i, (size_t)(n - i) * 4);
-        vto_bf16(out, vload(last));
-        memcpy(to + i, out, (size_t)(n - i) * 2);
-    }
-}
+CONVERT_FN(floats_from_f16, uint16_t, float, f32_from_f16)
+CONVERT_FN(floats_from_bf16, uint16_t, float, f32_from_bf16)
+CONVERT_FN(floats_to_f16, float, uint16_t, f16_from_f32)
+CONVERT_FN(floats_to_bf16, float, uint16_t, bf16_from_f32)
 
 /* Converts n contiguous elements of f32, f16 or bf16 to f32. */
 HELPER void floats_from(int type, const void *from, float *to, int64_t n) {

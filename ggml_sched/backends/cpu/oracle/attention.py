@@ -12,7 +12,7 @@ from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_p
 from ggml_sched.backends.cpu.oracle.registry import kernel, repeated
 
 
-@kernel("DIAG_MASK_INF", "DIAG_MASK_ZERO", inplace=0b1)
+@kernel("DIAG_MASK_INF", "DIAG_MASK_ZERO")
 def diag_mask(of: Operands) -> np.ndarray:
     value = np.float32(-np.inf if of.node.op == "DIAG_MASK_INF" else 0)
     n1, n0 = of.dst.shape[2:]
@@ -51,7 +51,7 @@ def _exponents(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     return total if sinks is None else total + np.exp(sinks - top)
 
 
-@kernel("SOFT_MAX", inplace=0b1)
+@kernel("SOFT_MAX")
 def soft_max(of: Operands) -> np.ndarray:
     scores = of.dense(0) * float_param(of.node, 0)
     bias = _bias(of, 1, scores.shape, alibi_slopes(scores.shape[1], float_param(of.node, 1)))

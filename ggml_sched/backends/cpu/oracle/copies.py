@@ -13,7 +13,7 @@ from ggml_sched.backends.cpu.oracle.operands import Operands, int_param
 from ggml_sched.backends.cpu.oracle.registry import kernel, repeated
 
 
-@kernel("CPY", "DUP", "CONT", inplace=0b1)
+@kernel("CPY", "DUP", "CONT")
 def copy(of: Operands) -> np.ndarray | None:
     """A CPY node is a view of its second source: writing the result writes there, and that source is not read."""
     if of.type(0) != of.node.type and Type.I32 not in (of.type(0), of.node.type):
@@ -22,7 +22,7 @@ def copy(of: Operands) -> np.ndarray | None:
     return None
 
 
-@kernel("SET", inplace=0b1)
+@kernel("SET")
 def set_(of: Operands) -> None:
     node, a, b = of.node, of.raw(0), of.raw(1)
     if not int_param(node, 4):
@@ -32,7 +32,7 @@ def set_(of: Operands) -> None:
         np.ndarray(b.shape, b.dtype, of.dst.reshape(-1).view(np.uint8), int_param(node, 3), strides)[...] = b
 
 
-@kernel("REPEAT", inplace=0b1)
+@kernel("REPEAT")
 def repeat(of: Operands) -> None:
     of.dst[...] = repeated(of.raw(0), of.dst.shape)
 

@@ -13,28 +13,29 @@ import numpy as np
 
 from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
 from ggml_sched.backends.cpu.oracle.registry import kernel, repeated
+from ggml_sched.graph.quants.bits import round_away
 
 _BINARY_OPS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply, "DIV": np.divide}
 
 
-@kernel(*_BINARY_OPS, inplace=0b11)
+@kernel(*_BINARY_OPS)
 def binary(of: Operands) -> np.ndarray:
     return _BINARY_OPS[of.node.op](of.f32(0), repeated(of.f32(1), of.dst.shape))
 
 
-@kernel("ADD1", inplace=0b11)
+@kernel("ADD1")
 def add1(of: Operands) -> np.ndarray:
     return of.f32(0) + of.f32(1)
 
 
-@kernel("SCALE", inplace=0b1)
+@kernel("SCALE")
 def scale(of: Operands) -> np.ndarray:
     bias = float_param(of.node, 1)
     scaled = of.f32(0) * float_param(of.node, 0)
     return scaled + bias if bias else scaled
 
 
-@kernel("CLAMP", inplace=0b1)
+@kernel("CLAMP")
 def clamp(of: Operands) -> np.ndarray:
     return np.maximum(np.minimum(of.f32(0), float_param(of.node, 1)), float_param(of.node, 0))
 
@@ -99,12 +100,6 @@ def _hard_sigmoid(x: np.ndarray) -> np.ndarray:
     return np.minimum(np.maximum((x + np.float32(3)) / np.float32(6), np.float32(0)), np.float32(1))
 
 
-def _round(x: np.ndarray) -> np.ndarray:
-    """Round to the nearest integer, halves away from zero, as C's roundf; NumPy's rint rounds halves to even."""
-    whole = np.trunc(x)
-    return whole + np.copysign((np.abs(x - whole) >= np.float32(0.5)).astype(np.float32), x)
-
-
 _FUNCTIONS: dict[str, Function] = {
     "ABS": np.absolute,
     "CEIL": np.ceil,
@@ -119,7 +114,7 @@ _FUNCTIONS: dict[str, Function] = {
     "HARDSWISH": lambda x: x * _hard_sigmoid(x),
     "NEG": np.negative,
     "RELU": lambda x: np.maximum(x, np.float32(0)),
-    "ROUND": _round,
+    "ROUND": round_away,
     "SGN": lambda x: (x > 0).astype(np.float32) - (x < 0),
     "SIGMOID": lambda x: np.float32(1) / _divisor(x),
     "SILU": lambda x: x / _divisor(x),
@@ -133,12 +128,12 @@ _OPS: dict[str, Function] = {"SQR": np.square, "SQRT": np.sqrt, "LOG": np.log,
                              **{f"UNARY:{name}": function for name, function in _FUNCTIONS.items()}}
 
 
-@kernel(*_OPS, inplace=0b1)
+@kernel(*_OPS)
 def unary(of: Operands) -> np.ndarray:
     return _OPS[of.node.op](of.dense(0))
 
 
-@kernel("UNARY:XIELU", inplace=0b1)
+@kernel("UNARY:XIELU")
 def xielu(of: Operands) -> np.ndarray:
     alpha_n, alpha_p, beta, eps = (float_param(of.node, i) for i in range(1, 5))
     x = of.dense(0)
@@ -165,13 +160,13 @@ def _halves(of: Operands) -> tuple[np.ndarray, np.ndarray]:
     return (np.ascontiguousarray(b), a) if int_param(of.node, 1) else (np.ascontiguousarray(a), b)
 
 
-@kernel(*(f"GLU:{kind}" for kind in _GATES), inplace=0b11)
+@kernel(*(f"GLU:{kind}" for kind in _GATES))
 def glu(of: Operands) -> np.ndarray:
     x, factor = _halves(of)
     return _GATES[of.node.op.partition(":")[2]](x) * factor
 
 
-@kernel("GLU:SWIGLU_OAI", inplace=0b11)
+@kernel("GLU:SWIGLU_OAI")
 def swiglu_oai(of: Operands) -> np.ndarray:
     """OpenAI's variant of SWIGLU (gpt-oss): argument and factor are limited, the sigmoid's argument is multiplied by
     alpha, and the factor increased by one."""

@@ -36,24 +36,24 @@ def mean(of: Operands) -> np.ndarray:
     return _means(of.dense(0))
 
 
-@kernel("RMS_NORM", inplace=0b1)
+@kernel("RMS_NORM")
 def rms_norm(of: Operands) -> np.ndarray:
     return _by_root(of.dense(0), float_param(of.node, 0))
 
 
-@kernel("NORM", inplace=0b1)
+@kernel("NORM")
 def norm(of: Operands) -> np.ndarray:
     x = of.dense(0)
     return _by_root(x - _means(x), float_param(of.node, 0))
 
 
-@kernel("L2_NORM", inplace=0b1)
+@kernel("L2_NORM")
 def l2_norm(of: Operands) -> np.ndarray:
     x = of.dense(0)
     return x / np.maximum(np.sqrt(_sums(np.square(x))), float_param(of.node, 0))
 
 
-@kernel("GROUP_NORM", inplace=0b1)
+@kernel("GROUP_NORM")
 def group_norm(of: Operands) -> None:
     """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
     x, channels = of.dense(0), of.dst.shape[1]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu._kernels import fits
+from ggml_sched._graph import Tensor, op_numbers
+from ggml_sched.backends.cpu._kernels import fits, inplace_sources
 from ggml_sched.backends.cpu.oracle.operands import Operands
 
 __all__ = ["KERNELS", "Kernel", "kernel", "repeated"]
@@ -39,12 +39,12 @@ class Kernel:
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(*ops: str, inplace: int = 0) -> Callable[[Compute], Compute]:
+def kernel(*ops: str) -> Callable[[Compute], Compute]:
     """Register the function that computes these ops."""
 
     def register(compute: Compute) -> Compute:
         for op in ops:
-            KERNELS[op] = Kernel(compute, inplace)
+            KERNELS[op] = Kernel(compute, inplace_sources(op_numbers()[op]))
         return compute
 
     return register

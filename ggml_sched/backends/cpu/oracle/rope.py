@@ -49,7 +49,7 @@ def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: f
     return max(0.0, float(low)), min(n_dims - 1.0, float(high))
 
 
-@kernel("ROPE", inplace=0b1)
+@kernel("ROPE")
 def rope(of: Operands) -> np.ndarray:
     node, angles = of.node, Angles(of.node)
     n_dims, half = int_param(node, 1), int_param(node, 1) // 2

@@ -39,7 +39,7 @@ def set_rows(of: Operands) -> None:
         of.dst[i3, i2][ids[i3 % ids.shape[0], i2 % ids.shape[1]]] = encode(rows[i3, i2], of.node.type)
 
 
-@kernel("ADD_ID", inplace=0b1)
+@kernel("ADD_ID")
 def add_id(of: Operands) -> np.ndarray:
     b, ids = of.raw(1)[0, 0], of.raw(2)[0, 0]
     check_ids(ids, b.shape[0], of)
