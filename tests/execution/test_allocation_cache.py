@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from devices import device
+from devices import device, resident
 
 import ggml_sched as gs
 
@@ -168,10 +168,8 @@ def test_what_is_prepared_anew_is_freed_before():
 
 
 def test_weights_that_moved_end_what_was_prepared():
-    backend, home = preparing(), gs.Context()
-    w = home.tensor("f32", 64, "w")
-    backend.alloc_tensors(home)
-    w.set(np.full(64, 5.0))
+    backend = preparing()
+    w = resident(backend, "w", np.full(64, 5.0))
     ctx = gs.Context()
     y = ctx.set_output(ctx.sqr(w))
     graph, other = gs.Graph(y), squares(64, 2)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from devices import PATIENCE, Gated, poisoned
+from devices import PATIENCE, Gated, poisoned, resident
 
 import ggml_sched as gs
 
@@ -184,10 +184,8 @@ def test_setting_a_part_of_a_leaf_keeps_what_the_graph_has_written_to_the_rest(b
 
 @pytest.mark.parametrize("through", ["node", "cache", "set"])
 def test_reading_and_setting_a_cache_wait_for_queued_computes(through):
-    backend, home, ctx = Gated("slow"), gs.Context(), gs.Context()
-    cache = home.tensor("f32", 4, "cache")
-    backend.alloc_tensors(home, "any")
-    cache.set(np.zeros(4))
+    backend, ctx = Gated("slow"), gs.Context()
+    cache = resident(backend, "cache", np.zeros(4), "any")
     x = ctx.tensor("f32", 4, "x", input=True)
     written = ctx.set_output(ctx.cpy(x, cache))
     graph, gate = gs.Graph(written), threading.Event()

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from devices import device
+from devices import device, resident, resident_tensor
 from processes import run_python
 
 import ggml_sched as gs
@@ -196,10 +196,8 @@ def test_a_plan_depends_on_where_weights_live():
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
 
     def build(backend):
-        home, ctx = gs.Context(), gs.Context()
-        w = home.tensor("f32", 8, "w")
-        backend.alloc_tensors(home)
-        return gs.Graph(ctx.mul(w, w))
+        w = resident_tensor(backend, 8)
+        return gs.Graph(gs.Context().mul(w, w))
 
     with gs.Scheduler([a, b], policy="seed") as sched:
         on_a, on_b = build(a), build(b)
@@ -253,9 +251,7 @@ def test_a_weight_whose_buffer_is_closed_is_an_error_that_names_it(policy):
 @POLICIES
 def test_what_get_tensor_backend_says(policy):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    home = gs.Context()
-    w = home.tensor("f32", 8, "w")
-    b.alloc_tensors(home)
+    w = resident_tensor(b, 8)
     x, y, graph = chain()
     with gs.Scheduler([a, b], policy=policy) as sched:
         assert sched.get_tensor_backend(w) is b
@@ -348,10 +344,7 @@ FAILING = ("graph_plan_create", "graph_plan_compute", "cpy_tensor_from", "suppor
 @POLICIES
 def test_exceptions_of_a_backend_reach_the_caller_and_the_retry_succeeds(policy, method, error, capfd):
     a, b = device(name="A", fails=FAILING), device(name="B", fails=FAILING)
-    home, ctx = gs.Context(), gs.Context()
-    w = home.tensor("f32", 4, "w")
-    a.alloc_tensors(home)
-    w.set(np.full(4, 3.0))
+    ctx, w = gs.Context(), resident(a, "w", np.full(4, 3.0))
     x = ctx.tensor("f32", 4, "x", input=True)
     middle = ctx.mul(w, x)
     y = ctx.sqr(middle)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from devices import resident_tensor
 
 import ggml_sched as gs
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
@@ -114,11 +115,8 @@ def test_the_graph_holds_what_is_kept_and_computes_it_before():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_travels_and_nothing_runs_elsewhere_for_it(policy):
     def planned(keep):
-        homes, ctx = [gs.Context(), gs.Context()], gs.Context()
-        backends = [gs.DryBackend("A"), gs.DryBackend("B")]
-        w, v = homes[0].tensor("f32", (64, 64)), homes[1].tensor("f32", (64, 64))
-        for home, backend in zip(homes, backends, strict=True):
-            backend.alloc_tensors(home)
+        ctx, backends = gs.Context(), [gs.DryBackend("A"), gs.DryBackend("B")]
+        w, v = (resident_tensor(backend, (64, 64)) for backend in backends)
         x = ctx.tensor("f32", (64, 2), "x", input=True)
         held = ctx.mul_mat(w, x)
         there = ctx.relu(held)
@@ -143,11 +141,8 @@ def test_nothing_travels_and_nothing_runs_elsewhere_for_it(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("through_a_view", [False, True])
 def test_a_leaf_that_nothing_reads_lies_where_the_node_runs(policy, through_a_view):
-    ctx, home = gs.Context(), gs.Context()
-    backends = [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
-    w = home.tensor("f32", (64, 64))
-    backends[1].alloc_tensors(home)
-    node = ctx.mul_mat(w, ctx.tensor("f32", (64, 2), "x", input=True))
+    ctx, backends = gs.Context(), [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
+    node = ctx.mul_mat(resident_tensor(backends[1], (64, 64)), ctx.tensor("f32", (64, 2), "x", input=True))
     leaf = ctx.tensor("f32", (64, 8), "leaf")
     ctx.keep_until(ctx.view_1d(leaf, 64) if through_a_view else leaf, node)
     graph = gs.Graph(ctx.set_output(ctx.sqr(node)))

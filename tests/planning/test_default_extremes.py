@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from devices import devices, poisoned, resident, verified
+from devices import devices, poisoned, resident, resident_tensor, verified
 
 import ggml_sched as gs
 
@@ -74,10 +74,7 @@ def test_three_thousand_streamed_weights():
 def test_a_tensor_read_by_n_nodes_on_each_of_two_backends(n, check):
     """Moving a seam counts the readers of each tensor; this stays fast when every node reads one tensor."""
     first, second = gs.DryBackend("D0"), gs.DryBackend("D1")
-    a, b = gs.Context(), gs.Context()
-    wa, wb = a.tensor("f32", 4, "wa"), b.tensor("f32", 4, "wb")
-    first.alloc_tensors(a)
-    second.alloc_tensors(b)
+    wa, wb = resident_tensor(first, 4, "wa"), resident_tensor(second, 4, "wb")
     ctx = gs.Context()
     x = h = ctx.tensor("f32", 4, "x", input=True)
     for weight in (wa, wb):

@@ -3,11 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from devices import verified
+from devices import resident_tensor, verified
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import quick
-from small_graphs import Residents, dry_device
+from small_graphs import dry_device
 
 import ggml_sched as gs
 
@@ -19,13 +19,12 @@ class Setting:
         self.backends = tuple(dry_device(b) if isinstance(b, str) else b for b in backends)
         self.sched = gs.Scheduler(self.backends, **options)
         self.ctx = gs.Context()
-        self.weights = Residents()
 
     def input(self, *ne, name="x"):
         return self.ctx.tensor("f32", ne or (8, 4), name, input=True)
 
     def weight(self, backend, *ne, name="w", usage="weights"):
-        return self.weights.tensor(backend, "f32", ne or (8, 8), name, usage)
+        return resident_tensor(backend, ne or (8, 8), name, usage=usage)
 
     def named(self, name, t):
         return self.ctx.set_name(t, name)
@@ -372,9 +371,8 @@ def test_plans_tell_buffers_of_one_backend_apart_by_who_reads_them():
     device.answers["supports_buffer"] = lambda inherited, buffer: inherited(buffer) or getattr(buffer, "pinned", False)
     with gs.Scheduler((device, host)) as sched:
         for pinned in (True, False, True, False):
-            home, ctx = gs.Context(), gs.Context()
-            w = home.tensor("f32", (8, 8), "w")
-            host.alloc_tensors(home).pinned = pinned
+            ctx, w = gs.Context(), resident_tensor(host, (8, 8))
+            w.buffer.pinned = pinned
             out = ctx.mul_mat(w, ctx.tensor("f32", (8, 4), "x", input=True))
             sched.set_tensor_backend(out, device)
             plan = verified(sched.plan(gs.Graph(out)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from configs import DATA, sample_paths
-from devices import device, poisoned
+from devices import device, poisoned, resident_tensor
 from fusing import Fusing, anything, chains, groups_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,9 +225,8 @@ def test_groups_may_overlap_in_the_order_of_nodes():
 
 def test_a_group_that_something_goes_back_from_in_its_midst_is_not_kept():
     """B computes into a copy of a cache of A, which goes back before the next node."""
-    a, b, ctx, home = gs.DryBackend("A"), offering("B"), gs.Context(), gs.Context()
-    cache = home.tensor("f32", (8, 2), "cache")
-    a.alloc_tensors(home, "any")
+    a, b, ctx = gs.DryBackend("A"), offering("B"), gs.Context()
+    cache = resident_tensor(a, (8, 2), "cache", usage="any")
     x = ctx.tensor("f32", (8, 2), "x", input=True)
     h = ctx.neg(x)
     write = ctx.cpy(h, cache)

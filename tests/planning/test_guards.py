@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from devices import device, poisoned, resident
+from devices import device, poisoned, resident, resident_tensor
 
 import ggml_sched as gs
 
@@ -191,13 +191,10 @@ def test_a_copy_is_made_again_after_a_node_wrote_to_its_source():
 def test_what_does_not_fit_even_streamed_is_refused():
     device, host = gs.DryBackend("device"), gs.DryBackend("host")
     device.offload_op = lambda node: True
-    home = gs.Context()
-    weights = [home.tensor("f32", (64, 64), f"w{k}") for k in range(2)]
-    host.alloc_tensors(home)
     ctx = gs.Context()
     value = ctx.tensor("f32", (64, 4), "x", input=True)
-    for w in weights:
-        value = ctx.mul_mat(w, value)
+    for _ in range(2):
+        value = ctx.mul_mat(resident_tensor(host, (64, 64)), value)
     graph = gs.Graph(value)
     kept = gs.Scheduler([device, host]).plan(graph)
     assert any(kept.data.kept)
@@ -217,18 +214,15 @@ def test_what_a_buffer_is_for_tells_plans_apart():
     a, b = gs.DryBackend("a"), gs.DryBackend("b")
 
     def build(usage):
-        home, ctx = gs.Context(), gs.Context()
-        w = home.tensor("f32", (8, 8), "w")
-        b.alloc_tensors(home, usage)
-        x = ctx.tensor("f32", 8, "x")
-        first = ctx.set_name(ctx.mul_mat(w, x), "first")
-        return gs.Graph(first), home, first
+        ctx = gs.Context()
+        first = ctx.mul_mat(resident_tensor(b, (8, 8), usage=usage), ctx.tensor("f32", 8, "x"))
+        return gs.Graph(first), first
 
     with gs.Scheduler([a, b], policy="default") as scheduler:
         graphs = {usage: build(usage) for usage in ("weights", "any")}
         assert graphs["weights"][0].fingerprint == graphs["any"][0].fingerprint
         rules = {usage: scheduler.plan(graph).data.rule(graph.id_of(first))
-                 for usage, (graph, _, first) in graphs.items()}
+                 for usage, (graph, first) in graphs.items()}
         assert rules["weights"] == "weight" != rules["any"]
 
 
@@ -269,10 +263,7 @@ def test_only_weights_are_kept_where_they_were_copied_to():
     """A cache that is read elsewhere is written by other graphs: its copy gives its memory back."""
     a, b = gs.DryBackend("a"), gs.DryBackend("b")
     for usage in ("weights", "any"):
-        held = gs.Context()
-        w = held.tensor("f32", (8, 8), "w")
-        b.alloc_tensors(held, usage)
-        ctx = gs.Context()
+        ctx, w = gs.Context(), resident_tensor(b, (8, 8), usage=usage)
         graph = gs.Graph(ctx.sqr(ctx.add(w, ctx.tensor("f32", (8, 8), "x", input=True))))
         with gs.Scheduler([a, b]) as scheduler:
             for node in graph.nodes:
@@ -287,10 +278,8 @@ def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not
     """A node without sources could be computed anywhere."""
     slow = device(gs.DryBackend, "slow", reads=["fast"])
     fast = device(gs.DryBackend, "fast", reads=["slow"] if shared else [])
-    held, ctx = gs.Context(), gs.Context()
-    w = held.tensor("f32", (8, 8), "w")
-    slow.alloc_tensors(held)
-    product = ctx.mul_mat(w, ctx.tensor("f32", 8, "x", input=True))
+    ctx = gs.Context()
+    product = ctx.mul_mat(resident_tensor(slow, (8, 8)), ctx.tensor("f32", 8, "x", input=True))
     count = ctx.arange(0, 8, 1)
     graph = gs.Graph(product, count)
     with gs.Scheduler([fast, slow]) as scheduler:

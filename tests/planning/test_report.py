@@ -4,8 +4,9 @@ import re
 from random import Random
 
 import pytest
+from devices import resident_tensor
 from random_problems import plan_of, random_case
-from small_graphs import Residents, dry_device, two_layers
+from small_graphs import dry_device, two_layers
 
 import ggml_sched as gs
 from ggml_sched.planning import report
@@ -116,8 +117,8 @@ def test_explain_tells_that_the_caller_decided():
 
 @pytest.mark.parametrize("usage, kind", [("weights", "weight "), ("any", "")])
 def test_explain_names_the_sources_that_a_better_backend_cannot_read(usage, kind):
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
-    w = residents.tensor(b, "f32", (4, 4), "w", usage)
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    w = resident_tensor(b, (4, 4), "w", usage=usage)
     x = ctx.set_name(ctx.scale(ctx.tensor("f32", (4, 2), "input", input=True), 2.0), "x")
     out = ctx.mul_mat(w, x)
     scheduler = gs.Scheduler([a, b])
@@ -128,19 +129,19 @@ def test_explain_names_the_sources_that_a_better_backend_cannot_read(usage, kind
 
 
 def test_explain_counts_the_sources_that_it_does_not_name():
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
-    q, k, v = (residents.tensor(b, "f32", (4, 2, 2), name, "any") for name in "qkv")
-    mask = residents.tensor(b, "f16", (2, 2), "mask", "any")
-    sinks = residents.tensor(b, "f32", (2,), "sinks", "any")
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    q, k, v = (resident_tensor(b, (4, 2, 2), name, usage="any") for name in "qkv")
+    mask = resident_tensor(b, (2, 2), "mask", type="f16", usage="any")
+    sinks = resident_tensor(b, (2,), "sinks", usage="any")
     out = ctx.flash_attn_ext(q, k, v, mask, sinks=sinks)
     plan = gs.Scheduler([a, b]).plan(gs.Graph(out))
     assert "'q' on B, 'k' on B, 'v' on B, 'mask' on B, and 1 more" in plan.explain(out)
 
 
 def test_explain_asks_backends_what_they_read():
-    b, residents, ctx = gs.DryBackend("B"), Residents(), gs.Context()
+    b, ctx = gs.DryBackend("B"), gs.Context()
     a, near = gs.DryBackend("A"), dry_device("near", reads=("B",))
-    w, other = residents.tensor(b, "f32", (4, 4), "w"), residents.tensor(b, "f32", (4, 2), "other", "any")
+    w, other = resident_tensor(b, (4, 4), "w"), resident_tensor(b, (4, 2), "other", usage="any")
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     product = ctx.set_name(ctx.mul_mat(w, ctx.add(x, other)), "product")
     scheduler = gs.Scheduler([a, near, b], policy="seed")
@@ -153,8 +154,8 @@ def test_explain_asks_backends_what_they_read():
 
 
 def test_explain_tells_whose_memory_a_write_needs():
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
-    kv = residents.tensor(b, "f32", (4, 4), "kv", "any")
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    kv = resident_tensor(b, (4, 4), "kv", usage="any")
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     write = ctx.set_rows(kv, x, ctx.tensor("i64", (2,), "rows", input=True))
     plan = gs.Scheduler([a, b]).plan(gs.Graph(write))
@@ -164,8 +165,8 @@ def test_explain_tells_whose_memory_a_write_needs():
 
 
 def test_explain_leaves_out_what_the_chosen_backend_cannot_read_either():
-    backends, residents, ctx = [gs.DryBackend(name) for name in "ABC"], Residents(), gs.Context()
-    here, near, there = (residents.tensor(backends[k], "f32", (4,), name, "any")
+    backends, ctx = [gs.DryBackend(name) for name in "ABC"], gs.Context()
+    here, near, there = (resident_tensor(backends[k], (4,), name, usage="any")
                          for k, name in ((1, "here"), (1, "near"), (2, "there")))
     inner = ctx.set_name(ctx.add(here, near), "inner")
     out = ctx.add(inner, there)
@@ -175,9 +176,9 @@ def test_explain_leaves_out_what_the_chosen_backend_cannot_read_either():
 
 
 def test_a_leaf_that_came_along_is_no_reason():
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
     x = ctx.tensor("f32", (4,), "x")
-    first = ctx.set_name(ctx.scale(residents.tensor(b, "f32", (4,), "state"), 2.0), "first")
+    first = ctx.set_name(ctx.scale(resident_tensor(b, (4,), "state"), 2.0), "first")
     out = ctx.add(first, x)
     plan = gs.Scheduler([a, b]).plan(gs.Graph(out))
     assert plan.backend_of(out) is plan.backend_of(x) is b
@@ -189,8 +190,8 @@ def test_explain_of_the_best_backend_speaks_of_no_other(plan):
 
 
 def test_explain_tells_of_writes_that_go_back():
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
-    kv = residents.tensor(a, "f32", (8, 4), "kv", "any")
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    kv = resident_tensor(a, (8, 4), "kv", usage="any")
     write = ctx.set_name(ctx.cpy(ctx.tensor("f32", (8, 4), "x"), kv), "write")
     scheduler = gs.Scheduler([a, b], policy="seed")
     scheduler.set_tensor_backend(write, b)

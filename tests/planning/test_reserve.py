@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from devices import device
+from devices import device, resident_tensor
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan, replay_plan
@@ -21,13 +21,6 @@ def attention(ctx: gs.Context, w: gs.Tensor, tokens: int, n_kv: int) -> tuple[gs
     return gs.Graph(out, tail), [x, mask, k, out, tail]
 
 
-def weight(backend) -> tuple[gs.Context, gs.Tensor]:
-    ctx = gs.Context("weights")
-    w = ctx.tensor("f32", (32, 32), "w")
-    backend.alloc_tensors(ctx)
-    return ctx, w
-
-
 @pytest.mark.parametrize("policy", ["default", "seed"])
 @pytest.mark.parametrize("tokens, n_kv", [(1, 8), (7, 64), (8, 64), (3, 40)])
 def test_smaller_graphs_of_the_same_wiring_use_the_reserved_plan_and_compute_the_same(policy, tokens, n_kv):
@@ -35,7 +28,7 @@ def test_smaller_graphs_of_the_same_wiring_use_the_reserved_plan_and_compute_the
     results = []
     for reserved in (True, False):
         backends = [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
-        _keep, w = weight(backends[0])
+        w = resident_tensor(backends[0], (32, 32))
         w.set(np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32))
         with gs.Scheduler(backends, policy=policy) as scheduler:
             if reserved:
@@ -65,7 +58,7 @@ def test_reserved_plans_of_one_wiring_serve_side_by_side(order, monkeypatch):
     """A plan that was reserved later replaces none, and other plans in the cache evict none."""
     sizes = [(2, 64), (8, 16), (8, 64)]
     backend = gs.CpuBackend()
-    _keep, w = weight(backend)
+    w = resident_tensor(backend, (32, 32))
     with gs.Scheduler([backend], plan_cache=1) as scheduler:
         for i in order:
             scheduler.reserve(attention(gs.Context(), w, *sizes[i])[0])
@@ -142,7 +135,7 @@ def test_memory_handed_over_at_an_offset_that_is_not_aligned_in_the_smaller_grap
 
 def test_a_larger_graph_is_planned_and_grows_the_arena():
     backend = gs.DryBackend("A")
-    _keep, w = weight(backend)
+    w = resident_tensor(backend, (32, 32))
     with gs.Scheduler([backend]) as scheduler:
         scheduler.reserve(attention(gs.Context(), w, 4, 32)[0])
         before = scheduler.buffer_size(backend)
@@ -168,7 +161,7 @@ def test_an_op_that_no_longer_runs_in_place_is_planned_anew():
 
 def test_a_plan_cache_of_zero_never_replays():
     backend = gs.DryBackend("A")
-    _keep, w = weight(backend)
+    w = resident_tensor(backend, (32, 32))
     with gs.Scheduler([backend], plan_cache=0) as scheduler:
         scheduler.reserve(attention(gs.Context(), w, 8, 64)[0])
         assert set(scheduler.alloc(attention(gs.Context(), w, 2, 64)[0]).methods) != {"replayed"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from configs import sample_paths
-from devices import device
+from devices import device, resident_tensor
 from hypothesis import given
 from random_graphs import Built, quick, recipes
 
@@ -93,9 +93,7 @@ def test_what_is_said_of_a_kind_holds_for_all_its_nodes(method, version):
     says, where, expected, least = SAYS[method]
     gpu, cpu = asked("GPU", **{method: says}), asked("CPU")
     gpu.answers_version = version
-    home, ctx = gs.Context(), gs.Context()
-    w = home.tensor("f32", 64, "w")
-    (gpu if where == "GPU" else cpu).alloc_tensors(home)
+    ctx, w = gs.Context(), resident_tensor(gpu if where == "GPU" else cpu, 64)
     x = ctx.tensor("f32", 64, "x")
     for _ in range(4):
         x = ctx.mul(ctx.scale(x, 2.0), w)

@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 from configs import sample_paths, sample_plan
+from devices import resident_tensor
 from processes import run_python
 from random_problems import plan_of, random_case
-from small_graphs import Residents, dry_device, two_layers
+from small_graphs import dry_device, two_layers
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Program
@@ -135,10 +136,10 @@ def forked(op: str = "silu", output: bool = False) -> Facts:
 
 def zigzag() -> Facts:
     """p on B, q on A, r on B again."""
-    a, b, weights, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
     x = ctx.tensor("f32", (8, 4), "x")
     for name, backend in (("p", b), ("q", a), ("r", b)):
-        x = ctx.set_name(ctx.mul_mat(weights.tensor(backend, "f32", (8, 8), f"w{name}"), x), name)
+        x = ctx.set_name(ctx.mul_mat(resident_tensor(backend, (8, 8), f"w{name}"), x), name)
     facts = spread(gs.Scheduler([a, b], policy="seed").plan(gs.Graph(x)).facts)
     assert check(facts) == []
     return facts
@@ -146,8 +147,8 @@ def zigzag() -> Facts:
 
 def cached(write_on: str = "A") -> Facts:
     """B reads a cache of A, then a node writes to the cache, then B reads it again."""
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
-    kv = residents.tensor(a, "f32", (8, 4), "kv", "any")
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    kv = resident_tensor(a, (8, 4), "kv", usage="any")
     x = ctx.tensor("f32", (8, 4), "x")
     before = ctx.set_name(ctx.add(kv, x), "before")
     write = ctx.set_name(ctx.cpy(before, kv), "write")
@@ -231,11 +232,11 @@ def forge_unordered():
 def mixture() -> tuple[Facts, int]:
     """A mixture whose experts are streamed from the host, and the id of other ids of the same shape."""
     host, device = gs.DryBackend("host"), dry_device("device", offload=lambda t: t.op == "MUL_MAT_ID")
-    residents, ctx = Residents(), gs.Context()
+    ctx = gs.Context()
     value = x = ctx.tensor("f32", (8, 1, 2), "x", input=True)
     ids, other = (ctx.tensor("i32", (1, 2), name, input=True) for name in ("ids", "other"))
     for k in range(3):
-        value = ctx.mul_mat_id(residents.tensor(host, "f32", (8, 8, 4), f"e{k}"), value, ids if k else other)
+        value = ctx.mul_mat_id(resident_tensor(host, (8, 8, 4), f"e{k}"), value, ids if k else other)
     facts = gs.Scheduler([device, host]).plan(gs.Graph(value)).facts
     assert check(facts) == [] and x.name == "x"
     copies = steps_of(facts, "copy experts")
@@ -443,11 +444,11 @@ def test_plans_over_several_buffers_are_sound(policy):
 def through_a_third_party(policy):
     """B reads A's arena and A reads F's buffer, so B is taken to read F's buffer."""
     f, a, b = gs.DryBackend("F"), dry_device("A", reads=("F",)), dry_device("B", reads=("A",))
-    residents, ctx = Residents(), gs.Context()
-    y = ctx.mul_mat(residents.tensor(f, "f32", (4, 4), "w"), ctx.tensor("f32", (4, 4), "x"))
+    ctx = gs.Context()
+    y = ctx.mul_mat(resident_tensor(f, (4, 4), "w"), ctx.tensor("f32", (4, 4), "x"))
     scheduler = gs.Scheduler([a, b], policy=policy)
     scheduler.set_tensor_backend(y, b)
-    return scheduler.plan(gs.Graph(y)), residents
+    return scheduler.plan(gs.Graph(y)), ctx
 
 
 def a_larger_taker(policy):
@@ -581,8 +582,8 @@ def without_step(facts: Facts, kind: str) -> Facts:
 
 def window(ready: bool = True) -> Facts:
     """A node of B writes to a cache of A through a copy; no other node reads the cache."""
-    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
-    kv = residents.tensor(a, "f32", (8, 4), "kv", "any")
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    kv = resident_tensor(a, (8, 4), "kv", usage="any")
     write = ctx.set_name(ctx.set_rows(kv, ctx.tensor("f32", (8, 1), "row"), ctx.tensor("i64", (1,), "at")), "write")
     scheduler = gs.Scheduler([a, b], policy="seed")
     for t in (write, *write.src[:2]):

@@ -199,12 +199,19 @@ def devices(n: int, records: Collection[str] = (), **options) -> tuple:
 # -- residents --------------------------------------------------------------------------------------------
 
 
+def resident_tensor(backend: gs.Backend, ne: int | tuple[int, ...], name: str = "w", type: str = "f32",
+                    usage: str = "weights") -> gs.Tensor:
+    """A tensor with memory of its own on a backend."""
+    home = gs.Context(name)
+    t = home.tensor(type, ne, name)
+    backend.alloc_tensors(home, usage)
+    return t
+
+
 def resident(backend: gs.Backend, name: str, values, usage: str = "weights") -> gs.Tensor:
-    """A resident tensor of a backend: f32, or i32 if the array holds integers."""
+    """A resident tensor with these values: f32, or i32 if the array holds integers."""
     values = np.asarray(values)
-    ctx = gs.Context(name)
-    t = ctx.tensor("i32" if values.dtype.kind == "i" else "f32", values.shape[::-1], name)
-    backend.alloc_tensors(ctx, usage)
+    t = resident_tensor(backend, values.shape[::-1], name, "i32" if values.dtype.kind == "i" else "f32", usage)
     t.set(values)
     return t
 

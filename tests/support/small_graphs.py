@@ -1,6 +1,6 @@
 """Small graphs and backends for tests."""
 
-from devices import device
+from devices import device, resident_tensor
 
 import ggml_sched as gs
 
@@ -13,27 +13,12 @@ def dry_device(name, reads=None, inplace=None, alloc_size=None, offload=None, **
     return device(gs.DryBackend, name, reads=reads, answers=answers, **options)
 
 
-class Residents:
-    """Contexts of resident tensors, one for each backend."""
-
-    def __init__(self):
-        self.contexts = []
-
-    def tensor(self, backend, type, ne, name, usage="weights"):
-        ctx = gs.Context(name)
-        t = ctx.tensor(type, ne, name)
-        backend.alloc_tensors(ctx, usage)
-        self.contexts.append(ctx)
-        return t
-
-
 def two_layers(first, second):
     """Two matrix products with a residual, weights on two backends: (graph, context)."""
-    weights = Residents()
     ctx = gs.Context("two layers")
     x = ctx.tensor("f32", (8, 4), "x", input=True)
-    w1 = weights.tensor(first, "f32", (8, 8), "w1")
-    w2 = weights.tensor(second, "f32", (8, 8), "w2")
+    w1 = resident_tensor(first, (8, 8), "w1")
+    w2 = resident_tensor(second, (8, 8), "w2")
     h1 = ctx.set_name(ctx.mul_mat(w1, x), "h1")
     a1 = ctx.set_name(ctx.silu(h1), "a1")
     h2 = ctx.set_name(ctx.mul_mat(w2, a1), "h2")
