@@ -6,7 +6,7 @@
 import ctypes
 
 import numpy as np
-from device_graphs import CPU, ROWS, WIDTH, chain_of, first_source, numbers, places, start
+from device_graphs import CPU, ROWS, WIDTH, aside, chain_of, first_source, numbers, places, start
 from ggml_schedulers import Graph, hook, run, view
 from scheduler_cases import Weights, check_same, run_all
 
@@ -129,6 +129,84 @@ def library_without_a_function() -> None:
         assert "ggml_backend_event_wait" in str(error)
     else:
         raise AssertionError("its schedulers are not ours")
+
+
+def reordered_graphs() -> None:
+    """A backend reorders nodes and names a pair that must not share memory: the same graph elsewhere, which it reorders
+    in the same way, is planned no more.  A graph that the backend leaves as it is may reuse a plan."""
+    g, bench = start()
+
+    def swap(nodes) -> list:
+        nodes[:2] = sorted(nodes[:2], reverse=True)
+        return [(nodes[0], nodes[2])]
+
+    device = bench.device("A", optimize=swap)
+    s, alive = g.scheduler([device.handle, bench.cpu], True), []
+
+    def compute(rows: int, planned: int, order: str = "t3 t2 t4 t5", graph: Graph | None = None) -> Graph:
+        hook().clear_counters()
+        if graph is None:
+            graph = Graph(g)
+            graph.x = graph.tensor(WIDTH, rows, flags="i")
+            terms = [graph.op("scale", graph.x, factor) for factor in (2.0, 3.0)]
+            graph.expand(graph.op("silu", graph.op("add", *terms)))
+            alive.append(graph)
+        graph.allocate(s, dict.fromkeys(graph.nodes(), device.handle))
+        assert hook().served()["planned"] == planned, hook().served()
+        values = numbers(rows, WIDTH, rows)
+        graph.put(graph.x, values)
+        assert g.backend_sched_graph_compute(s, graph.graph) == 0
+        assert " ".join(bench.named("compute")[-1][2]) == order
+        want = 5 * values.ravel()
+        assert np.allclose(graph.get(graph.nodes()[-1]), want / (1 + np.exp(-want)), atol=1e-3)
+        bench.sound()
+        return graph
+
+    # A graph is planned as the client lists it, then as the backend reorders it.
+    graph = compute(ROWS, 2)
+    compute(ROWS, 0)
+    compute(ROWS, 2, graph=graph)
+    compute(ROWS - 4, 2)
+    # A new scheduler of these backends continues with the plans of one that was freed.
+    g.backend_sched_free(s)
+    s = g.scheduler([device.handle, bench.cpu], True)
+    compute(ROWS, 0)
+    device.optimize = lambda nodes: []
+    compute(ROWS, 1, "t2 t3 t4 t5")
+    compute(ROWS, 0, "t2 t3 t4 t5")
+    compute(ROWS - 8, 0, "t2 t3 t4 t5")
+    g.backend_sched_free(s)
+
+
+def computed_inputs_and_unlisted_views() -> None:
+    """A computed node that is flagged as an input, and a view that is no node: such a graph matches elsewhere, and
+    smaller ones reuse its plan."""
+    g, bench = start()
+    device = bench.device("A", extra=64, lazy=True)
+    for backends in ([bench.cpu], [device.handle, bench.cpu]):
+        hook().clear_counters()
+        s, alive = g.scheduler(backends, True), []
+        for rows in (24, 24, 12, 7, 24, 12):
+            graph, half, pitch = Graph(g), rows // 2, 4 * WIDTH
+            x = graph.tensor(WIDTH, rows, flags="i")
+            doubled = graph.op("scale", x, 2.0)
+            g.set_input(doubled)
+            last = graph.op("view_2d", doubled, WIDTH, half, pitch, pitch * (rows - half))
+            first = aside(graph.op("view_2d", x, WIDTH, half, pitch, 0))
+            out = graph.op("add", graph.op("add", graph.op("silu", last), first), last)
+            graph.expand(out)
+            alive.append(graph)
+            graph.allocate(s, dict.fromkeys(graph.nodes(), backends[0]))
+            values = numbers(rows, WIDTH, rows)
+            graph.put(x, values)
+            assert g.backend_sched_graph_compute(s, graph.graph) == 0
+            want = 2 * values[rows - half:]
+            want = want / (1 + np.exp(-want)) + values[:half] + want
+            assert np.allclose(graph.get(out), want.ravel(), atol=1e-4), rows
+            bench.sound()
+        served = hook().served()
+        assert (served["planned"], served["equal"], served["replayed"]) == (1, 3, 2), served
+        g.backend_sched_free(s)
 
 
 def ops_that_are_refused() -> None:

@@ -69,7 +69,7 @@ class Bench:
         self.cpu = g.cpu_backend()
         for name, (result, arguments) in {
             "backend_buffer_init": (P, [P, _BufferSlots, P, SIZE]), "backend_buffer_get_type": (P, [P]),
-            "op_name": (c.c_char_p, [INT]),
+            "op_name": (c.c_char_p, [INT]), "graph_nodes": (P, [P]),
             "backend_buft_name": (c.c_char_p, [P]),
         }.items():
             function = getattr(g, name)
@@ -121,17 +121,19 @@ class Device:
     `reads`: devices whose memory it reads, too.  `refuses`, `offloads`: names of ops.  `extra`: bytes that it allocates
     behind every tensor, and writes to. `lazy`: work runs when a caller waits. `host`: its memory is the host's.
     `fails`: {node: the status of its compute}. `told`: the tensors that init_tensor received. `allocated`: the bytes
-    of each buffer that was wanted. `shares`: another device,
-    whose buffer type this one uses.
+    of each buffer that was wanted. `shares`: another device, whose buffer type this one uses. `optimize`: reorders the
+    nodes of a part in place and returns the pairs that must not share memory.
     """
 
     def __init__(self, bench: Bench, name: str, reads=(), refuses=(), offloads=(), extra: int = 0, lazy: bool = False,
                  host: bool = False, events: bool = False, shares: Device | None = None, kind: int = GPU,
-                 room: int = 1 << 30, max_size: int = 0, alignment: int = 32) -> None:
+                 room: int = 1 << 30, max_size: int = 0, alignment: int = 32,
+                 optimize=None) -> None:
         self.bench, self.g, self.name = bench, bench.g, name
         self.reads, self.refuses, self.offloads, self.extra = list(reads), set(refuses), set(offloads), extra
         self.lazy, self.host, self.events, self.kind, self.room = lazy, host, events, kind, room
         self.max_size, self.alignment = max_size, alignment
+        self.optimize = optimize
         self.queue: list[_Work] = []
         self.allocated: list[int] = []
         self.told: list[int] = []
@@ -287,6 +289,12 @@ class Device:
                 self.drain()
         return True
 
+    def _optimize(self, backend, part, params) -> None:
+        nodes = (P * self.g.graph_n_nodes(part)).from_address(self.g.graph_nodes(part))
+        add_alloc_dep, user = (P * 2).from_address(params)
+        for pair in self.optimize(nodes):
+            c.CFUNCTYPE(None, P, P, P)(add_alloc_dep)(user, *pair)
+
     def _synchronize(self, backend) -> None:
         self.bench.log.append(("synchronize", self.name))
         self.drain()
@@ -338,6 +346,7 @@ class Device:
             synchronize=self._slot(None, self._synchronize, P),
             graph_compute=self._slot(INT, self._compute, P, P),
             event_record=self._slot(None, self._record, P, P), event_wait=self._slot(None, self._wait, P, P),
+            graph_optimize=self._slot(None, self._optimize, P, P, P) if self.optimize else None,
             device=c.addressof(self._device))
 
 

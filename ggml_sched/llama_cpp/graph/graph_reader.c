@@ -220,13 +220,11 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
         }
         s = read_id(r, t->src[k], position);
         if (s == id) {
-            r->plain = false;
             continue;
         }
         if (s < 0) {
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
-        r->plain &= r->item[s].tensor == t->src[k];
         /* A node without an op only keeps its sources' memory until then; a source that is computed later has none yet
          * and is left out. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
@@ -247,7 +245,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
             return root == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
         r->item[id].root = root;
-        r->plain &= at == t->view_src && r->item[root].tensor == at;
+        r->plain &= at == t->view_src;
         for (int32_t k = first; k < *n_src; k++) {
             const gh_item *s = &r->item[r->src[k]];
             if (r->src[k] == root || (s->tensor->view_src != NULL && root_of(s->tensor) == at)) {
@@ -332,7 +330,6 @@ static int add_input_leafs(gh_reader *r)
         r->item[leaf].n_readers = 1;
         /* A leaf has no root; here the field holds the node whose shape the leaf has. */
         r->item[leaf].root = i;
-        r->plain = false;
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
     }
@@ -346,16 +343,6 @@ static int add_input_leafs(gh_reader *r)
     return GS_OK;
 }
 
-/* Whether a tensor is no view and names no sources: as the leafs of a plain graph. */
-static bool is_bare(const gx_tensor *t)
-{
-    bool bare = t->view_src == NULL;
-    for (int k = 0; k < GH_MAX_SRC; k++) {
-        bare &= t->src[k] == NULL;
-    }
-    return bare;
-}
-
 /* Find the sources of all nodes, in the order of ids, and list nodes and leafs of the planner's graph.  Tensors that
  * get their ids meanwhile, because a node names them, are leafs: they have no sources. */
 static int wire(gh_reader *r)
@@ -366,8 +353,6 @@ static int wire(gh_reader *r)
         r->src_begin[id] = n_src;
         if (is_node(&r->item[id])) {
             status = wire_node(r, id, &n_src);
-        } else {
-            r->plain &= is_bare(r->item[id].tensor);
         }
     }
     if (status != GS_OK) {

@@ -197,26 +197,21 @@ static bool set_source(gh_wiring *w, int32_t id, int k, int32_t source)
     return link != NULL;
 }
 
-/* Store the sources and the root that a tensor of a plain graph names.  They are not always those of the planner's
- * graph: the reader adds the root of a view to its sources, leaves out some sources of a node without an op, and gives
- * an alias no root.  So such sources are skipped or looked up by address. */
+/* Store the ids of the tensors that a tensor names.  They are not always the sources of the planner's graph, to which
+ * an alias is the tensor that it views.  A graph with a tensor that names one without an id is not plain. */
 static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
 {
     const gx_tensor *t = s->tensor[id];
-    for (int k = 0; k < GS_MAX_SRC && t->op == 0; k++) {
-        if (t->src[k] != NULL && !set_source(s->wiring, id, k, gh_reader_id(r, t->src[k]))) {
+    for (int k = 0; k < GS_MAX_SRC; k++) {
+        const int32_t source = t->src[k] != NULL ? gh_reader_id(r, t->src[k]) : -1;
+        if (source >= 0 && !set_source(s->wiring, id, k, source)) {
             return false;
         }
-    }
-    for (int32_t j = r->src_begin[id]; j < r->src_begin[id + 1] && t->op != 0; j++) {
-        if (t->src[r->slot[j]] != NULL && !set_source(s->wiring, id, r->slot[j], r->src[j])) {
-            return false;
-        }
+        s->plain &= t->src[k] == NULL || source >= 0;
     }
     if (t->view_src != NULL) {
-        const int32_t root = r->item[id].root >= 0 ? r->item[id].root : gh_reader_id(r, t->view_src);
-        s->wiring->item[id].link[GH_ROOT] = root;
-        s->plain &= root >= 0;
+        s->wiring->item[id].link[GH_ROOT] = gh_reader_id(r, t->view_src);
+        s->plain &= s->wiring->item[id].link[GH_ROOT] >= 0;
     }
     return true;
 }
@@ -251,7 +246,7 @@ bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_re
         }
     }
     for (int32_t id = 0; id < r->n && s->plain; id++) {
-        if (r->item[id].op != GS_OP_NONE && !take_links(s, r, id)) {
+        if (!(s->wiring->item[id].bits & GH_HAS_CONSTANT_DATA) && !take_links(s, r, id)) {
             return false;
         }
     }

@@ -4,8 +4,9 @@
  * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as
  * sources and root, and whether it has memory.  Two graphs are equal if they agree in all of these; then one plan
  * serves both.  Matching a graph with a signature compares its tensors one by one and builds nothing: it is many times
- * faster than reading the graph.  Only plain graphs match (gh_reader.plain): those of llama.cpp all are, and others are
- * read each time. Invariant: a tensor is dereferenced only after the graph, or a tensor of the graph, has named it.
+ * faster than reading the graph.  Only plain graphs match (gh_reader.plain): those that ggml's functions build all are,
+ * and others are read and planned each time.
+ * Invariant: a tensor is dereferenced only after the graph, or a tensor of the graph, has named it.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H

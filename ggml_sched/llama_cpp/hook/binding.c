@@ -90,7 +90,7 @@ static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
 /* The tensor that copy c is a copy of. */
 static gx_tensor *source_of(const gh_plan_entry *e, int32_t c)
 {
-    return gh_shape_of(e->plan, e, e->plan->view.copy_like[c]);
+    return gh_shape_of(e, e->plan->view.copy_like[c]);
 }
 
 static void take_layout(gx_tensor *copy, const gx_tensor *t)

@@ -34,11 +34,10 @@ static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *co
         && gh_same(e->demand.value, a->chosen, e->demand.n, sizeof *a->chosen);
 }
 
-static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
+static bool take_demand(const void *owner, gh_plan_entry *e)
 {
     const gh_signature *s = &e->signature;
     const gh_gallocr *a = owner;
-    (void)r;
     return gh_demand_set(&e->demand, a->chosen, a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs);
 }
 
@@ -76,8 +75,9 @@ static int collect_arenas(const gh_gallocr *a, const gh_plan *p, gh_problem *pro
     return GS_OK;
 }
 
-static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_problem *problem, gs_error *error)
+static int collect(void *owner, const gh_plan_entry *e, gh_problem *problem, gs_error *error)
 {
+    const gh_plan *p = e->plan;
     const gh_gallocr *a = owner;
     const bool is_read = problem == &p->problem;
     int status = GS_OK;
@@ -93,7 +93,7 @@ static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_pro
         gh_copy(problem->resident, p->problem.resident, p->n_all, sizeof *problem->resident);
     }
     if (status == GS_OK) {
-        gh_collect_sizes(a->cache, p, e, problem);
+        gh_collect_sizes(a->cache, e, problem);
     }
     return status;
 }

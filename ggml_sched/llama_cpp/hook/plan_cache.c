@@ -4,8 +4,9 @@
  *   1. an entry of these very tensors, unchanged: its plan serves;
  *   2. an entry of an equal graph of other tensors: the entry is rebound to these tensors;
  *   3. an entry of the same wiring in which no tensor is smaller: a new entry reuses its plan;
- *   4. none of these: the graph is read and gets a plan (planning.c).
- * The first three find plain graphs only (graph_signature.h).
+ *   4. none of these: the graph is read and planned (planning.c).
+ * The first three find plain graphs only (graph_signature.h).  Where backends reorder the nodes of their splits, an
+ * entry is found only if they leave the nodes in the order that was planned.
  */
 #include "plan_cache.h"
 
@@ -42,16 +43,15 @@ void gh_plan_cache_compact(gh_plan_cache *c)
 }
 
 /* The index of the entry to evict before one more is inserted; -1: there is room.  It is the one used longest ago of
- * those that reuse or replay a plan; without such of the others that are not pinned; without such of all.  `reuses`:
+ * those that reuse a plan; without such of the others that are not pinned; without such of all.  `reuses`:
  * the new entry reuses a plan, too, and then one of its kind goes as soon as there are GH_N_REUSING. */
 static int entry_to_evict(const gh_plan_cache *c, bool reuses)
 {
     int oldest[3] = {-1, -1, -1}, n_reusing = 0;
     for (int i = 0; i < c->n_entries; i++) {
         const gh_plan_entry *e = c->entry[i];
-        const bool smaller = e->reuses || e->plan->is_replayed;
-        const int rank = e->is_pinned ? 2 : smaller ? 0 : 1;
-        n_reusing += smaller;
+        const int rank = e->is_pinned ? 2 : e->reuses ? 0 : 1;
+        n_reusing += e->reuses;
         if (oldest[rank] < 0 || e->used < c->entry[oldest[rank]]->used) {
             oldest[rank] = i;
         }
@@ -67,7 +67,7 @@ static int entry_to_evict(const gh_plan_cache *c, bool reuses)
 static bool covers(const gh_plan_entry *e, const gh_plan_entry *other)
 {
     const gs_plan *v = &e->plan->view, *w = &other->plan->view;
-    if (e->plan->is_replayed || e->plan == other->plan || other->used == 0
+    if (e->plan == other->plan || other->used == 0 || e->plan->order != NULL || other->plan->order != NULL
         || !gh_signature_same_wiring(&e->signature, &other->signature)
         || !gh_problem_same(&e->plan->problem, &other->plan->problem) || v->n != w->n) {
         return false;
@@ -105,7 +105,7 @@ static gh_plan_entry *insert(gh_plan_cache *c, int flags)
     gh_plan_entry *e = c->scratch;
     int at;
     evict_covered(c, e);
-    at = entry_to_evict(c, e->reuses || e->plan->is_replayed);
+    at = entry_to_evict(c, e->reuses);
     if (at >= 0) {
         gh_plan_cache_evict(c, at);
     }
@@ -132,7 +132,7 @@ static bool make_scratch(gh_plan_cache *c)
  * reuse (GH_REUSE) and the buffers already have the larger size. */
 static bool may_serve(const gh_plan_cache *c, const gh_plan_entry *e, int flags)
 {
-    return (!e->reuses && !e->plan->is_replayed) || ((flags & GH_REUSE) && gh_pools_fit(c, e->plan));
+    return !e->reuses || ((flags & GH_REUSE) && gh_pools_fit(c, e->plan));
 }
 
 /* Whether the plan of e is valid for the present owner.  An entry that only the owner before has used is valid if
@@ -141,8 +141,16 @@ static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
 {
     gs_error error = {0};
     return e->used > c->born
-        || (c->level->collect(c->owner, e->plan, e, &c->problem, &error) == GS_OK
+        || (c->level->collect(c->owner, e, &c->problem, &error) == GS_OK
             && gh_plan_has_room(e->plan, &c->problem));
+}
+
+/* Let backends reorder a graph that an entry matches; whether the order is the planned one.  Otherwise the graph is to
+ * be read as it is now, and the entry must not match the next such graph. */
+static bool keeps_order(gh_plan_cache *c, const gh_plan_entry *e, void *graph)
+{
+    bool same = true;
+    return !c->key.reorders || (c->level->reorder(c->owner, e, graph, &same) && same);
 }
 
 /* An entry whose graph consists of the same tensors, unchanged; NULL: none. */
@@ -166,7 +174,8 @@ static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *
         if (!same || !answers_hold(c, e)) {
             continue;
         }
-        if (c->key.reorders && (!c->level->reorder(c->owner, e, graph, &same) || !same)) {
+        if (!keeps_order(c, e, graph)) {
+            gh_plan_cache_evict(c, i);
             return NULL;
         }
         if (place && c->level->writes_addresses) {
@@ -190,6 +199,10 @@ static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
         }
         gh_signature_rebind(&e->signature, &c->moved);
         if (answers_hold(c, e)) {
+            if (!keeps_order(c, e, graph)) {
+                gh_plan_cache_evict(c, i);
+                return NULL;
+            }
             gh_count_one(GH_COUNT_EQUAL);
             return e;
         }
@@ -201,16 +214,12 @@ static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
 static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base, void *graph)
 {
     gs_error error = {0};
-    if (!gh_signature_match_wiring(&e->signature, &base->signature, graph)
-        || !c->level->take_demand(c->owner, e, NULL)
-        || c->level->collect(c->owner, base->plan, e, &c->problem, &error) != GS_OK
-        || !gh_plan_serves(c, base->plan, e, &c->problem)) {
-        return false;
-    }
     e->plan = base->plan;
     e->plan->refs++;
     e->reuses = true;
-    return true;
+    return gh_signature_match_wiring(&e->signature, &base->signature, graph) && c->level->take_demand(c->owner, e)
+        && c->level->collect(c->owner, e, &c->problem, &error) == GS_OK && gh_plan_serves(c, e, &c->problem)
+        && keeps_order(c, e, graph);
 }
 
 /* A new entry for the graph, which reuses the plan of a larger graph of its wiring; NULL: no plan serves. */
@@ -218,7 +227,7 @@ static gh_plan_entry *find_larger(gh_plan_cache *c, gh_plan_entry *e, void *grap
 {
     for (int i = 0; i < c->n_entries; i++) {
         gh_plan_entry *base = c->entry[i];
-        if (base->reuses || base->plan->is_replayed || !gh_pools_fit(c, base->plan)
+        if (base->reuses || base->plan->order != NULL || !gh_pools_fit(c, base->plan)
             || (c->level->writes_addresses && !c->level->same_demand(c->owner, base, NULL))) {
             continue;
         }
@@ -245,7 +254,7 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
     }
     e->plan = gh_plan_new();
     if (e->plan == NULL || !gh_signature_fill(&e->signature, &c->descriptors, &c->reader)
-        || !gh_plan_take_graph(e->plan, &c->reader) || !c->level->take_demand(c->owner, e, &c->reader)) {
+        || !gh_plan_take_graph(e->plan, &c->reader) || !c->level->take_demand(c->owner, e)) {
         return GS_NO_HOST_MEMORY;
     }
     return GS_OK;
@@ -292,17 +301,12 @@ gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool 
         error->status = GS_NO_HOST_MEMORY;
         return NULL;
     }
-    if (!c->key.reorders) {
-        e = find_moved(c, graph, flags);
-        if (e != NULL) {
-            return touch(c, e, flags);
-        }
-        e = flags & GH_REUSE ? find_larger(c, c->scratch, graph, flags) : NULL;
-        if (e != NULL) {
-            return e;
-        }
+    e = find_moved(c, graph, flags);
+    if (e != NULL) {
+        return touch(c, e, flags);
     }
-    return read_and_plan(c, graph, flags, error);
+    e = flags & GH_REUSE ? find_larger(c, c->scratch, graph, flags) : NULL;
+    return e != NULL ? e : read_and_plan(c, graph, flags, error);
 }
 
 gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,

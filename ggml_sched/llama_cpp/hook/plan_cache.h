@@ -17,7 +17,7 @@
  *     plan_cache.c    lookup, insertion and eviction
  *     plan_entry.c    making and freeing entries, plans and problems; the bytes of tensors
  *     plan_reuse.c    whether a larger graph's plan serves
- *     planning.c      the plan of a graph that was read: that of an equal graph, a replayed one, or a new one
+ *     planning.c      the new plan of a graph that was read
  *     size_hints.c    the sizes for which a new plan makes room
  *     locations.c     in which buffer of which pool every id lies; buffers that grow; addresses for tensors
  *     registry.c      all caches of the process; released caches
@@ -51,7 +51,7 @@
 
 #define GH_MAX_BACKENDS 16  /* of a scheduler: ggml's own limit                                             */
 #define GH_N_ENTRIES 24     /* most entries of a cache: for each wiring that a client builds, and GH_N_REUSING      */
-#define GH_N_REUSING 4      /* most entries that reuse or replay another entry's plan: one more evicts the oldest   */
+#define GH_N_REUSING 4      /* most entries that reuse another entry's plan: one more evicts the oldest             */
 
 typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;
@@ -98,6 +98,9 @@ typedef struct gh_plan {
     unsigned char *role;    /* [n] gh_role                                                                  */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
     int32_t *input_of;      /* [n_all - n] of ids from n on: the node whose memory this leaf is, -1: of none */
+    int32_t *order;         /* [n] where backends reordered the nodes: the ids in the signature; else NULL  */
+    int32_t (*pair)[2];     /* [n_pairs] ids of pairs that backends named while they reordered, -1: not in the graph */
+    int32_t n_pairs;
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
     gs_graph_arrays arrays;
@@ -106,7 +109,6 @@ typedef struct gh_plan {
     gh_alloc_deps deps;     /* the graph's alloc dependencies: those of fused kernels, and those backends named */
     gh_problem problem;     /* nbytes are those that the plan has room for                                  */
     int64_t max_size[GH_MAX_BACKENDS]; /* the limit for a buffer that the plan was made with; 0: none       */
-    bool is_replayed;       /* it repeats the plan of a larger graph                                        */
     gs_api_plan *plan;
     gs_plan view;
     gh_fusion_hazards hazards;
@@ -149,13 +151,6 @@ typedef struct gh_copies {
     int32_t *n_reads;       /* [n] sources of nodes that are this copy, or a view of it                     */
 } gh_copies;
 
-/* Pairs of tensors: the memory of the first must stay allocated until the second is computed. */
-typedef struct gh_tensor_pairs {
-    gx_tensor *(*pair)[2];  /* [n]                                                                          */
-    int32_t n;
-    int32_t room;
-} gh_tensor_pairs;
-
 struct gh_plan_entry {
     uint64_t used;          /* the cache's clock at the last use                                            */
     bool is_pinned;         /* the client reserved this graph                                               */
@@ -165,11 +160,7 @@ struct gh_plan_entry {
     gh_plan *plan;
     bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
     gh_slot *compact;       /* the slots to use instead of plan->slot, in the same order                    */
-    /* Of schedulers: */
-    gh_copies copies;
-    gx_tensor **reordered;  /* [plan->n] tensors by id, where backends reordered the graph; else NULL       */
-    gx_tensor **order;      /* [n_nodes] nodes as the backends left them                                    */
-    gh_tensor_pairs deps;   /* pairs that backends named while they reordered                               */
+    gh_copies copies;       /* of schedulers                                                                */
 };
 
 /* Everything that plans depend on besides graph and problem: a released cache may serve an allocator or scheduler of
@@ -191,14 +182,13 @@ typedef struct gh_cache_key {
 typedef struct gh_cache_level {
     /* Whether the client's demand is that of the entry.  `tensors`: by id, those of the graph that is looked up. */
     bool (*same_demand)(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors);
-    /* Store in `e` what the client demands now, so that same_demand can compare it later; and, where backends reorder
-     * nodes, the order of the nodes, which is read from `r`; r may be NULL otherwise.  The signature of `e` is filled
-     * before.  False without memory. */
-    bool (*take_demand)(const void *owner, gh_plan_entry *e, const gh_reader *r);
-    /* Fill the problem of the graph of `e`, which has the wiring, and so the roles, of `plan`.  GS_OK or an error. */
-    int (*collect)(void *owner, const gh_plan *plan, const gh_plan_entry *e, gh_problem *problem, gs_error *error);
+    /* Store in `e` what the client demands now, so that same_demand can compare it later.  The signature of `e` is
+     * filled before.  False without memory. */
+    bool (*take_demand)(const void *owner, gh_plan_entry *e);
+    /* Fill the problem of the graph of `e`, which has the wiring, and so the roles, of its plan.  GS_OK or an error. */
+    int (*collect)(void *owner, const gh_plan_entry *e, gh_problem *problem, gs_error *error);
     /* Let backends reorder the nodes of a graph that was found or planned.  *same: the order, and the pairs that
-     * backends keep apart, are those of the entry.  False without memory.  NULL: this level never reorders. */
+     * backends keep apart, are those of the plan.  False without memory.  NULL: this level never reorders. */
     bool (*reorder)(void *owner, const gh_plan_entry *e, void *graph, bool *same);
     /* Plan again after reordering. */
     int (*plan_reordered)(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
@@ -316,25 +306,40 @@ static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
     return e->is_compact ? e->compact : e->plan->slot;
 }
 
-/* The tensor of an entry that has an id below plan->n; and the id of a tensor, -1: the entry's graph does not have it.
- */
-gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id);
+/* The id whose layout an id has: of a leaf that was added for a node that is an input, that node; -1: none. */
+static inline int32_t gh_layout_id(const gh_plan *p, int32_t id)
+{
+    return id < p->n ? id : p->input_of[id - p->n];
+}
+
+/* The tensor of an entry that has an id below plan->n, and its descriptor. */
+static inline gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id)
+{
+    return e->signature.tensor[e->plan->order != NULL ? e->plan->order[id] : id];
+}
+
+static inline const gh_descriptor *gh_entry_descriptor(const gh_plan_entry *e, int32_t id)
+{
+    return gh_descriptor_at(&e->signature, e->plan->order != NULL ? e->plan->order[id] : id);
+}
+
+/* The id of a tensor; -1: the entry's graph does not have it. */
 int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor);
 
 /* Fill q->nbytes: the bytes that each id of the graph of `e` takes on each backend. */
-void gh_collect_sizes(const gh_plan_cache *c, const gh_plan *p, const gh_plan_entry *e, gh_problem *q);
+void gh_collect_sizes(const gh_plan_cache *c, const gh_plan_entry *e, gh_problem *q);
 
 /* The tensor of `e` whose shape an id of the planner's graph has: its own, or the node for which a leaf was added.
  * NULL: the id has no bytes. */
-gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id);
+gx_tensor *gh_shape_of(const gh_plan_entry *e, int32_t id);
 
 /* -- plan_reuse.c
  * gh_plan_has_room: whether every tensor of `problem` fits where the plan put it; support answers must be equal, and
  * assignments equal or what the planner chose itself.
- * gh_plan_serves: whether e, a graph of the plan's wiring, can use the plan; if so, also chooses where e's tensors lie
- * (e->compact). */
+ * gh_plan_serves: whether e, a graph of the wiring for which its plan was made, can use it; if so, also chooses where
+ * e's tensors lie (e->compact). */
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
-bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem);
+bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *problem);
 
 /* The first hazard (fusion.h), number `from` or later, that the plan really has: the nodes may be fused, and the result
  * overlaps the source; -1: none.  `size`: bytes that each id takes; `s`: shapes, NULL: those that were planned;

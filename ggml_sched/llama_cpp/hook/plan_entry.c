@@ -79,6 +79,8 @@ void gh_plan_drop(gh_plan *p)
     free(p->viewer);
     free(p->node);
     free(p->input_of);
+    free(p->order);
+    free(p->pair);
     free(p->location);
     free(p->slot);
     free(p->need);
@@ -149,11 +151,9 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     e->used = 0;
     e->is_pinned = e->reuses = e->is_compact = false;
     gh_signature_clear(&e->signature);
-    e->deps.n = e->demand.n = 0;
+    e->demand.n = 0;
     /* The copies stay: nodes of a graph that is allocated again may name them. */
     e->copies.n_nodes = e->copies.n_previous = 0;
-    free(e->reordered);
-    e->reordered = NULL;
 }
 
 void gh_plan_entry_free(gh_plan_entry *e)
@@ -171,14 +171,7 @@ void gh_plan_entry_free(gh_plan_entry *e)
     free(e->copies.nodes);
     free(e->copies.previous_nodes);
     free(e->copies.n_reads);
-    free(e->order);
-    free(e->deps.pair);
     free(e);
-}
-
-gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id)
-{
-    return e->reordered != NULL ? e->reordered[id] : e->signature.tensor[id];
 }
 
 int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor)
@@ -191,12 +184,10 @@ int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor)
     return -1;
 }
 
-gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id)
+gx_tensor *gh_shape_of(const gh_plan_entry *e, int32_t id)
 {
-    if (id >= p->n) {
-        id = p->input_of[id - p->n];
-    }
-    return id >= 0 ? gh_entry_tensor(e, id) : NULL;
+    const int32_t like = gh_layout_id(e->plan, id);
+    return like >= 0 ? gh_entry_tensor(e, like) : NULL;
 }
 
 bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n)
@@ -209,17 +200,15 @@ bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n)
     return true;
 }
 
-void gh_collect_sizes(const gh_plan_cache *c, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
+void gh_collect_sizes(const gh_plan_cache *c, const gh_plan_entry *e, gh_problem *q)
 {
+    const gh_plan *p = e->plan;
     const bool is_scheduler = c->key.is_scheduler;
     for (int32_t id = 0; id < p->n_all; id++) {
-        const gx_tensor *t = gh_shape_of(p, e, id);
+        const gx_tensor *t = gh_shape_of(e, id);
         const int role = id < p->n ? p->role[id] : GH_ROLE_PLACED;
         const bool is_empty = t == NULL || role == GH_ROLE_ALIAS;
-        const int64_t own = is_empty              ? 0
-                          : id >= p->n            ? p->arrays.layout[id].nbytes
-                          : e->reordered != NULL ? (int64_t)c->lib->nbytes(t)
-                                                  : gh_descriptor_at(&e->signature, id)->nbytes;
+        const int64_t own = is_empty ? 0 : gh_entry_descriptor(e, gh_layout_id(p, id))->nbytes;
         /* On one backend only tensors that the plan places take memory; with several backends a scheduler may copy any
          * tensor, and the copy takes memory. */
         const bool may_take = !is_empty && (role == GH_ROLE_PLACED || (is_scheduler && c->n_backends > 1));

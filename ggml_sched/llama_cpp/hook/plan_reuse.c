@@ -12,8 +12,9 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
     if (!gh_problem_same_answers(&plan->problem, problem)) {
         return false;
     }
-    /* Assignments must be equal; but a tensor that had none may be assigned to the backend that the planner chose. */
-    for (int32_t id = 0; id < problem->n; id++) {
+    /* Assignments must be equal; but a tensor that had none may be assigned to the backend that the planner chose.  A
+     * reordered graph was planned with every tensor assigned. */
+    for (int32_t id = 0; id < problem->n && plan->order == NULL; id++) {
         const int32_t planned = plan->problem.assigned[id];
         if (problem->assigned[id] != (planned < 0 && problem->assigned[id] >= 0 ? v->assign[id] : planned)) {
             return false;
@@ -22,7 +23,7 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
     for (int32_t id = 0; id < v->n; id++) {
         const int32_t like = v->like[id], home = v->arena_of[id];
         /* Views take no memory of their own. */
-        if (id < plan->n && plan->role[id] != GH_ROLE_PLACED) {
+        if (id < plan->n && (plan->role[id] != GH_ROLE_PLACED || plan->arrays.view_src[id] >= 0)) {
             continue;
         }
         if (home >= 0 ? problem->nbytes[(int64_t)home * problem->n + like] > v->size[id]
@@ -50,7 +51,8 @@ static bool has_valid_views(const gh_plan *plan, const gh_signature *s)
             signs |= d->shape[i];
         }
         if (signs < 0 || (root >= 0 && d->nbytes > 0
-                          && !is_inside(d->nbytes, d->view_offs, gh_descriptor_at(s, root)->nbytes))) {
+                          && !is_inside(d->nbytes, d->view_offs,
+                                        gh_descriptor_at(s, gh_layout_id(plan, root))->nbytes))) {
             return false;
         }
     }
@@ -81,16 +83,10 @@ static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_
 
 /* -- fused kernels ------------------------------------------------------------------------------------------------- */
 
-/* The id of the tensor whose layout an id has: of a leaf that was added for a node that is an input, that node. */
-static int32_t layout_id(const gh_plan *plan, int32_t id)
-{
-    return id < plan->n ? id : plan->input_of[id - plan->n];
-}
-
 /* Whether two ids have the same type and shape: as in a signature, or as planned where that is NULL. */
 static bool same_shape(const gh_plan *plan, const gh_signature *s, int32_t a, int32_t b)
 {
-    return s != NULL ? has_same_shape(s, layout_id(plan, a), layout_id(plan, b))
+    return s != NULL ? has_same_shape(s, gh_layout_id(plan, a), gh_layout_id(plan, b))
                      : gh_same_layout(&plan->arrays.layout[a], &plan->arrays.layout[b]);
 }
 
@@ -98,7 +94,8 @@ static bool same_shape(const gh_plan *plan, const gh_signature *s, int32_t a, in
  * plan. */
 static int64_t bytes_read(const gh_plan *plan, const gh_signature *s, const int64_t *size, int32_t id)
 {
-    const int64_t own = s != NULL ? gh_descriptor_at(s, layout_id(plan, id))->nbytes : plan->arrays.layout[id].nbytes;
+    const int64_t own = s != NULL ? gh_descriptor_at(s, gh_layout_id(plan, id))->nbytes
+                                  : plan->arrays.layout[id].nbytes;
     return size[id] > own ? size[id] : own;
 }
 
@@ -143,7 +140,7 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     gh_copy(size, v->size, v->n, sizeof *size);
     for (int32_t i = 0; i < plan->n_slots; i++) {
         const int32_t id = plan->slot[i].id, home = v->arena_of[id];
-        if (home >= 0) {
+        if (home >= 0 && plan->arrays.view_src[id] < 0) {
             const int64_t alignment = c->key.type[home].alignment > 0 ? (int64_t)c->key.type[home].alignment : 1;
             size[id] = (problem->nbytes[(int64_t)home * problem->n + id] + alignment - 1) / alignment * alignment;
         }
@@ -183,8 +180,9 @@ static bool choose_slots(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
     return serves;
 }
 
-bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
+bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *problem)
 {
+    const gh_plan *plan = e->plan;
     const gh_signature *s = &e->signature;
     if (s->n != plan->n || plan->view.n_groups != 0 || !gh_plan_has_room(plan, problem)
         || !has_valid_views(plan, s)) {

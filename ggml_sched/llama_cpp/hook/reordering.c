@@ -29,6 +29,29 @@ static void add_dep(void *user, gx_tensor *tensor, gx_tensor *until)
     s->dep_failed |= !add_pair(&s->deps, tensor, until);
 }
 
+/* Whether the nodes of a graph are in the order in which they were planned. */
+static bool has_order(const gh_plan *p, const gh_plan_entry *e, gx_tensor *const *nodes)
+{
+    for (int32_t id = 0; id < p->n; id++) {
+        if (p->node[id] != GH_NOWHERE && nodes[p->node[id]] != gh_entry_tensor(e, id)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether these pairs are those of the plan.  A tensor that was in no graph must be in none now. */
+static bool has_pairs(const gh_plan_entry *e, const gh_tensor_pairs *deps)
+{
+    bool same = deps->n == e->plan->n_pairs;
+    for (int32_t i = 0; same && i < 2 * deps->n; i++) {
+        const int32_t id = e->plan->pair[i / 2][i % 2];
+        const gx_tensor *t = deps->pair[i / 2][i % 2];
+        same = id >= 0 ? gh_entry_tensor(e, id) == t : gh_entry_id(e, t) < 0;
+    }
+    return same;
+}
+
 bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *same)
 {
     gh_sched *s = owner;
@@ -46,24 +69,24 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
             s->optimize[b](s->backend[b], &part, &params);
         }
     }
-    *same = gh_same(s->lib->graph_nodes(graph), e->order, p->n_nodes, sizeof *e->order) && s->deps.n == e->deps.n
-         && gh_same(s->deps.pair, e->deps.pair, s->deps.n, sizeof *s->deps.pair);
+    *same = has_order(p, e, s->lib->graph_nodes(graph)) && has_pairs(e, &s->deps);
     return !s->dep_failed;
 }
 
-/* Store the pairs that backends named in e->deps, and as alloc dependencies of the plan.  Skipped are tensors whose
+/* Store the pairs that backends named by id in p->pair, and as alloc dependencies of the plan.  Skipped are tensors whose
  * memory the plan does not choose, and those that are computed only after the node until which they should be kept. */
-static bool take_deps(const gh_sched *s, gh_plan_entry *e)
+static bool take_deps(const gh_sched *s, gh_plan *p)
 {
     const gh_reader *r = &s->cache->reader;
-    e->deps.n = 0;
+    if (!gh_grow(&p->pair, sizeof *p->pair, s->deps.n)) {
+        return false;
+    }
+    p->n_pairs = s->deps.n;
     for (int32_t i = 0; i < s->deps.n; i++) {
-        gx_tensor *const *pair = s->deps.pair[i];
-        int32_t tensor = gh_reader_id(r, pair[0]);
-        const int32_t node = gh_reader_id(r, pair[1]);
-        if (!add_pair(&e->deps, pair[0], pair[1])) {
-            return false;
-        }
+        int32_t tensor = gh_reader_id(r, s->deps.pair[i][0]);
+        const int32_t node = gh_reader_id(r, s->deps.pair[i][1]);
+        p->pair[i][0] = tensor;
+        p->pair[i][1] = node;
         if (tensor >= 0 && r->item[tensor].root >= 0) {
             tensor = r->item[tensor].root;
         }
@@ -71,11 +94,27 @@ static bool take_deps(const gh_sched *s, gh_plan_entry *e)
             || (r->item[tensor].op != GS_OP_NONE && r->item[tensor].node >= r->item[node].node)) {
             continue;
         }
-        if (!gh_alloc_deps_add(&e->plan->deps, node, tensor)) {
+        if (!gh_alloc_deps_add(&p->deps, node, tensor)) {
             return false;
         }
     }
     return true;
+}
+
+/* The id in the signature of each id of the graph that was read.  False: one has none, or there is no memory. */
+static bool take_order(const gh_reader *r, const gh_signature *signature, gh_plan *p)
+{
+    gs_index index = {NULL, 0};
+    bool done = r->n == signature->n && gh_grow(&p->order, sizeof *p->order, r->n) && gs_index_reset(&index, r->n);
+    for (int32_t id = 0; done && id < r->n; id++) {
+        *gs_index_find(&index, signature->tensor, sizeof *signature->tensor, signature->tensor[id]) = id + 1;
+    }
+    for (int32_t id = 0; done && id < r->n; id++) {
+        p->order[id] = *gs_index_find(&index, signature->tensor, sizeof *signature->tensor, r->item[id].tensor) - 1;
+        done = p->order[id] >= 0;
+    }
+    free(index.slot);
+    return done;
 }
 
 /* Store the backend that the plan of e chose for each tensor in s->kept: the second plan takes these as assignments. */
@@ -102,15 +141,9 @@ static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
     }
     gh_plan_drop(e->plan);
     e->plan = gh_plan_new();
-    e->reordered = malloc((size_t)r->n * sizeof *e->reordered + 1);
-    if (e->plan == NULL || e->reordered == NULL || !gh_plan_take_graph(e->plan, r) || !take_deps(s, e)) {
-        return GS_NO_HOST_MEMORY;
-    }
-    for (int32_t id = 0; id < r->n; id++) {
-        e->reordered[id] = r->item[id].tensor;
-    }
-    gh_copy(e->order, r->nodes, r->n_nodes, sizeof *e->order);
-    return GS_OK;
+    return e->plan != NULL && gh_plan_take_graph(e->plan, r) && take_order(r, &e->signature, e->plan)
+                   && take_deps(s, e->plan)
+               ? GS_OK : GS_NO_HOST_MEMORY;
 }
 
 int gh_sched_plan_reordered(void *owner, gh_plan_entry *e, void *graph, gs_error *error)

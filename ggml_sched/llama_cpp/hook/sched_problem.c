@@ -94,13 +94,12 @@ static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *co
     return true;
 }
 
-static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
+static bool take_demand(const void *owner, gh_plan_entry *e)
 {
     const gh_sched *s = owner;
     const gh_assignments *a = &s->assignments;
     gh_demand *demand = &e->demand;
-    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, 2 * (int64_t)a->n)
-        || (s->cache->key.reorders && !gh_grow(&e->order, sizeof *e->order, r->n_nodes))) {
+    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, 2 * (int64_t)a->n)) {
         return false;
     }
     demand->n = 2 * a->n;
@@ -108,9 +107,6 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
         demand->value[i] = id_of(&e->signature, e->signature.tensor, a->tensor[i],
                                  i > 0 ? demand->value[i - 1] + 1 : 0);
         demand->value[a->n + i] = a->backend[i];
-    }
-    if (s->cache->key.reorders) {
-        gh_copy(e->order, r->nodes, r->n_nodes, sizeof *e->order);
     }
     return true;
 }
@@ -186,9 +182,9 @@ static bool collect_readers(const gh_sched *s, gh_problem *q, const buffer_types
 }
 
 /* Fill the assignments of a problem, and for each tensor that has memory its backend, kind of buffer and usage. */
-static int collect_residents(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q,
-                             gs_error *error)
+static int collect_residents(const gh_sched *s, const gh_plan_entry *e, gh_problem *q, gs_error *error)
 {
+    const gh_plan *p = e->plan;
     const gh_assignments *assignments = s->uses_kept ? &s->kept : &s->assignments;
     buffer_types types = {.n = 0};
     for (int32_t id = 0; id < p->n_all; id++) {
@@ -221,8 +217,9 @@ static int collect_residents(const gh_sched *s, const gh_plan *p, const gh_plan_
 
 /* Ask every backend about every node: whether it computes it, and whether it offloads it (computes it although its
  * weights are in the host's memory). */
-static void collect_answers(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
+static void collect_answers(const gh_sched *s, const gh_plan_entry *e, gh_problem *q)
 {
+    const gh_plan *p = e->plan;
     const int32_t n = p->n_all, host = s->n_backends - 1;
     memset(q->supports, 1, (size_t)n * s->n_backends);
     memset(q->offloads, 0, (size_t)n * s->n_backends);
@@ -259,9 +256,10 @@ static void join_assignments(const gh_sched *s, gh_problem *q)
     }
 }
 
-static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_problem *q, gs_error *error)
+static int collect(void *owner, const gh_plan_entry *e, gh_problem *q, gs_error *error)
 {
     const gh_sched *s = owner;
+    const gh_plan *p = e->plan;
     int status;
     if (!gh_problem_make_room(q, p->n_all, s->n_backends, true)) {
         return GS_NO_HOST_MEMORY;
@@ -269,11 +267,11 @@ static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_pro
     if (p->n_all == 0) {
         return GS_OK;
     }
-    status = collect_residents(s, p, e, q, error);
+    status = collect_residents(s, e, q, error);
     if (status == GS_OK) {
-        collect_answers(s, p, e, q);
+        collect_answers(s, e, q);
         join_assignments(s, q);
-        gh_collect_sizes(s->cache, p, e, q);
+        gh_collect_sizes(s->cache, e, q);
     }
     return status;
 }

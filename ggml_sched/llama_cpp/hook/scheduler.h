@@ -34,6 +34,13 @@ bool gh_assignments_set(gh_assignments *a, const gx_tensor *tensor, int32_t back
 int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor); /* -1: none */
 void gh_assignments_free(gh_assignments *a);
 
+/* Pairs of tensors: the first one's memory is kept until the second is computed. */
+typedef struct gh_tensor_pairs {
+    gx_tensor *(*pair)[2];  /* [n]                                                                          */
+    int32_t n;
+    int32_t room;
+} gh_tensor_pairs;
+
 typedef struct gh_sched {
     uint64_t magic;
     const gh_ggml *lib;

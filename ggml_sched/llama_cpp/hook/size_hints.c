@@ -123,7 +123,7 @@ void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e)
 {
     for (int i = 0; i < c->n_entries; i++) {
         const gh_plan_entry *other = c->entry[i];
-        if (other->reuses || other->plan->is_replayed || other->used <= c->born || !e->signature.plain
+        if (other->reuses || other->plan->order != NULL || other->used <= c->born || !e->signature.plain
             || !other->signature.plain) {
             continue;
         }
