@@ -143,7 +143,6 @@ static int intern_listed(gh_reader *r)
         if (id < 0) {
             return GS_BAD_ARGUMENT;
         }
-        r->plain &= id == i;
         if (r->item[id].leaf == GH_NOWHERE) {
             r->item[id].leaf = i;
         }
@@ -157,7 +156,6 @@ static int intern_listed(gh_reader *r)
             return GS_BAD_ARGUMENT;
         }
         r->node_id[i] = id;
-        r->plain &= id == r->n_leafs + i;
         if (r->item[id].node == GH_NOWHERE) {
             r->item[id].node = i;
             classify(r, &r->item[id]);
@@ -169,6 +167,7 @@ static int intern_listed(gh_reader *r)
             classify(r, item);
         }
     }
+    r->n_listed = r->n;
     return GS_OK;
 }
 

@@ -49,8 +49,8 @@ typedef struct gh_reader {
     int32_t n_all;          /* how many ids there are; those from n on only the planner's graph has */
     int32_t n_nodes;        /* of ggml's graph                                                  */
     int32_t n_leafs;
-    bool plain;             /* leaf i has id i, node i id n_leafs + i; nodes are views of roots only.  Signatures
-                             * match plain graphs alone                                         */
+    int32_t n_listed;       /* how many tensors are leafs or nodes; some may be listed twice    */
+    bool plain;             /* nodes are views of roots only.  Signatures match plain graphs alone */
     gx_tensor **nodes;      /* borrowed from ggml's graph                                       */
     gx_tensor **leafs;
     gh_item *item;          /* [n_all] by id                                                    */

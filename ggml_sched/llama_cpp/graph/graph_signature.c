@@ -49,6 +49,7 @@ void gh_signature_clear(gh_signature *s)
     if (w != NULL && --w->refs == 0) {
         free(w->item);
         free(w->memory);
+        free(w->listed);
         free(w->rest);
         free(w);
     }
@@ -81,12 +82,20 @@ void gh_signature_rebind(gh_signature *s, gh_signature *other)
     GH_SWAP(int32_t, s->room_tensor, other->room_tensor);
 }
 
+/* Whether the leafs and nodes of two graphs, which have equally many, have the same ids. */
+static bool same_lists(const gh_signature *a, const gh_signature *b)
+{
+    const int32_t *v = a->wiring->listed, *w = b->wiring->listed;
+    return v == w || (v != NULL && w != NULL && gh_same(v, w, (int64_t)a->n_leafs + a->n_nodes, sizeof *v));
+}
+
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
 {
     const gh_wiring *v = a->wiring, *w = b->wiring;
     bool same = a->descriptors == b->descriptors && a->plain && b->plain && a->n == b->n && a->n_nodes == b->n_nodes
-             && a->n_leafs == b->n_leafs
+             && a->n_leafs == b->n_leafs && a->n_listed == b->n_listed
              && (v == w || (v->n_rest == w->n_rest && gh_same(v->rest, w->rest, v->n_rest, sizeof *v->rest)
+                            && same_lists(a, b)
                             && gh_same(v->item, w->item, a->n, sizeof *v->item)));
     for (int32_t id = 0; same && id < a->n; id++) {
         same = gh_same_kind(gh_descriptor_at(a, id), gh_descriptor_at(b, id));
@@ -216,6 +225,24 @@ static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
     return true;
 }
 
+/* Store the ids of the leafs and nodes that a graph lists, if it lists some twice: those are, under ggml's scheduler,
+ * inputs that it has copied several times.  False without memory. */
+static bool take_lists(gh_signature *s, const gh_reader *r)
+{
+    const int32_t n = r->n_leafs + r->n_nodes;
+    if (r->n_listed == n) {
+        return true;
+    }
+    if (!gh_grow(&s->wiring->listed, sizeof *s->wiring->listed, n)) {
+        return false;
+    }
+    for (int32_t i = 0; i < r->n_leafs; i++) {
+        s->wiring->listed[i] = gh_reader_id(r, r->leafs[i]);
+    }
+    gh_copy(s->wiring->listed + r->n_leafs, r->node_id, r->n_nodes, sizeof *r->node_id);
+    return true;
+}
+
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r)
 {
     buffer_kinds kinds = {.lib = descriptors->lib};
@@ -226,6 +253,7 @@ bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_re
     s->n = r->n;
     s->n_nodes = r->n_nodes;
     s->n_leafs = r->n_leafs;
+    s->n_listed = r->n_listed;
     s->plain = r->plain;
     for (int32_t id = 0; id < r->n; id++) {
         const gh_item *read = &r->item[id];
@@ -244,6 +272,9 @@ bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_re
                    && read->node == GH_NOWHERE) {
             item->bits |= GH_HAS_CONSTANT_DATA;
         }
+    }
+    if (!take_lists(s, r)) {
+        return false;
     }
     for (int32_t id = 0; id < r->n && s->plain; id++) {
         if (!(s->wiring->item[id].bits & GH_HAS_CONSTANT_DATA) && !take_links(s, r, id)) {
@@ -383,10 +414,23 @@ static bool has_counts_of(const gh_signature *s, void *graph)
     return s->plain && lib->graph_n_nodes(graph) == s->n_nodes && gh_graph_n_leafs(lib, graph) == s->n_leafs;
 }
 
+/* Whether a graph lists the tensors of a signature, at the same positions. */
+static bool lists_same(const gh_signature *s, void *graph)
+{
+    gx_tensor *const *leafs = gh_graph_leafs(s->descriptors->lib, graph);
+    gx_tensor *const *nodes = s->descriptors->lib->graph_nodes(graph);
+    for (int32_t i = 0; i < s->n_leafs + s->n_nodes; i++) {
+        if ((i < s->n_leafs ? leafs[i] : nodes[i - s->n_leafs]) != s->tensor[gh_listed_id(s, i)]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n)
 {
     const gh_ggml *lib = s->descriptors->lib;
-    const int32_t n_leafs = s->n_leafs, n_listed = n_leafs + s->n_nodes;
+    const int32_t n_leafs = s->n_leafs;
     bool (*const match)(const gh_signature *, gx_tensor *const *, int32_t, int32_t, slot_range *) =
         s->descriptors->full ? matches_full : matches_placing;
     slot_range slots = {arenas, slot, slot + n};
@@ -396,8 +440,10 @@ bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *aren
     /* Leafs are compared first: graphs of a prompt and of one token differ in their inputs, so a mismatch is found
      * early.  Tensors that the graph does not list come last: the nodes that name them have matched by then, so these
      * pointers belong to this graph and may be followed. */
-    if (match(s, gh_graph_leafs(lib, graph), 0, n_leafs, &slots)
-        && match(s, lib->graph_nodes(graph), n_leafs, n_listed, &slots) && match(s, NULL, n_listed, s->n, &slots)) {
+    if (s->wiring->listed != NULL ? lists_same(s, graph) && match(s, NULL, 0, s->n, &slots)
+        : match(s, gh_graph_leafs(lib, graph), 0, n_leafs, &slots)
+              && match(s, lib->graph_nodes(graph), n_leafs, s->n_listed, &slots)
+              && match(s, NULL, s->n_listed, s->n, &slots)) {
         return true;
     }
     for (; slot != slots.next; slot++) {
@@ -422,15 +468,15 @@ static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
  * has the id of such a tensor, tensor[id] becomes the one that t names there. */
 static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_signature_item *item, const gx_tensor *t)
 {
-    const int32_t n_listed = s->n_leafs + s->n_nodes, rest = item->bits >> GH_REST_SHIFT;
-    if (n_listed == s->n || !names_unlisted(item, n_listed)) {
+    const int32_t rest = item->bits >> GH_REST_SHIFT;
+    if (s->n_listed == s->n || !names_unlisted(item, s->n_listed)) {
         return;
     }
     for (int k = 0; k <= GS_MAX_SRC; k++) {
         const int link = k < GS_MAX_SRC ? link_of_source(k) : GH_ROOT;
         const int32_t id = link <= GH_ROOT ? item->link[link]
                          : rest > 0        ? s->wiring->rest[rest - 1][link - GH_ROOT - 1] : -1;
-        if (id >= n_listed && tensor[id] == NULL) {
+        if (id >= s->n_listed && tensor[id] == NULL) {
             tensor[id] = k < GS_MAX_SRC ? t->src[k] : t->view_src;
         }
     }
@@ -441,14 +487,20 @@ static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_si
 static bool take_listed(gh_signature *s, const gh_signature *base, void *graph)
 {
     const gh_ggml *lib = base->descriptors->lib;
-    const int32_t n_nodes = base->n_nodes, n_leafs = base->n_leafs;
+    gx_tensor *const *leafs, *const *nodes;
     if (!has_counts_of(base, graph) || !make_room_for_tensors(s, base->n)) {
         return false;
     }
-    gh_copy(s->tensor, gh_graph_leafs(lib, graph), n_leafs, sizeof *s->tensor);
-    gh_copy(s->tensor + n_leafs, lib->graph_nodes(graph), n_nodes, sizeof *s->tensor);
-    for (int32_t id = n_leafs + n_nodes; id < base->n; id++) {
-        s->tensor[id] = NULL;
+    memset(s->tensor, 0, (size_t)base->n * sizeof *s->tensor);
+    leafs = gh_graph_leafs(lib, graph);
+    nodes = lib->graph_nodes(graph);
+    for (int32_t i = 0; i < base->n_leafs + base->n_nodes; i++) {
+        gx_tensor *t = i < base->n_leafs ? leafs[i] : nodes[i - base->n_leafs];
+        gx_tensor **at = &s->tensor[gh_listed_id(base, i)];
+        if (*at != NULL && *at != t) {
+            return false;
+        }
+        *at = t;
     }
     return true;
 }
@@ -477,7 +529,7 @@ static inline __attribute__((always_inline)) bool matches_moved(const gh_signatu
     for (int32_t id = 0; id < s->n; id++) {
         const gh_signature_item *item = &s->wiring->item[id];
         const gx_tensor *t = tensor[id];
-        if (id + GH_AHEAD < s->n_leafs + s->n_nodes) {
+        if (id + GH_AHEAD < s->n_listed) {
             gh_prefetch(tensor[id + GH_AHEAD]);
         }
         if (t == NULL) {
@@ -529,7 +581,7 @@ static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *lat
         const gh_signature_item *was = &base->wiring->item[id];
         const gx_tensor *t = s->tensor[id];
         gh_difference d = {{0, 0}, 0};
-        if (id + GH_AHEAD < base->n_leafs + base->n_nodes) {
+        if (id + GH_AHEAD < base->n_listed) {
             gh_prefetch(s->tensor[id + GH_AHEAD]);
         }
         if (t == NULL) {
@@ -566,6 +618,7 @@ bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *
     s->n = base->n;
     s->n_nodes = base->n_nodes;
     s->n_leafs = base->n_leafs;
+    s->n_listed = base->n_listed;
     s->plain = true;
     found = match_wiring(s, base, latest);
     free(latest);

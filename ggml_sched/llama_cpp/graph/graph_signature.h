@@ -37,6 +37,8 @@ typedef struct gh_wiring {
     int32_t refs;
     gh_signature_item *item; /* [n]                                                                 */
     uintptr_t *memory;      /* [n] kind of the tensor's buffer (memory_kind); only with full descriptors */
+    int32_t *listed;        /* [n_leafs + n_nodes] ids of the leafs and nodes that the graph lists; NULL: each is
+                             * listed once, and the ids are 0, 1, 2 ...                             */
     int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of further sources                                  */
     int32_t n_rest;
     int32_t room_rest;
@@ -47,6 +49,7 @@ typedef struct gh_signature {
     int32_t n;              /* ids: leafs, then nodes, then tensors that the graph does not list    */
     int32_t n_nodes;
     int32_t n_leafs;
+    int32_t n_listed;       /* ids of leafs and nodes: n_leafs + n_nodes, less those listed twice   */
     bool plain;             /* the graph is plain; otherwise there are no links, and nothing matches */
     gx_tensor **tensor;     /* [n] by id; [-1] is NULL, so that a link of -1 is compared like any other */
     int32_t *descriptor;    /* [n] numbers of descriptors                                           */
@@ -85,6 +88,12 @@ void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descri
 void gh_signature_clear(gh_signature *s);
 
 void gh_signature_free(gh_signature *s);
+
+/* The id of leaf i; of node i with i + n_leafs. */
+static inline int32_t gh_listed_id(const gh_signature *s, int32_t i)
+{
+    return s->wiring->listed != NULL ? s->wiring->listed[i] : i;
+}
 
 static inline const gh_descriptor *gh_descriptor_at(const gh_signature *s, int32_t id)
 {

@@ -35,7 +35,8 @@ static bool resemble(const gh_plan_entry *e, int32_t id, const gh_plan_entry *ot
  * inputs: what one graph computes, such as the embeddings of tokens, may be an input of the other. */
 static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
 {
-    for (int32_t id = 0; id < e->signature.n_leafs; id++) {
+    for (int32_t i = 0; i < e->signature.n_leafs; i++) {
+        const int32_t id = gh_listed_id(&e->signature, i);
         const gx_tensor *input = e->signature.tensor[id];
         for (int32_t k = 0; e->plan->role[id] == GH_ROLE_PLACED && input->name[0] != 0 && k < other->plan->n; k++) {
             if (other->plan->role[k] == GH_ROLE_PLACED && gh_descriptor_at(&other->signature, k)->type == input->type
@@ -46,23 +47,29 @@ static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
     }
 }
 
+/* The id of the node at a position. */
+static int32_t node_id(const gh_plan_entry *e, int32_t position)
+{
+    return gh_listed_id(&e->signature, e->signature.n_leafs + position);
+}
+
 /* Two graphs are similar if their first nodes and their last nodes, as far as they resemble each other, are at least
  * half of e's nodes.  Then raise the sizes of these nodes, and of inputs, to those of the other graph. */
 static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
 {
     const int32_t n = e->signature.n_nodes, m = other->signature.n_nodes, most = n < m ? n : m;
-    const int32_t first = e->signature.n_leafs, other_first = other->signature.n_leafs;
     int32_t begin = 0, end = 0;
-    while (begin < most && resemble(e, first + begin, other, other_first + begin)) {
+    while (begin < most && resemble(e, node_id(e, begin), other, node_id(other, begin))) {
         begin++;
     }
-    while (end < most - begin && resemble(e, first + n - 1 - end, other, other_first + m - 1 - end)) {
+    while (end < most - begin && resemble(e, node_id(e, n - 1 - end), other, node_id(other, m - 1 - end))) {
         end++;
     }
     for (int32_t i = 0; begin + end >= n / 2 && i < begin + end; i++) {
-        const int32_t at = i < begin ? i : n - (begin + end - i), other_at = i < begin ? i : m - (begin + end - i);
-        if (e->plan->role[first + at] == GH_ROLE_PLACED) {
-            raise_size(&e->plan->problem, &e->plan->arrays, first + at, &other->plan->problem, other_first + other_at);
+        const int32_t id = node_id(e, i < begin ? i : n - (begin + end - i));
+        const int32_t other_id = node_id(other, i < begin ? i : m - (begin + end - i));
+        if (e->plan->role[id] == GH_ROLE_PLACED) {
+            raise_size(&e->plan->problem, &e->plan->arrays, id, &other->plan->problem, other_id);
         }
     }
     if (begin + end >= n / 2) {
@@ -75,9 +82,10 @@ static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
 static int32_t original_of(const gh_plan_entry *e, int32_t id)
 {
     const gh_signature_item *item = e->signature.wiring->item;
-    const bool is_copy = id > e->signature.n_leafs && id < e->plan->n && e->plan->role[id] == GH_ROLE_PLACED
-                      && item[id].link[0] < 0 && e->plan->role[id - 1] == GH_ROLE_ALIAS && item[id - 1].link[0] >= 0;
-    return is_copy ? item[id - 1].link[0] : id;
+    const int32_t before = id < e->plan->n && e->plan->node[id] > 0 ? node_id(e, e->plan->node[id] - 1) : -1;
+    const bool is_copy = before >= 0 && e->plan->role[id] == GH_ROLE_PLACED && item[id].link[0] < 0
+                      && e->plan->role[before] == GH_ROLE_ALIAS && item[before].link[0] >= 0;
+    return is_copy ? item[before].link[0] : id;
 }
 
 /* How many rows a node may gather (GET_ROWS) in graphs of its wiring.  `numbers`: the tensor of row numbers.  If that
