@@ -20,50 +20,21 @@ static void unplace(const gh_sched *s, gx_tensor *t)
     }
 }
 
-/* The copies of one entry, `n` from `first` on, and of which tensors they are. */
-typedef struct {
-    const gx_tensor *first;
-    gx_tensor *const *original;
-    int32_t n;
-} copy_table;
-
 /* The original of a source that is a copy; else the source. */
-static gx_tensor *original_of(const copy_table *tables, int n, gx_tensor *t)
+static gx_tensor *original_of(gx_tensor *t)
 {
-    for (int i = 0; i < n; i++) {
-        if (t >= tables[i].first && t < tables[i].first + tables[i].n) {
-            return tables[i].original[t - tables[i].first];
-        }
-    }
-    return t;
-}
-
-/* List the copies of all entries, evicted ones included, because nodes of a graph may name them as sources.  An entry
- * knows the originals of its last two graphs: if this graph is the one before the last, its originals are listed. */
-static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, copy_table *tables)
-{
-    int n = 0;
-    for (int i = 0; i < s->cache->n_entries + s->cache->n_spare; i++) {
-        const int spare = i - s->cache->n_entries;
-        const gh_copies *k = spare < 0 ? &s->cache->entry[i]->copies : &s->cache->spare[spare]->copies;
-        if (k->n > 0) {
-            const bool was = k->n_previous == n_nodes && gh_same(k->previous_nodes, nodes, n_nodes, sizeof *nodes);
-            tables[n++] = (copy_table){k->tensor, was ? k->previous : k->original, k->n};
-        }
-    }
-    return n;
+    const gh_copied *copy = gh_copy_of(t);
+    return copy != NULL ? copy->original : t;
 }
 
 void gh_unbind(gh_sched *s, void *graph)
 {
     const int n_nodes = s->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(s->lib, graph);
     gx_tensor **nodes = s->lib->graph_nodes(graph), **leafs = gh_graph_leafs(s->lib, graph);
-    copy_table tables[2 * GH_N_ENTRIES + 1];
-    const int n = find_copies(s, nodes, n_nodes, tables);
     for (int i = 0; i < n_nodes; i++) {
         gx_tensor *t = nodes[i];
-        for (int k = 0; n > 0 && k < GS_MAX_SRC; k++) {
-            t->src[k] = original_of(tables, n, t->src[k]);
+        for (int k = 0; s->n_backends > 1 && k < GS_MAX_SRC; k++) {
+            t->src[k] = original_of(t->src[k]);
         }
         unplace(s, t);
     }
@@ -87,142 +58,130 @@ static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
     return v->n_tensors + c;
 }
 
-/* The tensor that copy c is a copy of. */
-static gx_tensor *source_of(const gh_plan_entry *e, int32_t c)
+/* Where a node's tensor names a source that the plan has the node read through a copy. */
+static gx_tensor **source_at(const gh_plan_entry *e, const gh_read *read)
 {
-    return gh_shape_of(e, e->plan->view.copy_like[c]);
+    return &gh_entry_tensor(e, read->id)->src[read->slot];
 }
 
-static void take_layout(gx_tensor *copy, const gx_tensor *t)
-{
-    memset(copy, 0, sizeof *copy);
-    copy->type = t->type;
-    memcpy(copy->ne, t->ne, sizeof copy->ne);
-    memcpy(copy->nb, t->nb, sizeof copy->nb);
-}
-
-/* A source of a node: where the node's tensor names it, and the copy that the plan has the node read instead. */
-typedef struct {
-    gx_tensor **at;
-    int32_t copy;           /* -1: none */
-} source;
-
-static source source_at(const gh_plan_entry *e, int32_t id, int32_t k)
+/* Fill s->original: what each of the plan's copies is a copy of, then the views of these that nodes read, in the order
+ * of the plan's reads.  False without memory. */
+static bool list_originals(gh_sched *s, const gh_plan_entry *e)
 {
     const gh_plan *p = e->plan;
-    source found = {NULL, p->view.src[k] - p->view.n_tensors};
-    if (id < p->n && found.copy >= 0) {
-        found.at = &gh_entry_tensor(e, id)->src[p->arrays.slot[k]];
-    }
-    return found;
-}
-
-/* An upper bound for the views of copies that make_view adds: one for each source that is a copy. */
-static int32_t count_views(const gs_plan *v)
-{
-    int32_t n = 0;
-    for (int32_t k = 0; v->n_copies > 0 && k < v->src_begin[v->n]; k++) {
-        n += v->src[k] >= v->n_tensors;
-    }
-    return n;
-}
-
-/* Note that the copies now belong to the graph with these nodes.  The originals of the graph before it are kept as
- * `previous`, because the client may allocate that graph again.  False without memory. */
-static bool set_nodes(gh_copies *copies, gx_tensor *const *nodes, int32_t n)
-{
-    if (copies->n_nodes == n && gh_same(copies->nodes, nodes, n, sizeof *nodes)) {
-        return true;
-    }
-    if (n > copies->room_nodes) {
-        if (!gh_grow(&copies->nodes, sizeof *nodes, n) || !gh_grow(&copies->previous_nodes, sizeof *nodes, n)) {
-            return false;
-        }
-        copies->room_nodes = n;
-    }
-    GH_SWAP(gx_tensor **, copies->original, copies->previous);
-    GH_SWAP(gx_tensor **, copies->nodes, copies->previous_nodes);
-    copies->n_previous = copies->n_nodes;
-    copies->n_nodes = n;
-    memcpy(copies->nodes, nodes, (size_t)n * sizeof *nodes);
-    return true;
-}
-
-static bool make_room(gh_copies *copies, int32_t n)
-{
-    copies->n = 0;
-    if (n > copies->room) {
-        if (!gh_grow(&copies->tensor, sizeof *copies->tensor, n)
-            || !gh_grow(&copies->original, sizeof *copies->original, n)
-            || !gh_grow(&copies->previous, sizeof *copies->previous, n)
-            || !gh_grow(&copies->n_reads, sizeof *copies->n_reads, n)) {
-            return false;
-        }
-        copies->room = n;
-    }
-    return true;
-}
-
-/* Make the tensors of the plan's copies, at their addresses.  False without memory. */
-static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
-{
-    const gs_plan *v = &e->plan->view;
-    gh_copies *copies = &e->copies;
-    if (!make_room(copies, v->n_copies + count_views(v))
-        || (v->n_copies > 0 && !set_nodes(copies, s->lib->graph_nodes(graph), s->lib->graph_n_nodes(graph)))) {
+    const int32_t n = p->view.n_copies;
+    if (!gh_make_room(&s->original, sizeof *s->original, &s->room_original, (int64_t)n + p->n_reads)) {
         return false;
     }
-    for (int32_t c = 0; c < v->n_copies; c++) {
-        gx_tensor *copy = &copies->tensor[c], *t = source_of(e, c);
-        const gh_slot *slot;
-        take_layout(copy, t);
-        if (s->n_copies > 1) {
-            copy->flags = GH_FLAG_INPUT | GH_FLAG_OUTPUT;
-        }
-        snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->lib->backend_name(s->backend[v->copy_backend[c]]),
-                 t->name, s->cur_copy);
-        copies->original[c] = t;
-        copies->n_reads[c] = 0;
-        slot = &gh_entry_slots(e)[e->plan->n_slots + id_of_copy(s, v, c) - v->n_tensors];
-        gh_place(copy, slot, gh_chunk_at(s->cache->pool, slot->chunk));
-        gh_init_tensor(s->lib, copy->buffer, copy);
+    for (int32_t c = 0; c < n; c++) {
+        s->original[c] = gh_shape_of(e, p->view.copy_like[c]);
     }
-    copies->n = v->n_copies;
+    s->n_originals = n;
+    for (int32_t i = 0; i < p->n_reads; i++) {
+        gx_tensor *t = *source_at(e, &p->read[i]);
+        if (t != NULL && t != s->original[p->read[i].copy]) {
+            s->original[s->n_originals++] = t;
+        }
+    }
     return true;
 }
 
-/* Add a view of copy c for a node that reads t, a view of the copy's original: the same layout, at the same offset. */
-static gx_tensor *make_view(const gh_sched *s, gh_copies *copies, gx_tensor *t, int32_t c)
+static bool has_originals(const gh_copies *copies, gx_tensor *const *original, int32_t n)
 {
-    gx_tensor *view = &copies->tensor[copies->n], *copy = &copies->tensor[c];
-    const gx_tensor *of = copies->original[c];
-    take_layout(view, t);
-    memcpy(view->name, t->name, sizeof view->name);
-    view->view_src = copy;
-    view->view_offs = t->view_offs - (of->view_src != NULL ? of->view_offs : 0);
-    view->buffer = copy->buffer;
-    view->data = (char *)copy->data + view->view_offs;
-    gh_init_tensor(s->lib, view->buffer, view);
-    copies->original[copies->n++] = t;
-    return view;
+    bool has = copies->n == n;
+    for (int32_t i = 0; has && i < n; i++) {
+        has = copies->copy[i].original == original[i];
+    }
+    return has;
 }
 
-/* Replace each source of a node by the copy that the plan has the node read. */
-static void read_copies(const gh_sched *s, gh_plan_entry *e)
+/* Let e->copies[0] be the copies of the originals in s->original: those of the last graph if they have the same, else
+ * those of the graph before it, which are overwritten.  False without memory. */
+static bool choose_copies(const gh_sched *s, gh_plan_entry *e)
+{
+    gh_copies *copies = e->copies;
+    if (has_originals(&copies[0], s->original, s->n_originals)) {
+        return true;
+    }
+    GH_SWAP(gh_copies, copies[0], copies[1]);
+    copies->n = 0;
+    if (s->n_originals > copies->room) {
+        if (!gh_grow(&copies->copy, sizeof *copies->copy, s->n_originals)) {
+            return false;
+        }
+        copies->room = s->n_originals;
+    }
+    copies->n = s->n_originals;
+    return true;
+}
+
+static void start_copy(gh_copied *copy, gx_tensor *original)
+{
+    gx_tensor *t = &copy->tensor;
+    memset(copy, 0, sizeof *copy);
+    copy->original = original;
+    gh_mark_copy(t);
+    t->type = original->type;
+    memcpy(t->ne, original->ne, sizeof t->ne);
+    memcpy(t->nb, original->nb, sizeof t->nb);
+}
+
+/* Make copy c of the plan, at its address. */
+static void make_copy(const gh_sched *s, gh_plan_entry *e, int32_t c)
+{
+    const gs_plan *v = &e->plan->view;
+    const gh_slot *slot = &gh_entry_slots(e)[e->plan->n_slots + id_of_copy(s, v, c) - v->n_tensors];
+    gx_tensor *copy = &e->copies->copy[c].tensor, *t = s->original[c];
+    start_copy(&e->copies->copy[c], t);
+    if (s->n_copies > 1) {
+        copy->flags = GH_FLAG_INPUT | GH_FLAG_OUTPUT;
+    }
+    snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->lib->backend_name(s->backend[v->copy_backend[c]]),
+             t->name, s->cur_copy);
+    gh_place(copy, slot, gh_chunk_at(s->cache->pool, slot->chunk));
+    gh_init_tensor(s->lib, copy->buffer, copy);
+}
+
+/* Make a view of a copy for a node that reads t, a view of the copy's original: the same layout, at the same offset. */
+static void make_view(const gh_sched *s, gh_copied *made, gh_copied *of, gx_tensor *t)
+{
+    gx_tensor *view = &made->tensor;
+    start_copy(made, t);
+    memcpy(view->name, t->name, sizeof view->name);
+    view->view_src = &of->tensor;
+    view->view_offs = t->view_offs - (of->original->view_src != NULL ? of->original->view_offs : 0);
+    view->buffer = of->tensor.buffer;
+    view->data = (char *)of->tensor.data + view->view_offs;
+    gh_init_tensor(s->lib, view->buffer, view);
+}
+
+/* Make the copies of a graph, and replace each source of a node by the copy that the plan has the node read.  False
+ * without memory. */
+static bool make_copies(gh_sched *s, gh_plan_entry *e)
 {
     const gh_plan *p = e->plan;
-    gh_copies *copies = &e->copies;
-    for (int32_t i = 0; p->view.n_copies > 0 && i < p->size.n_nodes; i++) {
-        const int32_t id = p->arrays.node[i];
-        for (int32_t k = p->view.src_begin[id]; k < p->view.src_begin[id + 1]; k++) {
-            const source src = source_at(e, id, k);
-            if (src.at != NULL && *src.at != NULL) {
-                copies->n_reads[src.copy]++;
-                *src.at = *src.at == copies->original[src.copy] ? &copies->tensor[src.copy]
-                                                                : make_view(s, copies, *src.at, src.copy);
-            }
+    int32_t n = p->view.n_copies;
+    if (n == 0) {
+        return true;
+    }
+    if (!list_originals(s, e) || !choose_copies(s, e)) {
+        return false;
+    }
+    for (int32_t c = 0; c < n; c++) {
+        make_copy(s, e, c);
+    }
+    for (int32_t i = 0; i < p->n_reads; i++) {
+        gx_tensor **at = source_at(e, &p->read[i]);
+        gh_copied *copy = &e->copies->copy[p->read[i].copy];
+        copy->n_reads += *at != NULL;
+        if (*at != NULL && *at != copy->original) {
+            make_view(s, &e->copies->copy[n], copy, *at);
+            *at = &e->copies->copy[n++].tensor;
+        } else if (*at != NULL) {
+            *at = &copy->tensor;
         }
     }
+    return true;
 }
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
@@ -264,6 +223,27 @@ static int32_t position_of(const gh_plan *p, int32_t i)
     return id < p->n ? p->node[id] : GH_NOWHERE;
 }
 
+/* Fill p->read.  False without memory. */
+static bool find_reads(gh_plan *p)
+{
+    const gs_plan *v = &p->view;
+    int32_t room = 0;
+    p->n_reads = 0;
+    for (int32_t i = 0; v->n_copies > 0 && i < p->size.n_nodes; i++) {
+        const int32_t id = p->arrays.node[i];
+        for (int32_t k = v->src_begin[id]; id < p->n && k < v->src_begin[id + 1]; k++) {
+            if (v->src[k] < v->n_tensors) {
+                continue;
+            }
+            if (!gh_make_room(&p->read, sizeof *p->read, &room, p->n_reads + 1)) {
+                return false;
+            }
+            p->read[p->n_reads++] = (gh_read){id, p->arrays.slot[k], v->src[k] - v->n_tensors};
+        }
+    }
+    return true;
+}
+
 /* The planner's graph lacks the nodes that are leafs to the planner, and has some that ggml's graph has not.  So the
  * planner's positions are translated to ggml's.  A split of added nodes alone is empty, and not counted. */
 bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
@@ -273,7 +253,7 @@ bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
         return true;
     }
     p->split_at = malloc(((size_t)v->n_splits + 1) * sizeof *p->split_at);
-    if (p->split_at == NULL) {
+    if (p->split_at == NULL || !find_reads(p)) {
         return false;
     }
     p->n_splits = 0;
@@ -321,9 +301,5 @@ bool gh_bind(gh_sched *s, gh_plan_entry *e, void *graph)
         return false;
     }
     gh_place_tensors(s->cache, e, false);
-    if (!make_copies(s, e, graph)) {
-        return false;
-    }
-    read_copies(s, e);
-    return true;
+    return make_copies(s, e);
 }

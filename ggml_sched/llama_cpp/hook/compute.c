@@ -60,7 +60,7 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
     const gs_plan *v = &e->plan->view;
     const int32_t c = v->inputs[input], like = v->copy_like[c];
     const int b = v->split_backend[split], owner = v->assign[like] >= 0 ? v->assign[like] : s->n_backends - 1;
-    gx_tensor *from = e->copies.original[c], *to = &e->copies.tensor[c];
+    gx_tensor *from = e->copies->copy[c].original, *to = &e->copies->copy[c].tensor;
     if (s->event[b][s->cur_copy] == NULL || !has_several_copies(v, c)) {
         s->lib->backend_synchronize(s->backend[b]);
     } else if (from->flags & GH_FLAG_INPUT) {
@@ -158,7 +158,7 @@ static int run_split(gh_sched *s, const gh_plan_entry *e, int32_t split)
             if (e->plan->node[v->back_node[k]] == position) {
                 status = run_range(s, b, &s->part[split], first, i, &stopped);
                 if (status == GH_STATUS_SUCCESS && !stopped) {
-                    status = run_through(s, b, &s->part[split], i, &e->copies.tensor[v->back_copy[k]], &stopped);
+                    status = run_through(s, b, &s->part[split], i, &e->copies->copy[v->back_copy[k]].tensor, &stopped);
                 }
                 first = i + 1;
                 break;

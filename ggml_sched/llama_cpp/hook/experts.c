@@ -7,20 +7,16 @@
 
 #define GH_MAX_PADDING 512 /* bytes behind an expert that kernels may read: they are copied, too */
 
-/* The index of a tensor among an entry's copies; -1: it is none of them. */
-static int copy_index(const gh_copies *copies, const gx_tensor *t)
-{
-    return t >= copies->tensor && t < copies->tensor + copies->n ? (int)(t - copies->tensor) : -1;
-}
-
 /* The MUL_MAT_ID node of a split that reads copy c as the matrices of its experts, if no other node reads that copy;
  * else NULL.  Another node, perhaps of a later split, could read experts that were not copied. */
 static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t c)
 {
-    for (int32_t i = e->plan->split_at[split]; e->copies.n_reads[c] == 1 && i < e->plan->split_at[split + 1]; i++) {
-        const gx_tensor *node = s->lib->graph_nodes((void *)&s->part[split])[i - e->plan->split_at[split]];
-        if (node->src[0] == &e->copies.tensor[c] && gh_op(s->lib, node) == GS_OP_MUL_MAT_ID) {
-            return node;
+    const gh_copied *copy = &e->copies->copy[c];
+    gx_tensor *const *nodes = s->lib->graph_nodes((void *)&s->part[split]);
+    const int32_t n = e->plan->split_at[split + 1] - e->plan->split_at[split];
+    for (int32_t i = 0; copy->n_reads == 1 && i < n; i++) {
+        if (nodes[i]->src[0] == &copy->tensor && gh_op(s->lib, nodes[i]) == GS_OP_MUL_MAT_ID) {
+            return nodes[i];
         }
     }
     return NULL;
@@ -30,12 +26,13 @@ static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, in
  * or the original if `ids` is a copy that this split has yet to make.  NULL: the ids are computed in the split itself,
  * or cannot be found. */
 static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input,
-                                     const gx_tensor *ids, int *backend)
+                                     gx_tensor *ids, int *backend)
 {
     const gs_plan *v = &e->plan->view;
-    const int c = copy_index(&e->copies, ids);
+    const gh_copied *copy = gh_copy_of(ids);
     int32_t id;
-    if (c >= 0) {
+    if (copy != NULL) {
+        const int32_t c = (int32_t)(copy - e->copies->copy);
         *backend = v->split_backend[split];
         if (c >= v->n_copies) {
             return NULL;
@@ -43,7 +40,7 @@ static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, 
         for (int32_t i = input + 1; i < v->split_inputs[split]; i++) {
             if (v->inputs[i] == c) {
                 *backend = v->assign[v->copy_like[c]] >= 0 ? v->assign[v->copy_like[c]] : s->n_backends - 1;
-                return e->copies.original[c];
+                return copy->original;
             }
         }
         return ids;
@@ -95,7 +92,7 @@ static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_
 bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
 {
     const int32_t c = e->plan->view.inputs[input];
-    gx_tensor *from = e->copies.original[c], *to = &e->copies.tensor[c];
+    gx_tensor *from = e->copies->copy[c].original, *to = &e->copies->copy[c].tensor;
     const int b = e->plan->view.split_backend[split];
     const gx_tensor *mixture, *ids;
     int64_t first = 0, n = from->ne[2];

@@ -87,6 +87,13 @@ typedef struct gh_location {
     int64_t offset;
 } gh_location;
 
+/* A source of a node that the plan has the node read through a copy. */
+typedef struct gh_read {
+    int32_t id;             /* of the node                                                                  */
+    int32_t slot;           /* the index of the source in its tensor's src                                  */
+    int32_t copy;
+} gh_read;
+
 /* A plan with the graph that it was made for, and with all that entries need to use it.  Counted by references: an
  * entry of a smaller graph of the same wiring shares it. */
 typedef struct gh_plan {
@@ -121,6 +128,8 @@ typedef struct gh_plan {
     int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
     int32_t n_viewers;
     /* Of schedulers: */
+    gh_read *read;          /* [n_reads] sources of nodes that are copies, in the order of nodes            */
+    int32_t n_reads;
     int32_t *split_at;      /* [view.n_splits + 1] position among ggml's nodes where each split begins      */
     int32_t n_splits;       /* splits that are not empty                                                    */
     bool waits;             /* a split reads another backend's memory: backends wait for each other         */
@@ -135,20 +144,19 @@ typedef struct gh_demand {
     int32_t room;
 } gh_demand;
 
-/* Copies of an allocated graph's tensors in other backends' memory.  They stay while other graphs are allocated,
- * because the nodes of this graph name them as sources. */
+/* A copy of a tensor in another backend's memory, or a view of such a copy. */
+typedef struct gh_copied {
+    gx_tensor tensor;
+    gx_tensor *original;    /* what it copies, or the view of that which nodes read                         */
+    int32_t n_reads;        /* sources of nodes that are this copy, or a view of it                         */
+} gh_copied;
+
+/* The copies of one graph: the plan's copies, then views of them.  They stay while other graphs are allocated, because
+ * the nodes of this graph name them as sources. */
 typedef struct gh_copies {
+    gh_copied *copy;          /* [n]                                                                          */
     int32_t n;
     int32_t room;
-    gx_tensor *tensor;      /* [n] the plan's copies, then views of copies that nodes read                  */
-    gx_tensor **original;   /* [n] the tensor that each copies                                              */
-    gx_tensor **previous;   /* [n] the same for the graph to which the entry was bound before               */
-    gx_tensor **nodes;      /* [n_nodes] of the graph that `original` is for                                */
-    gx_tensor **previous_nodes;
-    int32_t n_nodes;
-    int32_t n_previous;
-    int32_t room_nodes;
-    int32_t *n_reads;       /* [n] sources of nodes that are this copy, or a view of it                     */
 } gh_copies;
 
 struct gh_plan_entry {
@@ -160,7 +168,7 @@ struct gh_plan_entry {
     gh_plan *plan;
     bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
     gh_slot *compact;       /* the slots to use instead of plan->slot, in the same order                    */
-    gh_copies copies;       /* of schedulers                                                                */
+    gh_copies copies[2];    /* of schedulers: of the graph that was bound last, and of one bound before     */
 };
 
 /* Everything that plans depend on besides graph and problem: a released cache may serve an allocator or scheduler of

@@ -85,6 +85,7 @@ void gh_plan_drop(gh_plan *p)
     free(p->slot);
     free(p->need);
     free(p->split_at);
+    free(p->read);
     free(p);
 }
 
@@ -152,8 +153,6 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     e->is_pinned = e->reuses = e->is_compact = false;
     gh_signature_clear(&e->signature);
     e->demand.n = 0;
-    /* The copies stay: nodes of a graph that is allocated again may name them. */
-    e->copies.n_nodes = e->copies.n_previous = 0;
 }
 
 void gh_plan_entry_free(gh_plan_entry *e)
@@ -165,12 +164,8 @@ void gh_plan_entry_free(gh_plan_entry *e)
     gh_signature_free(&e->signature);
     free(e->compact);
     free(e->demand.value);
-    free(e->copies.tensor);
-    free(e->copies.original);
-    free(e->copies.previous);
-    free(e->copies.nodes);
-    free(e->copies.previous_nodes);
-    free(e->copies.n_reads);
+    free(e->copies[0].copy);
+    free(e->copies[1].copy);
     free(e);
 }
 

@@ -98,6 +98,7 @@ static void destroy(gh_sched *s)
     gh_assignments_free(&s->assignments);
     gh_assignments_free(&s->kept);
     free(s->part);
+    free(s->original);
     free(s->ids);
     free(s->is_used);
     free(s->deps.pair);

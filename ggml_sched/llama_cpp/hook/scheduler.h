@@ -65,6 +65,9 @@ typedef struct gh_sched {
     gh_part *part;          /* [n_splits]                                                                   */
     int32_t room_part;
     bool busy[GH_MAX_BACKENDS]; /* the backend may still compute                                            */
+    gx_tensor **original;   /* [n_originals] scratch of binding.c: what is copied for the graph that is bound */
+    int32_t n_originals;
+    int32_t room_original;
     int32_t *ids;           /* scratch of experts.c: the ids of experts that tokens chose                   */
     unsigned char *is_used; /* [experts] scratch of experts.c: whether some token chose the expert          */
     size_t room_ids;
@@ -72,6 +75,30 @@ typedef struct gh_sched {
     gh_tensor_pairs deps;   /* pairs that backends named in the graph that they reordered last              */
     bool dep_failed;        /* a pair could not be stored: no memory                                        */
 } gh_sched;
+
+/* A copy has in its padding its own address and this number, by which it is recognised among the sources of a node. */
+#define GH_COPY_MARK UINT64_C(0x6768636f70793130)
+
+static inline uint64_t gh_copy_mark(const gx_tensor *t)
+{
+    return (uint64_t)(uintptr_t)t ^ GH_COPY_MARK;
+}
+
+static inline void gh_mark_copy(gx_tensor *t)
+{
+    const uint64_t mark = gh_copy_mark(t);
+    memcpy(t->padding, &mark, sizeof mark);
+}
+
+/* The copy that a tensor is; NULL: it is none, or NULL. */
+static inline gh_copied *gh_copy_of(gx_tensor *t)
+{
+    uint64_t mark = 0;
+    if (t != NULL && t->op == 0) {
+        memcpy(&mark, t->padding, sizeof mark);
+    }
+    return mark != 0 && mark == gh_copy_mark(t) ? (gh_copied *)(void *)t : NULL;
+}
 
 /* -- sched_problem.c */
 extern const gh_cache_level gh_sched_level;
