@@ -187,11 +187,37 @@ def sources_behind_the_first() -> None:
         allocator.close()
 
 
+def listed(made, at: int, count: int):
+    """The array of a graph's nodes (at 16) or leafs (at 40)."""
+    return (c.c_void_p * count).from_address(c.c_void_p.from_address(made.graph + at).value)
+
+
+def lists_that_repeat() -> None:
+    """Leafs that are listed twice, and among the nodes: as ggml's scheduler lists its copies of inputs."""
+    def repeating(rows: int, again: int = 0):
+        made = Context()
+        leafs = [made.leaf(16, rows), made.leaf(16, 16)]
+        made.output(made.silu(made.mul_mat(leafs[1], leafs[0])))
+        c.c_int.from_address(made.graph + 4).value, c.c_int.from_address(made.graph + 8).value = 3, 3
+        nodes = listed(made, 16, 3)
+        nodes[2], nodes[1], nodes[0] = nodes[1], nodes[0], c.addressof(leafs[0].contents)
+        listed(made, 40, 3)[2] = c.addressof(leafs[again].contents)
+        return made
+
+    allocator, alive = Allocator(ours), [repeating(16)]
+    assert allocator.reserve(alive[0].graph)
+    for rows, again, how in ((16, 0, "equal"), (8, 0, "replayed"), (8, 0, "equal"), (16, 1, "planned")):
+        before = hooked.served()[how]
+        alive.append(repeating(rows, again))
+        assert allocator.alloc(alive[-1].graph) and hooked.served()[how] == before + 1, (how, hooked.served())
+        alive[-1].forget()
+        before = hooked.served()["same"]
+        assert allocator.alloc(alive[-1].graph) and hooked.served()["same"] == before + 1
+    assert hooked.served()["failed"] == 0
+
+
 def lists_that_differ() -> None:
     """Unread leafs, and nodes in another order: the graph's lists matter, not only the tensors that they contain."""
-    def listed(made, at: int, count: int):
-        return (c.c_void_p * count).from_address(c.c_void_p.from_address(made.graph + at).value)
-
     for plain in (True, False):
         made = Context()
         x, w, other = (made.leaf(16, 16) for _ in range(3))
