@@ -73,8 +73,9 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
     return !s->dep_failed;
 }
 
-/* Store the pairs that backends named by id in p->pair, and as alloc dependencies of the plan.  Skipped are tensors whose
- * memory the plan does not choose, and those that are computed only after the node until which they should be kept. */
+/* Store the pairs that backends named by id in p->pair, and as alloc dependencies of the plan.  Skipped are tensors
+ * whose memory the plan does not choose, and those that are computed only after the node until which they should be
+ * kept. */
 static bool take_deps(const gh_sched *s, gh_plan *p)
 {
     const gh_reader *r = &s->cache->reader;
@@ -131,7 +132,7 @@ static bool keep_placement(gh_sched *s, const gh_plan_entry *e)
 }
 
 /* Read the reordered graph, and give e a new plan for it.  Nodes have other ids now than in the signature, which is of
- * the client's order: e->reordered has the tensors by their new ids. */
+ * the client's order: the plan's `order` translates them. */
 static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
 {
     gh_reader *r = &s->cache->reader;
