@@ -1,18 +1,19 @@
 """The threads of compiled kernels: bits, life, forks, and several plans, backends and threads at a time."""
 
 import gc
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import in_child
 from op_results import place, random, raw
 
 import ggml_sched as gs
@@ -44,21 +45,6 @@ def made(n_threads: int, name: str = "CPU") -> tuple[gs.CpuBackend, gs.Graph, di
 
 def threads_of_the_pool(backend: gs.CpuBackend) -> int:
     return backend._pool.alive
-
-
-def test_any_number_of_threads_gives_the_same_bits_every_time():
-    backend, graph, _ = made(1)
-    seen = set()
-    for n in (1, 2, 3, 4, 8, 1, 2):
-        backend.set_n_threads(n)
-        plan = backend.graph_plan_create(graph)
-        for _ in range(3):
-            backend.graph_plan_compute(plan)
-            seen.add(raw(graph.nodes[-1]))
-        backend.graph_compute(graph)
-        seen.add(raw(graph.nodes[-1]))
-    assert len(seen) == 1
-    backend.close()
 
 
 def test_a_plan_made_for_few_threads_runs_with_many():
@@ -147,30 +133,29 @@ def test_signals_are_for_the_threads_of_the_program():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_after_use_has_threads_of_its_own():
+@pytest.mark.parametrize("is_locked", [False, True], ids=["idle", "as if another thread were computing"])
+def test_a_fork_after_use_has_threads_of_its_own(is_locked):
     backend, graph, _ = made(3)
+    out = graph.nodes[-1]
     plan = backend.graph_plan_create(graph)
     backend.graph_plan_compute(plan)
-    want = raw(graph.nodes[-1])
-    for _ in range(3):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                good = threads_of_the_pool(backend) == 0
-                graph.nodes[-1].set(np.zeros(graph.nodes[-1].n_elements))
-                backend.graph_plan_compute(plan)
-                good = good and raw(graph.nodes[-1]) == want and threads_of_the_pool(backend) == 2
-                backend.set_n_threads(2)
-                backend.graph_compute(graph)
-                good = good and raw(graph.nodes[-1]) == want
-                backend.close()
-                status = 0 if good else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    want = raw(out)
+
+    def use():
+        assert threads_of_the_pool(backend) == 0
+        out.set(np.zeros(out.n_elements))
+        backend.graph_plan_compute(plan)
+        assert raw(out) == want and threads_of_the_pool(backend) == 2
+        backend.set_n_threads(2)
+        backend.graph_compute(graph)
+        assert raw(out) == want
+        backend.close()
+
+    for _ in range(2):
+        with backend._lock if is_locked else nullcontext():
+            assert in_child(use) == 0
     backend.graph_plan_compute(plan)
-    assert raw(graph.nodes[-1]) == want
+    assert raw(out) == want
     backend.close()
 
 
@@ -185,19 +170,15 @@ def test_a_fork_while_another_thread_computes():
         while not stop.is_set():
             backend.graph_plan_compute(plan)
 
+    def use():
+        backend.graph_plan_compute(plan)
+        assert raw(graph.nodes[-1]) == want
+
     thread = threading.Thread(target=work)
     thread.start()
     try:
         for _ in range(5):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    backend.graph_plan_compute(plan)
-                    status = 0 if raw(graph.nodes[-1]) == want else 2
-                finally:
-                    os._exit(status)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert in_child(use) == 0
     finally:
         stop.set()
         thread.join()
@@ -222,7 +203,7 @@ def in_threads(*works) -> None:
         raise errors[0]
 
 
-def test_two_plans_of_one_backend_run_at_the_same_time():
+def test_plans_of_one_backend_have_work_memory_of_their_own_and_run_at_the_same_time():
     backend = gs.CpuBackend(2)
     jobs = []
     for _ in range(3):
@@ -233,6 +214,7 @@ def test_two_plans_of_one_backend_run_at_the_same_time():
             tensor.set(array)
         backend.graph_compute(graph)
         jobs.append((graph.nodes[-1], raw(graph.nodes[-1]), backend.graph_plan_create(graph)))
+        assert jobs[-1][2].work_size > 0
 
     def run(out, want, plan):
         for _ in range(10):
