@@ -114,24 +114,15 @@ def rotated(
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("type", ["f32", "f16"])
-@pytest.mark.parametrize("n_dims", [0, 2, 8, 12])
-def test_rope(mode, type, n_dims):
-    ctx = gs.Context()
-    a, pos = ctx.tensor(type, (12, 3, 5, 2)), ctx.tensor("i32", (5,))
-    x, p = random(RNG, 12, 3, 5, 2), np.int32([0, 7, 1, 4000, 3])
-    got = compute(ctx, ctx.rope(a, pos, n_dims, mode), {a: x, pos: p})
-    assert_close(got, rotated(stored(x, type), p, n_dims, mode == "neox"), type)
-
-
-@pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("type", ["f32", "f16"])
-def test_rope_of_whole_vectors_and_of_many_positions(mode, type):
-    for d, n_dims, heads, n in ((64, 64, 3, 5), (80, 32, 2, 300), (96, 64, 4, 0)):
+def test_rope(mode, type):
+    """Of parts of rows and whole rows, of few and many positions, of none."""
+    for ne, n_dims in (((12, 3, 5, 2), 0), ((12, 3, 5, 2), 2), ((12, 3, 5, 2), 8), ((12, 3, 5, 2), 12),
+                       ((64, 3, 5, 1), 64), ((80, 2, 300, 1), 32), ((96, 4, 0, 1), 64)):
         ctx = gs.Context()
-        a, pos = ctx.tensor(type, (d, heads, n)), ctx.tensor("i32", (n,))
-        x, p = random(RNG, d, heads, n), RNG.integers(0, 4000, n).astype(np.int32)
+        a, pos = ctx.tensor(type, ne), ctx.tensor("i32", ne[2:3])
+        x, p = random(RNG, *ne), RNG.integers(0, 4000, ne[2]).astype(np.int32)
         got = compute(ctx, ctx.rope(a, pos, n_dims, mode), {a: x, pos: p})
-        assert_close(got, rotated(stored(x, type)[None], p, n_dims, mode == "neox"), type)
+        assert_close(got, rotated(stored(x, type), p, n_dims, mode == "neox"), type)
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
@@ -187,39 +178,36 @@ def attention(q, k, v, mask=None, scale=1.0, max_bias=0.0, softcap=0.0, sinks=No
     return out
 
 
-@pytest.mark.parametrize("type", FLOATS + QUANTISED)
-@pytest.mark.parametrize("case", ["plain", "mask", "alibi", "softcap", "sinks", "all"])
-def test_flash_attn_ext(type, case):
-    d, d_v = width(32, type), width(64, type)
-    n_rows, n_head, n_kv, n_kv_head, n_batch = 3, 6, 11, 2, 2
+def assert_attention(type: str, size: tuple[int, ...], mask: str | None = None, outer: tuple[int, ...] = (),
+                     max_bias: float = 0.0, softcap: float = 0.0, with_sinks: bool = False) -> None:
+    """`size`: elements of a key and of a value, heads, key heads, rows, keys.  The mask is of type `mask`; `outer`: its
+    extents behind the first, where there is not one mask for all heads and batches."""
+    d, d_v, n_head, n_kv_head, n_rows, n_kv = size
     ctx = gs.Context()
-    q = ctx.tensor("f32", (d, n_rows, n_head, n_batch))
-    k, v = ctx.tensor(type, (d, n_kv, n_kv_head, n_batch)), ctx.tensor(type, (d_v, n_kv, n_kv_head, n_batch))
-    mask_ne = (n_kv, n_rows + 1, 3, 1) if case == "all" else (n_kv, n_rows, 1, n_batch)
-    mask, sinks = ctx.tensor("f16" if case == "all" else "f32", mask_ne), ctx.tensor("f32", (n_head,))
+    q, sinks = ctx.tensor("f32", (d, n_rows, n_head, 2)), ctx.tensor("f32", (n_head,))
+    k, v = ctx.tensor(type, (d, n_kv, n_kv_head, 2)), ctx.tensor(type, (d_v, n_kv, n_kv_head, 2))
     x, y, z, s = (random(RNG, *t.ne) for t in (q, k, v, sinks))
-    m = causal(*mask_ne).astype(np.float16 if case == "all" else np.float32)
-    options = {
-        "plain": {},
-        "mask": {"mask": 1},
-        "alibi": {"mask": 1, "max_bias": 8.0},
-        "softcap": {"softcap": 3.0},
-        "sinks": {"sinks": 1},
-        "all": {"mask": 1, "max_bias": 4.0, "softcap": 2.0, "sinks": 1},
-    }[case]
-    out = ctx.flash_attn_ext(
-        q, k, v, mask if "mask" in options else None, 0.2, options.get("max_bias", 0.0), options.get("softcap", 0.0),
-        sinks if "sinks" in options else None,
-    )
-    want = attention(
-        x, stored(y, type), stored(z, type), m if "mask" in options else None, 0.2, options.get("max_bias", 0.0),
-        options.get("softcap", 0.0), s[0, 0, 0] if "sinks" in options else None,
-    )
-    assert_close(compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s[0, 0, 0]}), want)
+    values = {q: x, k: y, v: z, sinks: s[0, 0, 0]}
+    masking = held = None
+    if mask is not None:
+        masking = ctx.tensor(mask, (n_kv, *(outer or (n_rows,))))
+        values[masking] = held = causal(*masking.ne).astype({"f16": np.float16, "f32": np.float32}[mask])
+    options = (d**-0.5, max_bias, softcap)
+    got = compute(ctx, ctx.flash_attn_ext(q, k, v, masking, *options, sinks if with_sinks else None), values)
+    assert_close(got, attention(x, stored(y, type), stored(z, type), held, *options,
+                                s[0, 0, 0] if with_sinks else None))
+
+
+@pytest.mark.parametrize("type", FLOATS + QUANTISED)
+@pytest.mark.parametrize("options", [
+    {}, {"mask": "f32", "outer": (3, 1, 2)}, {"mask": "f32", "max_bias": 8.0}, {"softcap": 3.0}, {"with_sinks": True},
+    {"mask": "f16", "outer": (4, 3, 1), "max_bias": 4.0, "softcap": 2.0, "with_sinks": True},
+], ids=["plain", "mask", "alibi", "softcap", "sinks", "all"])
+def test_flash_attn_ext(type, options):
+    assert_attention(type, (width(32, type), width(64, type), 6, 2, 3, 11), **options)
 
 
 SIZES = [
-    # d, d_v, heads, key heads, rows, keys
     (64, 64, 4, 4, 1, 32), (64, 64, 8, 2, 1, 700), (128, 128, 2, 1, 3, 300), (40, 24, 6, 3, 1, 257),
     (64, 64, 4, 2, 37, 96), (128, 64, 2, 2, 130, 200), (24, 40, 3, 3, 9, 65), (16, 16, 2, 1, 70, 1),
     (576, 512, 8, 1, 2, 33),
@@ -229,22 +217,11 @@ SIZES = [
 @pytest.mark.parametrize("type", [*FLOATS, "q8_0"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_flash_attention_of_few_and_of_many_rows(size, type):
-    d, d_v, n_head, n_kv_head, n_rows, n_kv = size
-    if type == "q8_0" and (d % 32 or d_v % 32):
+    if type == "q8_0" and (size[0] % 32 or size[1] % 32):
         pytest.skip("rows of whole blocks")
-    for masked, max_bias, softcap, with_sinks in ((0, 0, 0, 0), (1, 0, 0, 0), (1, 8.0, 0, 1), (1, 0, 5.0, 1)):
-        ctx = gs.Context()
-        q, sinks = ctx.tensor("f32", (d, n_rows, n_head, 2)), ctx.tensor("f32", (n_head,))
-        k, v = ctx.tensor(type, (d, n_kv, n_kv_head, 2)), ctx.tensor(type, (d_v, n_kv, n_kv_head, 2))
-        mask = ctx.tensor("f16", (n_kv, n_rows))
-        x, y, z, s = (random(RNG, *t.ne) for t in (q, k, v, sinks))
-        m, s = causal(n_kv, n_rows).astype(np.float16), s[0, 0, 0]
-        options = (d**-0.5, max_bias, softcap)
-        out = ctx.flash_attn_ext(q, k, v, mask if masked else None, *options, sinks if with_sinks else None)
-        got = compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s})
-        want = attention(x, stored(y, type), stored(z, type), m[None, None] if masked else None, *options,
-                         s if with_sinks else None)
-        assert_close(got, want)
+    assert_attention(type, size)
+    for max_bias, softcap, with_sinks in ((0.0, 0.0, False), (8.0, 0.0, True), (0.0, 5.0, True)):
+        assert_attention(type, size, "f16", (), max_bias, softcap, with_sinks)
 
 
 def test_flash_attention_over_a_permuted_cache():
@@ -258,25 +235,25 @@ def test_flash_attention_over_a_permuted_cache():
     assert_close(compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3))
 
 
-def test_flash_attention_never_looks_at_masked_cells():
+@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize(("d", "n_rows", "n_kv"), [(4, 3, 5), (64, 1, 90), (64, 3, 90), (64, 20, 90)])
+def test_flash_attention_never_looks_at_masked_cells(d, n_rows, n_kv, type):
     """Unused cells of a KV cache hold anything; ggml's result does not depend on them."""
     ctx = gs.Context()
-    q, k, v = ctx.tensor("f32", (4, 3, 2)), ctx.tensor("f16", (4, 5, 1)), ctx.tensor("f16", (4, 5, 1))
-    mask, sinks = ctx.tensor("f32", (5, 3)), ctx.tensor("f32", (2,))
-    x, y, z = random(RNG, 4, 3, 2), random(RNG, 4, 5), random(RNG, 4, 5)
-    m = np.zeros((3, 5), np.float32)
-    m[:, 3:] = -INF
-    m[2] = -INF  # a row that sees nothing
-    y[3], z[3], y[4], z[4] = np.nan, np.nan, np.inf, -np.inf
+    q, k, v = ctx.tensor("f32", (d, n_rows, 2)), ctx.tensor(type, (d, n_kv, 1)), ctx.tensor(type, (d, n_kv, 1))
+    mask, sinks = ctx.tensor("f32", (n_kv, n_rows)), ctx.tensor("f32", (2,))
+    x, y, z = random(RNG, d, n_rows, 2), random(RNG, d, n_kv), random(RNG, d, n_kv)
+    m = np.zeros((n_rows, n_kv), np.float32)
+    m[:, n_kv // 2 + 1 :] = -INF
+    m[1:2] = -INF  # a row that sees nothing
+    y[-2], z[-2], y[-1], z[-1] = np.nan, np.nan, INF, -INF
+    held = [stored(array, type)[None, None] for array in (y, z)]
     values = {q: x, k: y, v: z, mask: m, sinks: np.float32([0.3, -1])}
-    y16, z16 = y.astype(np.float16).astype(float), z.astype(np.float16).astype(float)
     for use in (None, sinks):
         got = compute(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.5, sinks=use), values)
-        want = attention(
-            x[None], y16[None, None], z16[None, None], m[None, None], 0.5, sinks=None if use is None else [0.3, -1],
-        )
+        want = attention(x[None], *held, m[None, None], 0.5, sinks=None if use is None else [0.3, -1])
         assert_close(got, want)
-        assert not got.reshape(3, 2, 4)[2].any()
+        assert not got.reshape(n_rows, 2, d)[1:2].any()
 
 
 def test_flash_attention_of_no_rows_and_no_cells():
