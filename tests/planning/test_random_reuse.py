@@ -71,7 +71,7 @@ def drawn(rng: random.Random) -> tuple[list[tuple[str, int]], list[int]]:
 
 def test_random_heirs_of_parts_compute_the_same_afresh_and_replayed():
     fresh = moved = planned_anew = 0
-    for seed in range(250):
+    for seed in range(150):
         rng = random.Random(seed)
         steps, offsets = drawn(rng)
         width, rows = rng.choice((16, 32, 40, 64)), rng.randrange(2, 17)
@@ -90,4 +90,4 @@ def test_random_heirs_of_parts_compute_the_same_afresh_and_replayed():
             with gs.Scheduler([gs.CpuBackend()], "seed") as scheduler:
                 np.testing.assert_array_equal(other.computed(scheduler)[1], found)
     # Such nodes occur.
-    assert fresh >= 30 and moved >= 10 and planned_anew >= 3, (fresh, moved, planned_anew)
+    assert fresh >= 20 and moved >= 10 and planned_anew >= 3, (fresh, moved, planned_anew)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from configs import sample_paths, sample_plan
+from configs import CONFIGURATIONS, sample_paths, sample_plan
 from devices import resident_tensor
 from processes import run_python
 from random_problems import plan_of, random_case
@@ -391,12 +391,16 @@ def test_memory_remembers_who_wrote_each_byte():
 # -- sound plans -----------------------------------------------------------------------------------------
 
 
+DAILY = {"decode": "c4", "prefill512": "c2half"}
+SAMPLES = [pytest.param(path, config, id=f"{name}-{config}",
+                        marks=() if config == DAILY[name.rpartition("-")[2]] else pytest.mark.soak)
+           for path in sample_paths() for name in [path.name.removesuffix(".json.gz")] for config in CONFIGURATIONS]
+
+
 @pytest.mark.parametrize("policy", ["seed", "default"])
-@pytest.mark.parametrize("config", ["c2half", "c4", pytest.param("c1", marks=pytest.mark.soak),
-                                    pytest.param("c2full", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("path", sample_paths(), ids=lambda p: p.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("path, config", SAMPLES)
 def test_plans_of_sample_graphs_are_sound(path, config, policy):
-    """Plans with fewer splits and copies are a soak: others contain all that they contain."""
+    """Each graph in a configuration with many splits; the others are a soak."""
     sample_plan(path, config, policy).verify()
 
 
