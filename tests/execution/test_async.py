@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from devices import PATIENCE, Chain, Gated, Stream, wait, weights_on
+from forks import in_child
 
 import ggml_sched as gs
 from ggml_sched.execution import pipeline
@@ -320,29 +321,23 @@ def test_after_a_fork_the_child_has_threads_of_its_own(busy):
     if busy:
         backends[0].before = lambda number: wait(gate)
         chain.queue(scheduler, 2)
+
+    def compute() -> None:
+        backends[0].before = lambda number: None
+        if busy:
+            with pytest.raises(gs.BackendError):
+                scheduler.synchronize()
+        chain.queue(scheduler, 3)
+        scheduler.synchronize()
+        chain.check(3)
+        scheduler.close()
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)     # newer Pythons warn about forks with threads
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            backends[0].before = lambda number: None
-            if busy:
-                try:
-                    scheduler.synchronize()
-                    os._exit(2)
-                except gs.BackendError:
-                    pass
-            chain.queue(scheduler, 3)
-            scheduler.synchronize()
-            code = 0 if np.array_equal(chain.out.numpy(), chain.expected(3)) else 3
-            scheduler.close()
-        finally:
-            os._exit(code)
+        assert in_child(compute) == 0
     gate.set()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     scheduler.synchronize()
-    assert np.array_equal(chain.out.numpy(), chain.expected(2 if busy else 1))
+    chain.check(2 if busy else 1)
     scheduler.close()
 
 

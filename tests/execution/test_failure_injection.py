@@ -6,10 +6,11 @@ each kind on each backend, until an act ends before its failure comes.
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
-from devices import Chain
+from devices import Chain, device
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import CpuBuffer
@@ -237,28 +238,22 @@ def test_fail_at_refuses_what_it_does_not_know():
 # -- failures while giving back ------------------------------------------------------------------
 
 
-class Clinging(Faulty):
-    """Fails, once, to free a plan or a buffer, having freed it."""
+def failing_to_free(name: str) -> gs.Backend:
+    """A backend that fails, once, to free what its `fails` names ("plan" or "buffer"), having freed it."""
+    def fail(what, freed):
+        if backend.fails == what:
+            backend.fails = None
+            raise gs.BackendError(f"freeing a {what}")
 
-    fails = None
-
-    def graph_plan_free(self, plan):
-        super().graph_plan_free(plan)
-        if self.fails == "plan":
-            self.fails = None
-            raise gs.BackendError("freeing a plan")
-
-    def give_back(self, size):
-        super().give_back(size)
-        if self.fails == "buffer":
-            self.fails = None
-            raise gs.BackendError("freeing a buffer")
+    backend = device(name=name, after={"graph_plan_free": partial(fail, "plan"), "give_back": partial(fail, "buffer")},
+                     attributes={"fails": None})
+    return backend
 
 
 @pytest.mark.parametrize("act", ["alloc", "reserve", "reset", "close"])
 @pytest.mark.parametrize("what", ["plan", "buffer"])
 def test_failures_while_giving_back_leave_nothing_behind(what, act):
-    backends = [Clinging("a"), Clinging("b")]
+    backends = [failing_to_free("a"), failing_to_free("b")]
     small, large = Chain(backends, rows=2), Chain(backends, rows=40)
     residents = [b.used for b in backends]
     scheduler = gs.Scheduler(backends)
