@@ -291,6 +291,33 @@ def test_what_is_held_counts_as_available_for_the_next_graph(kind):
         sched.compute(small[0], zero=True)
 
 
+def test_old_memory_and_what_lived_in_it_come_back_when_new_memory_cannot_be_had():
+    """The old memory is freed first, as both do not fit side by side."""
+    def alloc_buffer(inherited, size):
+        if size > backend.largest:
+            raise gs.OutOfMemory(f"no {size} bytes in one piece", backend.name, size, backend.largest)
+        return inherited(size)
+
+    backend = device(answers={"memory_available": lambda inherited: backend.free, "alloc_buffer": alloc_buffer},
+                     attributes={"free": 1 << 20, "largest": 1 << 20})
+    graphs, inputs = [], []
+    for elements in (100, 1000):
+        ctx = gs.Context()
+        inputs.append(ctx.tensor("f32", (elements,), "x", input=True))
+        graphs.append(gs.Graph(ctx.set_output(ctx.scale(inputs[-1], 2.0))))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graphs[0])
+        inputs[0].set(np.arange(100))
+        before = scheduler.buffer_size(backend)
+        backend.free, backend.largest = 7500, 2000
+        with pytest.raises(gs.OutOfMemory, match="in one piece"):
+            scheduler.alloc(graphs[1])
+        assert scheduler.buffer_size(backend) == before
+        assert inputs[0].buffer is not None and not inputs[0].buffer.closed and inputs[1].buffer is None
+        scheduler.compute(graphs[0])
+        assert graphs[0].nodes[-1].numpy().tolist() == [2.0 * k for k in range(100)]
+
+
 @pytest.mark.parametrize("kind", KINDS[1:])     # a budget is for the arena alone
 def test_weights_beside_the_arena_use_the_memory_too(kind):
     graph, _, _ = wide(4)
