@@ -153,15 +153,6 @@ cdef class Cells:
         self.recount()
         return freed
 
-    def keep(self, seq):
-        """Remove every other sequence; returns the rows (i64) that this has freed."""
-        bit = self.bit(seq)
-        freed = np.flatnonzero((self.sets != 0) & ((self.sets & bit) == 0))
-        self.sets &= bit
-        self.positions[freed] = FREE
-        self.recount()
-        return freed
-
     def copy(self, src, dst, start=0, stop=None):
         """Add the rows of `src` at positions start .. stop - 1 to `dst`, which then shares them."""
         held = self.held(src, start, stop)

@@ -160,18 +160,9 @@ class Hparams:
         return max(layer.n_ff for layer in self.layers)
 
     @property
-    def n_expert(self) -> int:
-        return self.experts.n if self.experts else 0
-
-    @property
     def recurrent(self) -> bool:
         """Whether some layer has a recurrent state."""
         return any(layer.recurrent for layer in self.layers)
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """The different windows of the attention layers, ascending; 0 is none."""
-        return tuple(sorted({layer.window for layer in self.layers if layer.n_embd_k}))
 
 
 def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | None = "normal") -> Hparams:

@@ -232,7 +232,7 @@ class Runner:
                 raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
             self.scheduler.reserve(self._shift.graph)
         self.scheduler.alloc(self._shift.graph)
-        self._shift.set_inputs(deltas)
+        self._shift.deltas.set(deltas)
         self.scheduler.compute(self._shift.graph)
 
     def clear(self) -> None:

@@ -10,7 +10,7 @@ was written, so here it is 1 (llama.cpp applies it a second time).
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
 from ggml_sched._graph import Context, Graph, Tensor, Type
 from ggml_sched.llama.builder import rope_factors
@@ -24,17 +24,11 @@ TURNED = (Type.F32, Type.F16)
 """Types that rope rotates in place; other types are converted to f32 and back."""
 
 
-class ShiftGraph:
-    """`graph`, whose only input is the delta of each row; the model's scheduler computes it."""
+class ShiftGraph(NamedTuple):
+    """`graph`, and its only input, i32 [n_ctx]: what is added to the position of each row of the cache."""
 
-    __slots__ = ("deltas", "graph")
-
-    def __init__(self, graph: Graph, deltas: Tensor) -> None:
-        self.graph, self.deltas = graph, deltas
-
-    def set_inputs(self, deltas: np.ndarray) -> None:
-        """`deltas` i32 [n_ctx]: what is added to the position of each row."""
-        self.deltas.set(deltas)
+    graph: Graph
+    deltas: Tensor
 
 
 def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGraph | None:

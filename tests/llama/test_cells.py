@@ -45,14 +45,8 @@ class Plain:
     def remove(self, seq: int, start: int, stop: int | None) -> None:
         for i in self.held(seq, start, stop):
             self.rows[i][1].discard(seq)
-        self.sweep()
-
-    def keep(self, seq: int) -> None:
-        self.rows = [row and (row[0], row[1] & {seq}) for row in self.rows]
-        self.sweep()
-
-    def sweep(self) -> None:
         self.rows = [row if row and row[1] else None for row in self.rows]
+
 
     def copy(self, src: int, dst: int, start: int, stop: int | None) -> None:
         rows = self.held(src, start, stop)
@@ -99,7 +93,7 @@ def test_random_changes_are_those_of_a_list_of_sets(n_rows, n_seq, seed):
         seq, other = rng.choice(used), rng.choice(used)
         start = rng.choice((0, 0, rng.randrange(12)))
         stop = rng.choice((None, rng.randrange(14)))
-        act = rng.choice(("place", "place", "remove", "copy", "shift", "keep", "mask", "rollback"))
+        act = rng.choice(("place", "place", "remove", "copy", "shift", "mask", "rollback"))
         before = cells.snapshot()
         if act == "place":
             ends = {s: max((plain.rows[i][0] for i in plain.held(s, 0, None)), default=-1) for s in range(n_seq)}
@@ -117,8 +111,6 @@ def test_random_changes_are_those_of_a_list_of_sets(n_rows, n_seq, seed):
         elif act == "shift":
             delta = rng.randrange(-6, 7)
             calls = partial(cells.shift, seq, start, stop, delta), partial(plain.shift, seq, start, stop, delta)
-        elif act == "keep":
-            calls = partial(cells.keep, seq), partial(plain.keep, seq)
         elif act == "mask":
             tokens = [(rng.randrange(12), rng.choice(used)) for _ in range(rng.choice((1, 1, 3)))]
             window, n_kv = rng.choice((0, 1, 3)), rng.randrange(n_rows + 1)
@@ -191,7 +183,7 @@ def test_sequences_that_are_not_there_are_refused():
         with pytest.raises(ValueError):
             Cells(4, n)
     cells = Cells(4, 2)
-    for call in (lambda: cells.remove(2), lambda: cells.copy(0, 2), lambda: cells.keep(-1), lambda: cells.rows_of(2)):
+    for call in (lambda: cells.remove(2), lambda: cells.copy(0, 2), lambda: cells.remove(-1), lambda: cells.rows_of(2)):
         with pytest.raises(ValueError, match="0 .. 1"):
             call()
 

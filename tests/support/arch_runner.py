@@ -77,5 +77,5 @@ class Runner:
     def shift(self, deltas) -> None:
         shift = build_shift(self.hparams, self.weights, self.cache)
         self.scheduler.alloc(shift.graph)
-        shift.set_inputs(np.asarray(deltas, np.int32))
+        shift.deltas.set(np.asarray(deltas, np.int32))
         self.scheduler.compute(shift.graph)
