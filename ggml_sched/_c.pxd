@@ -5,7 +5,6 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 cdef extern from "ggml_sched/status.h" nogil:
     enum:
         GS_OK, GS_NO_HOST_MEMORY, GS_OVERFLOW, GS_OUT_OF_MEMORY, GS_BAD_ARGUMENT, GS_BAD_PLACEMENT, GS_UNSUPPORTED_OP
-        GS_HAZARD
 
     ctypedef struct gs_error:
         int32_t status
@@ -49,14 +48,13 @@ cdef extern from "ggml_sched/structs.h" nogil:
 
 cdef extern from "ggml_sched/types.h" nogil:
     enum:
-        GS_N_TYPES, GS_TYPE_F32, GS_TYPE_F16, GS_TYPE_I8, GS_TYPE_I16, GS_TYPE_I32, GS_TYPE_I64, GS_TYPE_F64
-        GS_TYPE_BF16
+        GS_N_TYPES, GS_TYPE_F32, GS_TYPE_F16, GS_TYPE_I8, GS_TYPE_I32, GS_TYPE_I64
     const char *gs_type_name(int type)
     gs_type_traits gs_traits_of_type(int type)
 
 cdef extern from "ggml_sched/ops.h" nogil:
     enum:
-        GS_INPLACE_FIRST, GS_INPLACE_LATER, GS_OP_NONE, GS_OP_VIEW, GS_OP_RESHAPE, GS_OP_PERMUTE, GS_OP_TRANSPOSE
+        GS_INPLACE_FIRST, GS_OP_NONE, GS_OP_VIEW, GS_OP_RESHAPE, GS_OP_PERMUTE, GS_OP_TRANSPOSE
         GS_OP_UNARY, GS_OP_GLU, GS_GLU_GEGLU, GS_GLU_REGLU, GS_GLU_SWIGLU, GS_GLU_SWIGLU_OAI, GS_OP_ADD, GS_OP_ADD1
         GS_OP_ADD_ID, GS_OP_ARANGE, GS_OP_ARGMAX, GS_OP_ARGSORT, GS_OP_CLAMP, GS_OP_CONCAT, GS_OP_CONT, GS_OP_CPY
         GS_OP_DIAG_MASK_INF, GS_OP_DIAG_MASK_ZERO, GS_OP_DIV, GS_OP_DUP, GS_OP_FLASH_ATTN_EXT, GS_OP_GET_ROWS
@@ -228,8 +226,7 @@ cdef extern from "ggml_sched/api.h" nogil:
     enum: GS_API_MAJOR
     enum: GS_API_MINOR
     const char *GS_API_CAPSULE
-    enum:
-        GS_MAX_TENSORS, GS_PACK_NO_CAPACITY, GS_PACK_DEFAULT_BUDGET, GS_PACK_PLANNER_BUDGET
+    enum: GS_MAX_TENSORS
 
     ctypedef struct gs_api_graph:
         pass

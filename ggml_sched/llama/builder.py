@@ -124,16 +124,16 @@ class Builder:
         They are three matrix products, or views of one where the model has one matrix for the three.
         """
         h, at, ctx, heads = self.hparams, self.hparams.layers[layer], self.ctx, []
-        kinds = (("Qcur", "q", h.n_embd_head_k, at.n_head), ("Kcur", "k", h.n_embd_head_k, at.n_head_kv),
+        parts = (("Qcur", "q", h.n_embd_head_k, at.n_head), ("Kcur", "k", h.n_embd_head_k, at.n_head_kv),
                  ("Vcur", "v", h.n_embd_head_v, at.n_head_kv))
         if self.weights.get(f"blk.{layer}.attn_qkv.weight") is None:
-            for name, kind, width, n_head in kinds:
-                y = self.linear(x, f"blk.{layer}.attn_{kind}", name, layer)
+            for name, letter, width, n_head in parts:
+                y = self.linear(x, f"blk.{layer}.attn_{letter}", name, layer)
                 heads.append(self.name(ctx.reshape_3d(y, width, n_head, self.n_tokens), name, layer))
             return tuple(heads)
         y, first = self.linear(x, f"blk.{layer}.attn_qkv", "wqkv", layer), 0
         size = y.nb[0]
-        for name, _, width, n_head in kinds:
+        for name, _, width, n_head in parts:
             part = ctx.view_3d(y, width, n_head, self.n_tokens, width * size, y.nb[1], first * size)
             heads.append(self.name(part, name, layer))
             first += width * n_head
@@ -245,27 +245,27 @@ class Builder:
         width, column = at.n_embd_v // at.n_head_kv, self.cache.n_ctx * v.nb[0]
         return self.ctx.view_3d(v, self.n_kv, width, at.n_head_kv, column, column * width)
 
-    def gated(self, x: Tensor, layer: int, kind: str = "swiglu", suffix: str = "") -> Tensor:
-        """The gated feed-forward unit down(f(gate(x)) * up(x)), where `kind` names the function f.
+    def gated(self, x: Tensor, layer: int, function: str = "swiglu", suffix: str = "") -> Tensor:
+        """The gated feed-forward unit down(f(gate(x)) * up(x)); `function` names f.
 
         Some models have gate and up as one matrix named up, with the rows of gate first.
         """
         prefix, ctx = f"blk.{layer}.ffn_", self.ctx
         up_name = f"ffn_up{suffix}"
         if self.weights.get(f"{prefix}gate{suffix}.weight") is None:
-            x = ctx.glu(self.linear(x, prefix + "up" + suffix, up_name, layer), kind)
+            x = ctx.glu(self.linear(x, prefix + "up" + suffix, up_name, layer), function)
         else:
             gate = self.linear(x, prefix + "gate" + suffix, f"ffn_gate{suffix}", layer)
             up = self.linear(x, prefix + "up" + suffix, up_name, layer)
-            x = ctx.glu_split(gate, up, kind)
-        x = self.name(x, f"ffn_{kind}{suffix}", layer)
+            x = ctx.glu_split(gate, up, function)
+        x = self.name(x, f"ffn_{function}{suffix}", layer)
         return self.linear(x, prefix + "down" + suffix, f"ffn_out{suffix}", layer)
 
-    def plain(self, x: Tensor, layer: int, kind: str = "gelu") -> Tensor:
-        """The feed-forward unit without a gate, down(f(up(x))), where `kind` names the function f."""
+    def plain(self, x: Tensor, layer: int, function: str = "gelu") -> Tensor:
+        """The feed-forward unit without a gate, down(f(up(x))); `function` names f."""
         prefix = f"blk.{layer}.ffn_"
         x = self.linear(x, prefix + "up", "ffn_up", layer)
-        x = self.name(self.ctx.unary(x, kind), f"ffn_{kind}", layer)
+        x = self.name(self.ctx.unary(x, function), f"ffn_{function}", layer)
         return self.linear(x, prefix + "down", "ffn_out", layer)
 
     def add(self, x: Tensor, y: Tensor, name: str, layer: int) -> Tensor:

@@ -34,14 +34,14 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
     made: list[Backend] = []
     try:
         for i, name in enumerate(names):
-            kind, _, device = name.partition(":")
+            family, _, device = name.partition(":")
             same = [k for k, other in enumerate(names) if other == name]
             title = (device or name).upper() + ("" if len(same) == 1 else str(same.index(i)))
-            if kind == "cpu" and not device:
+            if family == "cpu" and not device:
                 made.append(gs.CpuBackend(n_threads, name=title))
-            elif name == "cuda" or kind == "cuda" and device.isdecimal():
+            elif name == "cuda" or family == "cuda" and device.isdecimal():
                 made.append(gs.CupyBackend(int(device or same.index(i))))
-            elif kind == "ggml":
+            elif family == "ggml":
                 made.append(gs.GgmlBackend(device or "CPU", n_threads, name=title))
             else:
                 raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")

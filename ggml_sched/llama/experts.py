@@ -14,10 +14,10 @@ MIN_EXPERT_WEIGHT = 6.103515625e-5
 """The chosen experts' weights are divided by their sum, or by this, the smallest normal f16, if the sum is smaller."""
 
 
-def experts(b: Builder, x: Tensor, layer: int, kind: str = "swiglu") -> Tensor:
+def experts(b: Builder, x: Tensor, layer: int, function: str = "swiglu") -> Tensor:
     """For each token the weighted sum of the results of its n_used best experts; the router gives rank and weights.
 
-    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `kind`, the function of the gate: "swiglu", "geglu", or "swiglu_oai".
+    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `function`, that of the gate: "swiglu", "geglu", or "swiglu_oai".
     """
     ctx, e, n_embd, n, prefix = b.ctx, b.hparams.experts, x.ne[0], x.ne[1], f"blk.{layer}.ffn_"
 
@@ -55,7 +55,7 @@ def experts(b: Builder, x: Tensor, layer: int, kind: str = "swiglu") -> Tensor:
     b.expand(weight)
     x = ctx.reshape_3d(x, n_embd, 1, n)
     up, gate = product("up", x), product("gate", x)
-    x = name(ctx.swiglu_oai(gate, up) if kind == "swiglu_oai" else ctx.glu_split(gate, up, kind), kind)
+    x = name(ctx.swiglu_oai(gate, up) if function == "swiglu_oai" else ctx.glu_split(gate, up, function), function)
     x = name(ctx.mul(product("down", x), weight), "weighted")
     parts = [ctx.view_2d(x, n_embd, n, x.nb[2], i * x.nb[1]) for i in range(e.n_used)]
     b.expand(*parts)

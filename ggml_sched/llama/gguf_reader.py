@@ -179,11 +179,11 @@ class Reader:
     # -- pieces -------------------------------------------------------------------
 
     def number(self, kind: Kind, what: str):
-        form = SCALARS[kind]
-        if form.size > self.size - self.pos:
-            raise self.fail(f"{what} needs {form.size} bytes, {self.size - self.pos} are left")
-        value = form.unpack_from(self.memory, self.pos)[0]
-        self.pos += form.size
+        packed = SCALARS[kind]
+        if packed.size > self.size - self.pos:
+            raise self.fail(f"{what} needs {packed.size} bytes, {self.size - self.pos} are left")
+        value = packed.unpack_from(self.memory, self.pos)[0]
+        self.pos += packed.size
         return value
 
     def count(self, what: str, each: int, limit: int) -> int:

@@ -43,10 +43,10 @@ class KVCache:
 
     def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32", n_seq: int = 1, *,
                  flash: bool = False) -> None:
-        kind = type_of(kv_type)
-        if not flash and kind not in PLAIN:
-            raise ValueError(f"a KV cache of {kind} needs flash attention; without it f32, f16 or bf16")
-        self.hparams, self.n_ctx, self.n_seq, self.flash, self.kv_type = hparams, n_ctx, n_seq, flash, kind
+        kv_type = type_of(kv_type)
+        if not flash and kv_type not in PLAIN:
+            raise ValueError(f"a KV cache of {kv_type} needs flash attention; without it f32, f16 or bf16")
+        self.hparams, self.n_ctx, self.n_seq, self.flash, self.kv_type = hparams, n_ctx, n_seq, flash, kv_type
         self.k: list[Tensor | None] = []
         self.v: list[Tensor | None] = []
         self.r: list[Tensor | None] = []
@@ -56,13 +56,13 @@ class KVCache:
         try:
             for i, layer in enumerate(hparams.layers):
                 ssm = hparams.ssm if layer.recurrent else None
-                for letter, tensors, cell, width, n_rows in (
-                        ("k", self.k, kind, layer.n_embd_k, n_ctx), ("v", self.v, kind, layer.n_embd_v, n_ctx),
+                for letter, tensors, element, width, n_rows in (
+                        ("k", self.k, kv_type, layer.n_embd_k, n_ctx), ("v", self.v, kv_type, layer.n_embd_v, n_ctx),
                         ("r", self.r, Type.F32, (ssm.n_conv - 1) * ssm.n_inner if ssm else 0, n_seq),
                         ("s", self.s, Type.F32, ssm.n_state * ssm.n_inner if ssm else 0, n_seq)):
-                    if width % cell.block_size:
-                        raise ValueError(f"rows of {width} elements do not hold whole blocks of {cell}")
-                    tensors.append(self._tensor(place, f"cache_{letter}_l{i}", i, cell, width, n_rows)
+                    if width % element.block_size:
+                        raise ValueError(f"rows of {width} elements do not hold whole blocks of {element}")
+                    tensors.append(self._tensor(place, f"cache_{letter}_l{i}", i, element, width, n_rows)
                                    if width else None)
             for backend, ctx in self.contexts.items():
                 self.buffers[backend] = backend.alloc_tensors(ctx, usage="any")
@@ -73,11 +73,11 @@ class KVCache:
         # Graphs without attention read no rows: 0 makes `padded` return 1 for every number of rows.
         self._padding = 0 if not any(self.k) else max(backend.kv_padding for backend in self.contexts)
 
-    def _tensor(self, place: Place, name: str, layer: int, kind: Type, width: int, n_rows: int) -> Tensor:
+    def _tensor(self, place: Place, name: str, layer: int, element: Type, width: int, n_rows: int) -> Tensor:
         backend = place(name, layer)
         ctx = self.contexts.setdefault(backend, Context(f"KV cache on {backend.name}"))
         with Context() as scratch:
-            plain = scratch.tensor(kind, (width, n_rows))  # checks the size
+            plain = scratch.tensor(element, (width, n_rows))  # checks the size
             return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="kv")
 
     def padded(self, n_rows: int) -> int:

@@ -157,10 +157,10 @@ def _raise_exception(message) -> None:
     raise ChatTemplateError(f"the chat template refuses the messages: {str(message)[:500]}")
 
 
-def _strftime_now(form: str) -> str:
-    if not isinstance(form, str) or len(form) > 256:
-        raise ChatTemplateError("the chat template asks for a date in no form of strftime")
-    return datetime.datetime.now().strftime(form)
+def _strftime_now(pattern: str) -> str:
+    if not isinstance(pattern, str) or len(pattern) > 256:
+        raise ChatTemplateError("the chat template gives strftime_now no str of up to 256 characters")
+    return datetime.datetime.now().strftime(pattern)
 
 
 # -- the environment -----------------------------------------------------------------
