@@ -78,7 +78,7 @@ class Scale:
 FULL = Scale(32, 4096, 11008, 32, 32000)
 QUICK = Scale(4, 4096, 11008, 32, 32000, long=1024, tokens=512, copied=1 << 30, weights=1 << 28, gemm=4096, least=0.02,
               blocks=3)
-TINY = Scale(1, 256, 256, 4, 256, long=512, filled=250, prompt=40, tokens=20, copied=1 << 16, pinned=1 << 16,
+TINY = Scale(1, 256, 256, 4, 256, long=320, filled=250, prompt=40, tokens=8, copied=1 << 16, pinned=1 << 16,
              weights=1 << 16, gemm=64, least=0.0, blocks=1)
 
 

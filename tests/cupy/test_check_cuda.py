@@ -64,8 +64,8 @@ def compiler(tool, monkeypatch):
 
 
 def test_spills_stacks_and_errors_fail(tool, compiler, capsys, tmp_path):
-    compiler.compile = lambda self, name, text, arch: (
-        text.strip().endswith("// good"), LOG if arch == "sm_80" else LOG.partition("'spills'")[0], 10)
+    compiler.compile = lambda self, name, text, arch, *_: (
+        text.strip().endswith("// good"), LOG if arch.endswith("sm_80") else LOG.partition("'spills'")[0], 10)
     (tmp_path / "a.cu").write_text("// good\n")
     (tmp_path / "b.cu").write_text("// bad\n")
     assert tool.main([str(tmp_path / "a.cu"), "--arch", "sm_90"]) == 0
@@ -81,7 +81,7 @@ def test_spills_stacks_and_errors_fail(tool, compiler, capsys, tmp_path):
 
 def test_equal_sources_are_compiled_once(tool, compiler, tmp_path):
     compilations = []
-    compiler.compile = lambda self, name, text, arch: compilations.append((text, arch)) or (True, LOG, 10)
+    compiler.compile = lambda self, name, *what: compilations.append(what) or (True, LOG, 10)
     for text in ("// first\n", "// second\n", "// first\n"):
         (tmp_path / "a.cu").write_text(text)
         assert tool.main([str(tmp_path / "a.cu"), "--cache", str(tmp_path)]) == 1
@@ -134,5 +134,16 @@ def test_a_planted_spill_and_a_planted_stack_are_found(arch, with_nvrtc, tmp_pat
     assert "stack 0" not in said["spills"] and "spills 0" not in said["spills"]
 
 
-def test_kernels_compile_for_gpus_without_spills(with_nvrtc, capsys):
+def test_kernels_compile_for_gpus(with_nvrtc, capsys):
+    assert with_nvrtc.main(["--syntax", "--arch", "sm_80"]) == 0, capsys.readouterr().out
+
+
+def test_what_does_not_compile_is_found_without_machine_code(with_nvrtc, tmp_path, capsys):
+    (tmp_path / "wrong.cu").write_text(PLANTED + "__device__ int f() { return undeclared; }")
+    assert with_nvrtc.main(["--syntax", str(tmp_path / "wrong.cu")]) == 1
+    assert '"undeclared" is undefined' in capsys.readouterr().out
+
+
+@pytest.mark.soak
+def test_kernels_spill_no_registers_and_have_no_stack(with_nvrtc, capsys):
     assert with_nvrtc.main(["--cache", str(cache_folder())]) == 0, capsys.readouterr().out
