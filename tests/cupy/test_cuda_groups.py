@@ -13,8 +13,6 @@ from op_results import width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.ops import fused
-from ggml_sched.backends.cupy.ops.groups import find
 
 RNG = np.random.default_rng(20)
 
@@ -23,9 +21,8 @@ def values_of(ctx: gs.Context) -> dict:
     return cupy_kernels.leaves(ctx, RNG, 5)
 
 
-def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
-    positions = ops.fusion_groups(graph.nodes) if groups is None else find(graph.nodes, groups)
-    return [tuple(graph.nodes[i].op for i in group) for group in positions]
+def found(graph: gs.Graph) -> list[tuple[str, ...]]:
+    return [tuple(graph.nodes[i].op for i in group) for group in ops.fusion_groups(graph.nodes)]
 
 
 def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = (), n_launches: int,
@@ -204,7 +201,8 @@ SAMPLES = {path.name.removesuffix(".json.gz"): path for path in configs.sample_p
 
 
 @pytest.mark.parametrize(("sample", "launches", "wanted"), [
-    ("llama-2-7b-fa-decode", 614, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 64, "ROPE+SET_ROWS": 32}),
+    ("llama-2-7b-fa-decode", 614, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 64, "ROPE+SET_ROWS": 32,
+                                   "MUL_MAT+MUL_MAT+GLU:SWIGLU": 32}),
     ("phi2-2.7b-decode", 777, {"NORM+MUL+ADD": 1, "ADD+NORM+MUL+ADD": 32, "ROPE+SET_ROWS": 32}),
     ("gpt2-124m-prefill512", 297, {"ADD+NORM+MUL+ADD": 25}),
     ("mamba-1.4b-decode", 1398, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 48}),
@@ -214,7 +212,7 @@ def test_groups_of_models(sample, launches, wanted):
     graph = gs.load_graph(SAMPLES[sample], place=lambda t: backend)
     computing = [node for node in graph.nodes if node.computes]
     assert len(computing) == launches
-    groups = Counter("+".join(ops_of) for ops_of in found(graph, fused.GROUPS))
+    groups = Counter("+".join(ops_of) for ops_of in found(graph))
     assert groups == wanted
     assert all(ops.supports(node) for node in computing if not node.op.startswith(("MUL_MAT", "FLASH")))
 
@@ -222,9 +220,8 @@ def test_groups_of_models(sample, launches, wanted):
 def test_members_that_are_read_outside_are_computed_one_by_one(ctx):
     """Their results must be written."""
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
-    graph = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w))
-    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
-        assert len(cupy_kernels.build_grouped(graph.nodes).launches) == 2
+    nodes = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w)).nodes
+    assert len(cupy_kernels.placed_launches(ctx, nodes, cupy_kernels.build_grouped).launches) == 2
 
 
 # -- two products and their gated unit -----------------------------------------------------------------
@@ -286,9 +283,8 @@ def test_what_is_no_feed_forward_of_few_tokens_is_left_alone(ctx):
 def test_products_that_are_needed_are_computed_one_by_one():
     ctx, out = feed_forward("q4_0")
     nodes = gs.Graph(out).nodes
-    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
-        launches = cupy_kernels.build_grouped(nodes, needed={out, nodes[0]}).launches
-        assert [launch.kernel.split(".")[0] for launch in launches].count("elementwise") == 1
+    builder = cupy_kernels.placed_launches(ctx, nodes, cupy_kernels.build_grouped, needed={out, nodes[0]})
+    assert [launch.kernel.split(".")[0] for launch in builder.launches].count("elementwise") == 1
 
 
 @pytest.mark.parametrize("bad", [-1, 5])

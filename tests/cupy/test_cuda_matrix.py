@@ -5,6 +5,7 @@ Columns that meet blocks are rounded to 8 bits, or, `exact`, not: the errors tha
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 
 import cupy_kernels
@@ -147,8 +148,7 @@ def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host(ct
     ids, all_ids = ctx.tensor("i32", (2, 1)), ctx.tensor("i32", (2, 30))
     nodes = [ctx.mul_mat(w, few), ctx.mul_mat(w, many), ctx.mul_mat_id(experts, one, ids),
              ctx.mul_mat_id(experts, more, all_ids)]
-    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
-        kernels = [launch.kernel for launch in cupy_kernels.build(nodes).launches]
+    kernels = [launch.kernel for launch in cupy_kernels.placed_launches(ctx, nodes).launches]
     assert kernels == ["activations.quantize", "matvec_plain.q4_0_8",
                        "activations.quantize", "matmul_plain.q4_0",
                        "activations.quantize", "matvec_plain.q4_0_1",
@@ -156,20 +156,16 @@ def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host(ct
 
 
 def test_work_memory_is_what_is_said():
-    for kind, columns in (("q4_0", 1), ("q4_0", 100), ("f16", 3), ("f32", 40)):
-        for type_b in ("f32", "f16"):
-            for exact in (False, True):
-                ctx = gs.Context()
-                nodes = [ctx.mul_mat(ctx.tensor(kind, (64, 300)), ctx.tensor(type_b, (64, columns, 2))),
-                         ctx.mul_mat_id(ctx.tensor(kind, (64, 30, 6)), ctx.tensor(type_b, (64, 2, columns)),
-                                        ctx.tensor("i32", (2, columns)))]
-                with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
-                    for node in nodes:
-                        for blas in (False, True):
-                            used = cupy_kernels.build([node], exact=exact, blas=blas).work_size
-                            assert used <= ops.work_size([node], exact, blas) <= OPS[node.op].work(node) + 255
-                            if kind != "f16" or not blas:
-                                assert used == ops.work_size([node], exact, blas)
+    for (kind, columns), type_b in product((("q4_0", 1), ("q4_0", 100), ("f16", 3), ("f32", 40)), ("f32", "f16")):
+        ctx = gs.Context()
+        nodes = [ctx.mul_mat(ctx.tensor(kind, (64, 300)), ctx.tensor(type_b, (64, columns, 2))),
+                 ctx.mul_mat_id(ctx.tensor(kind, (64, 30, 6)), ctx.tensor(type_b, (64, 2, columns)),
+                                ctx.tensor("i32", (2, columns)))]
+        for node, exact, blas in product(nodes, (False, True), (False, True)):
+            used = cupy_kernels.placed_launches(ctx, [node], exact=exact, blas=blas).work_size
+            assert used <= ops.work_size([node], exact, blas) <= OPS[node.op].work(node) + 255
+            if kind != "f16" or not blas:
+                assert used == ops.work_size([node], exact, blas)
 
 
 def test_what_kernels_cannot_count_or_load_is_not_theirs(ctx):
@@ -187,9 +183,8 @@ def test_what_kernels_cannot_count_or_load_is_not_theirs(ctx):
 
 def test_grids_stay_within_what_a_device_takes(ctx):
     node = ctx.mul_mat(ctx.tensor("f16", (8, 3, 1)), ctx.tensor("f32", (8, 2, 70_000)))
-    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
-        for launch in cupy_kernels.build([node]).launches:
-            assert launch.grid[0] < 2**31 and max(launch.grid[1:]) <= 65535 and prod(launch.grid) > 0
+    for launch in cupy_kernels.placed_launches(ctx, [node]).launches:
+        assert launch.grid[0] < 2**31 and max(launch.grid[1:]) <= 65535 and prod(launch.grid) > 0
 
 
 @pytest.mark.parametrize("columns", [1, 3, 12])

@@ -25,7 +25,7 @@ if compiler() is None:
     pytest.skip("no C++ compiler for the kernels", allow_module_level=True)
 
 ORDERS = (4711,) if sanitizers() else (0, 4711, 1)
-"""Orders in which the threads of a block run: forward, shuffled, backward.  What a sanitizer detects depends on none."""
+"""Orders in which the threads of a block run: forward, shuffled, backward.  One is enough for a sanitizer."""
 
 
 @cache
@@ -100,6 +100,12 @@ def build_grouped(nodes, **options) -> Builder:
         elif i not in inner:
             ops.build(builder, i, node)
     return builder
+
+
+def placed_launches(ctx: gs.Context, nodes, how=build, **options) -> Builder:
+    """Launches that are not to run."""
+    with filled(ctx, {}):
+        return how(nodes, **options)
 
 
 def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **options) -> np.ndarray:

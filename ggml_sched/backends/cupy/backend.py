@@ -19,12 +19,11 @@ import numpy as np
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import GraphView, as_nodes, same_layout
 from ggml_sched.backends.cupy import packed
-from ggml_sched.backends.cupy.buffer import DeviceBuffer, as_bytes
+from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
 from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Function, Memory
 from ggml_sched.backends.cupy.ops import OPS, fusion_groups, supports, work_size
 from ggml_sched.backends.cupy.plan import DevicePlan
 from ggml_sched.backends.cupy.queue import STAGING, CupyEvent, DeviceQueue, guarded, queueing
-from ggml_sched.backends.cupy.work import WorkMemory
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
 __all__ = ["CupyBackend", "CupyEvent"]

@@ -1,4 +1,4 @@
-"""Memory of a CUDA device: one allocation for each buffer.
+"""Memory of a CUDA device: one allocation for each buffer, and work memory.
 
 Invariant: memory is freed only after all work queued on it, on any stream, is done.  Weights may be
 rearranged in it (packed.py); bytes that `write` and `read` take and return are always in ggml's order.
@@ -20,7 +20,7 @@ from ggml_sched.errors import BackendError
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.backend import CupyBackend
 
-__all__ = ["DeviceBuffer", "as_bytes"]
+__all__ = ["DeviceBuffer", "WorkMemory", "as_bytes"]
 
 
 def as_bytes(data) -> np.ndarray:
@@ -117,3 +117,31 @@ class DeviceBuffer(Buffer):
             raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
                                f"of backend {self.backend.name!r}")
         return self.base + offset
+
+
+class WorkMemory:
+    """Work memory, which kernels use between the launches of a node: one area for all plans of a backend.
+
+    It only grows.  No kernel reads in it what another node's kernels wrote, except where `Builder.keep` allows it
+    within a plan, and a backend has one queue: so all plans share it.  `generation` changes with its address: then
+    arguments that hold the address, and captured graphs, are made anew.  The backend allocates and bounds it.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._memory: Memory | None = None
+
+    @property
+    def size(self) -> int:
+        return 0 if self._memory is None else self._memory.size
+
+    @property
+    def address(self) -> int:
+        return 0 if self._memory is None else self._memory.ptr
+
+    def exchange(self, memory: Memory | None) -> None:
+        """Replace the area, which no queued work uses any more, by another one."""
+        old, self._memory = self._memory, memory
+        self.generation += 1
+        if old is not None:
+            old.free()

@@ -15,8 +15,6 @@ from ggml_sched.backends.cupy.ops import (  # noqa: F401 - those that are not us
     attention,
     copies,
     elementwise,
-    fused,
-    gated,
     matrix,
     norm,
     recurrent,
@@ -26,7 +24,8 @@ from ggml_sched.backends.cupy.ops import (  # noqa: F401 - those that are not us
     soft_max,
     sort,
 )
-from ggml_sched.backends.cupy.ops.groups import Group, find, group_of
+from ggml_sched.backends.cupy.ops.fused import GROUPS
+from ggml_sched.backends.cupy.ops.groups import find, group_of
 from ggml_sched.backends.cupy.ops.registry import OPS
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
@@ -35,8 +34,6 @@ __all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports",
 
 _PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
 """Ops with kernels for rows that repack.py rearranged."""
-
-GROUPS: list[Group] = [*gated.GROUPS, *fused.GROUPS]
 
 
 def supports(node: Tensor) -> bool:

@@ -1,7 +1,9 @@
-"""The fusion groups of norms with the sums and products around them, and of rope with the SET_ROWS of its result.
+"""The fusion groups: nodes that one kernel computes.
 
     [add] norm mul [add]     a sum, its norm, times a weight, plus a bias or a residual: norm_rows of norm.cu
     rope set_rows            rope_set_rows of rope.cu
+    mul_mat mul_mat glu      a feed-forward of few tokens, in one pass over both weights: matvec.cuh
+    mul_mat_id mul_mat_id glu      the same through chosen experts
 """
 
 from __future__ import annotations
@@ -9,15 +11,20 @@ from __future__ import annotations
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder
 from ggml_sched.backends.cupy.ops.groups import Group, Wiring, lies_apart
+from ggml_sched.backends.cupy.ops.matrix import few, is_few
 from ggml_sched.backends.cupy.ops.norm import emit_norm
 from ggml_sched.backends.cupy.ops.registry import OPS, int_param
 from ggml_sched.backends.cupy.ops.rope import PAIRS, emit_rope_set_rows
+from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["GROUPS"]
 
 _NORMS = frozenset({"RMS_NORM", "NORM"})
 _ADD, _MUL = frozenset({"ADD"}), frozenset({"MUL"})
 _FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
+
+_GATES = {"GLU:SWIGLU": 0, "GLU:GEGLU": 1, "GLU:REGLU": 2}
+"""`enum Gate` of matvec.cuh."""
 
 
 def _is_row_op(node: Tensor | None, width: int) -> bool:
@@ -84,10 +91,42 @@ def _build_rope_set_rows(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
     return True
 
 
+def _gated_group(op: str) -> Group:
+    products = frozenset({op})
+
+    def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
+        if len(last.src) != 2 or last.type != Type.F32 or last.view_src is not None or last.n_elements == 0:
+            return None
+        gate, up = (wiring.inner(t, products) for t in last.src)
+        if gate is None or up is None or gate is up or gate.src[1:] != up.src[1:]:
+            return None
+        a, b = gate.src[0], up.src[0]
+        same = a.type == b.type and a.ne == b.ne and a.nb == b.nb and gate.ne == up.ne == last.ne
+        fits = same and is_few(gate) and OPS[op].fits(gate) and OPS[op].fits(up) and last.nb[0] == 4
+        # The products are not written to memory, so no source of theirs may be a view of one of them.
+        if not fits or any(t.root in (gate, up) for t in (*gate.src, *up.src)):
+            return None
+        return (gate, up, last)
+
+    def build(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
+        last = nodes[-1]
+        gate, up = last.src
+        if b.is_needed(gate) or b.is_needed(up) or is_packed(gate.src[0]) != is_packed(up.src[0]):
+            return False
+        if not lies_apart(b, (last,), (*gate.src, up.src[0])):
+            return False
+        few(b, gate, up.src[0], last, _GATES[last.op])
+        return True
+
+    return Group((products, products, frozenset(_GATES)), find, build)
+
+
 GROUPS: list[Group] = [
     _norm_group(True, True),
     _norm_group(False, True),
     _norm_group(True, False),
     _norm_group(False, False),
     Group((frozenset({"ROPE"}), frozenset({"SET_ROWS"})), _find_rope_set_rows, _build_rope_set_rows),
+    _gated_group("MUL_MAT"),
+    _gated_group("MUL_MAT_ID"),
 ]
