@@ -384,6 +384,8 @@ def test_memory_remembers_who_wrote_each_byte():
     memory.write(40, 60, [(0, 20, 1, 40)])
     assert memory.read(0, 100) == [(0, 100, 1, 0)], "pieces that continue one another are one"
     assert memory.read(90, 120) == [(0, 10, 1, 90)], "bytes that were never written are left out"
+    memory.write(0, 10, [(0, 10, 2, 0)])
+    assert memory.read(0, 100) == [(0, 10, 2, 0), (10, 100, 1, 10)]
     memory.write(0, 100, [])
     assert memory.read(0, 100) == []
 
