@@ -386,7 +386,7 @@ def test_random_plans_of_any_policy_are_sound(recipe, seed, n, stream, places, r
 
 
 FREE_OF_COST = [path for path in sample_paths()
-                if path.name.startswith(("llama-160m", "gpt2", "llama-2-7b-fa-d"))]
+                if path.name.startswith(("llama-160m-d", "gpt2-124m-d", "llama-2-7b-fa-d"))]
 
 
 @pytest.mark.skipif(not (DATA / "graphs").is_dir(), reason="the recorded graphs are not here")
