@@ -1,4 +1,6 @@
-"""Products that CpuBackend's kernels compute in GgmlBackend's graphs: which ones, and that they are the same bits.
+"""Products that CpuBackend's kernels compute in GgmlBackend's graphs: which ones, and how graphs and plans hold them.
+
+That their bits are those of CpuBackend, test_kernels_matmul.py proves for every type and shape.
 
 `ours` takes every instruction set, `GgmlBackend` itself only one where that is faster.
 """
@@ -86,12 +88,6 @@ def test_own_products_are_computed_where_they_are_faster_unless_switched_off(isa
         assert not backend.own_products
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 40])
-@pytest.mark.parametrize("type", QUANTISED)
-def test_bits_are_those_of_the_cpu_backend(isa, type, n):
-    check(*product(type, 2 * block_of(type), 37, n))
-
-
 @pytest.mark.parametrize("type", ["q8_0", "q4_1"])
 def test_switched_off_they_are_ggmls(type):
     ctx, out, values = product(type, 256, 37, 40)
@@ -158,49 +154,12 @@ def test_weights_that_ggml_has_packed_are_ggmls(type):
 # -- shapes and places ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 2, 3, 1), (2, 1, 6, 1, 4), (1, 2, 1, 4, 3), (2, 2, 4, 6, 5)])
-@pytest.mark.parametrize("type", ["q8_0", "q6_K"])
-def test_one_matrix_meets_all_the_batches_that_share_it(type, shape):
-    a3, a2, b3, b2, n = shape
-    k = 2 * block_of(type)
-    ctx = gs.Context()
-    a, b = ctx.tensor(type, (k, 33, a2, a3)), ctx.tensor("f32", (k, n, b2, b3))
-    check(ctx, ctx.mul_mat(a, b), {a: weights(type, a3, a2, 33, k), b: normal(b3, b2, n, k)})
-
-
-@pytest.mark.parametrize("n", [1, 17])
-def test_views_of_a_cache_and_permuted_activations(n):
-    d, heads, kv_heads, n_kv, n_ctx = 64, 6, 2, 35, 50
-    ctx = gs.Context()
-    cache, q = ctx.tensor("q8_0", (d * kv_heads, n_ctx)), ctx.tensor("f32", (d, heads, n))
-    head = cache.nb[1] // kv_heads
-    keys = ctx.permute(ctx.view_3d(cache, d, kv_heads, n_kv, head, cache.nb[1], 7 * cache.nb[1]), 0, 2, 1, 3)
-    out = ctx.mul_mat(keys, ctx.permute(q, 0, 2, 1, 3))
-    check(ctx, out, {cache: weights("q8_0", n_ctx, d * kv_heads), q: normal(n, heads, d)})
-
-
 def test_rows_of_views_and_rows_that_share_memory():
     ctx = gs.Context()
     a, b = ctx.tensor("q5_0", (128, 40)), ctx.tensor("f32", (96, 30))
     some = ctx.view_2d(a, 64, 21, a.nb[1], 3 * a.nb[1] + a.nb[1] // 2)
     out = ctx.mul_mat(some, ctx.view_2d(b, 64, 11, 40, 8))     # windows that overlap
     check(ctx, out, {a: weights("q5_0", 40, 128), b: normal(30, 96)})
-
-
-@pytest.mark.parametrize(("k", "m", "n"), [(4608, 130, 250), (32, 1, 1), (32, 1, 513), (64, 3000, 5)])
-def test_many_parts_and_few(k, m, n):
-    check(*product("q8_0", k, m, n))
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_where_it_is(wrong):
-    ctx, out, values = product("q8_0", 64, 18, 9)
-    for array in values.values():
-        if array.dtype == np.float32:
-            array[8, 5] = wrong
-    check(ctx, out, values)
-    got = np.frombuffer(bits(ours(), ctx, out, values), np.float32).reshape(9, 18)
-    assert np.isfinite(got[:8]).all() and not np.isfinite(got[8]).any()
 
 
 @pytest.mark.parametrize("n", [0, 3])

@@ -95,7 +95,7 @@ def test_every_type_with_few_and_many_columns(kernels, type, n):
 def test_rows_longer_than_a_repacked_panel_and_many_parts(kernels, type):
     k = 4608 if type in BLOCKS else 2051
     held, w = weights(type, 130, k)
-    for n in (1, 9, 250):
+    for n in (1, 9, 250, 513):
         x = normal(n, k)
         assert_product(run(type, held, (k, 130), x), w, met(type, x))
 

@@ -95,6 +95,8 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True) ->
             buffer.close()
     if KERNELS == "compiled":
         check_oracle(ctx, out, values, result)
+        if out.op == "MUL_MAT" and out.src[0].type.is_quantized and ggml_here.IS_HERE:
+            check_own_product(ctx, out, values, seen)
     elif ggml and ggml_here.IS_HERE:
         check_ggml(ctx, out, values, result)
     return result
@@ -153,6 +155,21 @@ def check_oracle(ctx: gs.Context, out: gs.Tensor, values: dict, got: np.ndarray)
             bounds += [ROUNDED[t.type] for t in (node, *node.src) if t is not None and t.type in ROUNDED]
     rtol, atol = map(max, zip(*bounds, strict=True))
     np.testing.assert_allclose(got, want, rtol, atol, err_msg=f"{out!r}")
+
+
+def check_own_product(ctx: gs.Context, out: gs.Tensor, values: dict, want: bytes) -> None:
+    """Assert that the kernels give the same bits as a part of ggml's graph, on ggml's threads, each time."""
+    for n_threads, gap in ((1, 192), (3, 64)):
+        with ggml_here.backend(n_threads, repack=False) as backend, place(ctx, backend, gap, 0xFF):
+            backend.own_products = 1
+            if not all(backend.supports_op(node) for node in gs.Graph(out).nodes):
+                return
+            plan = backend.graph_plan_create(gs.Graph(out))
+            for _ in range(2):
+                set_values(values)
+                backend.graph_plan_compute(plan)
+                assert raw(out) == want, f"{out!r}: other bits with {n_threads} threads of ggml's"
+            backend.graph_plan_free(plan)
 
 
 def check_ggml(ctx: gs.Context, out: gs.Tensor, values: dict, want: np.ndarray) -> None:
