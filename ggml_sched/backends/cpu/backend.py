@@ -261,9 +261,6 @@ class CpuBackend(HostBackend):
         self._require_open()
         nodes = as_nodes(graph)
         with self._lock:
-            if self._pool is None:
-                run_nodes(nodes, self._memory_of, name=self.name)
-                return
             with np.errstate(all="ignore"):
                 steps, compiled, _ = steps_of(nodes, Resolver(self.name, self._memory_of), self._pool, self._reuse_work)
             held = None if compiled is None else compiled.held()  # noqa: F841 - see CpuPlan.run
@@ -311,14 +308,5 @@ def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU") -> None:
     A backend written in Python can call it from its `graph_compute`.  `memory_of(buffer)` returns a uint8 array over
     all bytes of a buffer that a node uses, or raises PlacementError.  `name`: the backend's name in errors.
     """
-    resolver = Resolver(name, memory_of)
-    staged = StagedLeafs()
-    with np.errstate(all="ignore"):
-        for node in nodes:
-            calls = staged.calls(node) + resolve(node, resolver)
-            try:
-                for call in calls:
-                    call()
-            except Exception:
-                with _named(name, node):
-                    raise
+    steps, _, _ = steps_of(as_nodes(nodes), Resolver(name, memory_of), None, partial(allocate, backend_name=name))
+    run_steps(steps, name)

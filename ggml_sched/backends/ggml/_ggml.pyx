@@ -102,20 +102,18 @@ cdef extern from "supported_ops.h" nogil:
     bint gx_dense(const gs_layout *a)
     bint gx_rows(const gs_layout *a)
     int64_t gs_count(const int64_t *ne)
+    bint gs_bad_id(const gs_layout *ids, const char *data, int64_t limit, int64_t *bad)
     bint gs_clashes(const gs_node *node, int k, int inplace)
     int64_t gx_unit(const gs_layout *a, int64_t *elements)
     int64_t gx_row_size(const gs_layout *a)
 
 cdef extern from "rows.h" nogil:
     ctypedef struct gx_ids:
+        const gs_layout *layout
         const char *data
-        int64_t ne[4]
-        int64_t nb[4]
-        int32_t wide
         int64_t n_rows
         int64_t node
         int64_t tensor
-    bint gx_bad_id(const gx_ids *ids, int64_t *bad)
     void gx_order(gx_tensor *dst, int ith, int nth, void *user)
     void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 

@@ -268,8 +268,6 @@ cdef class GraphPlan:
     cdef int fill_checks(self, Segment segment, list wanted) except -1:
         cdef gx_ids *ids
         cdef const gs_node *source
-        cdef size_t room = 0
-        cdef int k
         if not wanted:
             return 0
         segment.ids = <gx_ids *>PyMem_Calloc(len(wanted), sizeof(gx_ids))
@@ -278,10 +276,7 @@ cdef class GraphPlan:
         for i, slot, rows in wanted:
             ids = &segment.ids[segment.n_ids]
             source = self.table.nodes[<Py_ssize_t>i].src[<int>slot]
-            for k in range(GS_MAX_DIMS):
-                ids.ne[k], ids.nb[k] = source.layout.ne[k], source.layout.nb[k]
-            ids.data = <const char *>source.data
-            ids.wide = source.layout.type == GS_TYPE_I64
+            ids.layout, ids.data = &source.layout, <const char *>source.data
             ids.n_rows, ids.node, ids.tensor = rows, i, source - self.table.nodes
             segment.n_ids += 1
         return 0

@@ -86,7 +86,7 @@ cdef int replay(GraphPlan program) except -1:
         k = -1
         with nogil:
             for k in range(segment.n_ids):
-                if gx_bad_id(&segment.ids[k], &bad):
+                if gs_bad_id(segment.ids[k].layout, segment.ids[k].data, segment.ids[k].n_rows, &bad):
                     break
             else:
                 k = -1

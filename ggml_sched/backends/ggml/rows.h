@@ -1,53 +1,23 @@
-/* ggml_sched/backends/ggml/rows.h -- a check of row ids, and kernels that sort rows.
+/* ggml_sched/backends/ggml/rows.h -- row ids that are checked, and kernels that sort rows.
  *
- * gx_bad_id finds an id that names no row, on which ggml would abort.  gx_order and gx_argmax compute ARGSORT, TOP_K
- * and ARGMAX as CUSTOM nodes of a ggml graph, in place of ggml's kernels: ggml's sort reads outside its row if there
- * are NaNs, and neither its sort nor its ARGMAX defines which of equal elements comes first.
+ * An id that names no row would make ggml abort.  gx_order and gx_argmax compute ARGSORT, TOP_K and ARGMAX as CUSTOM
+ * nodes of a ggml graph, in place of ggml's kernels: ggml's sort reads outside its row if there are NaNs, and neither
+ * its sort nor its ARGMAX defines which of equal elements comes first.
  */
 #ifndef GGML_SCHED_BACKENDS_GGML_ROWS_H
 #define GGML_SCHED_BACKENDS_GGML_ROWS_H
 
-#include <string.h>
 #include "abi.h"
 #include "ggml_sched/graph.h"
 
-/* A tensor of row ids that a node of a split reads: its memory, extents and strides (bytes). */
+/* A tensor of row ids that a node of a split reads. */
 typedef struct gx_ids {
+    const gs_layout *layout;
     const char *data;
-    int64_t ne[4];
-    int64_t nb[4];
-    int32_t wide;           /* 64-bit ids, else 32-bit ones          */
     int64_t n_rows;         /* valid ids are 0 .. n_rows - 1         */
     int64_t node;           /* which node of the split reads them    */
     int64_t tensor;         /* which tensor of the split they are    */
 } gx_ids;
-
-/* Whether some id names no row; sets *bad to the first such id. */
-static int gx_bad_id(const gx_ids *ids, int64_t *bad)
-{
-    for (int64_t i3 = 0; i3 < ids->ne[3]; i3++) {
-        for (int64_t i2 = 0; i2 < ids->ne[2]; i2++) {
-            for (int64_t i1 = 0; i1 < ids->ne[1]; i1++) {
-                const char *at = ids->data + i3 * ids->nb[3] + i2 * ids->nb[2] + i1 * ids->nb[1];
-                for (int64_t i0 = 0; i0 < ids->ne[0]; i0++, at += ids->nb[0]) {
-                    int64_t id;
-                    if (ids->wide) {
-                        memcpy(&id, at, sizeof id);
-                    } else {
-                        int32_t narrow;
-                        memcpy(&narrow, at, sizeof narrow);
-                        id = narrow;
-                    }
-                    if (id < 0 || id >= ids->n_rows) {
-                        *bad = id;
-                        return 1;
-                    }
-                }
-            }
-        }
-    }
-    return 0;
-}
 
 /* Whether element a of a row is sorted before element b: NaNs last, equal elements by index. */
 static inline int gx_before(const float *row, int32_t a, int32_t b, int descending)

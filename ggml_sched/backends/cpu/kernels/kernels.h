@@ -5,6 +5,7 @@
  */
 #include "build.h"
 #include "convert.h"
+#include "op_rules.h"
 
 #include "vector.h"
 #include "rows.h"

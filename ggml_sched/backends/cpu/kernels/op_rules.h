@@ -121,6 +121,27 @@ static inline int gs_types_fit(const gs_node *n, uint64_t more) {
     }
 }
 
+/* Whether some id of a tensor of row ids names none of `limit` rows; sets *bad to the first such id.  `data`: the ids'
+ * memory, at any address. */
+static inline int gs_bad_id(const gs_layout *ids, const char *data, int64_t limit, int64_t *bad) {
+    const int64_t *ne = ids->ne, *nb = ids->nb;
+    for (int64_t i3 = 0; i3 < ne[3]; i3++)
+        for (int64_t i2 = 0; i2 < ne[2]; i2++)
+            for (int64_t i1 = 0; i1 < ne[1]; i1++) {
+                const char *at = data + i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
+                for (int64_t i0 = 0; i0 < ne[0]; i0++, at += nb[0]) {
+                    int32_t narrow;
+                    memcpy(&narrow, at, sizeof(narrow));
+                    *bad = narrow;
+                    if (ids->type == GS_TYPE_I64)
+                        memcpy(bad, at, sizeof(*bad));
+                    if (*bad < 0 || *bad >= limit)
+                        return 1;
+                }
+            }
+    return 0;
+}
+
 /* -- extents: of the result (d) and of sources (a, b, ..), innermost first ----------------------------------------- */
 
 /* Whether the extents from dimension `first` on are equal. */

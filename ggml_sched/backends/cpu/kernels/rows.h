@@ -202,12 +202,9 @@ static int outside(int64_t id, int64_t limit, int source, gs_fault *fault) {
  * found before anything is written. */
 static void run_check_ids(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_node *ids = call->node->src[call->arg[0]];
-    const int64_t *ne = ids->layout.ne;
-    for (int64_t i2 = 0; i2 < ne[2]; i2++)
-        for (int64_t i1 = 0; i1 < ne[1]; i1++)
-            for (int64_t i0 = 0; i0 < ne[0]; i0++)
-                if (outside(id_at(ids, i0, i1, i2), call->arg[1], (int)call->arg[0], fault))
-                    return;
+    int64_t id;
+    if (gs_bad_id(&ids->layout, ids->data, call->arg[1], &id))
+        outside(id, call->arg[1], (int)call->arg[0], fault);
 }
 
 static int add_check(const gs_node *node, int32_t position, gs_calls *to, int source, int64_t limit) {
