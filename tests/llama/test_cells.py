@@ -47,7 +47,6 @@ class Plain:
             self.rows[i][1].discard(seq)
         self.rows = [row if row and row[1] else None for row in self.rows]
 
-
     def copy(self, src: int, dst: int, start: int, stop: int | None) -> None:
         rows = self.held(src, start, stop)
         theirs = {self.rows[i][0] for i in self.held(dst, 0, None)}

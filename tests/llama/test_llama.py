@@ -16,7 +16,6 @@ from ggml_sched.llama import (
     ContextFull,
     ModelBusy,
     ModelClosed,
-    Sampler,
     greedy,
     load,
     open_gguf,
@@ -218,12 +217,12 @@ def test_a_full_context_is_an_error_and_changes_nothing():
 def test_wrong_tokens_change_nothing():
     with load(SMALL, n_ctx=16) as model:
         before = model.eval(TOKENS[:3])
-        for tokens, kind in (([64], ValueError), ([-1], ValueError), ([0, 1 << 40], ValueError),
-                             ([0.5], TypeError), ("abc", TypeError), (5, TypeError), ([[1, 2]], TypeError),
-                             (None, TypeError), ([1 << 70], TypeError)):
-            with pytest.raises(kind):
-                model.eval(tokens)
-            assert model.n_past == 3
+        for wrong, kind in (([[64], [-1], [1 << 40], [0, 1 << 40]], ValueError),
+                            ([[0.5], [2.0], "abc", ["a"], [None], 5, [[1, 2]], None, [1 << 70]], TypeError)):
+            for tokens in wrong:
+                with pytest.raises(kind):
+                    model.eval(tokens)
+                assert model.n_past == 3
         assert model.eval([]).shape == (0, 64)
         assert model.eval(np.array(TOKENS[3:5], np.int64)).shape == (2, 64)
         model.reset()
@@ -290,11 +289,6 @@ def test_generation_follows_the_sampler():
         model.reset()
         logits = model.eval(TOKENS + ids)
         assert [greedy(row) for row in logits[len(TOKENS) - 1 : -1]] == ids
-        drawn = []
-        for _ in range(2):
-            model.reset()
-            drawn.append(list(model.generate(TOKENS, 8, Sampler(temperature=2.0, top_k=0, seed=7))))
-        assert drawn[0] == drawn[1] != ids
         with pytest.raises(ValueError, match="one token"):
             next(model.generate([], 1))
 

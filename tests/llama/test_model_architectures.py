@@ -23,10 +23,11 @@ def close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.abs(a - b).max() <= 2e-3 * np.abs(b).max())
 
 
+@pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_parts_and_company_make_no_difference(arch):
+def test_parts_and_company_make_no_difference(arch, flash):
     data = random_model(arch, 1)
-    with load(data, [gs.CpuBackend()], n_ctx=64, n_seq=2) as model:
+    with load(data, [gs.CpuBackend()], n_ctx=64, n_seq=2, flash=flash) as model:
         whole = model.eval(TOKENS)
         model.reset()
         assert close(np.concatenate([model.eval(TOKENS[:5]), model.eval([TOKENS[5]]), model.eval(TOKENS[6:])]), whole)

@@ -17,6 +17,8 @@ from ggml_sched.llama import (
     random_llama,
     small_model,
 )
+from ggml_sched.llama.generation import Stats
+from ggml_sched.llama.synthetic import random_model
 
 PROMPT = "    def __init__(self, name, value):"
 
@@ -36,11 +38,12 @@ def test_ids_come_as_they_are_asked_for():
     with load(SMALL, n_ctx=64) as model:
         got = model.generate(TOKENS, 8)
         assert isinstance(got, Generation) and iter(got) is got and model.n_past == 0
+        assert got.stats == Stats(len(TOKENS), 0, 0.0, 0, 0.0) and repr(got) == "<Generation of 0 tokens: going on>"
         first = next(got)
         assert model.n_past == len(TOKENS) and got.tokens == [first] and got.finish_reason is None
         rest = list(got)
         assert got.tokens == [first, *rest] and len(got.tokens) == 8
-        assert got.finish_reason == "length" and list(got) == []
+        assert got.finish_reason == "length" and list(got) == [] and repr(got) == "<Generation of 8 tokens: length>"
         assert model.n_past == len(TOKENS) + 7      # the last one is not part of the sequence yet
         assert got.stats.n_prompt == len(TOKENS) and got.stats.n_evaluated == 7
         assert got.stats.seconds > 0 and got.stats.prompt_seconds > 0
@@ -62,13 +65,14 @@ def test_generation_ends_with_the_context():
         assert model.n_past == 0
 
 
-def test_a_shift_that_would_make_no_room_ends_the_text():
-    """All is kept, or all but one token."""
-    with load(SMALL, n_ctx=20) as model:
-        for n_keep in (19, 20, 90):
-            got = model.generate(TOKENS, 100, shift=True, n_keep=n_keep)
-            assert len(list(got)) == 20 - len(TOKENS) + 1 and got.finish_reason == "length" and model.n_past == 20
-            model.reset()
+@pytest.mark.parametrize(("data", "n_keep", "n"), [
+    (SMALL, 18, 30), (SMALL, 19, 9), (SMALL, 20, 9), (SMALL, 90, 9), (random_model("gpt2", 1), 0, 9),
+    (random_model("mamba", 1), 0, 9)])
+def test_a_shift_that_would_make_no_room_ends_the_text(data, n_keep, n):
+    """All is kept, or all but one token, or the model cannot shift."""
+    with load(data, n_ctx=20) as model:
+        got = model.generate(TOKENS, 30, shift=True, n_keep=n_keep)
+        assert len(list(got)) == n and got.finish_reason == "length" and model.n_past == 20
 
 
 def test_generation_ends_before_an_end_token():
@@ -161,20 +165,22 @@ def test_several_generations_take_turns():
         assert [list(ids) for ids in zip(*zip(*turns, strict=True), strict=True)] == alone
 
 
-@pytest.mark.parametrize(("options", "kind"), [
-    ({"n": -1}, ValueError), ({"n": 1.5}, TypeError), ({"n_keep": -1}, ValueError), ({"stop": ""}, ValueError),
-    ({"stop": [b"x"]}, TypeError), ({"stop": ["a", 3]}, TypeError), ({"temperature": -1}, ValueError),
-    ({"top_k": -1}, ValueError), ({"heat": 3}, TypeError), ({"sampler": greedy, "seed": 3}, TypeError),
-    ({"stop": 3}, TypeError), ({"sampler": 3}, TypeError), ({"n": "3"}, TypeError), ({"n_keep": None}, TypeError),
-    ({"sequence": 1}, ValueError), ({"sequence": "0"}, TypeError),
-])
-def test_wrong_arguments_are_known_before_anything_runs(options, kind):
-    with load(SMALL, n_ctx=16) as model:
-        (name, *_), *_ = options.items()
-        with pytest.raises(kind, match=name):
-            model.generate([1], **options)
-        with load(SMALL, n_ctx=16) as other, pytest.raises(ValueError, match="another model"):
-            model.generate([1], sequence=other.sequence(0))
+def test_wrong_arguments_are_known_before_anything_runs():
+    with load(SMALL, n_ctx=16) as model, load(SMALL, n_ctx=16) as other:
+        for options, kind, match in (
+                ({"n": -1}, ValueError, "n is -1"), ({"n": 1.5}, TypeError, "n is an int"),
+                ({"n": "3"}, TypeError, "n is an int"), ({"sampler": 3}, TypeError, "a sampler is a function"),
+                ({"n_keep": -1}, ValueError, "n_keep"), ({"n_keep": None}, TypeError, "n_keep"),
+                ({"stop": ""}, ValueError, "empty stop"), ({"stop": [b"x"]}, TypeError, "stop string is a str"),
+                ({"stop": ["a", 3]}, TypeError, "stop string is a str"), ({"stop": 3}, TypeError, "stop strings are"),
+                ({"temperature": -1}, ValueError, "temperature"), ({"top_k": -1}, ValueError, "top_k"),
+                ({"heat": 3}, TypeError, "unknown argument 'heat'; a Sampler takes .*min_p.* top_k"),
+                ({"sampler": greedy, "seed": 3}, TypeError, "either a sampler, .*: seed"),
+                ({"sequence": 1}, ValueError, "sequence 1"),
+                ({"sequence": "0"}, TypeError, "number of a sequence"),
+                ({"sequence": other.sequence(0)}, ValueError, "another model")):
+            with pytest.raises(kind, match=match):
+                model.generate([1], **options)
         for prompt, wrong in ((bytearray(b"text"), TypeError), ([[1], [2, 3]], TypeError), (b"text", TypeError),
                               (None, TypeError), ([64], ValueError), (3, TypeError),
                               ([0.5], TypeError), (["a"], TypeError)):
@@ -261,6 +267,10 @@ def test_characters_are_never_split(model):
     pieces = list(got)
     assert pieces == ["a", "ß", "你", "🙂", "\ufffd", "\ufffdx", "\ufffd"]
     assert got.text == said.decode("utf-8", "replace")
+    model.reset()
+    left = iter([byte[b"x"], byte[b"\xc3"]])        # the end of the text makes the stop string complete
+    got = model.generate("x", 2, lambda logits: next(left), ignore_eos=True, stop="\ufffd")
+    assert got.read() == "x" and got.finish_reason == "stop"
 
 
 def test_seeds_choose(model):
