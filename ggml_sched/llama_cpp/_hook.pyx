@@ -9,6 +9,7 @@ The functions of this module give Python the hook's counters, its last failure, 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ggml_sched._c cimport *
+from ggml_sched.core.graph.types cimport an_integer
 from ggml_sched.core.plan.plan_values cimport values_of_plan
 
 from ggml_sched.core.graph.types import op_numbers
@@ -27,8 +28,25 @@ cdef extern from "scheduler.h":
     void gh_set_schedules(bint on) noexcept nogil
 
 cdef extern from "plan_view.h":
+    ctypedef struct gh_ggml:
+        const uint64_t *inplace
+
+    ctypedef struct gh_arena:
+        size_t alignment
+        size_t max_size
+
+    ctypedef struct gh_cache_key:
+        bint is_scheduler
+        const unsigned char *reads
+
     ctypedef struct gh_plan_cache:
-        pass
+        const gh_ggml *lib
+        gh_cache_key key
+        int n_backends
+        const char **name
+        const int *pool_of
+        const int *first_of
+        const gh_arena *pool
 
     ctypedef struct gh_problem:
         const int32_t *resident
@@ -38,30 +56,23 @@ cdef extern from "plan_view.h":
         const unsigned char *reads_buffer
         int32_t n_buffers
 
-    ctypedef struct gh_arena_view:
-        char name[64]
-        int64_t alignment
-        int64_t max_size
-        int64_t nbytes
-        const uint64_t *inplace
+    ctypedef struct gh_plan:
+        gs_graph_size size
+        gh_problem problem
 
     ctypedef struct gh_plan_view:
-        int n_backends
-        bint is_scheduler
-        bint has_deps
-        gs_graph_size size
+        const gh_plan *of
         gs_graph_arrays arrays
         gs_plan plan
-        const gh_problem *problem
         const int64_t *nbytes
-        const unsigned char *reads
-        gh_arena_view arena[16]
 
     gh_plan_cache *gh_plan_cache_lock(int i, int *n) noexcept nogil
     void gh_plan_cache_unlock(gh_plan_cache *c) noexcept nogil
     bint gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view) noexcept nogil
     void gh_plan_view_close(gh_plan_view *view) noexcept nogil
-    const char *gh_plan_view_name(const gh_plan_view *view, int32_t id) noexcept nogil
+    const char *gh_plan_name(const gh_plan *p, int32_t id) noexcept nogil
+    size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib) noexcept nogil
+    int64_t gh_max_buffer(size_t max_size) noexcept nogil
 
 
 gh_api = gs_import_api()
@@ -115,19 +126,9 @@ def unsupported():
     return None if why == NULL else why.decode()
 
 
-cdef list _ints(const int32_t *at, int32_t n):
+cdef list _numbers(const an_integer *at, int32_t n):
     cdef int32_t i
     return [at[i] for i in range(n)]
-
-
-cdef list _longs(const int64_t *at, int32_t n):
-    cdef int32_t i
-    return [at[i] for i in range(n)]
-
-
-cdef dict _masks(const uint64_t *inplace, dict names):
-    """{op: bits, bit k for each source k that may be its destination}, of the ops that have such a source."""
-    return {name: inplace[<int>number] for number, name in names.items() if inplace[<int>number]}
 
 
 cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
@@ -135,10 +136,10 @@ cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
     cdef const gs_graph_arrays *a = &view.arrays
     cdef const gs_layout *layout = &a.layout[id]
     cdef const char *type_name = gh_api.type_name(layout.type)
-    cdef const char *name = gh_plan_view_name(view, id)
+    cdef const char *name = gh_plan_name(view.of, id)
     cdef int32_t i
     fields = {"name": "" if name == NULL else name.decode(errors="replace"), "op": names[layout.op],
-              "ne": _longs(layout.ne, 4), "nb": _longs(layout.nb, 4)}
+              "ne": _numbers(layout.ne, 4), "nb": _numbers(layout.nb, 4)}
     if type_name == NULL:
         # A type that exists in ggml only is shown as its bytes.
         fields.update(type="i8", ne=[layout.nbytes, 1, 1, 1], nb=[1, layout.nbytes, layout.nbytes, layout.nbytes])
@@ -152,39 +153,58 @@ cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
     if a.view_src[id] >= 0:
         fields.update(view_src=a.view_src[id], view_offs=a.view_offs[id])
     fields["flags"] = [word for bit, word in ((1, "input"), (2, "output")) if a.flags[id] & bit]
-    if view.has_deps and a.dep_begin[id] < a.dep_begin[id + 1]:
-        fields["deps"] = _ints(a.dep + a.dep_begin[id], a.dep_begin[id + 1] - a.dep_begin[id])
+    if a.dep_begin != NULL and a.dep_begin[id] < a.dep_begin[id + 1]:
+        fields["deps"] = _numbers(a.dep + a.dep_begin[id], a.dep_begin[id + 1] - a.dep_begin[id])
     return fields
 
 
-cdef dict _residents(const gh_plan_view *view):
-    """{tensor: (usage, backends that read it, the owner first)} of tensors that had memory before planning."""
-    cdef const gh_problem *q = view.problem
-    cdef int32_t i, b, n = view.plan.n_tensors
-    return {i: ("weights" if view.is_scheduler and q.usage[i] else "any", (q.resident[i], *(
-                b for b in range(view.n_backends) if b != q.resident[i]
-                and (not view.is_scheduler or q.reads_buffer[b * q.n_buffers + q.buffer[i]]))))
-            for i in range(n) if q.resident[i] >= 0}
+cdef dict _residents(const gh_plan_cache *c, const gh_plan_view *view):
+    """{tensor: (usage, backends that read it, the owner first)} of tensors that had memory of their own."""
+    cdef const gh_problem *q = &view.of.problem
+    cdef bint some = c.key.is_scheduler
+    cdef int32_t i, b
+    return {i: ("weights" if some and q.usage[i] else "any", (q.resident[i], *(
+                b for b in range(c.n_backends) if b != q.resident[i]
+                and (not some or q.reads_buffer[b * q.n_buffers + q.buffer[i]]))))
+            for i in range(view.plan.n_tensors) if q.resident[i] >= 0 and view.arrays.view_src[i] < 0}
 
 
-cdef dict _view_of(const gh_plan_view *view, dict names):
+cdef tuple _need(const gh_plan_cache *c, const gh_plan_view *view, int32_t id):
+    """Whether the backend of an id supports it, and its bytes there if they are more than its own, else 0."""
+    cdef const gs_plan *p = &view.plan
+    cdef int32_t n = p.n_tensors, home = p.arena_of[id]
+    cdef int64_t nbytes = view.nbytes[<int64_t>home * n + p.like[id]] if home >= 0 else 0
+    return (not c.key.is_scheduler or id >= n or p.assign[id] < 0
+            or view.of.problem.supports[<int64_t>p.assign[id] * n + id] != 0,
+            nbytes if nbytes > view.arrays.layout[p.like[id]].nbytes else 0)
+
+
+cdef dict _backend(const gh_plan_cache *c, int b, list sizes, dict names):
+    """Backend number b, as `recorded_backends` takes it; `sizes`: of the planned buffers, which may exceed the largest,
+    because a tensor that is larger than that has a buffer of its own."""
+    cdef const gh_arena *pool = &c.pool[c.pool_of[b]]
+    cdef int64_t most = gh_max_buffer(pool.max_size)
+    return {"name": c.name[b].decode(errors="replace"), "alignment": pool.alignment,
+            "max_buffer_size": max(most, max(sizes, default=0)) if most else None, "concurrent_copies": False,
+            "inplace": {name: c.lib.inplace[<int>number] for number, name in names.items()
+                        if c.lib.inplace[<int>number]},
+            "reads": tuple([k for k in range(c.n_backends) if c.key.reads[b * c.n_backends + k]])}
+
+
+cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names):
     """The plan that a cache used last, as the dict that `last_planned` describes."""
-    cdef int32_t i, b, c, n = view.plan.n_tensors, m = view.n_backends
+    cdef int32_t i, b
+    values = values_of_plan(&view.plan)
     return {
-        "graph": {"meta": {}, "tensors": [_tensor_of(view, i, names) for i in range(n)],
-                  "nodes": _ints(view.arrays.node, view.size.n_nodes),
-                  "leafs": _ints(view.arrays.leaf, view.size.n_leafs)},
-        "plan": values_of_plan(&view.plan),
-        "arenas": [{"name": (<bytes>view.arena[b].name).decode(errors="replace"),
-                    "alignment": view.arena[b].alignment, "max_size": view.arena[b].max_size,
-                    "nbytes": view.arena[b].nbytes, "inplace": _masks(view.arena[b].inplace, names)}
-                   for b in range(m)],
-        "nbytes": {(b, i): view.nbytes[<int64_t>b * n + i] for b in range(m) for i in range(n)
-                   if view.nbytes[<int64_t>b * n + i] > view.arrays.layout[i].nbytes},
-        "reads": [[c for c in range(m) if view.reads[b * m + c]] for b in range(m)],
-        "residents": _residents(view),
-        "refused": [i for i in range(n) if view.is_scheduler and view.plan.assign[i] >= 0
-                    and not view.problem.supports[<int64_t>view.plan.assign[i] * n + i]],
+        "graph": {"meta": {}, "tensors": [_tensor_of(view, i, names) for i in range(view.plan.n_tensors)],
+                  "nodes": _numbers(view.arrays.node, view.of.size.n_nodes),
+                  "leafs": _numbers(view.arrays.leaf, view.of.size.n_leafs)},
+        "plan": values,
+        "backends": [_backend(c, b, values["arenas"][b][3], names) for b in range(c.n_backends)],
+        "held": [gh_arena_nbytes(&c.pool[c.pool_of[b]], c.lib) if c.first_of[c.pool_of[b]] == b else 0
+                 for b in range(c.n_backends)],
+        "needs": [_need(c, view, i) for i in range(view.plan.n)],
+        "residents": _residents(c, view),
     }
 
 
@@ -202,8 +222,8 @@ cdef list _last(bint schedulers):
             try:
                 if gh_plan_view_open(c, &view):
                     try:
-                        if view.is_scheduler == schedulers:
-                            found.append(_view_of(&view, names))
+                        if c.key.is_scheduler == schedulers:
+                            found.append(_view_of(c, &view, names))
                     finally:
                         gh_plan_view_close(&view)
             finally:
@@ -216,11 +236,8 @@ cdef list _last(bint schedulers):
 def last_planned():
     """For each graph allocator of the process that has planned a graph, oldest first: the plan of its last graph.
 
-    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`:
-    dicts of name, alignment, max_size (0: no bound), nbytes of the buffers that are held, inplace ({op: bits of the
-    sources that may be its destination}); `nbytes`: {(arena, id): bytes} of the tensors that take more than their own
-    bytes; `reads`: for each backend those whose memory it reads; `residents`: {tensor: (usage, backends that read it,
-    the owner first)}; `refused`: tensors that the backend they were planned for does not support.
+    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
+    `recorded_backends` takes them; `held`: bytes of the buffers that each backend holds.
     """
     return _last(False)
 

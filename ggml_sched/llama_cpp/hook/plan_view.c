@@ -5,21 +5,6 @@
  */
 #include "plan_view.h"
 
-#include <stdio.h>
-
-static void view_arenas(const gh_plan_cache *c, gh_plan_view *view)
-{
-    for (int b = 0; b < c->n_backends; b++) {
-        gh_arena_view *a = &view->arena[b];
-        const gh_arena *pool = &c->pool[c->pool_of[b]];
-        snprintf(a->name, sizeof a->name, "%s", c->name[b]);
-        a->alignment = (int64_t)pool->alignment;
-        a->max_size = gh_max_buffer(pool->max_size);
-        a->nbytes = c->first_of[c->pool_of[b]] == b ? (int64_t)gh_arena_nbytes(pool, c->lib) : 0;
-        a->inplace = c->lib->inplace;
-    }
-}
-
 /* Build view->own_graph for an entry that reuses the plan of a larger graph: that graph with the entry's shapes. */
 static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
 {
@@ -100,17 +85,10 @@ bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view)
     if (e == NULL) {
         return false;
     }
-    view->n_backends = c->n_backends;
-    view->is_scheduler = c->key.is_scheduler;
-    view->has_deps = e->plan->deps.n > 0;
-    view->size = e->plan->size;
+    view->of = e->plan;
     view->arrays = e->plan->arrays;
     view->plan = e->plan->view;
-    view->named = e->plan;
-    view->problem = &e->plan->problem;
     view->nbytes = e->plan->problem.nbytes;
-    view->reads = c->key.reads;
-    view_arenas(c, view);
     if (e->reuses && (!build_smaller(e, view) || !measure_smaller(c, e->plan, view)
                       || !replay_smaller(c, e->plan, view))) {
         gh_plan_view_close(view);

@@ -4,26 +4,11 @@
 
 #include "plan_cache.h"
 
-typedef struct gh_arena_view {
-    char name[64];
-    int64_t alignment;
-    int64_t max_size;           /* 0: no bound                          */
-    int64_t nbytes;             /* of the buffers that are held now     */
-    const uint64_t *inplace;    /* [GS_N_OPS] as in gs_backend_info     */
-} gh_arena_view;
-
 typedef struct gh_plan_view {
-    int n_backends;
-    bool is_scheduler;
-    bool has_deps;
-    gs_graph_size size;
+    const gh_plan *of;          /* for names, problem and sizes         */
     gs_graph_arrays arrays;
     gs_plan plan;
-    const gh_plan *named;       /* the plan that has the tensors' names */
-    const gh_problem *problem;
     const int64_t *nbytes;      /* [n_backends][n_tensors]              */
-    const unsigned char *reads; /* [n_backends][n_backends]             */
-    gh_arena_view arena[GH_MAX_BACKENDS];
     /* Made for the view where the entry reuses a larger graph's plan, and freed with it; else NULL: */
     gs_api_graph *own_graph;
     gs_api_plan *own_plan;
@@ -34,10 +19,5 @@ typedef struct gh_plan_view {
  * must be closed before the cache is unlocked. */
 bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view);
 void gh_plan_view_close(gh_plan_view *view);
-
-static inline const char *gh_plan_view_name(const gh_plan_view *view, int32_t id)
-{
-    return gh_plan_name(view->named, id);
-}
 
 #endif
