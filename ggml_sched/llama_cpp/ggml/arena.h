@@ -14,12 +14,13 @@ typedef struct gh_chunk {
     int64_t nbytes;
 } gh_chunk;
 
-/* Where the tensor with an id is placed: `offset` bytes into a chunk of one of several arenas. */
-typedef struct gh_slot {
-    int64_t offset;
-    int32_t id;
-    uint32_t chunk;         /* gh_chunk_index                                                       */
-} gh_slot;
+/* Where the tensors of a graph lie, by id: `offset` bytes into a chunk of one of several arenas. */
+typedef struct gh_places {
+    uint32_t *chunk;        /* gh_chunk_index; GH_NO_CHUNK: outside of the arenas                   */
+    int64_t *offset;
+} gh_places;
+
+#define GH_NO_CHUNK UINT32_MAX
 
 /* Bytes at the start of ggml's struct of a buffer type that hold pointers to its functions, in all versions. */
 #define GH_BUFT_INTERFACE 48
@@ -51,7 +52,7 @@ static inline bool gh_raise_max_size(gs_backend_info *info, int64_t nbytes)
     return true;
 }
 
-/* Chunk number `chunk` of arena number `arena`, as one number that a slot holds.  gh_chunk_at finds the chunk again. */
+/* Chunk number `chunk` of arena number `arena`, as one number.  gh_chunk_at finds the chunk again. */
 static inline uint32_t gh_chunk_index(int32_t arena, int32_t chunk)
 {
     return (uint32_t)arena << 26 | (uint32_t)chunk;
@@ -62,11 +63,10 @@ static inline const gh_chunk *gh_chunk_at(const gh_arena *arenas, uint32_t index
     return &arenas[index >> 26].chunk[index & ((1U << 26) - 1)];
 }
 
-/* Give a tensor the address of its slot. */
-static inline void gh_place(gx_tensor *t, const gh_slot *slot, const gh_chunk *chunk)
+static inline void gh_place(gx_tensor *t, const gh_chunk *chunk, int64_t offset)
 {
     t->buffer = chunk->buffer;
-    t->data = chunk->base + slot->offset;
+    t->data = chunk->base + offset;
 }
 
 /* Make an empty arena of a buffer type.  It keeps a copy of the type's functions: a type may be freed and another made

@@ -14,15 +14,14 @@
 
 static bool make_room_for_tensors(gh_signature *s, int32_t n)
 {
-    if (n >= s->room_tensor) {
-        const int32_t room = n + n / 4 + 64;
-        gx_tensor **tensor = realloc(s->tensor != NULL ? s->tensor - 1 : NULL, ((size_t)room + 1) * sizeof *tensor);
+    if (n > s->room_tensor || s->tensor == NULL) {
+        gx_tensor **tensor = realloc(s->tensor != NULL ? s->tensor - 1 : NULL, ((size_t)n + 1) * sizeof *tensor);
         if (tensor == NULL) {
             return false;
         }
         tensor[0] = NULL;
         s->tensor = tensor + 1;
-        s->room_tensor = room;
+        s->room_tensor = n;
     }
     return true;
 }
@@ -32,12 +31,11 @@ static bool make_room(gh_signature *s, int32_t n)
     if (!make_room_for_tensors(s, n)) {
         return false;
     }
-    if (n >= s->room) {
-        const int32_t room = n + n / 4 + 64;
-        if (!gh_grow(&s->descriptor, sizeof *s->descriptor, room)) {
+    if (n > s->room || s->descriptor == NULL) {
+        if (!gh_grow(&s->descriptor, sizeof *s->descriptor, n)) {
             return false;
         }
-        s->room = room;
+        s->room = n;
     }
     return true;
 }
@@ -337,29 +335,32 @@ static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tens
 
 /* -- the same tensors ---------------------------------------------------------------------------------------------- */
 
-/* The slots whose tensors do not have their addresses yet: `next` to `stop`. */
+/* Where tensors get their addresses while they are compared, and how many ids have matched. */
 typedef struct {
     const gh_arena *arenas;
-    const gh_slot *next;
-    const gh_slot *stop;
-} slot_range;
+    const unsigned char *role;
+    gh_places places;
+    int32_t n;
+} placing;
 
 /* Whether the signature's tensors with ids `first` to `stop` - 1 are unchanged, and are those that the graph has in
  * `listed`, in this order; NULL: the graph does not list them.  Writes addresses as gh_signature_match says. */
 static inline __attribute__((always_inline)) bool matches(const gh_signature *s, gx_tensor *const *listed,
-                                                          int32_t first, int32_t stop, bool full, slot_range *slots)
+                                                          int32_t first, int32_t stop, bool full, placing *to)
 {
     const gh_descriptor *descriptor = s->descriptors->descriptor;
     const gh_signature_item *items = s->wiring->item;
     const int32_t *number = s->descriptor;
     gx_tensor *const *tensor = s->tensor;
-    const gh_slot *next = slots->next, *const end = slots->stop;
+    const unsigned char *const role = to->role;
+    const gh_places places = to->places;
     const int32_t n = s->n;
     buffer_kinds kinds = {.lib = s->descriptors->lib};
-    gh_chunk chunk = {0};           /* the last slot's, kept: consecutive slots mostly have the same */
-    uint32_t index = UINT32_MAX;
+    gh_chunk chunk = {0};           /* the last tensor's, kept: consecutive tensors mostly have the same */
+    uint32_t index = GH_NO_CHUNK;
     bool same = true;
-    for (int32_t id = first; id < stop; id++) {
+    int32_t id = first;
+    for (; id < stop; id++) {
         gx_tensor *t = tensor[id];
         const gh_signature_item *item = &items[id];
         const int32_t ahead = id + GH_AHEAD < n ? id + GH_AHEAD : id;
@@ -381,30 +382,30 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
         if (!same) {
             break;
         }
-        if (!full && next != end && next->id == id) {
-            if (next->chunk != index) {
-                index = next->chunk;
-                chunk = *gh_chunk_at(slots->arenas, index);
+        if (!full && role != NULL && role[id] == GH_ROLE_PLACED) {
+            if (places.chunk[id] != index) {
+                index = places.chunk[id];
+                chunk = *gh_chunk_at(to->arenas, index);
             }
-            gh_place(t, next++, &chunk);
+            gh_place(t, &chunk, places.offset[id]);
         }
     }
-    slots->next = next;
+    to->n = id;
     return same;
 }
 
 /* The loop for full descriptors and the loop for others are functions of their own that are not inlined, so that each
  * has all registers to itself. */
 static __attribute__((noinline)) bool matches_full(const gh_signature *s, gx_tensor *const *listed, int32_t first,
-                                                    int32_t stop, slot_range *slots)
+                                                    int32_t stop, placing *to)
 {
-    return matches(s, listed, first, stop, true, slots);
+    return matches(s, listed, first, stop, true, to);
 }
 
 static __attribute__((noinline)) bool matches_placing(const gh_signature *s, gx_tensor *const *listed, int32_t first,
-                                                      int32_t stop, slot_range *slots)
+                                                      int32_t stop, placing *to)
 {
-    return matches(s, listed, first, stop, false, slots);
+    return matches(s, listed, first, stop, false, to);
 }
 
 /* Whether a graph can match a signature at all: the signature's graph was plain and had as many nodes and leafs. */
@@ -427,27 +428,30 @@ static bool lists_same(const gh_signature *s, void *graph)
     return true;
 }
 
-bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n)
+bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const unsigned char *role,
+                        gh_places places)
 {
     const gh_ggml *lib = s->descriptors->lib;
     const int32_t n_leafs = s->n_leafs;
-    bool (*const match)(const gh_signature *, gx_tensor *const *, int32_t, int32_t, slot_range *) =
+    bool (*const match)(const gh_signature *, gx_tensor *const *, int32_t, int32_t, placing *) =
         s->descriptors->full ? matches_full : matches_placing;
-    slot_range slots = {arenas, slot, slot + n};
+    placing to = {arenas, role, places, 0};
     if (!has_counts_of(s, graph)) {
         return false;
     }
     /* Leafs are compared first: graphs of a prompt and of one token differ in their inputs, so a mismatch is found
      * early.  Tensors that the graph does not list come last: the nodes that name them have matched by then, so these
      * pointers belong to this graph and may be followed. */
-    if (s->wiring->listed != NULL ? lists_same(s, graph) && match(s, NULL, 0, s->n, &slots)
-        : match(s, gh_graph_leafs(lib, graph), 0, n_leafs, &slots)
-              && match(s, lib->graph_nodes(graph), n_leafs, s->n_listed, &slots)
-              && match(s, NULL, s->n_listed, s->n, &slots)) {
+    if (s->wiring->listed != NULL ? lists_same(s, graph) && match(s, NULL, 0, s->n, &to)
+        : match(s, gh_graph_leafs(lib, graph), 0, n_leafs, &to)
+              && match(s, lib->graph_nodes(graph), n_leafs, s->n_listed, &to)
+              && match(s, NULL, s->n_listed, s->n, &to)) {
         return true;
     }
-    for (; slot != slots.next; slot++) {
-        s->tensor[slot->id]->buffer = s->tensor[slot->id]->data = NULL;
+    for (int32_t id = 0; role != NULL && id < to.n; id++) {
+        if (role[id] == GH_ROLE_PLACED) {
+            s->tensor[id]->buffer = s->tensor[id]->data = NULL;
+        }
     }
     return false;
 }

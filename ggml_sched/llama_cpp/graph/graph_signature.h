@@ -61,10 +61,11 @@ typedef struct gh_signature {
 /* Fill a signature with the graph that was just read.  False without memory. */
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
-/* Whether a graph consists of the signature's own tensors, unchanged.  On the way each tensor of `slot`, n slots
- * ascending by id, gets its address in `arenas`, because it is in the processor's cache just then.  If the graph turns
- * out not to match, these addresses are set to NULL again. */
-bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n);
+/* Whether a graph consists of the signature's own tensors, unchanged.  On the way each tensor with role[id]
+ * GH_ROLE_PLACED gets its address in `arenas`, because it is in the processor's cache just then; none if `role` is NULL.
+ * If the graph turns out not to match, these addresses are set to NULL again. */
+bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const unsigned char *role,
+                        gh_places places);
 
 /* Whether a graph of other tensors, as when the client built it anew, equals the signature's graph.  other->tensor
  * receives its tensors by id; nothing else of `other` is filled, and that array is overwritten even if it returns

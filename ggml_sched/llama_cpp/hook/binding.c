@@ -130,7 +130,8 @@ static void start_copy(gh_copied *copy, gx_tensor *original)
 static void make_copy(const gh_sched *s, gh_plan_entry *e, int32_t c)
 {
     const gs_plan *v = &e->plan->view;
-    const gh_slot *slot = &gh_entry_slots(e)[e->plan->n_slots + id_of_copy(s, v, c) - v->n_tensors];
+    const gh_places places = gh_entry_places(e);
+    const int32_t id = id_of_copy(s, v, c);
     gx_tensor *copy = &e->copies->copy[c].tensor, *t = s->original[c];
     start_copy(&e->copies->copy[c], t);
     if (s->n_copies > 1) {
@@ -138,7 +139,7 @@ static void make_copy(const gh_sched *s, gh_plan_entry *e, int32_t c)
     }
     snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->lib->backend_name(s->backend[v->copy_backend[c]]),
              t->name, s->cur_copy);
-    gh_place(copy, slot, gh_chunk_at(s->cache->pool, slot->chunk));
+    gh_place(copy, gh_chunk_at(s->cache->pool, places.chunk[id]), places.offset[id]);
     gh_init_tensor(s->lib, copy->buffer, copy);
 }
 

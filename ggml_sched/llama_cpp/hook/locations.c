@@ -11,7 +11,8 @@
 
 static bool make_room(gh_plan *p, int32_t n_needs)
 {
-    return gh_grow(&p->location, sizeof *p->location, p->view.n)
+    return gh_grow(&p->places.chunk, sizeof *p->places.chunk, p->view.n)
+        && gh_grow(&p->places.offset, sizeof *p->places.offset, p->view.n)
         && gh_grow(&p->need, sizeof *p->need, n_needs);
 }
 
@@ -112,14 +113,14 @@ static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int
         found = result.arena;
         for (int32_t id = 0; id < v->n; id++) {
             if (is_in_pool(c, p, pool, id) && v->root[id] < 0 && v->birth[id] >= 0) {
-                p->location[id].offset = offset[k++];
+                p->places.offset[id] = offset[k++];
             }
         }
         for (int32_t id = 0; id < v->n; id++) {
             if (is_in_pool(c, p, pool, id) && v->offset[id] >= 0) {
                 const int32_t root = root_of(v, id);
-                p->location[id].pool = pool;
-                p->location[id].offset = p->location[root].offset + v->offset[id] - v->offset[root];
+                p->places.chunk[id] = gh_chunk_index(pool, 0);
+                p->places.offset[id] = p->places.offset[root] + v->offset[id] - v->offset[root];
             }
         }
     }
@@ -172,9 +173,8 @@ static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
         const int32_t b = backend_of(p, id);
         if (b >= 0 && c->pool_of[b] == pool) {
             const int64_t stride = v->arena[b].stride, offset = offset_of(p, id);
-            p->location[id].pool = pool;
-            p->location[id].chunk = base[b] + (stride > 0 ? (int32_t)(offset / stride) : 0);
-            p->location[id].offset = stride > 0 ? offset % stride : offset;
+            p->places.chunk[id] = gh_chunk_index(pool, base[b] + (stride > 0 ? (int32_t)(offset / stride) : 0));
+            p->places.offset[id] = stride > 0 ? offset % stride : offset;
         }
     }
     return at;
@@ -191,8 +191,8 @@ static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int
         }
         for (int32_t id = 0; id < v->n; id++) {
             if (v->offset[id] >= 0 && root_of(v, id) == copy) {
-                p->location[id].chunk = at - p->need_begin[pool];
-                p->location[id].offset = v->offset[id] - v->offset[copy];
+                p->places.chunk[id] = gh_chunk_index(pool, at - p->need_begin[pool]);
+                p->places.offset[id] = v->offset[id] - v->offset[copy];
             }
         }
         p->need[at++] = v->size[copy];
@@ -200,23 +200,15 @@ static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int
     return at;
 }
 
-/* Fill p->slot: where each tensor that the plan places lies, then where each copy lies.  False: one of them has no
- * location, or there is no memory. */
-static bool fill_slots(gh_plan *p)
+/* Whether every tensor that the plan places, and every copy, has a place. */
+static bool has_all_places(const gh_plan *p)
 {
-    const int32_t n_tensors = p->view.n_tensors, n = p->n_slots + p->view.n - n_tensors;
-    if (!gh_grow(&p->slot, sizeof *p->slot, n)) {
-        return false;
+    bool has = true;
+    for (int32_t id = 0; id < p->view.n; id++) {
+        const bool needs = id < p->n ? p->role[id] == GH_ROLE_PLACED : id >= p->view.n_tensors;
+        has &= !needs || p->places.chunk[id] != GH_NO_CHUNK;
     }
-    for (int32_t i = 0; i < n; i++) {
-        const int32_t id = i < p->n_slots ? p->slot[i].id : n_tensors + i - p->n_slots;
-        const gh_location *at = &p->location[id];
-        if (at->pool < 0) {
-            return false;
-        }
-        p->slot[i] = (gh_slot){at->offset, id, gh_chunk_index(at->pool, at->chunk)};
-    }
-    return true;
+    return has;
 }
 
 bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
@@ -231,7 +223,8 @@ bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
         p->is_repacked = extended;
     }
     for (int32_t id = 0; done && id < v->n; id++) {
-        p->location[id] = (gh_location){.pool = -1, .chunk = 0, .offset = 0};
+        p->places.chunk[id] = GH_NO_CHUNK;
+        p->places.offset[id] = 0;
     }
     for (int pool = 0; done && pool < c->n_pools; pool++) {
         p->need_begin[pool] = at;
@@ -246,7 +239,7 @@ bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
     }
     p->need_begin[c->n_pools] = at;
     free(until);
-    return done && fill_slots(p);
+    return done && has_all_places(p);
 }
 
 /* -- buffers ------------------------------------------------------------------------------------------------------- */
@@ -339,14 +332,17 @@ bool gh_pools_own(const gh_plan_cache *c, const void *buffer)
 void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool placed)
 {
     const gh_plan *p = e->plan;
+    const gh_places places = gh_entry_places(e);
+    const bool inits = !placed || gh_arenas_have_init_tensor(c->pool, c->n_pools, c->lib);
     for (int pool = 0; pool < c->n_pools; pool++) {
         gh_arena_reset(&c->pool[pool], c->lib);
     }
-    for (int32_t i = 0; i < p->n_slots && (!placed || gh_arenas_have_init_tensor(c->pool, c->n_pools, c->lib)); i++) {
-        const gh_slot *slot = &gh_entry_slots(e)[i];
-        gx_tensor *t = gh_entry_tensor(e, slot->id);
-        gh_place(t, slot, gh_chunk_at(c->pool, slot->chunk));
-        gh_init_tensor(c->lib, t->buffer, t);
+    for (int32_t id = 0; inits && id < p->n; id++) {
+        if (p->role[id] == GH_ROLE_PLACED) {
+            gx_tensor *t = gh_entry_tensor(e, id);
+            gh_place(t, gh_chunk_at(c->pool, places.chunk[id]), places.offset[id]);
+            gh_init_tensor(c->lib, t->buffer, t);
+        }
     }
     for (int32_t i = 0; i < p->n_viewers; i++) {
         gx_tensor *t = gh_entry_tensor(e, p->viewer[i]), *root = t->view_src;

@@ -166,9 +166,9 @@ static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *
         }
         if (c->level->writes_addresses) {
             same = c->level->same_demand(c->owner, e, NULL)
-                && gh_signature_match(&e->signature, graph, c->pool, gh_entry_slots(e), place ? e->plan->n_slots : 0);
+                && gh_signature_match(&e->signature, graph, c->pool, place ? e->plan->role : NULL, gh_entry_places(e));
         } else {
-            same = gh_signature_match(&e->signature, graph, NULL, NULL, 0)
+            same = gh_signature_match(&e->signature, graph, NULL, NULL, gh_entry_places(e))
                 && c->level->same_demand(c->owner, e, e->signature.tensor);
         }
         if (!same || !answers_hold(c, e)) {

@@ -80,13 +80,6 @@ typedef struct gh_problem {
     int32_t room_buffers;
 } gh_problem;
 
-/* Where the tensor with an id lies: `offset` bytes into the buffer number `chunk` of a pool. */
-typedef struct gh_location {
-    int32_t pool;           /* -1: outside of the plan                                                      */
-    int32_t chunk;
-    int64_t offset;
-} gh_location;
-
 /* A source of a node that the plan has the node read through a copy. */
 typedef struct gh_read {
     int32_t id;             /* of the node                                                                  */
@@ -119,12 +112,10 @@ typedef struct gh_plan {
     gs_api_plan *plan;
     gs_plan view;
     gh_fusion_hazards hazards;
-    gh_location *location;  /* [view.n]                                                                     */
+    gh_places places;       /* [view.n]                                                                     */
     bool is_repacked;       /* locations.c chose other offsets than the planner's, somewhere                */
     int64_t *need;          /* bytes that each chunk must have, pool by pool                                */
     int32_t need_begin[GH_MAX_BACKENDS + 1]; /* where each pool begins in `need`                            */
-    gh_slot *slot;          /* [n_slots] of tensors that are placed, then of the plan's copies              */
-    int32_t n_slots;
     int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
     int32_t n_viewers;
     /* Of schedulers: */
@@ -167,7 +158,7 @@ struct gh_plan_entry {
     gh_demand demand;
     gh_plan *plan;
     bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
-    gh_slot *compact;       /* the slots to use instead of plan->slot, in the same order                    */
+    int64_t *compact;       /* [plan->view.n] the offsets to use instead of the plan's                      */
     gh_copies copies[2];    /* of schedulers: of the graph that was bound last, and of one bound before     */
 };
 
@@ -308,10 +299,10 @@ static inline const char *gh_plan_name(const gh_plan *p, int32_t id)
     return id < p->n ? p->names + p->name_at[id] : NULL;
 }
 
-/* Where the tensors of an entry are placed, and then the plan's copies. */
-static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
+/* Where the tensors of an entry lie, and the plan's copies. */
+static inline gh_places gh_entry_places(const gh_plan_entry *e)
 {
-    return e->is_compact ? e->compact : e->plan->slot;
+    return (gh_places){e->plan->places.chunk, e->is_compact ? e->compact : e->plan->places.offset};
 }
 
 /* The id whose layout an id has: of a leaf that was added for a node that is an input, that node; -1: none. */
@@ -350,8 +341,8 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
 bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *problem);
 
 /* The first hazard (fusion.h), number `from` or later, that the plan really has: the nodes may be fused, and the result
- * overlaps the source; -1: none.  `size`: bytes that each id takes; `s`: shapes, NULL: those that were planned;
- * `offset`: compact offsets of ids, NULL: where the plan put them. */
+ * overlaps the source; -1: none.  `offset`: of each id; `size`: bytes that it takes; `s`: shapes, NULL: those that were
+ * planned. */
 int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
                               const int64_t *size, int32_t from);
 
@@ -372,7 +363,7 @@ bool gh_size_hints_raise_rows(gh_plan_entry *e);
 
 /* -- locations.c */
 
-/* Fill p->location, the bytes needed of each chunk, and p->slot.  False without memory. */
+/* Fill p->places, and the bytes needed of each chunk.  False without memory. */
 bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r);
 /* Whether the buffers that are held are large enough for a plan. */
 bool gh_pools_fit(const gh_plan_cache *c, const gh_plan *p);

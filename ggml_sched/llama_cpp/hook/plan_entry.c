@@ -5,16 +5,15 @@
 bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers)
 {
     if (n > p->room || n_backends > p->room_backends || p->has_answers != has_answers) {
-        const int32_t room = n + n / 4 + 1;
-        const int64_t answers = (int64_t)room * n_backends;
-        if (!gh_grow(&p->resident, sizeof *p->resident, room) || !gh_grow(&p->assigned, sizeof *p->assigned, room)
+        const int64_t answers = (int64_t)n * n_backends;
+        if (!gh_grow(&p->resident, sizeof *p->resident, n) || !gh_grow(&p->assigned, sizeof *p->assigned, n)
             || !gh_grow(&p->nbytes, sizeof *p->nbytes, answers)
-            || (has_answers && (!gh_grow(&p->buffer, sizeof *p->buffer, room) || !gh_grow(&p->usage, 1, room)
+            || (has_answers && (!gh_grow(&p->buffer, sizeof *p->buffer, n) || !gh_grow(&p->usage, 1, n)
                                 || !gh_grow(&p->supports, 1, answers) || !gh_grow(&p->offloads, 1, answers)))) {
             p->room = 0;
             return false;
         }
-        p->room = room;
+        p->room = n;
         p->room_backends = n_backends;
         p->has_answers = has_answers;
     }
@@ -81,8 +80,8 @@ void gh_plan_drop(gh_plan *p)
     free(p->input_of);
     free(p->order);
     free(p->pair);
-    free(p->location);
-    free(p->slot);
+    free(p->places.chunk);
+    free(p->places.offset);
     free(p->need);
     free(p->split_at);
     free(p->read);
@@ -97,17 +96,14 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
     p->size = r->size;
     if (!gh_grow(&p->role, 1, r->n) || !gh_grow(&p->viewer, sizeof *p->viewer, r->n)
         || !gh_grow(&p->node, sizeof *p->node, r->n)
-        || !gh_grow(&p->input_of, sizeof *p->input_of, r->n_all - r->n)
-        || !gh_grow(&p->slot, sizeof *p->slot, r->n)) {
+        || !gh_grow(&p->input_of, sizeof *p->input_of, r->n_all - r->n)) {
         return false;
     }
-    p->n_slots = p->n_viewers = 0;
+    p->n_viewers = 0;
     for (int32_t id = 0; id < r->n; id++) {
         p->role[id] = (unsigned char)r->item[id].role;
         p->node[id] = r->item[id].node;
-        if (r->item[id].role == GH_ROLE_PLACED) {
-            p->slot[p->n_slots++] = (gh_slot){.id = id};
-        } else if (r->item[id].role != GH_ROLE_EXTERNAL) {
+        if (r->item[id].role == GH_ROLE_VIEW || r->item[id].role == GH_ROLE_ALIAS) {
             p->viewer[p->n_viewers++] = id;
         }
     }

@@ -99,31 +99,19 @@ static int64_t bytes_read(const gh_plan *plan, const gh_signature *s, const int6
     return size[id] > own ? size[id] : own;
 }
 
-/* Where an id lies.  `offset` NULL: where the plan put it.  Else at the id's offset in `offset`, which plan_compact
- * chose for a smaller graph so that it touches few pages of memory; pool and chunk stay the same. */
-static gh_location location_of(const gh_plan *plan, const int64_t *offset, int32_t id)
-{
-    gh_location at = plan->location[id];
-    if (offset != NULL && at.pool >= 0 && plan->view.arena_of[id] >= 0 && offset[id] >= 0) {
-        const int64_t stride = plan->view.arena[plan->view.arena_of[id]].stride;
-        at.offset = stride > 0 ? offset[id] % stride : offset[id];
-    }
-    return at;
-}
-
 int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
                               const int64_t *size, int32_t from)
 {
     for (int32_t i = from; i < plan->hazards.n; i++) {
         const gh_fusion_hazard *h = &plan->hazards.hazard[i];
-        const gh_location x = location_of(plan, offset, h->source), y = location_of(plan, offset, h->last);
-        const bool overlap = x.pool >= 0 && x.pool == y.pool && x.chunk == y.chunk
-                          && x.offset < y.offset + bytes_read(plan, s, size, h->last)
-                          && y.offset < x.offset + bytes_read(plan, s, size, h->source);
+        const uint32_t chunk = plan->places.chunk[h->source];
+        const int64_t x = offset[h->source], y = offset[h->last];
+        const bool overlap = chunk != GH_NO_CHUNK && chunk == plan->places.chunk[h->last]
+                          && x < y + bytes_read(plan, s, size, h->last) && y < x + bytes_read(plan, s, size, h->source);
         /* No conflict where source and result are exactly the same bytes and `first` may be computed in place: the
          * kernel then reads each element before it writes it. */
         if (overlap && same_shape(plan, s, h->first, h->mid) && same_shape(plan, s, h->mid, h->last)
-            && !(x.offset == y.offset && lib->inplace[plan->arrays.layout[h->first].op] != 0
+            && !(x == y && lib->inplace[plan->arrays.layout[h->first].op] != 0
                  && same_shape(plan, s, h->source, h->last))) {
             return i;
         }
@@ -131,50 +119,51 @@ int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const 
     return -1;
 }
 
-/* -- compact slots ------------------------------------------------------------------------------------------------- */
+/* -- compact offsets ----------------------------------------------------------------------------------------------- */
 
 /* Fill size[id]: the bytes that each id takes of its arena in the smaller graph, a multiple of the alignment. */
 static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_problem *problem, int64_t *size)
 {
     const gs_plan *v = &plan->view;
     gh_copy(size, v->size, v->n, sizeof *size);
-    for (int32_t i = 0; i < plan->n_slots; i++) {
-        const int32_t id = plan->slot[i].id, home = v->arena_of[id];
-        if (home >= 0 && plan->arrays.view_src[id] < 0) {
+    for (int32_t id = 0; id < plan->n; id++) {
+        const int32_t home = v->arena_of[id];
+        if (home >= 0 && plan->role[id] == GH_ROLE_PLACED && plan->arrays.view_src[id] < 0) {
             const int64_t alignment = c->key.type[home].alignment > 0 ? (int64_t)c->key.type[home].alignment : 1;
             size[id] = (problem->nbytes[(int64_t)home * problem->n + id] + alignment - 1) / alignment * alignment;
         }
     }
 }
 
-/* Fill e->compact with slots at the low end of the buffers, so that a small graph touches few pages of memory.  False:
- * there is no valid choice, and the plan's own slots are used. */
+/* Fill e->compact with offsets at the low end of the buffers, so that a small graph touches few pages of memory.
+ * False: there is no valid choice, and the plan's own offsets are used. */
 static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size)
 {
     const gs_plan *v = &plan->view;
-    const int32_t n = plan->n_slots + v->n - v->n_tensors;
-    int64_t *offset = malloc((size_t)v->n * sizeof *offset + 1);
-    const bool done = offset != NULL && !plan->is_repacked && !c->key.overlaps
-                   && gh_grow(&e->compact, sizeof *e->compact, n)
-                   && gh_api->plan_compact(plan->plan, size, offset) == GS_OK
-                   && gh_plan_find_conflict(plan, &e->signature, c->lib, offset, size, 0) < 0;
-    for (int32_t i = 0; done && i < n; i++) {
-        e->compact[i] = plan->slot[i];
-        e->compact[i].offset = location_of(plan, offset, plan->slot[i].id).offset;
+    if (plan->is_repacked || c->key.overlaps || !gh_grow(&e->compact, sizeof *e->compact, v->n)
+        || gh_api->plan_compact(plan->plan, size, e->compact) != GS_OK) {
+        return false;
     }
-    free(offset);
-    return done;
+    for (int32_t id = 0; id < v->n; id++) {
+        if (v->arena_of[id] < 0 || e->compact[id] < 0) {
+            e->compact[id] = plan->places.offset[id];
+        } else if (v->arena[v->arena_of[id]].stride > 0) {
+            e->compact[id] %= v->arena[v->arena_of[id]].stride;
+        }
+    }
+    return gh_plan_find_conflict(plan, &e->signature, c->lib, e->compact, size, 0) < 0;
 }
 
-/* Choose the slots of e's tensors: compact ones, else the plan's.  False: fused kernels would conflict in both. */
-static bool choose_slots(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
+/* Choose the offsets of e's tensors: compact ones, else the plan's.  False: fused kernels would conflict in both. */
+static bool choose_offsets(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
 {
     int64_t *size = malloc((size_t)plan->view.n * sizeof *size + 1);
     bool serves = size != NULL;
     if (serves) {
         take_sizes(c, plan, problem, size);
         e->is_compact = make_compact(c, plan, e, size);
-        serves = e->is_compact || gh_plan_find_conflict(plan, &e->signature, c->lib, NULL, plan->view.size, 0) < 0;
+        serves = e->is_compact || gh_plan_find_conflict(plan, &e->signature, c->lib, plan->places.offset,
+                                                        plan->view.size, 0) < 0;
     }
     free(size);
     return serves;
@@ -193,5 +182,5 @@ bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *
             return false;
         }
     }
-    return choose_slots(c, plan, e, problem);
+    return choose_offsets(c, plan, e, problem);
 }

@@ -85,7 +85,7 @@ static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflict)
     if (!gh_plan_locate(c, p, &c->reader) || !gh_fusion_find_hazards(&c->reader, &p->arrays, &p->hazards)) {
         return GS_NO_HOST_MEMORY;
     }
-    *conflict = gh_plan_find_conflict(p, NULL, c->lib, NULL, p->view.size, 0);
+    *conflict = gh_plan_find_conflict(p, NULL, c->lib, p->places.offset, p->view.size, 0);
     return GS_OK;
 }
 
@@ -98,7 +98,7 @@ static int32_t add_deps(const gh_plan_cache *c, gh_plan *p, int32_t conflict)
         if (!gh_alloc_deps_add(&p->deps, p->hazards.hazard[conflict].last, p->hazards.hazard[conflict].source)) {
             return GS_NO_HOST_MEMORY;
         }
-        conflict = gh_plan_find_conflict(p, NULL, c->lib, NULL, p->view.size, conflict + 1);
+        conflict = gh_plan_find_conflict(p, NULL, c->lib, p->places.offset, p->view.size, conflict + 1);
     }
     return p->deps.n - n;
 }
