@@ -100,19 +100,10 @@ def test_the_context_that_a_model_was_trained_with():
 def test_progress_ends_with_everything(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(SMALL)
-    for options in ({}, {"use_mmap": False}):
-        heard = []
-        with load(path, n_ctx=16, progress=lambda done, total, heard=heard: heard.append((done, total)), **options):
-            pass
-        assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > 10_000
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    dry = gs.DryBackend("dry")
-    with pytest.raises(KeyboardInterrupt):
-        load(path, [dry], n_ctx=16, progress=stop)
-    assert dry.used == 0
+    heard = []
+    with load(path, n_ctx=16, progress=lambda done, total: heard.append((done, total))):
+        pass
+    assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > 10_000
 
 
 def test_the_default_backend_is_ggml_where_it_works(monkeypatch):

@@ -50,6 +50,7 @@ def test_ids_come_as_they_are_asked_for():
         model.reset()
         assert list(model.generate(TOKENS, 8, echo=True)) == TOKENS + got.tokens
         assert list(model.generate([1], 0)) == []
+        assert list(model.generate([1], 2, lambda logits: 0)) == [0, 0]
 
 
 def test_generation_ends_with_the_context():
