@@ -7,7 +7,7 @@
     load, runner        loading a file onto backends; running batches
     model, sequences    evaluating tokens and text; state: sequences as files
     generation          streaming
-    defaults            default and named backends
+    defaults            default and named backends, default placement
     text/               tokenizers, streams of text, chat templates
     sampling            choosing the next token
     synthetic           small random models

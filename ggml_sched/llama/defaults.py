@@ -1,20 +1,24 @@
-"""The default backend of a model, and backends by name.
+"""The default backend of a model, backends by name, and the default placement of weights and caches.
 
 Owns the choice of the default: a backend with ggml's kernels if its library is installed and works, else CpuBackend.
+Invariant: layers are spread in order and as evenly as possible, so that activations pass from one backend to the next
+only once; tensors outside the layers are on the first or the last backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ggml_sched as gs  # whose backends load when their names are first used
 from ggml_sched.backend import Backend
-from ggml_sched.errors import Error
+from ggml_sched.errors import Error, PlacementError
 
-__all__ = ["NAMES", "default_backend", "named_backends"]
+__all__ = ["NAMES", "Place", "checked_place", "default_backend", "named_backends", "spread_layers"]
 
 NAMES = ("cpu", "cuda", "ggml")
 """Names that `named_backends` accepts; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
+Place = Callable[[str, int | None], Backend]
+"""`place(name, layer)`: the backend of a weight or KV tensor; `layer` is None outside the layers."""
 
 
 def default_backend(n_threads: int | None = None) -> Backend:
@@ -50,3 +54,31 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
             backend.close()
         raise
     return made
+
+
+def spread_layers(backends: Sequence[Backend], n_layer: int) -> Place:
+    """Layer l of n on backend l * len(backends) // n.
+
+    The embedding and the tensors after the last layer are on the last backend (a tied output matrix is the
+    embedding); tensors that all layers share are on the first.
+    """
+
+    def place(name: str, layer: int | None) -> Backend:
+        if layer is not None:
+            return backends[layer * len(backends) // n_layer]
+        return backends[-1] if name.startswith(("token_embd", "output")) else backends[0]
+
+    return place
+
+
+def checked_place(place: Place, backends: Sequence[Backend]) -> Place:
+    """`place`, which the caller gave, as a function that raises PlacementError if it returns none of `backends`."""
+
+    def answer(name: str, layer: int | None) -> Backend:
+        backend = place(name, layer)
+        if not any(backend is known for known in backends):
+            names = [known.name for known in backends]
+            raise PlacementError(f"place({name!r}, {layer}) returned {backend!r}, not one of {names}")
+        return backend
+
+    return answer

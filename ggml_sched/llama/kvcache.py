@@ -21,8 +21,8 @@ import numpy as np
 from ggml_sched._graph import Context, Tensor, Type
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
+from ggml_sched.llama.defaults import Place
 from ggml_sched.llama.hparams import Hparams
-from ggml_sched.llama.placement import Place
 
 __all__ = ["KV_TYPES", "KVCache", "type_of"]
 

@@ -16,12 +16,11 @@ from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
-from ggml_sched.llama.defaults import default_backend
+from ggml_sched.llama.defaults import Place, checked_place, default_backend, spread_layers
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache, type_of
 from ggml_sched.llama.model import Model
-from ggml_sched.llama.placement import Place, checked, spread_layers
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.weights import Weights, load_weights
 
@@ -63,7 +62,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
         with open_gguf(path) as file:
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
-            place = checked(place or spread_layers(backends, hparams.n_layer), backends)
+            place = checked_place(place or spread_layers(backends, hparams.n_layer), backends)
             weights = load_weights(file, arch.weights(hparams), place, use_mmap, progress)
             undo.callback(weights.close)
             metadata = file.metadata

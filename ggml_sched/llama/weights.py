@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
+from ggml_sched.llama.defaults import Place
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
-from ggml_sched.llama.placement import Place
 
 __all__ = ["Progress", "Spec", "Weights", "load_weights"]
 

@@ -9,8 +9,8 @@ from ggml_sched.llama import arch as architectures
 from ggml_sched.llama import open_gguf
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.builder import Shape, build_graph
+from ggml_sched.llama.defaults import spread_layers
 from ggml_sched.llama.kvcache import KVCache
-from ggml_sched.llama.placement import spread_layers
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import load_weights
 
