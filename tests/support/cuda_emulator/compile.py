@@ -1,13 +1,15 @@
 """Compiles kernel sources, behind host_cuda.h, to shared libraries of the host with g++; caches them by content.
 
 A library's file name is a hash of source, headers, compiler and flags.  The file is written elsewhere and renamed into
-a folder that only this user can write, so that processes that race compile twice and never load half a file.
+a folder that only this user can write, so that no process loads half a file; of processes that need it at the same
+time one compiles it, and the others wait.
 
 GGML_SCHED_EMULATOR_SANITIZE names sanitizers ("address", "undefined" or both with a comma); "address" wants libasan
 preloaded.  GGML_SCHED_EMULATOR_STRICT makes warnings errors.  GGML_SCHED_EMULATOR_CACHE names another folder, CXX
 another compiler.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -17,14 +19,17 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 from ggml_sched.backends.cupy.device import DeviceError
 
 __all__ = ["cache_folder", "compiler", "kernels_of", "library", "sanitizers"]
 
 HERE = Path(__file__).parent
+LOCK = ".lock"
+"""A file of which each library that is being compiled locks one byte."""
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas")
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
          *WARNINGS)
 SANITIZE = {
     "address": ("-fsanitize=address", "-fsanitize-sections=host_shared"),
@@ -67,7 +72,10 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
         flags += ["-O0", "-g1", "-fno-omit-frame-pointer", f"-DHOST_CUDA_STACK={256 << 10}"]
     path = cache_folder() / f"{name}-{_key(gxx, text, flags)}.so"
     if not path.exists():
-        _compile(gxx, name, text, flags, path)
+        with open(path.parent / LOCK, "a") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, crc32(path.name.encode()))      # until the file is closed
+            if not path.exists():
+                _compile(gxx, name, text, flags, path)
     return path
 
 
