@@ -454,9 +454,9 @@ def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_products_of_the_library_are_queued_with_the_kernels_and_never_captured(seed):
-    devices.device()        # which skips where nothing compiles kernels
-    device = devices.WithLibrary(seed)
+def test_products_of_the_library_are_queued_with_the_kernels_and_never_captured(seed, monkeypatch):
+    library, device = devices.Products(), devices.device(seed)
+    monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
     rng, home, ctx = np.random.default_rng(seed), gs.Context("weights"), gs.Context("prompt")
     w, v = home.tensor("q8_0", (64, 32)), home.tensor("f16", (32, 48))
     x = ctx.tensor("f32", (64, 40), "x", input=True)
@@ -472,7 +472,7 @@ def test_products_of_the_library_are_queued_with_the_kernels_and_never_captured(
             sched.compute(graph, wait=False)
             expected = (given @ w.numpy().T) ** 2 @ v.numpy().T / 2
             assert ((y.numpy() - expected) ** 2).sum() < 1e-5 * (expected**2).sum()
-            assert device.library.n_calls == 2 * (run + 1)
+            assert library.n_calls == 2 * (run + 1)
         assert device.counts.captures == device.counts.graph_launches == 0
 
 

@@ -21,7 +21,6 @@ from ggml_sched.backends.cupy.backend import CupyBackend, CupyEvent
 SEEDS = range(12)
 
 
-
 def two_devices_take_turns(seed: int) -> None:
     """x goes through both devices and the CPU, and back, queued several times over."""
     first, second = devices.devices(2, seed)
@@ -89,14 +88,6 @@ def next_without_waiting(self):
     self._at, self._end = self._number * self._segment, (self._number + 1) * self._segment
 
 
-def take_without_waiting(self, event):
-    self._arrived(event)
-
-
-def record_nothing(self):
-    return CupyEvent(self)
-
-
 def get_over_what_waits(self, out, address):
     part = self._memory[: len(out)]
     self._stream.copy_out(part, address)
@@ -109,27 +100,12 @@ def release_at_once(self, memory, gone):
     memory.ptr and memory.device._release(memory)
 
 
-def nothing(*args):
-    return None
+def always(bug):
+    """A bug that does not call the method that it replaces."""
+    return lambda method: bug
 
 
-BUGS = {
-    "an event for which no stream waits": ("two devices take turns", CupyBackend, "_follow", nothing),
-    "an event that is recorded nowhere": ("two devices take turns", CupyBackend, "event_record", nothing),
-    "a copy that follows nothing": ("copies", CupyBackend, "event_here", record_nothing),
-    "memory that goes while it is copied": ("a buffer closes", CupyBackend, "release", release_at_once),
-    "one place for all uploads": ("much data", staging.Uploads, "put", put_without_copy),
-    "a ring that never waits": ("much data", staging.Uploads, "_next_segment", next_without_waiting),
-    "one place for all downloads": ("much data", staging.Downloads, "get", get_over_what_waits),
-    "downloads that are taken too early": ("an event", CupyBackend, "event_synchronize", take_without_waiting),
-    "downloads that an event forgets": ("an event", CupyBackend, "_arrived", nothing),
-    "work memory whose address is kept": ("work memory", plan.DevicePlan, "_pack", None),
-    "a fault that is not forgotten": ("a bad row", fault.Faults, "check", None),
-    "numbers of nodes that are given twice": ("a bad row", fault.Faults, "number", None),
-    "rearranged weights that other ops read": ("readers of weights", plan, "straighten_for", None),
-    "plans that know an old order of weights": ("readers of weights", plan.DevicePlan, "refresh", nothing),
-    "bytes written as ggml has them": ("bytes of weights", buffer.packed, "write", None),
-}
+nothing = always(lambda *args: None)
 
 
 def pack_once(pack):
@@ -144,7 +120,7 @@ def pack_once(pack):
 
 def check_and_remember(check):
     def call(self, ran, name):
-        stream, self._stream = self._stream, SimpleNamespace(fill=nothing)
+        stream, self._stream = self._stream, SimpleNamespace(fill=lambda *args: None)
         try:
             check(self, ran, name)
         finally:
@@ -153,16 +129,27 @@ def check_and_remember(check):
     return call
 
 
-def number_from_zero(number):
-    return lambda self, nodes: fault.Numbers(0, nodes)
-
-
-def write_plainly(write):
-    return lambda part, start, data, get, put: put(start, data)
-
-
-WRAPPED = {"_pack": pack_once, "check": check_and_remember, "number": number_from_zero,
-           "straighten_for": lambda _: lambda backend, nodes: None, "write": write_plainly}
+BUGS = {
+    "an event for which no stream waits": ("two devices take turns", CupyBackend, "_follow", nothing),
+    "an event that is recorded nowhere": ("two devices take turns", CupyBackend, "event_record", nothing),
+    "a copy that follows nothing": ("copies", CupyBackend, "event_here", always(lambda self: CupyEvent(self))),
+    "memory that goes while it is copied": ("a buffer closes", CupyBackend, "release", always(release_at_once)),
+    "one place for all uploads": ("much data", staging.Uploads, "put", always(put_without_copy)),
+    "a ring that never waits": ("much data", staging.Uploads, "_next_segment", always(next_without_waiting)),
+    "one place for all downloads": ("much data", staging.Downloads, "get", always(get_over_what_waits)),
+    "downloads that are taken too early": (
+        "an event", CupyBackend, "event_synchronize", always(lambda self, event: self._arrived(event))),
+    "downloads that an event forgets": ("an event", CupyBackend, "_arrived", nothing),
+    "work memory whose address is kept": ("work memory", plan.DevicePlan, "_pack", pack_once),
+    "a fault that is not forgotten": ("a bad row", fault.Faults, "check", check_and_remember),
+    "numbers of nodes that are given twice": (
+        "a bad row", fault.Faults, "number", always(lambda self, nodes: fault.Numbers(0, nodes))),
+    "rearranged weights that other ops read": ("readers of weights", plan, "straighten_for", nothing),
+    "plans that know an old order of weights": ("readers of weights", plan.DevicePlan, "refresh", nothing),
+    "bytes written as ggml has them": (
+        "bytes of weights", buffer.packed, "write", always(lambda part, start, data, get, put: put(start, data))),
+}
+"""(Scenario, where the method is, its name, a function from the method to the bug)."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -175,7 +162,7 @@ def test_without_a_bug_all_is_well(scenario):
 def test_a_planted_bug_is_found(name, monkeypatch):
     scenario, owner, method, bug = BUGS[name]
     devices.device()        # skips without a compiler
-    monkeypatch.setattr(owner, method, WRAPPED[method](getattr(owner, method)) if bug is None else bug)
+    monkeypatch.setattr(owner, method, bug(getattr(owner, method)))
 
     def found(seed: int) -> bool:
         try:

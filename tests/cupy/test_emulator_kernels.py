@@ -8,6 +8,7 @@ from cuda_emulator import EmulatedDevice
 from cupy_sources import Bench, needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError, KernelArguments
+from ggml_sched.backends.cupy.locations import VIEW
 
 pytestmark = needs_compiler
 
@@ -203,7 +204,6 @@ def test_shared_memory_is_poison_at_the_start_of_a_block(bench):
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 
-VIEW = np.dtype([("p", "u8"), ("ne", "i8", 4), ("nb", "i8", 4)])
 GOOD = (np.uint64(0), np.int32(1), np.int64(2), np.float32(3))
 
 

@@ -13,6 +13,7 @@ from cuda_emulator import EmulatedDevice, Simulator
 from cupy_sources import Bench, needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, Stream
+from ggml_sched.backends.cupy.locations import VIEW
 from ggml_sched.errors import BackendError
 
 SEEDS = range(12)
@@ -273,7 +274,6 @@ extern "C" __global__ void touch(float* y, const float* x, int n) { if (x && n) 
 extern "C" __global__ void view(View v, int n) { if (n) *(float*)v.p = 1.0f; }
 extern "C" __global__ void fail(int n) { if (n) __trap(); }
 """
-VIEW = np.dtype([("p", "u8"), ("ne", "i8", 4), ("nb", "i8", 4)])
 
 
 @needs_compiler

@@ -94,14 +94,3 @@ class Products(Blas):
             raise DeviceError("a product of the library while the stream is captured")
         self.n_calls += 1
         stream.push(lambda: gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c))
-
-
-class WithLibrary(EmulatedDevice):
-    """An emulated device with that matrix library."""
-
-    def __init__(self, seed: int = 0, **options) -> None:
-        super().__init__(seed, **options)
-        self.library = Products()
-
-    def blas(self) -> Products:
-        return self.library

@@ -16,10 +16,12 @@ import op_results
 import pytest
 from cuda_emulator import EmulatedDevice
 from cuda_emulator.compile import compiler, sanitizers
+from cupy_devices import gemm
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
 from ggml_sched.backends.cupy.launch import FAULT, Builder
+from ggml_sched.backends.cupy.ops.library import PRODUCT
 
 if compiler() is None:
     pytest.skip("no C++ compiler for the kernels", allow_module_level=True)
@@ -48,8 +50,12 @@ def run(builder: Builder, order: int = 0) -> np.void:
     work, error = device(order).alloc(builder.work_size), np.zeros(1, FAULT)
     try:
         for launch in builder.launches:
+            args = launch.bound(work.ptr, error.ctypes.data)
+            if launch.kernel == PRODUCT:
+                gemm(*map(int, args))
+                continue
             kernel = function(launch.kernel, order)
-            packed = kernel.pack(launch.bound(work.ptr, error.ctypes.data))
+            packed = kernel.pack(args)
             kernel.launch(launch.grid, launch.block, packed, launch.shared, stream(order))
             stream(order).synchronize()
     finally:
