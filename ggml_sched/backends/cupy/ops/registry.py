@@ -1,7 +1,6 @@
 """The table of the device's ops: which nodes kernels compute, and the functions that build their launches.
 
-The kernels here compute the same nodes as the oracle's, so its checks and its sources that may share the result's
-memory are used instead of being repeated.
+The kernels here compute the same nodes as the CPU's, and may overwrite the same sources: so the rules are the CPU's.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import ggml_sched.backends.cpu.oracle  # noqa: F401 - its kernels register themselves
-from ggml_sched._graph import Tensor
+from ggml_sched._graph import Tensor, op_numbers
+from ggml_sched.backends.cpu._kernels import fits, inplace_sources
 from ggml_sched.backends.cpu.oracle.operands import float_param, int_param
-from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cupy.launch import Builder
 
 __all__ = ["OPS", "computes", "float_param", "int_param", "kind", "n_rows", "optional"]
@@ -38,14 +36,13 @@ OPS: dict[str, Op] = {}
 
 def computes(*ops: str, only: Callable[[Tensor], bool] | None = None,
              work: Callable[[Tensor], int] = lambda node: 0) -> Callable[[Build], Build]:
-    """Register the function that builds these ops, for the nodes that the oracle computes; with `only`, for those of
-    them for which it is true."""
+    """Register the function that builds these ops, for the nodes that the CPU computes; with `only`, for those of them
+    for which it is true."""
 
     def register(build: Build) -> Build:
         for op in ops:
-            kernel = KERNELS[op]
-            fits = kernel.fits if only is None else lambda node, fits=kernel.fits: fits(node) and only(node)
-            OPS[op] = Op(fits, build, kernel.inplace, work)
+            OPS[op] = Op(fits if only is None else lambda node: fits(node) and only(node), build,
+                         inplace_sources(op_numbers()[op]), work)
         return build
 
     return register
