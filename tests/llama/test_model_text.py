@@ -12,6 +12,7 @@ from ggml_sched.llama import (
     ModelClosed,
     Sampler,
     SamplingError,
+    Sequence,
     greedy,
     load,
     random_llama,
@@ -120,6 +121,28 @@ def test_an_interrupted_generation_goes_on_with_the_same_ids():
             assert got.tokens == expected, where
             at += 3
         assert at > 300
+
+
+def test_a_complete_evaluation_whose_return_is_interrupted_is_not_repeated(monkeypatch):
+    """Of the prompt, or of a token."""
+    def interrupted_eval(sequence, *args, **options):
+        evaluate(sequence, *args, **options)
+        raise KeyboardInterrupt
+
+    evaluate = Sequence.eval
+    with load(SMALL, n_ctx=64) as model:
+        expected = list(model.generate(TOKENS, 5))
+        for n in (0, 2):
+            model.reset()
+            got = model.generate(TOKENS, 5)
+            for _ in range(n):
+                next(got)
+            with monkeypatch.context() as patch:
+                patch.setattr(Sequence, "eval", interrupted_eval)
+                with pytest.raises(KeyboardInterrupt):
+                    next(got)
+            list(got)
+            assert got.tokens == expected and model.sequence(0).tokens == TOKENS + expected[:-1]
 
 
 def test_a_sampler_that_fails_does_not_evaluate_twice():
