@@ -40,8 +40,8 @@ def test_the_small_ones_are_right():
         assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
 
 
-@pytest.mark.parametrize("base", SMALL)
-@pytest.mark.parametrize("field", ["model", "tokens"])
+@pytest.mark.parametrize(("base", "field"), [(base, field) for base, own in (("spm", "scores"), ("bpe", "merges"))
+                                             for field in ("model", "tokens", own)])
 def test_missing_fields(base, field):
     key = f"tokenizer.ggml.{field}"
     refused({name: value for name, value in SMALL[base].items() if name != key}, key, "is missing")
@@ -53,28 +53,15 @@ def test_a_file_without_a_tokenizer_says_so():
         refused({"tokenizer.ggml.model": name}, "tokenizer.ggml.model", "holds no tokenizer")
 
 
-def test_scores_and_merges_are_needed():
-    for base, field in (("spm", "scores"), ("bpe", "merges")):
-        key = f"tokenizer.ggml.{field}"
-        refused({name: value for name, value in SMALL[base].items() if name != key}, key, "is missing")
-
-
-@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "plamo2", "", "llama\0", "x" * 10000])
-def test_models_that_are_not_supported(model):
-    refused(SMALL["bpe"] | {"tokenizer.ggml.model": model}, "tokenizer.ggml.model", "is not supported")
-
-
-def test_an_unknown_pre_tokenizer_is_named_with_those_that_are_known():
-    refused(SMALL["bpe"] | {"tokenizer.ggml.pre": "llama-99"}, "tokenizer.ggml.pre",
-            "'llama-99', an unknown pre-tokenizer; known are default, .*llama-bpe.*qwen2")
-
-
 def test_a_pre_tokenizer_that_is_not_given_is_the_default_one():
     metadata = {key: value for key, value in SMALL["bpe"].items() if key != "tokenizer.ggml.pre"}
     assert Tokenizer.from_metadata(metadata).pre == "default"
 
 
 WRONG = [
+    *(("bpe", "model", model, "model", "is not supported") for model in (
+        "bert", "t5", "rwkv", "plamo2", "", "llama\0", "x" * 10000)),
+    ("bpe", "pre", "llama-99", "pre", "'llama-99', an unknown pre-tokenizer; known are default, .*llama-bpe.*qwen2"),
     ("bpe", "model", 3, "model", "is 3, not a string"),
     ("bpe", "pre", 3, "pre", "is 3, not a string"),
     ("bpe", "tokens", 3, "tokens", "is 3, not an array of strings"),
