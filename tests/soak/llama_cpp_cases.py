@@ -53,8 +53,6 @@ WALKED = (*CASES, Case("tiny-llama-q4_0", 2, True, 999), Case("random qwen3moe",
 MANY = (Case("tiny-llama-q4_0"), Case("tiny-qwen3-f32", 3, layers=999), Case("random gpt-oss", 1, layers=2))
 
 
-
-
 class Runner:
     """Runs llama_cpp_load.py; a stock process runs once per case."""
 
