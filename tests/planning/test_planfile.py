@@ -36,7 +36,7 @@ def two_devices(**options):
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_random_plans_come_back_the_same(block, policy, tmp_path):
     for seed in range(block * 40, block * 40 + 40):
         case = random_case(random.Random(seed))
@@ -255,7 +255,7 @@ def mutate(value, rng):
 def test_a_mutated_file_is_refused_or_says_the_same(block):
     """No crash, no other exception; what is accepted is a sound plan."""
     accepted = 0
-    for seed in range(block * 120, block * 120 + 120):
+    for seed in range(block * 80, block * 80 + 80):
         rng = random.Random(seed)
         graph, backends, assigned = random_case(random.Random(rng.randrange(40)))
         plan = plan_of((graph, backends, assigned), "default")
@@ -268,7 +268,7 @@ def test_a_mutated_file_is_refused_or_says_the_same(block):
             accepted += 1
         except gs.Error:
             pass
-    assert accepted < 120
+    assert accepted < 80
 
 
 CLAIMS = {

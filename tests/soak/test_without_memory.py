@@ -46,7 +46,7 @@ def run(allocator: str, acts, *options: str, **environment: str) -> dict[str, tu
 
 
 def test_an_allocation_that_fails_is_out_of_memory(failing_malloc):
-    found = run("malloc", SLICE, "--step", "3", LD_PRELOAD=str(failing_malloc))
+    found = run("malloc", SLICE, "--step", "5", LD_PRELOAD=str(failing_malloc))
     assert all(failures for _, failures in found.values())
 
 
@@ -58,7 +58,7 @@ def test_each_allocation_of_every_act_that_fails_is_out_of_memory(failing_malloc
 
 @pytest.mark.skipif(importlib.util.find_spec("_testcapi") is None, reason="needs _testcapi, which makes Python's fail")
 @pytest.mark.parametrize("acts, options", [
-    (OF_PYTHON, ("--step", "5")),
+    (OF_PYTHON, ("--step", "7")),
     *(pytest.param([act], ("--first", str(first)), marks=pytest.mark.soak) for act in OF_PYTHON for first in range(3))])
 def test_missing_allocations_of_python_are_memory_errors(acts, options):
     for act, (runs, failures) in run("python", acts, *options).items():
