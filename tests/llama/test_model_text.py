@@ -261,7 +261,7 @@ def test_a_second_text_continues_the_first(model):
 
 def test_text_ends_before_a_stop_string(model):
     whole = model.generate(PROMPT, 40).read()
-    words = ["\n", whole[10:14], whole[5:30], whole[-3:], "never said"]
+    words = ["\n", whole[10:14], whole[5:30], whole[-3:], "never said", whole[-3:] + " and no more"]
     for stop in (*words, words, [words[4], words[2]]):
         model.reset()
         got = model.generate(PROMPT, 40, stop=stop)
