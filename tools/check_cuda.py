@@ -30,7 +30,7 @@ KERNELS = ROOT / "ggml_sched" / "backends" / "cupy" / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90")
 SYNTAX = "--fdevice-syntax-only"
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
-"""The options of real_kernels.py and of CuPy, which always flushes f32 subnormals to zero."""
+"""The options of real.py and of CuPy, which always flushes f32 subnormals to zero."""
 
 
 class Usage(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy import real, real_kernels
+from ggml_sched.backends.cupy import real
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, KernelArguments
 
 
@@ -211,7 +211,7 @@ def test_what_a_device_says_of_itself(device):
 def test_every_entry_sets_the_device_of_its_thread(cuda, device):
     stream, event, memory, host = device.stream(), device.event(), device.alloc(64), np.zeros(8)
     packed = KernelArguments([np.int32(1)])
-    function = real_kernels.CupyFunction(device, "a.b", SimpleNamespace(ptr=5))
+    function = real.CupyFunction(device, "a.b", SimpleNamespace(ptr=5))
     entries = [
         device.memory, lambda: device.alloc(8), lambda: device.pinned(8), device.stream, device.event,
         device.synchronize, stream.synchronize, lambda: stream.record(event), lambda: stream.wait(event),
@@ -365,7 +365,7 @@ def test_memory(cuda, device):
 
 
 def test_launches(cuda, device):
-    stream, function = device.stream(), real_kernels.CupyFunction(
+    stream, function = device.stream(), real.CupyFunction(
         device, "elementwise.f", SimpleNamespace(ptr=5))
     packed = function.pack([np.int32(1), np.float32(2)])
     cuda.calls.clear()
@@ -382,7 +382,7 @@ def test_launches(cuda, device):
 
 
 def test_modules_are_compiled_from_their_text(cuda, device, monkeypatch):
-    monkeypatch.setattr(real_kernels, "kernel_source", lambda name: f"// text of {name}")
+    monkeypatch.setattr(real, "kernel_source", lambda name: f"// text of {name}")
     assert device.function("first.f").name == "first.f" and device.function("first.g").name == "first.g"
     assert cuda.sources == ["// text of first"]
     with pytest.raises(DeviceError, match=r"first\.cu does not compile for sm_90: no such thing"):

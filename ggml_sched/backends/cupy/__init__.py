@@ -1,6 +1,6 @@
 """CUDA devices: `CupyBackend`, with kernels of this package, over CuPy.
 
-    device      the interface of a device, and its errors; real, real_kernels: its implementation over CuPy
+    device      the interface of a device, and its errors; real: its implementation over CuPy
     kernels     CUDA C++; tests compile the same source for the host
     ops, launch which nodes kernels compute, and with which launches
     staging     pinned memory, through which copies between host and device go

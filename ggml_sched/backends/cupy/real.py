@@ -1,8 +1,11 @@
-"""The device layer over CuPy 14.  It has not been seen on a GPU yet: each call was looked up, none was run on one.
+"""The device layer over CuPy 14: CUDA's runtime and driver, NVRTC, cuBLAS.  It has not been seen on a GPU yet: each
+call was looked up, none was run on one.
 
 Owns nothing but handles, and memory.  The current device of CUDA belongs to a thread: every entry sets it, and sets
 it back.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse
-captures.  Invariant: a process that was forked gives nothing back, for the device is its parent's.
+captures.  Includes are inserted into a source before it is compiled: CuPy's cache on disk goes by the text alone, and
+must notice a changed include.  Launches call the driver itself, because CuPy's own would pack every argument again.
+Invariant: a process that was forked gives nothing back, for the device is its parent's.
 CuPy is imported when a device is opened, not before.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from operator import index
 from typing import Any
@@ -19,19 +23,27 @@ import numpy as np
 
 from ggml_sched.backends.cupy.device import (
     ALIGNMENT,
+    Blas,
     CapturedGraph,
     Device,
     DeviceError,
     DeviceOutOfMemory,
+    Function,
+    KernelArguments,
     Memory,
     Stream,
     StreamEvent,
+    block_of,
     bytes_of,
 )
-from ggml_sched.backends.cupy.real_kernels import CupyBlas, CupyFunction, compiled
+from ggml_sched.backends.cupy.source import kernel_source
 from ggml_sched.errors import BackendError
 
-__all__ = ["CupyDevice", "open_device"]
+__all__ = ["CupyDevice", "CupyFunction", "open_device"]
+
+OPTIONS = ("--std=c++17",)
+PLAIN_SHARED = 48 << 10
+"""The most bytes of dynamic shared memory for which no attribute of the kernel has to be set."""
 
 NO_MEMORY = 2           # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; of the others a device that did not start
@@ -221,7 +233,11 @@ class CupyDevice(Device):
     def function(self, name: str) -> CupyFunction:
         module, _, kernel = name.partition(".")
         if module not in self._modules:
-            self._modules[module] = compiled(self, module)
+            try:
+                text = kernel_source(module)
+            except OSError as error:
+                raise DeviceError(f"no kernels {module}: {error}") from None
+            self._modules[module] = self.cupy.RawModule(code=text, options=OPTIONS)
         with self.entered:
             try:
                 return CupyFunction(self, name, self._modules[module].get_function(kernel).kernel)
@@ -426,3 +442,68 @@ class CupyStream(_Made, Stream):
         self._device.capturing.discard(self._thread)
         with self._device.entered:
             return CupyCapturedGraph(self._device, self.made.end_capture())
+
+
+class CupyFunction(Function):
+    def __init__(self, device: CupyDevice, name: str, kernel) -> None:
+        self.name = name
+        self._device = device
+        self._kernel = kernel
+        self._ptr = kernel.ptr
+        self._launch = device.driver.launchKernel
+        self._shared = PLAIN_SHARED
+
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
+    ) -> None:
+        try:
+            with self._device.entered:
+                if shared > self._shared:
+                    self._device.driver.funcSetAttribute(
+                        self._ptr, self._device.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+                    self._shared = shared
+                self._launch(self._ptr, *block_of(grid, self.name), *block_of(block, self.name), shared, stream.ptr,
+                             packed.address, 0)
+        except DeviceOutOfMemory:
+            raise
+        except DeviceError as error:
+            raise DeviceError(f"{self.name}, grid {tuple(grid)}, block {tuple(block)}, {shared} bytes of shared "
+                              f"memory: {error}") from error
+
+
+class CupyBlas(Blas):
+    """cuBLAS, by a handle of its own.
+
+    CuPy's bindings set the stream of a handle to the thread's current stream in every call.  So the stream that a
+    product belongs to is made the current one for the call.
+    """
+
+    def __init__(self, device: CupyDevice, cublas) -> None:
+        self._device = device
+        self._cublas = cublas
+        self._factors = np.array([1, 0], np.float32)        # alpha and beta, on the host
+        device.errors = (*device.errors, cublas.CUBLASError)
+        self._handle = cublas.create()
+
+    def gemm(
+        self, stream: Stream, m: int, n: int, k: int, a: int, lda: int, b: int, ldb: int, c: int, ldc: int,
+        batch: int = 1, stride_a: int = 0, stride_b: int = 0, stride_c: int = 0,
+    ) -> None:
+        if stream.is_capturing:
+            raise DeviceError("cuBLAS while the stream is captured")
+        lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
+        half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
+        with self._device.entered, stream.made:
+            # cuBLAS stores matrices column by column: our rows are its columns, hence the transposed first operand.
+            if batch == 1:
+                lib.gemmEx(self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, b, half, ldb,
+                           beta, c, single, ldc, lib.CUBLAS_COMPUTE_32F, lib.CUBLAS_GEMM_DEFAULT)
+            else:
+                lib.gemmStridedBatchedEx(
+                    self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, stride_a, b, half,
+                    ldb, stride_b, beta, c, single, ldc, stride_c, batch, lib.CUBLAS_COMPUTE_32F,
+                    lib.CUBLAS_GEMM_DEFAULT)
+
+    def close(self) -> None:
+        with self._device.entered:
+            self._cublas.destroy(self._handle)
