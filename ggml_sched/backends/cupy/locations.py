@@ -12,7 +12,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 
-__all__ = ["VIEW", "Location", "Scratch", "joined", "spread", "unit_of"]
+__all__ = ["VIEW", "Location", "Scratch", "is_aligned", "joined", "spread", "unit_of"]
 
 VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
 """`struct View` of common.cuh."""
@@ -59,6 +59,11 @@ def unit_of(t: Tensor) -> int:
     if not t.type.is_quantized:
         return t.type.type_size
     return 2 - t.type.type_size % 2
+
+
+def is_aligned(t: Tensor, unit: int) -> bool:
+    """Whether the offset of a tensor in its root and its strides are multiples of `unit` bytes."""
+    return not any(v % unit for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
 
 
 def joined(ne: tuple[int, ...], locations: Sequence[Location], size: int) -> tuple[tuple[int, ...], list[Location]]:

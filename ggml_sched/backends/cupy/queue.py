@@ -126,9 +126,7 @@ class DeviceQueue(Backend):
             self.stream.synchronize()
         except DeviceError as error:
             self._give_up(queued)
-            failure = self._failure(error)
-            self.note_failure(failure)
-            raise failure from error
+            raise self._noted(error) from error
         self._passed(queued, n_downloads, fetched)
 
     @guarded
@@ -201,9 +199,7 @@ class DeviceQueue(Backend):
         try:
             event.event.synchronize()
         except DeviceError as error:
-            failure = self._failure(error)
-            self.note_failure(failure)
-            raise failure from error
+            raise self._noted(error) from error
         if self.is_downloading(event):
             self._arrived(event)
 
@@ -240,6 +236,12 @@ class DeviceQueue(Backend):
         if self._pid != os.getpid():
             raise BackendError(f"backend {self.name!r} was opened by process {self._pid}: a process that was forked "
                                "from it cannot use its device, and opens one of its own")
+
+    def _noted(self, error: DeviceError) -> BackendError | OutOfMemory:
+        """The error that names the backend, which is noted."""
+        failure = self._failure(error)
+        self.note_failure(failure)
+        return failure
 
     def _failure(self, error: DeviceError) -> BackendError | OutOfMemory:
         if isinstance(error, DeviceOutOfMemory):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder, scratch_size
-from ggml_sched.backends.cupy.locations import unit_of
+from ggml_sched.backends.cupy.locations import is_aligned, unit_of
 from ggml_sched.backends.cupy.ops import (  # noqa: F401 - those that are not used below register their ops
     attention,
     copies,
@@ -39,7 +39,9 @@ _PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
 def supports(node: Tensor) -> bool:
     """Whether there are kernels for a node, by types, extents and strides."""
     op = OPS.get(node.op)
-    return op is not None and all(map(_aligned, (node, *node.src))) and op.fits(node)
+    # Strides and offsets let kernels load whole elements.
+    return op is not None and op.fits(node) and all(
+        t is None or not t.n_elements or is_aligned(t, unit_of(t)) for t in (node, *node.src))
 
 
 def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
@@ -52,14 +54,6 @@ def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
             size = matrix.work(node, exact, by_library) if node.op in matrix.PRODUCTS else op.work(node)
             needed = max(needed, size)
     return scratch_size(needed)
-
-
-def _aligned(t: Tensor | None) -> bool:
-    """Whether strides and the offset in its root let kernels load whole elements."""
-    if t is None or t.n_elements == 0:
-        return True
-    unit = unit_of(t)
-    return not any(v % unit for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
 
 
 def build(b: Builder, position: int, node: Tensor) -> None:

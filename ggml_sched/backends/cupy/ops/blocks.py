@@ -8,7 +8,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder
-from ggml_sched.backends.cupy.locations import Location, Scratch
+from ggml_sched.backends.cupy.locations import Location, Scratch, is_aligned
 from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["is_multiple", "loads_whole", "to_dense"]
@@ -27,8 +27,7 @@ def to_dense(b: Builder, t: Tensor, part: Location, out: Scratch, to: Type) -> N
 def loads_whole(t: Tensor) -> bool:
     """Whether the words that kernels load from blocks lie at multiples of their size."""
     size = t.type.type_size
-    unit = min(size & -size, 16) if t.type.is_quantized else 1
-    return not any(v % unit for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
+    return not t.type.is_quantized or is_aligned(t, min(size & -size, 16))
 
 
 def is_multiple(location: Location, unit: int) -> bool:

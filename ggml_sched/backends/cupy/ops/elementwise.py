@@ -7,6 +7,7 @@ import numpy as np
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, struct
 from ggml_sched.backends.cupy.locations import Location, joined, spread
+from ggml_sched.backends.cupy.ops.blocks import is_multiple
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, kind, optional
 
 PARAMETERS = np.dtype([("p", "<f4", 4)])
@@ -50,8 +51,8 @@ def _by_4(node: Tensor, locations: list[Location]) -> list[Location] | None:
     if any(t.type != Type.F32 for t in (node, *node.src) if t is not None):
         return None
     for location in locations:
-        if (location.ne != locations[0].ne or location.ne[0] % 4 or location.nb[0] != 4 or location.address % 16
-                or any(nb % 16 for n, nb in zip(location.ne[1:], location.nb[1:], strict=True) if n > 1)):
+        if (location.ne != locations[0].ne or location.ne[0] % 4 or location.nb[0] != 4
+                or not is_multiple(location, 16)):
             return None
     return [location.shaped((location.ne[0] // 4, *location.ne[1:]), (16, *location.nb[1:])) for location in locations]
 
