@@ -54,8 +54,7 @@ class Simulator:
                     continue
             if not stream.is_ready:
                 # The recursion ends: a wait refers only to jobs queued before it.
-                place = stream.queue[0]
-                self._run(place.stream, place.number, pace)
+                self._run(*stream.queue[0], pace)
             stream.step()
 
     def refuse_while_capturing(self, what: str) -> None:
@@ -76,14 +75,13 @@ class Simulator:
 class EmulatedEvent(StreamEvent):
     def __init__(self, device) -> None:
         self.device = device
-        self.stream: EmulatedStream | None = None
-        self.number = 0
+        self.place: Place | None = None             # where it was recorded
         self.capture: list[Job] | None = None       # the capture that it was recorded in
         self.asked = 0
 
     @property
     def has_passed(self) -> bool:
-        return self.stream is None or self.stream.done >= self.number
+        return self.place is None or self.place.has_passed
 
     def _check(self, what: str) -> None:
         self.device.check_open()
@@ -95,14 +93,14 @@ class EmulatedEvent(StreamEvent):
         self._check("waiting for an event")
         if not self.has_passed:
             self.device.counts.waits += 1
-            self.device.simulator.run(self.stream, self.number)
+            self.device.simulator.run(*self.place)
 
     def query(self) -> bool:
         self._check("querying an event")
         if not self.has_passed:
             self.asked += 1
             if self.asked >= PATIENCE:
-                self.device.simulator.run(self.stream, self.number)
+                self.device.simulator.run(*self.place)
         return self.has_passed
 
 
@@ -196,7 +194,7 @@ class EmulatedStream(Stream):
         event.asked = 0
         event.capture = self._captured
         if self._captured is None:
-            event.stream, event.number = self, self.pushed
+            event.place = Place(self, self.pushed)
 
     def wait(self, event: EmulatedEvent) -> None:
         self.device.check_open()
@@ -205,14 +203,14 @@ class EmulatedStream(Stream):
                 self.break_capture("waiting for an event of another capture")
                 raise DeviceError("a stream waits for an event that was recorded in another stream's capture")
             return
-        stream, number = event.stream, event.number
-        if stream is None:
+        place = event.place
+        if place is None:
             return
         if self._captured is not None:
             self.break_capture("waiting for work outside of the capture")
             raise DeviceError("a stream that is captured waits for an event from outside of the capture")
-        if stream is not self and stream.done < number:
-            self.queue.append(Place(stream, number))
+        if place.stream is not self and not place.has_passed:
+            self.queue.append(place)
             self.pushed += 1
 
     # -- copies ------------------------------------------------------------------
