@@ -43,10 +43,11 @@ def _two_bits(packed: np.ndarray) -> np.ndarray:
     return ((by_lane >> shifts) & 3).reshape(*packed.shape[:-1], 256)
 
 
-def _join_two_bits(q: np.ndarray) -> np.ndarray:
-    lanes = (q & 3).reshape(*q.shape[:-1], 2, 4, 32)
-    return (lanes[..., 0, :] | lanes[..., 1, :] << 2 | lanes[..., 2, :] << 4 | lanes[..., 3, :] << 6).reshape(
-        *q.shape[:-1], 64)
+def _join_fours(q: np.ndarray, apart: int) -> np.ndarray:
+    """Pack levels of 0 .. 3, four in a byte, which lie `apart` elements apart."""
+    lanes = (q & 3).reshape(*q.shape[:-1], -1, 4, apart)
+    packed = lanes[..., 0, :] | lanes[..., 1, :] << 2 | lanes[..., 2, :] << 4 | lanes[..., 3, :] << 6
+    return packed.reshape(*q.shape[:-1], -1)
 
 
 def _one_bit(packed: np.ndarray) -> np.ndarray:
@@ -88,9 +89,7 @@ def _sixteen(packed: np.ndarray) -> np.ndarray:
 
 
 def _join_sixteen(scales: np.ndarray) -> np.ndarray:
-    high = (scales >> 4).reshape(*scales.shape[:-1], 4, 4)
-    last = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
-    return np.concatenate([join_nibbles(scales), last], axis=-1)
+    return np.concatenate([join_nibbles(scales), _join_fours(scales >> 4, 4)], axis=-1)
 
 
 # -- dequantising --------------------------------------------------------------------------------------
@@ -175,14 +174,14 @@ def _levels(q: np.ndarray, low: int, high: int) -> np.ndarray:
 def _to_q2(x: np.ndarray, blocks: np.ndarray) -> None:
     q, scales, minima = _with_minima(x, blocks, 16, 3, 15, 80)
     blocks[:, :16] = scales | minima << 4
-    blocks[:, 16:80] = _join_two_bits(q)
+    blocks[:, 16:80] = _join_fours(q, 32)
 
 
 def _to_q3(x: np.ndarray, blocks: np.ndarray) -> None:
     q, scales = _without_minima(x, blocks, -4, 3, -32, 108)
     q = (q + np.int8(4)).view(np.uint8)
     blocks[:, :32] = _join_one_bit(q >> 2)
-    blocks[:, 32:96] = _join_two_bits(q)
+    blocks[:, 32:96] = _join_fours(q, 32)
     blocks[:, 96:108] = _join_sixteen((scales + np.int8(32)).view(np.uint8))
 
 
@@ -203,7 +202,7 @@ def _to_q6(x: np.ndarray, blocks: np.ndarray) -> None:
     q, scales = _without_minima(x, blocks, -32, 31, -128, 208)
     q = (q + np.int8(32)).view(np.uint8)
     blocks[:, :128] = join_nibbles(q.reshape(-1, 2, 128)).reshape(-1, 128)
-    blocks[:, 128:192] = _join_two_bits(q >> 4)
+    blocks[:, 128:192] = _join_fours(q >> 4, 32)
     blocks[:, 192:208] = scales.view(np.uint8)
 
 

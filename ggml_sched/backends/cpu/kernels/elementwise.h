@@ -181,7 +181,9 @@ static tile_fn function_of(const gs_node *node, float *c) {
     }
 }
 
-/* -- one operand, or two of the same extents ------------------------------------------------------------
+/* -- the kernel of all these ops --------------------------------------------------------------------------
+ *
+ * The second operand is repeated to the extents of the first; for ADD_ID, one of its rows is chosen for each row.
  *
  * A unit of work is a piece of a row.  arg[2]: elements of a row; arg[3]: pieces of a row, each of PIECE elements;
  * arg[4]: bytes from the start of a row to the first element of operand a, arg[5]: the same of operand b (the halves of
@@ -189,72 +191,50 @@ static tile_fn function_of(const gs_node *node, float *c) {
 #define PIECE 8192
 #define ROW_WORK 16384          /* elements that one part computes, about */
 
-static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+static void run_elementwise(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_node *node = call->node, *a = node->src[0];
     const gs_node *b = node->n_src > 1 && node->src[1] != NULL ? node->src[1] : a;
     float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
     tile_fn f = function_of(node, c);
-    int64_t width = call->arg[2], pieces = call->arg[3];
+    int is_flat = call->arg[6] != 0, is_same = b == a && call->arg[4] == call->arg[5];
+    const int type_a = a->layout.type, type_b = b->layout.type, type = node->layout.type;
+    int64_t width = call->arg[2], pieces = call->arg[3], period = is_flat || b == a ? width : b->layout.ne[0];
     int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
-    if (call->arg[6]) {                         /* dense, though nb[0] may be anything where ne[0] is 1 */
-        sa = gs_plain_size(a->layout.type);
-        sb = gs_plain_size(b->layout.type);
-        so = gs_plain_size(node->layout.type);
+    if (is_flat) {                              /* dense, though nb[0] may be anything where ne[0] is 1 */
+        sa = gs_plain_size(type_a);
+        sb = gs_plain_size(type_b);
+        so = gs_plain_size(type);
     }
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
-        where w = pieces == 1 ? row_at(node->layout.ne, unit) : row_at(node->layout.ne, unit / pieces);
+        where w = {0, 0, 0};
+        if (!is_flat)
+            w = row_at(node->layout.ne, pieces == 1 ? unit : unit / pieces);
         int64_t first = pieces == 1 ? 0 : unit % pieces * PIECE;
         int64_t end = pieces == 1 ? width : first + PIECE < width ? first + PIECE : width;
-        if (call->arg[6])
-            w = (where){0, 0, 0};
-        char *from = row_of(a, w) + call->arg[4], *other = row_of(b, w) + call->arg[5], *to = row_of(node, w);
-        for (int64_t i = first; i < end; i += TILE) {
-            int64_t n = end - i < TILE ? end - i : TILE;
-            const float *x = tile_of(from + i * sa, a->layout.type, sa, n, tile_a);
-            const float *z = b == a && call->arg[4] == call->arg[5] ? x
-                             : tile_of(other + i * sb, b->layout.type, sb, n, tile_b);
-            float *y = tile_for(to + i * so, node->layout.type, so, n, tile_out);
-            f(y, x, z, n, c);
-            put_tile(y, to + i * so, node->layout.type, so, n);
-        }
-    }
-}
-
-/* -- two operands, the second repeated to the extents of the first, or (ADD_ID) one of its rows for each row -- */
-
-static void run_repeated(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    const gs_node *node = call->node, *a = node->src[0], *b = node->src[1];
-    float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
-    tile_fn f = function_of(node, c);
-    int64_t width = node->layout.ne[0], period = b->layout.ne[0];
-    int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
-    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
-        where w = row_at(node->layout.ne, unit);
-        char *from = row_of(a, w), *other, *to = row_of(node, w);
+        char *from = row_of(a, w) + call->arg[4], *to = row_of(node, w), *other;
         if (node->op == GS_OP_ADD_ID) {
             int64_t id = id_at(node->src[2], w.i1, w.i2, 0);
             if (outside(id, b->layout.ne[1], 2, fault))
                 return;
             other = row_of(b, (where){id, 0, 0});
         } else {
-            other = row_repeated(b, w);
+            other = (is_flat || b == a ? row_of(b, w) : row_repeated(b, w)) + call->arg[5];
         }
-        if (period == 1) {
-            const float *one = tile_of(other, b->layout.type, sb, 1, tile_b);
-            float value = *one;
+        if (period == 1 && !is_same) {
+            float value = *tile_of(other, type_b, sb, 1, tile_b);
             for (int64_t i = 0; i < TILE && i < width; i++)
                 tile_b[i] = value;
         }
-        for (int64_t i = 0, step; i < width; i += step) {
-            step = width - i < TILE ? width - i : TILE;
-            if (period != 1 && period - i % period < step)
-                step = period - i % period;
-            const float *x = tile_of(from + i * sa, a->layout.type, sa, step, tile_a);
-            const float *z = period == 1 ? tile_b
-                             : tile_of(other + i % period * sb, b->layout.type, sb, step, tile_b);
-            float *y = tile_for(to + i * so, node->layout.type, so, step, tile_out);
-            f(y, x, z, step, c);
-            put_tile(y, to + i * so, node->layout.type, so, step);
+        for (int64_t i = first, at = first > 0 ? first % period : 0, n; i < end; i += n) {
+            n = end - i < TILE ? end - i : TILE;
+            if (period != 1 && period - at < n)
+                n = period - at;
+            const float *x = tile_of(from + i * sa, type_a, sa, n, tile_a);
+            const float *z = is_same ? x : period == 1 ? tile_b : tile_of(other + at * sb, type_b, sb, n, tile_b);
+            float *y = tile_for(to + i * so, type, so, n, tile_out);
+            f(y, x, z, n, c);
+            put_tile(y, to + i * so, type, so, n);
+            at = at + n == period ? 0 : at + n;
         }
     }
 }
@@ -264,22 +244,19 @@ static int build_elementwise(const gs_node *node, int32_t position, gs_calls *to
     float c[4];
     if (function_of(node, c) == NULL)
         return GS_UNSUPPORTED_OP;
-    if (node->op == GS_OP_ADD_ID) {
-        int status = add_check(node, position, to, 2, b->layout.ne[1]);
-        return status != GS_OK ? status : add_rows(node, position, to, run_repeated, node->layout.ne[0], 0, ROW_WORK);
-    }
-    if (b != NULL && !same_extents(b, node))
-        return add_rows(node, position, to, run_repeated, node->layout.ne[0], 0, ROW_WORK);
+    if (node->op == GS_OP_ADD_ID && add_check(node, position, to, 2, b->layout.ne[1]) != GS_OK)
+        return GS_NO_HOST_MEMORY;
     int is_split = node->op == GS_OP_GLU && b == NULL, swapped = is_split && node->params[1] != 0;
-    int flat = !is_split && is_dense(a) && is_dense(node) && (b == NULL || is_dense(b));
+    int is_flat = !is_split && node->op != GS_OP_ADD_ID && is_dense(a) && is_dense(node)
+                  && (b == NULL || (is_dense(b) && same_extents(b, node)));
     int64_t half = is_split ? node->layout.ne[0] * a->layout.nb[0] : 0;
-    int64_t width = flat ? n_elements_of(node) : node->layout.ne[0];
-    int64_t rows = flat ? 1 : n_rows_of(node), pieces = (width + PIECE - 1) / PIECE;
-    gs_call call = call_over(node, position, run_tiles, rows * pieces, width < PIECE ? width : PIECE, ROW_WORK);
+    int64_t width = is_flat ? n_elements_of(node) : node->layout.ne[0];
+    int64_t rows = is_flat ? 1 : n_rows_of(node), pieces = (width + PIECE - 1) / PIECE;
+    gs_call call = call_over(node, position, run_elementwise, rows * pieces, width < PIECE ? width : PIECE, ROW_WORK);
     call.arg[2] = width;
     call.arg[3] = pieces;
     call.arg[4] = swapped ? half : 0;
     call.arg[5] = swapped ? 0 : half;
-    call.arg[6] = flat;
+    call.arg[6] = is_flat;
     return gs_add_call(to, &call);
 }
