@@ -393,9 +393,9 @@ def test_memory_remembers_who_wrote_each_byte():
 # -- sound plans -----------------------------------------------------------------------------------------
 
 
-DAILY = {"decode": "c4", "prefill512": "c2half"}
+EVERY_RUN = {"decode": "c4", "prefill512": "c2half"}
 SAMPLES = [pytest.param(path, config, id=f"{name}-{config}",
-                        marks=() if config == DAILY[name.rpartition("-")[2]] else pytest.mark.soak)
+                        marks=() if config == EVERY_RUN[name.rpartition("-")[2]] else pytest.mark.soak)
            for path in sample_paths() for name in [path.name.removesuffix(".json.gz")] for config in CONFIGURATIONS]
 
 

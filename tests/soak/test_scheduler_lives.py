@@ -17,7 +17,7 @@ from rounds import attack, rounds
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
-DAILY, SOAK = 60, 4000
+EVERY_RUN, SOAK = 60, 4000
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 
 
@@ -136,7 +136,7 @@ class Life:
             assert raw(t) == raw(like), f"resident {t!r}"
 
 
-@rounds(DAILY, SOAK)
+@rounds(EVERY_RUN, SOAK)
 def test_graphs_give_what_their_twins_give(rounds, tmp_path):
     def live(rng: random.Random) -> None:
         with contextlib.closing(Life(rng)) as life:
