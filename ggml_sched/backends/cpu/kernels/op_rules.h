@@ -187,9 +187,8 @@ static inline int gs_window_fits(const gs_node *n) {
     int64_t size = gs_traits_of_type(b->type).type_size, end = size, dense = gs_traits_of_type(d->type).type_size;
     const int64_t strides[GS_MAX_DIMS] = {size, n->params[0], n->params[1], n->params[2]};
     for (int i = 0; i < GS_MAX_DIMS; i++) {
-        if (d->ne[i] != 1 && d->nb[i] != dense)
+        if ((d->ne[i] != 1 && d->nb[i] != dense) || gs_checked_mul(dense, d->ne[i], &dense))
             return 0;
-        dense *= d->ne[i];
     }
     if (gs_count(b->ne) == 0)
         return 1;
