@@ -26,7 +26,7 @@
 #define GH_STATUS_FAILED (-1)
 #define GH_STATUS_SUCCESS 0
 
-/* Sizes of the tables from ggml's numbers of ops and types to the planner's.  What the planner does not know, in the
+/* Sizes of the tables from ggml's numbers of ops and types to the planner's.  What the planner does not have, in the
  * table or beyond it, becomes GS_OP_CUSTOM as an op, and GH_FOREIGN_TYPE + t as a type. */
 #define GH_N_OPS 256
 #define GH_N_TYPES 256

@@ -19,7 +19,7 @@ static bool is_of(const char *(*function)(int), const char *address)
 }
 
 /* Map ggml's ops to the planner's by their names, and note which may be computed in place.  Ends at the last op of this
- * version, because asking ggml for the name of a number beyond it is undefined.  GLU is the last op since June 2025,
+ * version, because the name of a number beyond it is undefined in ggml.  GLU is the last op since June 2025,
  * OPT_STEP_ADAMW was before. */
 static void find_ops(gh_ggml *lib)
 {

@@ -109,7 +109,7 @@ static inline bool is_node(const gh_item *item)
 }
 
 /* Choose the op with which a tensor appears in the planner's graph, and whether it is an alias.  An op that the planner
- * does not know, and a view that lacks its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
+ * does not have, and a view that lacks its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
 static void classify(gh_reader *r, gh_item *item)
 {
     const gx_tensor *t = item->tensor;
@@ -203,8 +203,9 @@ static inline void put_src(gh_reader *r, int32_t *n_src, int32_t id, int slot)
     ++*n_src;
 }
 
-/* Append the sources of a node to r->src, from *n_src on.  The planner wants the root of a view among its sources, and
- * it is added where ggml does not name it.  Tensors that the graph does not list get their ids here. */
+/* Append the sources of a node to r->src, from *n_src on.  The root of a view is always among the sources of the
+ * planner's graph: it is added where ggml does not name it.  Tensors that the graph does not list get their ids
+ * here. */
 static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
 {
     gx_tensor *t = r->item[id].tensor;

@@ -524,40 +524,7 @@ static bool all_differ(gx_tensor *const *tensor, int32_t n)
     return differ;
 }
 
-/* Whether the graph whose listed tensors are in `tensor` equals that of s; fills in the tensors that it does not list.
- */
-static inline __attribute__((always_inline)) bool matches_moved(const gh_signature *s, gx_tensor **tensor, bool full)
-{
-    const gh_descriptor *descriptor = s->descriptors->descriptor;
-    buffer_kinds kinds = {.lib = s->descriptors->lib};
-    for (int32_t id = 0; id < s->n; id++) {
-        const gh_signature_item *item = &s->wiring->item[id];
-        const gx_tensor *t = tensor[id];
-        if (id + GH_AHEAD < s->n_listed) {
-            gh_prefetch(tensor[id + GH_AHEAD]);
-        }
-        if (t == NULL) {
-            return false;
-        }
-        intern(s, tensor, item, t);
-        if (item->bits & GH_HAS_CONSTANT_DATA && t == s->tensor[id]) {
-            if (!has_constant_data(t)) {
-                return false;
-            }
-        } else if (!matches_item(s, id, t, tensor, &descriptor[s->descriptor[id]], &kinds, full)) {
-            return false;
-        }
-    }
-    return all_differ(tensor, s->n);
-}
-
-bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *graph)
-{
-    return take_listed(other, s, graph)
-        && (s->descriptors->full ? matches_moved(s, other->tensor, true) : matches_moved(s, other->tensor, false));
-}
-
-/* -- the same wiring ----------------------------------------------------------------------------------------------- */
+/* -- equal graphs, and graphs of the same wiring ------------------------------------------------------------------- */
 
 /* The number of the descriptor of t, whose counterpart in the base graph has descriptor `was`; -1: the two differ in
  * more than shape and parameters, or there is no memory.  Tensors that shared a descriptor mostly share one again, so
@@ -575,10 +542,11 @@ static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *lat
     return latest[was] = found;
 }
 
-/* Whether the graph whose listed tensors s has is of the wiring of `base`; fills in its other tensors, and the
- * descriptors of all. */
-static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *latest)
+/* Whether the graph whose listed tensors s has is of the wiring of `base`; fills in its other tensors.  `latest` NULL:
+ * all descriptors must be the same; else fills those of s. */
+static bool matches_other(gh_signature *s, const gh_signature *base, int32_t *latest)
 {
+    const gh_descriptor *descriptor = base->descriptors->descriptor;
     const bool full = base->descriptors->full;
     buffer_kinds kinds = {.lib = base->descriptors->lib};
     for (int32_t id = 0; id < base->n; id++) {
@@ -592,14 +560,30 @@ static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *lat
             return false;
         }
         intern(base, s->tensor, was, t);
-        s->descriptor[id] = descriptor_after(s->descriptors, latest, base->descriptor[id], t);
+        if (latest == NULL && was->bits & GH_HAS_CONSTANT_DATA && t == base->tensor[id]) {
+            if (!has_constant_data(t)) {
+                return false;
+            }
+            continue;
+        }
+        if (latest == NULL) {
+            gh_compare_descriptor(&d, t, &descriptor[base->descriptor[id]], full);
+        } else {
+            s->descriptor[id] = descriptor_after(s->descriptors, latest, base->descriptor[id], t);
+            d.words = s->descriptor[id] < 0;
+        }
         compare_links(&d, base, s->tensor, was, t);
         compare_memory(&d, base, id, t, &kinds, full);
-        if (s->descriptor[id] < 0 || gh_is_some(d)) {
+        if (gh_is_some(d)) {
             return false;
         }
     }
     return all_differ(s->tensor, base->n);
+}
+
+bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *graph)
+{
+    return take_listed(other, s, graph) && matches_other(other, s, NULL);
 }
 
 bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *graph)
@@ -624,7 +608,7 @@ bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *
     s->n_leafs = base->n_leafs;
     s->n_listed = base->n_listed;
     s->plain = true;
-    found = match_wiring(s, base, latest);
+    found = matches_other(s, base, latest);
     free(latest);
     if (found) {
         s->wiring = base->wiring;

@@ -1,5 +1,5 @@
-/* ggml_sched/llama_cpp/graph/graph_signature.h -- signatures, which tell whether a graph equals one that was read
- * before.
+/* ggml_sched/llama_cpp/graph/graph_signature.h -- signatures, by which a graph is recognised as equal to one that
+ * was read before.
  *
  * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as
  * sources and root, and whether it has memory.  Two graphs are equal if they agree in all of these; then one plan
@@ -62,8 +62,8 @@ typedef struct gh_signature {
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
 /* Whether a graph consists of the signature's own tensors, unchanged.  On the way each tensor with role[id]
- * GH_ROLE_PLACED gets its address in `arenas`, because it is in the processor's cache just then; none if `role` is NULL.
- * If the graph turns out not to match, these addresses are set to NULL again. */
+ * GH_ROLE_PLACED gets its address in `arenas`, because it is in the processor's cache just then.  If the graph turns
+ * out not to match, these addresses are set to NULL again.  `role` NULL: no tensor gets an address. */
 bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const unsigned char *role,
                         gh_places places);
 

@@ -28,7 +28,7 @@ typedef struct gh_descriptor {
 
 typedef struct gh_descriptors {
     const gh_ggml *lib;
-    bool full;             /* a scheduler's, whose backends are asked about nodes: all op parameters count */
+    bool full;              /* of a scheduler: all op parameters count, because support queries depend on them */
     int32_t n;
     int32_t n_kept;         /* up to this many, none are removed: see GH_FEW_DESCRIPTORS           */
     int32_t room;
@@ -41,7 +41,7 @@ typedef struct gh_descriptors {
 typedef uint64_t gh_pair __attribute__((vector_size(16)));
 
 _Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
-_Static_assert(offsetof(gx_tensor, op_params) == offsetof(gx_tensor, op) + 4, "op and params are one run, as in forms");
+_Static_assert(offsetof(gx_tensor, op_params) == offsetof(gx_tensor, op) + 4, "op and params are one run");
 
 /* The bits in which a tensor differs from what is expected.  Nearly always there are none, so everything is compared
  * before the first branch. */

@@ -279,7 +279,7 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
     gh_plan_entry *e;
     GH_PASS_ON(is_ours(a), (void)0, gallocr_reserve_n_size, a, graph, node_ids, leaf_ids, sizes);
     pthread_mutex_lock(&a->cache->lock);
-    /* Without GH_REUSE: the client asks how much this graph needs, and the plan of a larger one would say too much. */
+    /* Without GH_REUSE: the result is what this graph needs, and the plan of a larger one needs more. */
     e = take_ids(a, graph, node_ids, leaf_ids) ? gh_plan_cache_get(a->cache, graph, 0, NULL, &error) : NULL;
     for (int32_t i = 0; i < a->n_bufts; i++) {
         bool is_counted = e == NULL;

@@ -153,59 +153,39 @@ static bool keeps_order(gh_plan_cache *c, const gh_plan_entry *e, void *graph)
     return !c->key.reorders || (c->level->reorder(c->owner, e, graph, &same) && same);
 }
 
-/* An entry whose graph consists of the same tensors, unchanged; NULL: none. */
-static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *placed)
+/* An entry whose graph equals this one; NULL: none.  `moved` false: it consists of the same tensors, unchanged; true:
+ * of other tensors, to which the entry is rebound. */
+static gh_plan_entry *find_equal(gh_plan_cache *c, void *graph, int flags, bool moved, bool *placed)
 {
+    const bool early = c->level->writes_addresses;
     for (int i = 0; i < c->n_entries; i++) {
         gh_plan_entry *e = c->entry[i];
         /* Addresses are written while tensors are compared only if nothing can refuse the entry after that. */
-        const bool place = placed != NULL && e->used > c->born && gh_pools_fit(c, e->plan);
-        bool same = true;
-        if (!may_serve(c, e, flags)) {
+        const bool place = early && !moved && placed != NULL && e->used > c->born && gh_pools_fit(c, e->plan);
+        if (!may_serve(c, e, flags) || (early && !c->level->same_demand(c->owner, e, NULL))) {
             continue;
         }
-        if (c->level->writes_addresses) {
-            same = c->level->same_demand(c->owner, e, NULL)
-                && gh_signature_match(&e->signature, graph, c->pool, place ? e->plan->role : NULL, gh_entry_places(e));
-        } else {
-            same = gh_signature_match(&e->signature, graph, NULL, NULL, gh_entry_places(e))
-                && c->level->same_demand(c->owner, e, e->signature.tensor);
+        if (!(moved ? gh_signature_match_moved(&e->signature, &c->moved, graph)
+                    : gh_signature_match(&e->signature, graph, c->pool, place ? e->plan->role : NULL,
+                                         gh_entry_places(e)))
+            || (!early && !c->level->same_demand(c->owner, e, moved ? c->moved.tensor : e->signature.tensor))) {
+            continue;
         }
-        if (!same || !answers_hold(c, e)) {
+        if (moved) {
+            gh_signature_rebind(&e->signature, &c->moved);
+        }
+        if (!answers_hold(c, e)) {
             continue;
         }
         if (!keeps_order(c, e, graph)) {
             gh_plan_cache_evict(c, i);
             return NULL;
         }
-        if (place && c->level->writes_addresses) {
+        if (place) {
             *placed = true;
         }
-        gh_count_one(GH_COUNT_SAME);
+        gh_count_one(moved ? GH_COUNT_EQUAL : GH_COUNT_SAME);
         return e;
-    }
-    return NULL;
-}
-
-/* An entry whose graph equals this one of other tensors, rebound to these tensors; NULL: none. */
-static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
-{
-    for (int i = 0; i < c->n_entries; i++) {
-        gh_plan_entry *e = c->entry[i];
-        if (!may_serve(c, e, flags) || (c->level->writes_addresses && !c->level->same_demand(c->owner, e, NULL))
-            || !gh_signature_match_moved(&e->signature, &c->moved, graph)
-            || !c->level->same_demand(c->owner, e, c->moved.tensor)) {
-            continue;
-        }
-        gh_signature_rebind(&e->signature, &c->moved);
-        if (answers_hold(c, e)) {
-            if (!keeps_order(c, e, graph)) {
-                gh_plan_cache_evict(c, i);
-                return NULL;
-            }
-            gh_count_one(GH_COUNT_EQUAL);
-            return e;
-        }
     }
     return NULL;
 }
@@ -290,7 +270,7 @@ static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs
 
 gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error)
 {
-    gh_plan_entry *e = find_same(c, graph, flags, placed);
+    gh_plan_entry *e = find_equal(c, graph, flags, false, placed);
     memset(error, 0, sizeof *error);
     error->tensor = error->backend = error->index = -1;
     if (e != NULL) {
@@ -301,7 +281,7 @@ gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool 
         error->status = GS_NO_HOST_MEMORY;
         return NULL;
     }
-    e = find_moved(c, graph, flags);
+    e = find_equal(c, graph, flags, true, NULL);
     if (e != NULL) {
         return touch(c, e, flags);
     }

@@ -210,7 +210,7 @@ struct gh_plan_cache {
     gh_arena pool[GH_MAX_BACKENDS]; /* [n_pools] buffers of one type                                        */
     gh_descriptors descriptors;
     gh_reader reader;       /* of the graph that was read last                                              */
-    gh_signature moved;     /* scratch of find_moved: the tensors of the graph that is looked up            */
+    gh_signature moved;     /* scratch of find_equal: the tensors of the graph that is looked up            */
     gh_problem problem;     /* scratch: the problem of a graph that may reuse a plan                        */
     gh_plan_entry *entry[GH_N_ENTRIES];
     int n_entries;
@@ -219,7 +219,7 @@ struct gh_plan_cache {
     gh_plan_entry *scratch; /* the entry that is being filled; no lookup finds it yet                       */
     uint64_t clock;         /* counts uses of entries                                                       */
     uint64_t born;          /* the clock when the cache was released last: entries not used since were made for the
-                             * owner before, and devices are asked again before such an entry serves        */
+                             * owner before, and support queries are repeated before such an entry serves    */
 };
 
 /* -- plan_cache.c */

@@ -46,7 +46,7 @@ static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
 }
 
 /* Fill view->nbytes for the smaller graph: each tensor's own bytes; in buffer types that pad tensors the bytes planned
- * for the larger graph, because asking such a type needs the tensor itself. */
+ * for the larger graph, because a query of such a type needs the tensor itself. */
 static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
     int64_t *nbytes = malloc((size_t)p->n_all * (size_t)c->n_backends * sizeof *nbytes + 1);
