@@ -38,7 +38,13 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
 {
     const gh_signature *s = &e->signature;
     const gh_gallocr *a = owner;
-    return gh_demand_set(&e->demand, a->chosen, a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs);
+    gh_demand *demand = &e->demand;
+    demand->n = a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs;
+    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, demand->n)) {
+        return false;
+    }
+    gh_copy(demand->value, a->chosen, demand->n, sizeof *demand->value);
+    return true;
 }
 
 /* The arena that the client chose for an id, -1: none.  A tensor that the graph does not list goes to that of its first

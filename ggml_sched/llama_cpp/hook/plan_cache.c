@@ -118,7 +118,7 @@ static gh_plan_entry *insert(gh_plan_cache *c, int flags)
 static bool make_scratch(gh_plan_cache *c)
 {
     if (c->scratch == NULL) {
-        c->scratch = c->n_spare > 0 ? c->spare[--c->n_spare] : gh_plan_entry_new();
+        c->scratch = c->n_spare > 0 ? c->spare[--c->n_spare] : calloc(1, sizeof *c->scratch);
     }
     if (c->scratch != NULL) {
         gh_plan_entry_clear(c->scratch);

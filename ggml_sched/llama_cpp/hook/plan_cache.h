@@ -277,16 +277,12 @@ bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b);
 
 void gh_problem_free(gh_problem *p);
 
-gh_plan_entry *gh_plan_entry_new(void);
 void gh_plan_entry_free(gh_plan_entry *e);
 gh_plan *gh_plan_new(void);
 void gh_plan_drop(gh_plan *p);
 
 /* Drop the plan and the signature of an entry, and reset it; its arrays stay allocated for the next use. */
 void gh_plan_entry_clear(gh_plan_entry *e);
-
-/* Store n values as a demand.  False without memory. */
-bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n);
 
 /* Copy from a graph that was read the roles and positions that a plan needs, and, in the second function, the tensors'
  * names: the client may free the graph, and the plan stays.  False without memory. */

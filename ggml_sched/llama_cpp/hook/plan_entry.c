@@ -136,11 +136,6 @@ bool gh_plan_take_names(gh_plan *p, const gh_reader *r)
     return true;
 }
 
-gh_plan_entry *gh_plan_entry_new(void)
-{
-    return calloc(1, sizeof(gh_plan_entry));
-}
-
 void gh_plan_entry_clear(gh_plan_entry *e)
 {
     gh_plan_drop(e->plan);
@@ -179,16 +174,6 @@ gx_tensor *gh_shape_of(const gh_plan_entry *e, int32_t id)
 {
     const int32_t like = gh_layout_id(e->plan, id);
     return like >= 0 ? gh_entry_tensor(e, like) : NULL;
-}
-
-bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n)
-{
-    if (!gh_make_room(&demand->value, sizeof *value, &demand->room, n)) {
-        return false;
-    }
-    gh_copy(demand->value, value, n, sizeof *value);
-    demand->n = n;
-    return true;
 }
 
 void gh_collect_sizes(const gh_plan_cache *c, const gh_plan_entry *e, gh_problem *q)
