@@ -44,17 +44,21 @@ static void fill_table(const gh_descriptors *descriptors, int32_t *bucket, uint3
     }
 }
 
-/* Make room for one more descriptor; the hash table has four times as many buckets as there is room for descriptors. */
+/* Make room for one more descriptor; the hash table has at least four times as many buckets as there is room for
+ * descriptors. */
 static bool make_room(gh_descriptors *descriptors)
 {
-    const int32_t room = descriptors->room > 0 ? 2 * descriptors->room : 128;
-    const uint32_t mask = 4 * (uint32_t)room - 1;
+    const int32_t room = descriptors->room > 0 ? descriptors->room + descriptors->room / 2 : 128;
+    uint32_t mask = 511;
     int32_t *bucket;
     if (descriptors->n < descriptors->room) {
         return true;
     }
     if (!gh_grow(&descriptors->descriptor, sizeof *descriptors->descriptor, room)) {
         return false;
+    }
+    while (mask < 4 * (uint32_t)room - 1) {
+        mask = 2 * mask + 1;
     }
     bucket = calloc((size_t)mask + 1, sizeof *bucket);
     if (bucket == NULL) {
