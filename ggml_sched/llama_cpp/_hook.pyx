@@ -17,9 +17,8 @@ from ggml_sched.core.graph.types import op_numbers
 
 cdef extern from "counters.h":
     int GH_N_COUNTS
-    int64_t gh_count_of(int i) noexcept nogil
-    void gh_clear_counts() noexcept nogil
-    void gh_set_pass_through(bint on) noexcept nogil
+    long long gh_counters[]
+    bint gh_pass_through
     bint gh_last_error(gs_error *error) noexcept nogil
     const char *gh_unsupported() noexcept nogil
 
@@ -89,22 +88,25 @@ assert 2 * len(TIMED) + len(OTHERS) == GH_N_COUNTS
 
 def counters():
     """{function: (calls, nanoseconds inside them)} of the whole process."""
-    return {name: (gh_count_of(2 * i), gh_count_of(2 * i + 1)) for i, name in enumerate(TIMED)}
+    return {name: (gh_counters[2 * i], gh_counters[2 * i + 1]) for i, name in enumerate(TIMED)}
 
 
 def served():
     """{what: count} of the whole process: allocators made, graphs by how they got a plan, and the rest of OTHERS."""
-    return {name: gh_count_of(2 * len(TIMED) + i) for i, name in enumerate(OTHERS)}
+    return {name: gh_counters[2 * <int>len(TIMED) + i] for i, name in enumerate(OTHERS)}
 
 
 def clear_counters():
     """Count from zero again."""
-    gh_clear_counts()
+    cdef int i
+    for i in range(GH_N_COUNTS):
+        gh_counters[i] = 0
 
 
 def pass_through(bint on):
     """Choose whether allocators made from now on are ggml's own, for comparison: calls are counted and passed on."""
-    gh_set_pass_through(on)
+    global gh_pass_through
+    gh_pass_through = on
 
 
 def schedule(bint on):

@@ -57,23 +57,6 @@ static inline void gh_stop_timer(const gh_timer *timer)
 /* Whether new allocators are ggml's own, for comparison: calls for them are passed on, and timed here. */
 extern atomic_bool gh_pass_through;
 
-static inline int64_t gh_count_of(int i)
-{
-    return atomic_load(&gh_counters[i]);
-}
-
-static inline void gh_clear_counts(void)
-{
-    for (int i = 0; i < GH_N_COUNTS; i++) {
-        atomic_store(&gh_counters[i], 0);
-    }
-}
-
-static inline void gh_set_pass_through(bool on)
-{
-    atomic_store(&gh_pass_through, on);
-}
-
 /* Store and count a failure; returns false. */
 bool gh_failed(const gs_error *error);
 
