@@ -24,22 +24,29 @@ static inline uint64_t gs_mix_other(uint64_t h, uint64_t x) {
 typedef struct gs_index {
     int32_t *slot;              /* [mask + 1] position + 1, or 0; freed by the caller               */
     uint32_t mask;
+    int64_t room;               /* slots that were allocated; a smaller table uses the first of them */
 } gs_index;
 
-/* Empty the index, and make room for n pointers.  False if calloc fails: the index is unchanged. */
+/* Empty the index, and make a table for n pointers.  False if calloc fails: the index is unchanged. */
 static inline bool gs_index_reset(gs_index *index, int64_t n) {
     int64_t size = 64;
     while (size < 2 * n) size *= 2;
-    if (index->slot == NULL || size > (int64_t)index->mask + 1) {
+    if (size > index->room) {
         int32_t *slot = (int32_t *)calloc((size_t)size, sizeof(int32_t));
         if (slot == NULL) return false;
         free(index->slot);
         index->slot = slot;
-        index->mask = (uint32_t)size - 1;
+        index->room = size;
     } else {
-        memset(index->slot, 0, ((size_t)index->mask + 1) * sizeof(int32_t));
+        memset(index->slot, 0, (size_t)size * sizeof(int32_t));
     }
+    index->mask = (uint32_t)size - 1;
     return true;
+}
+
+/* How many pointers the table is for. */
+static inline int64_t gs_index_capacity(const gs_index *index) {
+    return ((int64_t)index->mask + 1) / 2;
 }
 
 /* The slot of a pointer, or the empty one where it belongs.  `pointers`: the array, whose items are `stride` bytes and

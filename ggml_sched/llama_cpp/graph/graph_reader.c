@@ -62,7 +62,7 @@ static int32_t intern(gh_reader *r, gx_tensor *t)
     if (*slot != 0) {
         return *slot - 1;
     }
-    if (r->n >= r->room_items) {
+    if (r->n >= r->room_items || r->n >= gs_index_capacity(&r->index)) {
         return -1;
     }
     item = &r->item[r->n];
@@ -99,8 +99,8 @@ static int start(gh_reader *r, const gh_ggml *lib, void *graph, int64_t extra)
     if (r->n_nodes < 0 || r->n_leafs < 0) {
         return GS_BAD_ARGUMENT;
     }
-    return make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra) && gs_index_reset(&r->index, r->room_items)
-               ? GS_OK : GS_NO_HOST_MEMORY;
+    extra += (int64_t)r->n_nodes + r->n_leafs;
+    return make_room(r, extra) && gs_index_reset(&r->index, extra) ? GS_OK : GS_NO_HOST_MEMORY;
 }
 
 static inline bool is_node(const gh_item *item)
@@ -408,10 +408,11 @@ static int wire(gh_reader *r)
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph)
 {
     int status = GS_NO_HOST_MEMORY;
-    /* The first attempt has room for 64 tensors that the graph does not list, which is nearly always enough; the second
-     * for as many as the nodes can name. */
+    /* The first attempt has room for 64 more tensors that the graph does not list than the graph before had, which is
+     * nearly always enough; the second for as many as the nodes can name. */
     for (int attempt = 0; attempt < 2 && status == GS_NO_HOST_MEMORY; attempt++) {
-        status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
+        status = start(r, lib, graph, attempt == 0 ? 64 + r->n_unlisted
+                                                   : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
         if (status == GS_OK) {
             status = intern_listed(r);
         }
@@ -422,6 +423,7 @@ int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph)
     if (status != GS_OK) {
         r->n = r->n_all = 0;
     }
+    r->n_unlisted = status == GS_OK ? r->n - r->n_listed : 0;
     r->size.n_tensors = r->n_all;
     r->size.n_params = r->size.n_deps = 0;
     return status;

@@ -513,7 +513,7 @@ static bool take_listed(gh_signature *s, const gh_signature *base, void *graph)
  * would match tensor by tensor. */
 static bool all_differ(gx_tensor *const *tensor, int32_t n)
 {
-    gs_index seen = {NULL, 0};
+    gs_index seen = {NULL, 0, 0};
     bool differ = gs_index_reset(&seen, n);
     for (int32_t id = 0; id < n && differ; id++) {
         int32_t *slot = gs_index_find(&seen, tensor, sizeof *tensor, tensor[id]);

@@ -15,7 +15,7 @@
 void gh_assignments_clear(gh_assignments *a)
 {
     if (a->n > 0) {
-        gs_index_reset(&a->index, 0);
+        gs_index_reset(&a->index, a->room);
     }
     a->n = 0;
 }
