@@ -84,14 +84,14 @@ class _Guard:
 class Allocation:
     """A plan whose tensors have addresses in `buffers`: for each backend a tuple with a buffer for each chunk.
 
-    `asked` is the graph that the caller gave; `graph` is the planned one, which may have its nodes in another order.
-    Both are weak references: once the graph is freed, the allocation cannot be used.
+    `given_graph` is the graph that the caller gave; `graph` is the planned one, which may have its nodes in another
+    order.  Both are weak references: once the graph is freed, the allocation cannot be used.
     """
 
-    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: weakref.ref[Graph]) -> None:
+    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], given: weakref.ref[Graph]) -> None:
         self.data, self.backends, self.buffers = plan.data, plan.backends, buffers
-        self.asked = asked
-        self.graph = asked if plan.asked is plan.graph else weakref.ref(plan.graph)
+        self.given_graph = given
+        self.graph = given if plan.given_graph is plan.graph else weakref.ref(plan.graph)
         self.tensors, self.nodes = plan.graph.tensors, plan.graph.nodes
         self._policy = plan.policy
         self.lease: Lease = new_lease()
@@ -122,7 +122,7 @@ class Allocation:
 
     def new_plan(self) -> Plan:
         """A Plan equal to the one that the allocation was made of; the graph must be alive."""
-        return Plan(self.graph(), self.data, self.backends, self._policy, self.asked())
+        return Plan(self.graph(), self.data, self.backends, self._policy, self.given_graph())
 
     def id_of(self, t: Tensor) -> int:
         """The id of a tensor of the graph; -1 for any other tensor."""

@@ -63,7 +63,7 @@ class Allocations:
     def find(self, graph: Graph) -> Allocation | None:
         """Make the graph's allocation the current one; None if it has none, or one that `_is_fresh` refuses."""
         current = self.current
-        if current is not None and current.asked() is graph:
+        if current is not None and current.given_graph() is graph:
             if not self._is_fresh(current, graph) or not current.lease.alive:
                 return None
             if current.lease.displaced:
@@ -73,7 +73,7 @@ class Allocations:
                 current.restore()
             return current
         found = self._suspended.get(id(graph))
-        if found is None or found.asked() is not graph or not self._is_fresh(found, graph):
+        if found is None or found.given_graph() is not graph or not self._is_fresh(found, graph):
             return None
         self._suspend_current()
         del self._suspended[id(graph)]
@@ -86,17 +86,17 @@ class Allocations:
         self.current = found
         return found
 
-    def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, asked: Graph) -> Allocation:
+    def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, given: Graph) -> Allocation:
         """Make a new allocation, of a plan in the arenas' present buffers, and make it the current one.
 
         `support_epoch` is the epoch that the support cache had when the graph was planned.
         """
         self._suspend_current()
         if self._suspended:
-            self._trim(asked)
-        new = _Tracked(plan, self._arenas.buffers, weakref.ref(asked))
+            self._trim(given)
+        new = _Tracked(plan, self._arenas.buffers, weakref.ref(given))
         new.plan, new.residents, new.watched = plan, residents, residents + self._arenas.all
-        new.epoch, new.support_epoch, new.assignments = asked.residence_epoch(), support_epoch, self._assignments
+        new.epoch, new.support_epoch, new.assignments = given.residence_epoch(), support_epoch, self._assignments
         self.current = new
         return new
 
@@ -112,7 +112,7 @@ class Allocations:
         """The arguments with which `put` makes the current allocation again; None if there is none, or its graph was
         freed."""
         current = self.current
-        if current is None or current.plan is None or (graph := current.asked()) is None:
+        if current is None or current.plan is None or (graph := current.given_graph()) is None:
             return None
         return current.plan, current.residents, current.support_epoch, graph
 
@@ -141,7 +141,7 @@ class Allocations:
         self.drain()
         current, self.current = self.current, None
         current.plan = None
-        graph = current.asked()
+        graph = current.given_graph()
         if graph is not None and current.prepared is not None:
             key, gone = id(graph), self._gone
             current.key, current.end = key, weakref.ref(graph, lambda _: gone.append(key))
@@ -150,16 +150,16 @@ class Allocations:
         else:
             current.release()
 
-    def _trim(self, asked: Graph) -> None:
-        """Release the allocations of freed graphs and of `asked`, and the oldest ones beyond the capacity."""
+    def _trim(self, given: Graph) -> None:
+        """Release the allocations of freed graphs and of `given`, and the oldest ones beyond the capacity."""
         released = []
         while self._gone:
             # A new graph may have got the id of the freed one.
             found = self._suspended.get(self._gone.pop())
-            if found is not None and found.asked() is None:
+            if found is not None and found.given_graph() is None:
                 released.append(self._suspended.pop(found.key))
-        if id(asked) in self._suspended:
-            released.append(self._suspended.pop(id(asked)))
+        if id(given) in self._suspended:
+            released.append(self._suspended.pop(id(given)))
         while len(self._suspended) > self._capacity:
             released.append(self._suspended.popitem(last=False)[1])
         # Suspended allocations have no addresses: only what backends prepared for bound steps has to be freed.

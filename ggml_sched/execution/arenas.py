@@ -40,12 +40,8 @@ class Arenas:
         """Whether there is an open buffer of at least each of these sizes."""
         if self._large_enough is sizes and self._checked is self.buffers:
             return self.are_open()
-        for held, wanted in zip(self.buffers, sizes, strict=True):
-            if len(held) < len(wanted):
-                return False
-            for buffer, size in zip(held, wanted, strict=False):
-                if buffer.closed or buffer.size < size:
-                    return False
+        if not all(self._holds(i, chunk, size) for i, wanted in enumerate(sizes) for chunk, size in enumerate(wanted)):
+            return False
         self._large_enough, self._checked = sizes, self.buffers
         return True
 

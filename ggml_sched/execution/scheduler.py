@@ -86,7 +86,8 @@ class Scheduler:
         for i, nbytes in limits.items():
             if nbytes < 0:
                 raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
-        self._planner = Planner(backends, policy, replace(POLICIES[policy], places=copies), plan_cache, limits, reorder)
+        self._planner = Planner(backends, policy, replace(POLICIES[policy], n_copies=copies), plan_cache, limits,
+                                reorder)
         self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)

@@ -18,17 +18,20 @@ from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
-__all__ = ["Bytes", "make_program", "program_of", "runs_of"]
+__all__ = ["Bytes", "arrays_of", "make_program", "program_of", "runs_of"]
 
-KIND_WRITES = 2
+ROLE_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
-"""Bits of a tensor's `kind` (GS_KIND_WRITES) and `state` (GS_STATE_LATE, GS_STATE_EXCLUSIVE).
+"""Bits of a tensor's `role` (GS_ROLE_WRITES) and `state` (GS_STATE_LATE, GS_STATE_EXCLUSIVE).
 
 The node writes to another tensor's memory; the leaf is loaded when its lifetime begins, because other tensors use its
 memory before; no other tensor uses the memory, and no node writes to it.
 """
 BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
 """{op that is given its destination as a source, and does not read it: the slot of that source}."""
+_TYPES = {"view_offs": np.int64, "nbytes": np.int64, "offset": np.int64, "slot": np.uint8, "op": np.uint8,
+          "role": np.uint8, "flags": np.uint8, "state": np.uint8}
+"""{array of a graph or a plan: the type of its elements, unless it is int32}."""
 PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
 """Ops that write only a part of their result; which part is known only when they run."""
 
@@ -55,19 +58,19 @@ class _Maker:
     """
 
     def __init__(self, graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> None:
-        g, p = graph.arrays(), data.arrays()
+        g, p = arrays_of(graph), arrays_of(data)
         self.graph, self.data, self.backends = graph, data, backends
         self.n, self.n_copies = data.n_tensors, data.n_copies
-        self.src_begin, self.src = _ints(g["src_begin"]), _ints(g["src"])
-        self.memory, self.position = _ints(g["memory"]), _ints(g["position"])
-        self.node, self.work = _ints(g["node"]), _ints(g["work"])
-        self.view_offs, self.nbytes = _longs(g["view_offs"]), _longs(g["nbytes"])
-        self.slot, self.op = _bytes(g["slot"]), _bytes(g["op"])
-        self.home, self.birth, self.offset = _ints(p["home"]), _ints(p["birth"]), _longs(p["offset"])
-        self.planned = _ints(p["src"])[: len(self.src)]
-        self.assign, self.state = _ints(p["assign"]), _bytes(p["state"])
-        kind = _bytes(g["kind"])
-        self.writers = self.work[(kind[self.work] & KIND_WRITES) != 0]
+        self.src_begin, self.src = g["src_begin"], g["src"]
+        self.memory, self.position = g["memory"], g["position"]
+        self.node, self.work = g["node"], g["work"]
+        self.view_offs, self.nbytes = g["view_offs"], g["nbytes"]
+        self.slot, self.op = g["slot"], g["op"]
+        self.home, self.birth, self.offset = p["home"], p["birth"], p["offset"]
+        self.planned = p["src"][: len(self.src)]
+        self.assign, self.state = p["assign"], p["state"]
+        role = g["role"]
+        self.writers = self.work[(role[self.work] & ROLE_WRITES) != 0]
         """Ids of nodes that write to the memory of another tensor, through a view."""
         self.written = set(self.memory[self.writers].tolist())
         self.copies, self.kept = data.copies, data.kept
@@ -79,7 +82,7 @@ class _Maker:
         begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
         self.entry = _ranges(begin, end)
         self.reader = np.repeat(self.work, end - begin)
-        self.reads = self._reads()
+        self.reads = self.planned[self.entry]
 
     def program(self) -> Program:
         steps = list(self._steps())
@@ -89,7 +92,7 @@ class _Maker:
             queues = [step.backend for step in steps]
             waits = order(queues, keeps, self._accesses(steps))
             steps = [step._replace(waits=found) if found else step for step, found in zip(steps, waits, strict=True)]
-        return Program(steps, self._inputs(steps), turns)
+        return Program(tuple(steps), tuple(self._inputs(steps)), turns)
 
     # -- locations ------------------------------------------------------------------
 
@@ -148,7 +151,7 @@ class _Maker:
         early: list[Load] = []
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
         touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
-        touched.update(int(self.memory[i]) for i in self._ids_of_deps())
+        touched.update(int(self.memory[self.graph.id_of(t)]) for kept in self.graph.deps.values() for t in kept)
         ids = np.array(sorted(touched), np.int64)
         for i in ids[(self.op[ids] == 0) & (self.offset[self.memory[ids]] >= 0)].tolist():
             step = Load(int(self.home[i]), i, 0, int(self.nbytes[i]), (self._place(i),), self._is_exclusive(i))
@@ -263,17 +266,6 @@ class _Maker:
         read = Counter(self.src[self.entry].tolist())
         return {weight: ids for weight, ids in found.items() if read[weight] == 1}
 
-    # -- memory that steps access --------------------------------------------------------------
-
-    def _reads(self) -> np.ndarray:
-        """For each of `entry` the id that is read: a graph tensor, or the copy that replaces it."""
-        return self.planned[self.entry]
-
-    def _ids_of_deps(self) -> list[int]:
-        """Ids of all alloc dependencies."""
-        ids = self.graph.id_of
-        return [ids(t) for kept in self.graph.deps.values() for t in kept]
-
     # -- inputs ------------------------------------------------------------------------
 
     def _inputs(self, steps: Sequence[Step]) -> list[int]:
@@ -312,6 +304,8 @@ class _Maker:
             if op < len(slots):
                 slots[op] = slot
         return self.slot[self.entry] == slots[self.op[self.reader]]
+
+    # -- memory that steps access --------------------------------------------------------------
 
     def _accesses(self, steps: Sequence[Step]) -> Access:
         """All reads and writes of bytes by the steps, from which waits.py finds the conflicts."""
@@ -385,16 +379,9 @@ class _Maker:
         return key, start, self.nbytes[tensor]
 
 
-def _ints(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.int32)
-
-
-def _longs(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.int64)
-
-
-def _bytes(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
+def arrays_of(held: Graph | PlanData) -> dict[str, np.ndarray]:
+    """{name: contents} of the arrays of a graph or a plan."""
+    return {name: np.frombuffer(data, _TYPES.get(name, np.int32)) for name, data in held.arrays().items()}
 
 
 def _ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ register the functions behind `str(plan)`, `explain`, `to_dot`, `save`, pickling
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,33 +69,30 @@ class Copy:
         return f"{self.backend.name}#{self.tensor.name}"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Where every tensor of a graph lives and which backend computes it; see `Scheduler.plan`.
 
-    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `asked` is the graph that the
-    caller gave; `graph` is the same object, or has the same nodes in another order of execution (`reorder=True`).
+    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `given_graph` is the graph
+    that the caller gave; `graph` is the same object, or has the same nodes in another order of execution
+    (`reorder=True`).
     """
 
     graph: Graph
-    asked: Graph
     data: PlanData
     backends: tuple[Backend, ...]
     policy: str
+    given_graph: Graph = None  # type: ignore[assignment]
 
-    def __init__(self, graph: Graph, data: PlanData, backends: tuple[Backend, ...], policy: str,
-                 asked: Graph | None = None) -> None:
-        fields = self.__dict__
-        fields["graph"] = graph
-        fields["asked"] = graph if asked is None else asked
-        fields["data"] = data
-        fields["backends"] = backends
-        fields["policy"] = policy
+    def __post_init__(self) -> None:
+        if self.given_graph is None:
+            self.__dict__["given_graph"] = self.graph
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
+    @property
+    def asked(self) -> Graph:
+        """The former name of `given_graph`."""
+        warnings.warn("Plan.asked: use Plan.given_graph", DeprecationWarning, stacklevel=2)
+        return self.given_graph
 
     @property
     def program(self) -> Program:

@@ -21,6 +21,7 @@ from ggml_sched._graph import BackendBase, Graph, measure_buffer
 from ggml_sched.backend import Backend
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan, register_plan_methods
 from ggml_sched.planning.program import program_values
 from ggml_sched.planning.recorded import recorded_backends
@@ -36,7 +37,7 @@ MAX_FILE_BYTES = 1 << 30
 
 def save_plan(plan: Plan, path: str | os.PathLike) -> None:
     """Write a plan as JSON; an existing file is replaced atomically."""
-    text = json.dumps(plan_to_dict(plan, plan.asked), separators=(",", ":"))
+    text = json.dumps(plan_to_dict(plan, plan.given_graph), separators=(",", ":"))
     path = os.fspath(path)
     unfinished = f"{path}.unfinished"
     try:
@@ -73,19 +74,19 @@ def _parsed(path: str) -> object:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
 
 
-def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
+def plan_to_dict(plan: Plan, given: Graph | None = None) -> dict:
     """The content of a plan file as plain values.
 
-    `asked` is the graph that `load_plan` must be given for this file: `plan.asked`, or by default `plan.graph`.
+    `given` is the graph that `load_plan` must be given for this file: `plan.given_graph`, or by default `plan.graph`.
     """
     graph, data, backends = plan.graph, plan.data, plan.backends
-    asked = graph if asked is None else asked
+    given = graph if given is None else given
     return {
         "format": FORMAT,
         "version": VERSION if data.groups else 1,
         "policy": plan.policy,
-        "graph": f"{asked.fingerprint:032x}",
-        "order": None if graph is asked else [asked.position_of(node) for node in graph.nodes],
+        "graph": f"{given.fingerprint:032x}",
+        "order": None if graph is given else [given.position_of(node) for node in graph.nodes],
         "backends": _describe_backends(graph, backends),
         "needs": _needs(graph, data, backends),
         "residents": _describe_residents(graph, backends),
@@ -94,7 +95,7 @@ def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
     }
 
 
-def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
+def plan_from_dict(data, given: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
     """The plan that a parsed file holds; `load_plan` verifies it.
 
     Raises FileFormatError if `data` is not a plan, GraphError for another graph, PlacementError for other backends or
@@ -106,9 +107,9 @@ def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str =
         raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
     if not isinstance(data.get("policy"), str):
         raise FileFormatError(f"{where}: no policy")
-    if data.get("graph") != f"{asked.fingerprint:032x}":
-        raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {asked.fingerprint:032x}")
-    graph = _ordered(data.get("order"), asked, where)
+    if data.get("graph") != f"{given.fingerprint:032x}":
+        raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {given.fingerprint:032x}")
+    graph = _ordered(data.get("order"), given, where)
     _compare_backends(data.get("backends"), _describe_backends(graph, backends), where)
     _compare_residents(data.get("residents"), _describe_residents(graph, backends), graph, where)
     try:
@@ -125,7 +126,7 @@ def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str =
                              f"{_first_difference(data.get('needs'), needs, graph)}")
     _check_memory(data["plan"], needs, graph, made, backends, where)
     _compare_groups(graph, made, backends, where)
-    plan = Plan(graph, made, tuple(backends), data["policy"], asked)
+    plan = Plan(graph, made, tuple(backends), data["policy"], given)
     if data.get("program") != program_values(plan.program):
         raise FileFormatError(f"{where}: the program is not the one that this plan gives")
     return plan
@@ -145,13 +146,9 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
 
 def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
     """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph."""
-    arrays = graph.arrays()
-    of_graph = {
-        "op": np.frombuffer(arrays["op"], np.uint8),
-        "view_offs": np.frombuffer(arrays["view_offs"], np.int64),
-        "src": np.diff(np.frombuffer(arrays["src_begin"], np.int32)),
-    }
-    for field, expected in of_graph.items():
+    arrays = arrays_of(graph)
+    for field, expected in (("op", arrays["op"]), ("view_offs", arrays["view_offs"]),
+                            ("src", np.diff(arrays["src_begin"]))):
         found = [len(row) for row in values["src"]] if field == "src" else values[field]
         for i, of_tensor in enumerate(expected.tolist()):
             if found[i] != of_tensor:

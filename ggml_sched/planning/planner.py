@@ -86,17 +86,16 @@ class Planner:
             return self._plan_order(graph, graph, assigned, held)
         if graph not in self._orders:
             self._orders[graph] = reorder(graph)
-        given: tuple[Plan, Request] | None = None
         try:
-            given = self._plan_order(graph, graph, assigned, held)
+            own = self._plan_order(graph, graph, assigned, held)
         except OutOfMemory:
             # The other order may fit into the budget.
             return self._plan_order(graph, self._orders[graph], assigned, held)
         try:
             other = self._plan_order(graph, self._orders[graph], assigned, held)
         except OutOfMemory:
-            return given
-        return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
+            return own
+        return min(own, other, key=lambda found: sum(found[0].buffer_sizes))
 
     def reserve(self, plan: Plan, request: Request) -> None:
         """Keep a plan, for replay to graphs of the same wiring with no larger tensors.
@@ -110,10 +109,10 @@ class Planner:
 
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
         """Use this plan for its graph and for equal graphs from now on."""
-        asked = plan.asked
-        order = None if plan.graph is asked else tuple(asked.position_of(node) for node in plan.graph.nodes)
-        request = Request(asked, self.devices, assigned)
-        self._adopted[self._key(asked, request, self.policy)] = Adopted(plan.data, order)
+        given = plan.given_graph
+        order = None if plan.graph is given else tuple(given.position_of(node) for node in plan.graph.nodes)
+        request = Request(given, self.devices, assigned)
+        self._adopted[self._key(given, request, self.policy)] = Adopted(plan.data, order)
 
     def clear(self) -> None:
         """Drop every plan, and the support cache."""
@@ -140,18 +139,18 @@ class Planner:
             raise excess
         return plan, request
 
-    def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
+    def _plan_order(self, given: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
                     held: HeldBytes) -> tuple[Plan, Request]:
-        """A plan of `graph`: the caller's graph `asked`, or the same nodes in another order."""
+        """A plan of `graph`: the caller's graph `given`, or the same nodes in another order."""
         request = Request(graph, self.devices, assigned)
-        plan = self._find_plan(asked, graph, request, self.policy)
+        plan = self._find_plan(given, graph, request, self.policy)
         excess = self._excess(plan, held)
         if excess is None:
             return plan, request
         if any(plan.data.kept):
             # Copies of weights that are kept between computes may be what exceeds the budget.  With `stream` they are
             # made anew in each compute, and their memory serves other tensors, too.
-            leaner = self._find_plan(asked, graph, request, dataclasses.replace(self.policy, stream=True))
+            leaner = self._find_plan(given, graph, request, dataclasses.replace(self.policy, stream=True))
             if self._excess(leaner, held) is None:
                 return leaner, request
         raise excess
@@ -160,7 +159,7 @@ class Planner:
         limits = tuple([backend.max_buffer_size for backend in self.backends])
         return graph.fingerprint, request.key, policy.stream, limits, self.devices.epoch()
 
-    def _find_plan(self, asked: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
+    def _find_plan(self, given: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
         """A plan from the cache, by replay of a reserved plan, or newly made."""
         key = self._key(graph, request, policy)
         data = self._cache.get(key)
@@ -172,7 +171,7 @@ class Planner:
                 self._cache[key] = data
                 while len(self._cache) > self.cache_size:
                     self._cache.popitem(last=False)
-        return Plan(graph, data, self.backends, self.policy_name, asked)
+        return Plan(graph, data, self.backends, self.policy_name, given)
 
     def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
         data = None

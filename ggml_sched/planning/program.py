@@ -10,7 +10,7 @@ copies, then further slots of copies.  Compute number k uses slot k % len(places
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,25 +119,15 @@ class WriteBack(NamedTuple):
 Step = Load | Copy | CopyExperts | Run | WriteBack
 
 
+@dataclass(frozen=True, repr=False)
 class Program:
     """The steps of a compute: immutable, picklable, compared by value."""
-
-    __slots__ = ("__dict__", "inputs", "steps", "turns")
-
-    def __init__(self, steps: Sequence[Step], inputs: Sequence[int], turns: int) -> None:
-        set_field = super().__setattr__
-        set_field("steps", tuple(steps))
-        set_field("inputs", tuple(inputs))
-        set_field("turns", turns)
 
     steps: tuple[Step, ...]
     inputs: tuple[int, ...]
     """Ids of leafs that the caller must have set: their data is read before a node writes it."""
     turns: int
     """The most slots of a copy: so many consecutive computes use different slots.  1 if all copies have one slot."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a program is a value: {name!r} cannot be changed")
 
     @cached_property
     def awaited(self) -> frozenset[int]:
@@ -168,17 +158,6 @@ class Program:
     def reach(self) -> int:
         """How many computes back the farthest step is for which a step waits: the largest `Wait.back`."""
         return max((wait.back for step in self.steps for wait in step.waits), default=0)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Program):
-            return NotImplemented
-        return (self.steps, self.inputs, self.turns) == (other.steps, other.inputs, other.turns)
-
-    def __hash__(self) -> int:
-        return hash((self.steps, self.inputs, self.turns))
-
-    def __reduce__(self):
-        return Program, (self.steps, self.inputs, self.turns)
 
     def __len__(self) -> int:
         return len(self.steps)

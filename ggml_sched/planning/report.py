@@ -41,7 +41,8 @@ def summary(plan: Plan) -> str:
             inputs = tuple(dict.fromkeys(split.inputs))
             total = f"{sum(t.nbytes for t in inputs):,}" if inputs else ""
             nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
-            rows.append((str(k), split.backend.name, nodes, total, _inputs(inputs)))
+            named = _listed([f"{_name(t)} {t.nbytes:,}" for t in inputs])
+            rows.append((str(k), split.backend.name, nodes, total, named))
         lines += ["", table(rows, "><>><", underlined=True)]
     steps = program(plan).splitlines()
     if steps:
@@ -69,10 +70,6 @@ def program(plan: Plan) -> str:
     name = lambda i: plan.name_of(i) or f"tensor {i}"       # noqa: E731
     backend = lambda b: plan.backends[b].name               # noqa: E731
     return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
-
-
-def _inputs(inputs: tuple[Tensor, ...]) -> str:
-    return _listed([f"{_name(t)} {t.nbytes:,}" for t in inputs])
 
 
 def _listed(words: Sequence[str], others: str = "more") -> str:

@@ -182,7 +182,7 @@ def test_policies_are_those_of_python():
 # -- replay -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(places=2), POLICIES["seed"]], ids=str)
+@pytest.mark.parametrize("policy", [Policy(), Policy(n_copies=2), POLICIES["seed"]], ids=str)
 def test_a_reserved_plan_serves_what_it_serves_in_python(policy):
     backends = (gs.DryBackend("a"), gs.DryBackend("host", 64))
     reserved, sizes = chain(16, 8, True), [(16, 8), (16, 3), (12, 8), (17, 8), (16, 9), (4, 2)]

@@ -42,7 +42,7 @@ def test_of_sample_graphs(name, configuration):
         same_values(graph, config.backends, POLICIES["seed"])
 
 
-@pytest.mark.parametrize("policy", [Policy(stream=True), Policy(places=3), Policy(reuse="whole", leafs_first=False),
+@pytest.mark.parametrize("policy", [Policy(stream=True), Policy(n_copies=3), Policy(reuse="whole", leafs_first=False),
                                     Policy(reuse="front", offsets="best fit")], ids=str)
 def test_by_other_policies(policy):
     graph, config = configured_graph(graph_names()[0], "c2half")

@@ -272,5 +272,5 @@ def test_a_graph_that_is_computed_in_another_order_comes_back(tmp_path, adopted)
             scheduler.compute(graph)
             assert [t.numpy()[0] for t in sums] == [64 * 64 * (2 + k) * turn for k in range(3)]
             found = scheduler.alloc(graph)
-            assert found.asked is graph and found.graph is not graph
+            assert found.given_graph is graph and found.graph is not graph
             scheduler.compute(other)

@@ -54,8 +54,7 @@ def test_every_module_is_there():
     assert [path for path in SOURCES if not (PACKAGE / path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["py.typed", "_c.pxd", "__init__.pxd",
-                                  "_graph.pxd", "_pack.pxd", *DECLARATIONS])
+@pytest.mark.parametrize("name", ["py.typed", "_c.pxd", "__init__.pxd", "_graph.pxd", *DECLARATIONS])
 def test_types_are_there(name):
     assert (PACKAGE / name).is_file()
 
@@ -187,7 +186,7 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
     expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS}
     expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
-    expected |= {f"ggml_sched/{name}" for name in ("_graph.pxd", "_pack.pxd", *DECLARATIONS)}
+    expected |= {f"ggml_sched/{name}" for name in ("_graph.pxd", *DECLARATIONS)}
     expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.glob("core/**/__init__.pxd")}
     expected |= {f"ggml_sched/{name}.pyi" for name in KERNELS}
     cupy = PACKAGE / "backends" / "cupy"

@@ -37,7 +37,7 @@ def test_copy_slots_have_memory_of_their_own_before_they_are_filled(offsets):
     early = ctx.mean(ctx.sum_rows(ctx.mul_mat(x, x)))
     there = ctx.relu(y)
     graph = gs.Graph(early, ctx.add(there, ctx.sqr(y)))
-    policy = Policy(offsets=offsets, leafs_first=False, places=2)
+    policy = Policy(offsets=offsets, leafs_first=False, n_copies=2)
     assigned = {t: b if t in (y, there) else a for t in graph.nodes}
     plan = plan_of(graph, (a, b), policy, assigned)
     assert plan.data.slot_copies

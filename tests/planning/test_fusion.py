@@ -368,7 +368,7 @@ def test_random_plans_of_any_policy_are_sound(recipe, seed, n, stream, places, r
                                                wishes):
     built = Built(recipe, n)
     backends = tuple(offering(f"A{k}", anything(seed + k), max_buffer_size=chunk) for k in range(n))
-    policy = Policy(reuse=reuse, offsets=offsets, leafs_first=not late, stream=stream, places=places)
+    policy = Policy(reuse=reuse, offsets=offsets, leafs_first=not late, stream=stream, n_copies=places)
     assigned = {built.graph.nodes[k % len(built.graph)]: backends[b % n] for k, b in wishes}
     try:
         for home, backend in zip(built.homes, backends, strict=True):
@@ -431,7 +431,7 @@ def moved(facts, new, old):
     offset[x] = offset[y]
     steps = [step if step.kind == "run" else step._replace(places=tuple(
         p._replace(offset=offset[p.id]) for p in step.places)) for step in facts.program.steps]
-    return replace(facts, offset=offset, program=Program(steps, facts.program.inputs, facts.program.turns),
+    return replace(facts, offset=offset, program=Program(tuple(steps), facts.program.inputs, facts.program.turns),
                    overwritten=facts.overwritten - {x} | {y})
 
 
@@ -492,7 +492,7 @@ def test_a_group_in_two_runs_is_refused():
     steps = list(facts.program.steps)
     run = steps[k]
     steps[k : k + 1] = [run._replace(last=run.first + 2), run._replace(first=run.first + 3)]
-    facts = replace(facts, program=Program(steps, facts.program.inputs, facts.program.turns))
+    facts = replace(facts, program=Program(tuple(steps), facts.program.inputs, facts.program.turns))
     assert check(facts)[0].reason == "bad-group"
     assert check(replace(facts, groups=(), inner=frozenset())) == []
 

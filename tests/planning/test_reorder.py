@@ -74,10 +74,12 @@ def test_a_file_keeps_the_order(tmp_path):
     backend = gs.CpuBackend(1)
     with gs.Scheduler([backend], reorder=True) as scheduler:
         plan = scheduler.plan(graph)
-    assert plan.asked is graph is not plan.graph
+    assert plan.given_graph is graph is not plan.graph
+    with pytest.warns(DeprecationWarning, match="given_graph"):
+        assert plan.asked is graph
     plan.save(tmp_path / "plan.json")
     loaded = gs.load_plan(tmp_path / "plan.json", twin, [backend])
-    assert loaded.asked is twin and loaded.buffer_sizes == plan.buffer_sizes
+    assert loaded.given_graph is twin and loaded.buffer_sizes == plan.buffer_sizes
     assert [twin.position_of(t) for t in loaded.graph.nodes] == [graph.position_of(t) for t in plan.graph.nodes]
     with gs.Scheduler([backend]) as scheduler:
         scheduler.adopt(loaded)

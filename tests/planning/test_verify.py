@@ -55,7 +55,7 @@ def with_places(facts: Facts) -> Facts:
 
 def with_steps(facts: Facts, steps) -> Facts:
     """Another program of as many steps."""
-    return replace(facts, program=Program(steps, facts.program.inputs, facts.program.turns))
+    return replace(facts, program=Program(tuple(steps), facts.program.inputs, facts.program.turns))
 
 
 def rearranged(facts: Facts, order: list[int]) -> Facts:

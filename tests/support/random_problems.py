@@ -72,7 +72,7 @@ def random_case(rng: random.Random, solvable: bool = True) -> tuple[gs.Graph, tu
 def random_policy(rng: random.Random) -> Policy:
     return Policy(reuse=rng.choice(["first", "whole", "front", "all"]), offsets=rng.choice(["packed", "best fit"]),
                   placement=rng.choice(["default", "default", "seed"]), leafs_first=rng.randrange(2) == 1,
-                  stream=rng.randrange(2) == 1, places=rng.randint(1, 3))
+                  stream=rng.randrange(2) == 1, n_copies=rng.randint(1, 3))
 
 
 def problems() -> st.SearchStrategy[tuple[gs.Graph, tuple[gs.Backend, ...], dict, Policy]]:

@@ -274,7 +274,7 @@ def without(program, k, wait):
     """The program in which step k does not wait for one of the steps."""
     steps = list(program.steps)
     steps[k] = steps[k]._replace(waits=tuple(w for w in steps[k].waits if w != wait))
-    return Program(steps, program.inputs, program.turns)
+    return Program(tuple(steps), program.inputs, program.turns)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 2])

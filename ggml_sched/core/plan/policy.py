@@ -30,7 +30,7 @@ class Policy:
     """Leafs are allocated from the start, not from their first use."""
     stream: bool = False
     """Copies of weights share memory, one after the other, and none is kept."""
-    places: int = 1
+    n_copies: int = 1
     """The number of copy slots of each copy that every compute makes again; consecutive computes use them in turn."""
 
     numbers: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
@@ -42,6 +42,6 @@ class Policy:
             if getattr(self, field) not in words:
                 raise ValueError(f"{field} {getattr(self, field)!r} is not one of {', '.join(words)}")
             numbers.append(words.index(getattr(self, field)))
-        if not 1 <= index(self.places) <= 0xffff:
-            raise ValueError(f"places = {self.places} is not in 1 .. {0xffff}")
-        object.__setattr__(self, "numbers", (*numbers, int(self.leafs_first), int(self.stream), index(self.places)))
+        if not 1 <= index(self.n_copies) <= 0xffff:
+            raise ValueError(f"n_copies = {self.n_copies} is not in 1 .. {0xffff}")
+        object.__setattr__(self, "numbers", (*numbers, int(self.leafs_first), int(self.stream), index(self.n_copies)))
