@@ -69,7 +69,7 @@ cdef extern from "ggml_sched/ops.h" nogil:
 
 cdef extern from "ggml_sched/graph.h" nogil:
     enum:
-        GS_KIND_VIEW, GS_KIND_WRITES, GS_KIND_INPUT, GS_KIND_FOLLOWS
+        GS_ROLE_VIEW, GS_ROLE_WRITES, GS_ROLE_INPUT, GS_ROLE_FOLLOWS
 
     ctypedef struct gs_graph:
         int32_t n_tensors
@@ -104,8 +104,8 @@ cdef extern from "ggml_sched/graph.h" nogil:
         int32_t *reader_begin
         int32_t *reader
         unsigned char *op
-        unsigned char *kind
-        uint64_t *form
+        unsigned char *role
+        uint64_t *layout_hash
         uint32_t *alike
 
     ctypedef struct gs_node:

@@ -17,7 +17,6 @@ from ggml_sched.core.graph.flat cimport (
     flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_lay_out, flat_same_wiring,
 )
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
-from ggml_sched.core.pack.solve cimport gs_packing
 from ggml_sched.core.plan.make cimport gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive
 from ggml_sched.core.plan.problem cimport planning_error, request_init, requests_match
 
@@ -33,14 +32,6 @@ cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const
 
 
 # -- graphs -----------------------------------------------------------------------------------------------------
-
-
-cdef int64_t bytes_of(const gs_graph_size *size) noexcept nogil:
-    """The bytes of a graph's arrays, including alloc dependencies."""
-    cdef int64_t bytes = flat_bytes(size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
-    if size.n_deps:
-        bytes += 3 + (<int64_t>size.n_tensors + 1 + size.n_deps) * <int64_t>sizeof(int32_t)
-    return bytes
 
 
 cdef int check_size(const gs_graph_size *size, gs_error *error) noexcept nogil:
@@ -60,7 +51,7 @@ cdef int check_size(const gs_graph_size *size, gs_error *error) noexcept nogil:
 cdef int graph_refill(gs_api_graph *graph, const gs_graph_size *size, gs_graph_arrays *fill,
                       gs_error *error) noexcept nogil:
     cdef gs_graph_box *box = <gs_graph_box *>graph
-    cdef int64_t bytes, flat
+    cdef int64_t bytes
     cdef void *block
     cdef int status
     if box == NULL or size == NULL or fill == NULL:
@@ -68,7 +59,7 @@ cdef int graph_refill(gs_api_graph *graph, const gs_graph_size *size, gs_graph_a
     status = check_size(size, error)
     if status != GS_OK:
         return status
-    bytes = bytes_of(size)
+    bytes = flat_bytes(size)
     if bytes > box.room:
         block = malloc(bytes)
         if block == NULL:
@@ -78,11 +69,7 @@ cdef int graph_refill(gs_api_graph *graph, const gs_graph_size *size, gs_graph_a
     box.size = size[0]
     box.filling += 1
     box.finished = False
-    flat_lay_out(&box.g, box.block, size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
-    if size.n_deps:
-        flat = flat_bytes(size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
-        box.g.dep_begin = <int32_t *>(<char *>box.block + ((flat + 3) & ~<int64_t>3))
-        box.g.dep = box.g.dep_begin + size.n_tensors + 1
+    flat_lay_out(&box.g, box.block, size)
     fill.layout, fill.view_src, fill.view_offs, fill.flags = box.g.layout, box.g.view_src, box.g.view_offs, box.g.flags
     fill.src_begin, fill.src, fill.slot = box.g.src_begin, box.g.src, box.g.slot
     fill.param_begin, fill.param = box.g.param_begin, box.g.param
@@ -114,7 +101,7 @@ cdef int graph_finish(gs_api_graph *graph, gs_error *error) noexcept nogil:
     cdef int status
     if box == NULL or box.finished:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL, or finished already")
-    status = flat_check(&box.g, box.size.n_src, box.size.n_params, box.size.n_deps, error)
+    status = flat_check(&box.g, &box.size, error)
     if status == GS_OK:
         flat_classify(&box.g)
         box.finished = True
@@ -286,15 +273,12 @@ cdef void plan_view(const gs_api_plan *plan, gs_plan *view) noexcept nogil:
 
 cdef int c_pack(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
                 int64_t budget, int64_t *offsets, gs_pack_result *result, gs_error *error) noexcept nogil:
-    cdef gs_packing found
     cdef int32_t failed = -1
     cdef int status
     if result == NULL or n > 0 and (lower == NULL or upper == NULL or size == NULL or offsets == NULL):
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"result or one of the arrays is NULL")
-    status = pack_any_times(n, lower, upper, size, capacity, budget, offsets, &found, &failed)
+    status = pack_any_times(n, lower, upper, size, capacity, budget, offsets, result, &failed)
     if status == GS_OK:
-        result.arena, result.bound, result.proven, result.tries = found.arena, found.bound, found.proven, found.tries
-        result.method, result.optimal = found.method, found.optimal
         return GS_OK
     if status == GS_NO_HOST_MEMORY:
         return refuse(error, status, n, 0, b"no host memory to pack")

@@ -4,10 +4,10 @@
 The packages import none of their modules: the C API, and with it the hook under llama.cpp, loads few of them.
 """
 
-from ggml_sched import _graph, _host_memory, _pack, _plan
+from ggml_sched import _graph, _host_memory, _plan
 
 __all__ = []
-for room in (_graph, _pack, _plan):
+for room in (_graph, _plan):
     # No import statement: _core.pxd declares some of these names as types, which cannot be assigned to.
     globals().update({name: getattr(room, name) for name in room.__all__})
     __all__ += room.__all__

@@ -10,7 +10,6 @@ from ggml_sched.core.graph.tensor import (
     Lease,
     NodeTable,
     Tensor,
-    TensorSet,
     any_staged,
     bind_resident,
     checked_alloc_size,
@@ -24,7 +23,7 @@ from ggml_sched.core.graph.types import Type, inplace_ops, op_names, op_numbers
 
 __all__ = [
     "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "Home", "Lease",
-    "NodeTable", "Tensor", "TensorSet", "Type", "any_staged", "bind_resident", "checked_alloc_size", "computed",
+    "NodeTable", "Tensor", "Type", "any_staged", "bind_resident", "checked_alloc_size", "computed",
     "inplace_ops", "measure_buffer", "new_buffer", "op_names", "op_numbers", "register_tensor_data",
     "wait_for_queued",
 ]

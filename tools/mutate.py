@@ -40,7 +40,6 @@ TESTS = {
     "include/ggml_sched": "core planning capi graph backends",
     "ggml_sched": "core planning execution backends package",
     "ggml_sched/_graph": "core graph",
-    "ggml_sched/_pack": "core",
     "ggml_sched/_core": "core planning",
     "ggml_sched/_capi": "capi",
     "ggml_sched/core/graph": "core graph planning",

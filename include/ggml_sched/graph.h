@@ -10,11 +10,11 @@
 #include "ggml_sched/ops.h"
 #include "ggml_sched/structs.h"
 
-/* Properties of a tensor, for the passes of the planner: bits of gs_graph.kind. */
-#define GS_KIND_VIEW 1    /* VIEW, RESHAPE, PERMUTE, TRANSPOSE                               */
-#define GS_KIND_WRITES 2  /* computes into another tensor's memory: CPY, SET_ROWS, in place  */
-#define GS_KIND_INPUT 4   /* a leaf flagged INPUT, not a view                                */
-#define GS_KIND_FOLLOWS 8 /* a node that is placed on the backend of its weights             */
+/* Roles of a tensor, for the passes of the planner: bits of gs_graph.role. */
+#define GS_ROLE_VIEW 1    /* VIEW, RESHAPE, PERMUTE, TRANSPOSE                               */
+#define GS_ROLE_WRITES 2  /* computes into another tensor's memory: CPY, SET_ROWS, in place  */
+#define GS_ROLE_INPUT 4   /* a leaf flagged INPUT, not a view                                */
+#define GS_ROLE_FOLLOWS 8 /* a node that is placed on the backend of its weights             */
 
 typedef struct gs_graph {
     int32_t n_tensors;
@@ -50,8 +50,8 @@ typedef struct gs_graph {
     int32_t *reader_begin;      /* nodes that compute with tensor i: reader[reader_begin[i] ..            */
     int32_t *reader;            /*   reader_begin[i + 1]), ascending, once for each time they read it     */
     unsigned char *op;
-    unsigned char *kind;        /* GS_KIND_* bits                                                         */
-    uint64_t *form;             /* hash of a tensor's type, extents and strides                           */
+    unsigned char *role;        /* GS_ROLE_* bits                                                         */
+    uint64_t *layout_hash;      /* hash of a tensor's type, extents and strides                           */
     uint32_t *alike;            /* of a node: bit k is set if its source k has the node's layout          */
 } gs_graph;
 

@@ -33,6 +33,7 @@ ctypedef struct gs_walk:
     const int32_t *dep
     const gs_groups *groups     # fusion groups, or NULL
     # Used during the walk only:
+    int status                  # the first error
     int32_t *n_children         # of each id: how many reads of it are still to come
     int32_t *n_views            # of each id: how many views and in-place results of it are still in use
     int32_t n_owners

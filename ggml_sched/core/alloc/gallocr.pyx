@@ -62,7 +62,8 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
                     break
         if r >= 0:
             gallocr_reuse(f, arena, id, r)
-            return gallocr_trim(f, arena, id, now)
+            gallocr_trim(f, arena, id, now)
+            return f.status
     if arena.blocks != NULL:
         high = arena.blocks.max_size
         status = blocks_take(arena.blocks, f.p.size[id], &f.p.offset[id])
@@ -143,22 +144,27 @@ cdef void gallocr_reuse(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noex
     f.p.state[id] |= GS_STATE_ADDRESSED | GS_STATE_INPLACE
 
 
-cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t id, int32_t now) noexcept nogil:
+cdef void gallocr_trim(gs_walk *f, gs_arena *arena, int32_t id, int32_t now) noexcept nogil:
     """Free the tail behind node `id`, which reuses the front of a memory: all readers of the tail have run."""
     cdef int32_t owner = plan_owner(&f.p, id)
     cdef int64_t kept = f.p.offset[id] - f.p.offset[owner] + f.p.size[id]
     cdef int64_t tail = f.p.rest[owner] - kept
     if arena.reuse == GS_REUSE_FIRST or f.p.birth[owner] < 0 or tail <= 0 or group_waits(f.groups, id, now):
-        return GS_OK
+        return
     f.p.rest[owner] = kept
     f.p.trimmed[owner] = now
     arena.live -= tail
-    return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.p.offset[owner] + kept, tail)
+    gallocr_give(f, arena, f.p.offset[owner] + kept, tail)
 
 
-cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+cdef inline void gallocr_give(gs_walk *f, gs_arena *arena, int64_t offset, int64_t size) noexcept nogil:
+    """Make a range of an arena free; without host memory for that, the walk fails."""
+    if arena.blocks != NULL and blocks_give(arena.blocks, offset, size) != GS_OK:
+        f.status = GS_NO_HOST_MEMORY
+
+
+cdef void gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
     """Free an id's memory, if this walk allocated it or it was in an arena before."""
-    cdef int status
     cdef int64_t size
     cdef gs_arena *arena
     # Find the owner, the first tensor in a chain of in-place reuse; an output in the chain keeps the memory allocated.
@@ -166,16 +172,13 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
         id = f.p.root[id]
     if (f.p.arena_of[id] == OUTSIDE or f.p.offset[id] < 0 or f.p.state[id] & GS_STATE_FREED
             or f.p.flags[id] & GS_FLAG_OUTPUT):
-        return GS_OK
+        return
     if group_waits(f.groups, id, now):
         f.p.death[id] = DIES_WITH_GROUP
-        return GS_OK
+        return
     size = f.p.rest[id] if f.p.birth[id] >= 0 else f.p.size[id]
     arena = &arenas[f.p.arena_of[id]]
-    if arena.blocks != NULL:
-        status = blocks_give(arena.blocks, f.p.offset[id], size)
-        if status != GS_OK:
-            return status
+    gallocr_give(f, arena, f.p.offset[id], size)
     arena.live -= size
     arena.whole -= f.p.size[id]
     if arena.waiting and f.p.size[id]:
@@ -184,51 +187,44 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
     f.stop[id] = arena.section
     f.p.death[id] = now
     f.p.state[id] |= GS_STATE_FREED
-    return GS_OK
 
 
-cdef inline int gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
+cdef inline void gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
     """Count one read of s as done; free the memory of s after its last read."""
     cdef int32_t r = s
     f.n_children[s] -= 1
     if f.n_children[s] or f.n_views[s]:
-        return GS_OK
+        return
     if f.p.flags[s] & GS_FLAG_OUTPUT:
-        return GS_OK            # an output and its root stay allocated until the next compute
+        return          # an output and its root stay allocated until the next compute
     if f.p.root[s] >= 0:
         r = f.p.root[s]
         f.n_views[r] -= 1
         if f.n_children[r] or f.n_views[r]:
-            return GS_OK
-    return gallocr_release(f, arenas, r, now)
+            return
+    gallocr_release(f, arenas, r, now)
 
 
-cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+cdef void gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
     """Node id has run: count it as done with its sources and its alloc dependencies."""
     cdef int32_t k
-    cdef int status
     if group_of(f.groups, id) >= 0:
-        return gallocr_finish_member(f, arenas, id, now)
+        gallocr_finish_member(f, arenas, id, now)
+        return
     for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
-        status = gallocr_drop(f, arenas, f.p.src[k], now)
-        if status != GS_OK:
-            return status
-    return gallocr_drop_deps(f, arenas, id, now)
+        gallocr_drop(f, arenas, f.p.src[k], now)
+    gallocr_drop_deps(f, arenas, id, now)
 
 
-cdef int gallocr_drop_deps(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+cdef void gallocr_drop_deps(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
     """Count a node as done with its alloc dependencies."""
     cdef int32_t k
-    cdef int status
     if f.p.state[id] & GS_STATE_DEPENDS:
         for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
-            status = gallocr_drop(f, arenas, f.dep[k], now)
-            if status != GS_OK:
-                return status
-    return GS_OK
+            gallocr_drop(f, arenas, f.dep[k], now)
 
 
-cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+cdef void gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
     """As gallocr_finish, for a member of a fusion group.
 
     All members run at the position of the last one, and use sources from outside the group until then.  Sources inside
@@ -236,30 +232,29 @@ cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t
     """
     cdef const gs_groups *w = f.groups
     cdef int32_t group = w.of[id], i, k, m
-    cdef int status
     for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
         if group_holds(w, group, f.p.src[k]):
-            status = gallocr_drop(f, arenas, f.p.src[k], now)
-            if status != GS_OK:
-                return status
+            gallocr_drop(f, arenas, f.p.src[k], now)
     if w.ends[group] > now:
-        return GS_OK
+        return
     for i in range(w.begin[group], w.begin[group + 1]):
         m = w.id[i]
         for k in range(f.p.src_begin[m], f.p.src_begin[m + 1]):
             if not group_holds(w, group, f.p.src[k]):
-                status = gallocr_drop(f, arenas, f.p.src[k], now)
-                if status != GS_OK:
-                    return status
-        status = gallocr_drop_deps(f, arenas, m, now)
-        if status != GS_OK:
-            return status
+                gallocr_drop(f, arenas, f.p.src[k], now)
+        gallocr_drop_deps(f, arenas, m, now)
     for i in range(w.begin[group], w.begin[group + 1]):
         if f.p.death[w.id[i]] == DIES_WITH_GROUP:
-            status = gallocr_release(f, arenas, w.id[i], now)
-            if status != GS_OK:
-                return status
-    return GS_OK
+            gallocr_release(f, arenas, w.id[i], now)
+
+
+cdef inline void gallocr_require(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now,
+                                 int32_t *failed) noexcept nogil:
+    """Give id its address, unless the walk has failed; *failed is the first id without memory."""
+    if f.status == GS_OK:
+        f.status = gallocr_place(f, arenas, inplace, id, now)
+        if f.status != GS_OK:
+            failed[0] = id
 
 
 cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
@@ -274,44 +269,29 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
     arena can improve any more (gs_arena.wanted).
     """
     cdef int32_t i, k, id, position, since = 0
-    cdef int status
     for i in range(f.p.n):
         if (f.p.op[i] == GS_OP_NONE and f.p.root[i] < 0 and f.p.arena_of[i] != OUTSIDE
                 and (f.n_children[i] or f.n_views[i]) and (leafs_first or f.p.like[i] != i)
                 and (f.p.like[i] == i or f.p.flags[i] & GS_FLAG_OUTPUT)):
-            status = gallocr_place(f, arenas, inplace, i, 0)
-            if status != GS_OK:
-                failed[0] = i
-                return status
+            gallocr_require(f, arenas, inplace, i, 0, failed)
     for i in range(n_order if order != NULL else f.p.n_seq):
+        if f.status != GS_OK:
+            return f.status
         position = order[i] if order != NULL else i
         if position >= 0:
             id = f.p.seq[position]
             for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
                 if not f.p.state[f.p.src[k]] & GS_STATE_ADDRESSED:
-                    status = gallocr_place(f, arenas, inplace, f.p.src[k], position)
-                    if status != GS_OK:
-                        failed[0] = f.p.src[k]
-                        return status
+                    gallocr_require(f, arenas, inplace, f.p.src[k], position, failed)
             if f.p.state[id] & GS_STATE_DEPENDS:
                 for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
-                    status = gallocr_place(f, arenas, inplace, f.dep[k], position)
-                    if status != GS_OK:
-                        failed[0] = f.dep[k]
-                        return status
-            status = gallocr_place(f, arenas, inplace, id, position)
-            if status != GS_OK:
-                failed[0] = id
-                return status
-            if order == NULL:
-                status = gallocr_finish(f, arenas, id, position)
-                if status != GS_OK:
-                    return status
+                    gallocr_require(f, arenas, inplace, f.dep[k], position, failed)
+            gallocr_require(f, arenas, inplace, id, position, failed)
+            if order == NULL and f.status == GS_OK:
+                gallocr_finish(f, arenas, id, position)
         else:
             while since < i:
-                status = gallocr_finish(f, arenas, f.p.seq[order[since]], order[since])
-                if status != GS_OK:
-                    return status
+                gallocr_finish(f, arenas, f.p.seq[order[since]], order[since])
                 since += 1
             since = i + 1
     for i in range(f.n_owners):
@@ -319,4 +299,4 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
         if f.p.death[id] < 0:
             f.p.death[id] = f.p.n_seq
             f.stop[id] = arenas[f.p.arena_of[id]].section + arenas[f.p.arena_of[id]].waiting
-    return GS_OK
+    return f.status

@@ -9,7 +9,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
                     int32_t *method) noexcept nogil:
     """Choose the offsets of one backend's arena; `owner` lists the ids that own memory in it, in order of birth."""
     cdef gs_pack p
-    cdef gs_packing packing
+    cdef gs_pack_result packing
     cdef char *unused
     cdef int32_t i, id
     cdef bint taken = False
@@ -25,7 +25,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
             p.life[i] = f.p.death[id] + 1 - f.p.birth[id]
         status = pack_measure(&p)
     if status == GS_OK:
-        status = pack_prepared(&p, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, &packing)
+        status = pack_prepared(&p, GS_PACK_NO_CAPACITY, GS_PACK_PLANNER_BUDGET, &packing)
     if blocks.chunk:
         # An arena in several chunks leaves gaps in them; one buffer is better whenever the packing fits in a chunk.
         taken = status == GS_OK and packing.arena <= blocks.chunk

@@ -1,7 +1,4 @@
-"""The typed view of core.first_generation.allocators, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.first_generation.allocators."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -14,9 +11,6 @@ from ggml_sched.core.graph.graph import Graph
 from ggml_sched.core.graph.tensor import BackendBase, BufferBase, Tensor
 
 _Exit: TypeAlias = type[BaseException] | BaseException | TracebackType | None
-
-@disjoint_base
-class HostMemory: ...
 
 def register_host_memory(wrap: Callable[[Any], Buffer]) -> None: ...
 

@@ -10,9 +10,6 @@ cdef class Placing:
     cdef list peaks                     # for each arena, the highest end of an allocated range, in bytes
     cdef list before                    # for each arena, its free blocks before the pass
 
-    def __cinit__(self):
-        memset(&self.walk, 0, sizeof(gs_walk))
-
     def __dealloc__(self):
         walk_free(&self.walk)
 
@@ -41,9 +38,6 @@ cdef class GraphAllocator:
     cdef dict measured                  # {(wiring, parse_seq): Placing}
 
     def __cinit__(self):
-        self.parse_seq = None
-        self.placing = None
-        self.graph = None
         self.measured = {}
 
     def set_parse_seq(self, seq):

@@ -81,7 +81,7 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
     for i in range(g.n_nodes):
         id = g.node[i]
         root = g.memory[id]
-        if g.kind[id] & GS_KIND_VIEW and root != id:
+        if g.role[id] & GS_ROLE_VIEW and root != id:
             if assign[root] < 0:
                 assign[root] = max(assign[id], 0)
                 reason[root] = GS_REASON_CONSUMER
@@ -90,7 +90,7 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
         if assign[id] < 0:
             assign[id] = 0
             reason[id] = GS_REASON_FIRST
-        if not g.kind[id] & GS_KIND_VIEW and not request_supports(r, assign[id], id):
+        if not g.role[id] & GS_ROLE_VIEW and not request_supports(r, assign[id], id):
             if r.p.resident[id] >= 0 and root == id:
                 failed[0] = id
                 return GS_BAD_PLACEMENT
@@ -134,14 +134,14 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_splits *w) no
     cdef bint closed = True             # the next node begins a split: at the start, and after a write-back
     for i in range(g.n_nodes):
         id = g.node[i]
-        if g.kind[id] & GS_KIND_VIEW:
+        if g.role[id] & GS_ROLE_VIEW:
             continue
         here = assign[id]
         if closed or w.split_backend.at[w.split_backend.n - 1] != here:
             if splits_open(w, here, i if w.split_backend.n else 0) != GS_OK:
                 return GS_NO_HOST_MEMORY
             closed = False
-        if g.kind[id] & GS_KIND_WRITES and not reads_tensor(r, assign, here, g.view_src[id]):
+        if g.role[id] & GS_ROLE_WRITES and not reads_tensor(r, assign, here, g.view_src[id]):
             if splits_write_through(w, g, id, here) != GS_OK:
                 return GS_NO_HOST_MEMORY
             closed = True
@@ -168,7 +168,7 @@ cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *reason, 
     for i in range(r.g.n_tensors):
         assign[i] = -1 if r.p.assigned == NULL else r.p.assigned[i]
         reason[i] = GS_REASON_USER if assign[i] >= 0 else GS_REASON_NOTHING
-        if r.p.resident[i] >= 0 and not r.g.kind[i] & GS_KIND_WRITES:
+        if r.p.resident[i] >= 0 and not r.g.role[i] & GS_ROLE_WRITES:
             # A resident tensor, or a view of one, stays on the backend of its memory.
             assign[i] = r.p.resident[i]
             reason[i] = GS_REASON_RESIDENT

@@ -3,18 +3,13 @@
 # Owns the free blocks of that buffer.  Invariant: the tensors in `live` and the free blocks together cover the buffer,
 # apart from graph allocations, which use the same blocks but are not in `live`.  Corresponds to ggml_tallocr.
 
-cdef class HostMemory:
-    """The function that makes a buffer over the caller's memory; a Python module registers it at import."""
-
-    cdef object wrap
-
-
-cdef HostMemory _host_memory = HostMemory()
+cdef object _wrap_memory        # makes a buffer over the caller's memory; a Python module registers it at import
 
 
 def register_host_memory(wrap):
     """Let `TensorAllocator.from_memory` call wrap(memory), which returns a Buffer."""
-    _host_memory.wrap = wrap
+    global _wrap_memory
+    _wrap_memory = wrap
 
 
 cdef class TensorAllocator:
@@ -25,7 +20,6 @@ cdef class TensorAllocator:
     """
 
     def __cinit__(self, *args, **kwargs):
-        memset(&self.blocks, 0, sizeof(gs_blocks))
         self.new_leases()
         self.live = {}
 
@@ -51,7 +45,7 @@ cdef class TensorAllocator:
     @classmethod
     def from_memory(cls, memory, alignment=64):
         """Over caller-owned memory (any writable buffer-protocol object), which is never freed by us."""
-        return cls(_host_memory.wrap(memory), alignment=alignment)
+        return cls(_wrap_memory(memory), alignment=alignment)
 
     @classmethod
     def from_backend(cls, BackendBase backend not None, size):

@@ -8,8 +8,8 @@ ALL_SOURCES = -1        # as an in-place mask: every source may be the destinati
 
 
 cdef enum:
-    FEW_WORDS = 32          # 32-bit words in a Home's first block of parameters; each later block is twice as large
-    MANY_WORDS = 4096       # up to so many
+    FIRST_BLOCK_WORDS = 32      # 32-bit words in a Home's first block of parameters; each later block is twice as large
+    LARGEST_BLOCK_WORDS = 4096  # up to so many
 
 
 cdef class Home:
@@ -29,7 +29,7 @@ cdef class Home:
         if n == 0:
             return NULL
         if n > self.room:
-            self.n_words = min(max(2 * self.n_words, <int>FEW_WORDS), <int>MANY_WORDS)
+            self.n_words = min(max(2 * self.n_words, <int>FIRST_BLOCK_WORDS), <int>LARGEST_BLOCK_WORDS)
             block = malloc(sizeof(void *) + self.n_words * sizeof(int32_t))
             if block == NULL:
                 raise no_host_memory(f"the parameters of tensors in context {self.name!r}")
@@ -53,10 +53,6 @@ cdef class Lease:
 
     def __cinit__(self):
         self.alive = True
-        self.displaced = False
-        self.stages = False
-        self.through = False
-        self.transient = False
 
     cpdef void end(self) noexcept:
         """Make every address under this lease invalid until `revive`.  Computes must not be queued under it then."""

@@ -1,7 +1,4 @@
-"""The typed view of core.graph.context, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.graph.context."""
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType

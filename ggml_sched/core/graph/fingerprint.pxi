@@ -13,7 +13,7 @@ cdef inline void lanes_mix(gs_lanes *h, uint64_t x) noexcept nogil:
     h.b = gs_mix_other(h.b, x)
 
 
-cdef inline gs_lanes form_of(const gs_layout *layout) noexcept nogil:
+cdef inline gs_lanes hash_of_layout(const gs_layout *layout) noexcept nogil:
     """Hash type, extents and strides."""
     cdef gs_lanes h
     cdef int32_t k
@@ -25,10 +25,10 @@ cdef inline gs_lanes form_of(const gs_layout *layout) noexcept nogil:
     return h
 
 
-cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, uint64_t *wiring) noexcept nogil:
+cdef void flat_fingerprint(const gs_graph *g, uint64_t *layout_hash, uint64_t *found, uint64_t *wiring) noexcept nogil:
     """Compute the fingerprint, 128 bits to `found`, and the hash of the wiring, 64 bits to `wiring`.
 
-    Writes the hash of each tensor's type, extents and strides to `form`, unless that is NULL.
+    Writes the hash of each tensor's type, extents and strides to `layout_hash`, unless that is NULL.
     """
     cdef gs_lanes all, h
     cdef uint64_t x, w, wired = gs_mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
@@ -37,9 +37,9 @@ cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, u
     lanes_mix(&all, <uint64_t>g.n_tensors)
     lanes_mix(&all, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
     for i in range(g.n_tensors):
-        h = form_of(&g.layout[i])
-        if form != NULL:
-            form[i] = h.a
+        h = hash_of_layout(&g.layout[i])
+        if layout_hash != NULL:
+            layout_hash[i] = h.a
         lanes_mix(&h, (<uint64_t>(g.param_begin[i + 1] - g.param_begin[i]) << 32) | g.op[i])
         for k in range(g.param_begin[i], g.param_begin[i + 1]):
             lanes_mix(&h, <uint64_t><uint32_t>g.param[k])

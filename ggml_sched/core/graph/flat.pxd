@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_error, gs_graph, gs_node
+from ggml_sched._c cimport gs_error, gs_graph, gs_graph_size, gs_node
 
 
 # The kinds of a graph's tensors: support queries have equal answers for tensors of one kind (kinds.pxi).  All arrays
@@ -26,14 +26,11 @@ cdef void node_name_op(gs_node *out) noexcept nogil
 
 
 # A flat graph without Tensors, for the C API: laid out in a block of flat_bytes, checked once its arrays are filled.
-cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil
-cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
-                       int64_t n_params) noexcept nogil
-cdef int flat_check(gs_graph *g, int64_t n_src, int64_t n_params, int64_t n_deps, gs_error *error) noexcept nogil
+cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil
+cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil
+cdef int flat_check(gs_graph *g, const gs_graph_size *size, gs_error *error) noexcept nogil
 cdef void flat_classify(gs_graph *g) noexcept nogil
 cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil
 cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil
-cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, uint64_t *wiring) noexcept nogil
-cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
-                    int64_t n_params) except -1
-cdef void flat_free(gs_graph *g) noexcept nogil
+cdef void flat_fingerprint(const gs_graph *g, uint64_t *layout_hash, uint64_t *found, uint64_t *wiring) noexcept nogil
+cdef int flat_alloc(gs_graph *g, const gs_graph_size *size) except -1

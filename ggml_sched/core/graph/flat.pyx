@@ -27,24 +27,25 @@ include "fingerprint.pxi"
 include "kinds.pxi"
 
 
-cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil:
+cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil:
     """The bytes of all arrays of a gs_graph with these counts, which are below 2**31."""
-    cdef int64_t n_ids = 13 * n_tensors + 3 + 2 * n_src + n_params + 2 * n_nodes + n_leafs
-    return n_tensors * <int64_t>(sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * <int64_t>sizeof(int32_t) + n_src
+    cdef int64_t n = size.n_tensors, n_src = size.n_src
+    cdef int64_t n_ids = (13 * n + 3 + 2 * n_src + size.n_params + 2 * <int64_t>size.n_nodes + size.n_leafs
+                          + (n + 1 + size.n_deps if size.n_deps else 0))
+    return n * <int64_t>(sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * <int64_t>sizeof(int32_t) + n_src
 
 
-cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
-                       int64_t n_params) noexcept nogil:
+cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
     """Set the array pointers into a block of flat_bytes bytes; g.layout is its start."""
-    cdef int64_t n = n_tensors
+    cdef int64_t n = size.n_tensors, n_src = size.n_src
     memset(g, 0, sizeof(gs_graph))
-    g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
+    g.n_tensors, g.n_nodes, g.n_leafs = size.n_tensors, size.n_nodes, size.n_leafs
     # Arrays of wide elements first, so that each array is aligned.
     g.layout = <gs_layout *>block
     g.view_offs = <int64_t *>(g.layout + n)
     g.nbytes = g.view_offs + n
-    g.form = <uint64_t *>(g.nbytes + n)
-    g.view_src = <int32_t *>(g.form + n)
+    g.layout_hash = <uint64_t *>(g.nbytes + n)
+    g.view_src = <int32_t *>(g.layout_hash + n)
     g.position = g.view_src + n
     g.memory = g.position + n
     g.view = g.memory + n
@@ -58,32 +59,28 @@ cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_no
     g.src_begin = g.reader_begin + n + 1
     g.param_begin = g.src_begin + n + 1
     g.param = g.param_begin + n + 1
-    g.src = g.param + n_params
+    g.src = g.param + size.n_params
     g.reader = g.src + n_src
     g.node = g.reader + n_src
-    g.work = g.node + n_nodes
-    g.leaf = g.work + n_nodes
-    g.slot = <unsigned char *>(g.leaf + n_leafs)
+    g.work = g.node + size.n_nodes
+    g.leaf = g.work + size.n_nodes
+    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
+    if size.n_deps:
+        g.dep_begin = g.leaf + size.n_leafs
+        g.dep = g.dep_begin + n + 1
+        g.slot = <unsigned char *>(g.dep + size.n_deps)
     g.op = g.slot + n_src
-    g.kind = g.op + n
-    g.flags = g.kind + n
+    g.role = g.op + n
+    g.flags = g.role + n
 
 
-cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
-                    int64_t n_params) except -1:
-    """Allocate all arrays in one block; after OutOfMemory g can still be freed."""
-    cdef void *block = malloc(flat_bytes(n_tensors, n_nodes, n_leafs, n_src, n_params))
+cdef int flat_alloc(gs_graph *g, const gs_graph_size *size) except -1:
+    """Allocate all arrays in one block."""
+    cdef void *block = malloc(flat_bytes(size))
     if block == NULL:
-        raise no_host_memory(f"a graph of {n_tensors} tensors")
-    flat_lay_out(g, block, n_tensors, n_nodes, n_leafs, n_src, n_params)
+        raise no_host_memory(f"a graph of {size.n_tensors} tensors")
+    flat_lay_out(g, block, size)
     return 0
-
-
-cdef void flat_free(gs_graph *g) noexcept nogil:
-    free(g.layout)
-    free(g.dep_begin)
-    free(g.dep)
-    memset(g, 0, sizeof(gs_graph))
 
 
 cdef inline bint op_has_small_weights(int op) noexcept nogil:
@@ -102,19 +99,19 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         g.op[i] = <unsigned char>g.layout[i].op
         g.nbytes[i] = g.layout[i].nbytes
         g.memory[i] = g.view_src[i] if g.view_src[i] >= 0 else i
-        g.kind[i] = GS_KIND_VIEW if op_is_view(g.op[i]) else 0
+        g.role[i] = GS_ROLE_VIEW if op_is_view(g.op[i]) else 0
         if g.view_src[i] < 0:
             g.root[g.n_roots] = i
             g.n_roots += 1
             if g.position[i] < 0 and g.flags[i] & GS_FLAG_INPUT:
-                g.kind[i] |= GS_KIND_INPUT
+                g.role[i] |= GS_ROLE_INPUT
         elif g.op[i] > GS_OP_TRANSPOSE:
-            g.kind[i] |= GS_KIND_WRITES
+            g.role[i] |= GS_ROLE_WRITES
         else:
             g.view[g.n_views] = i
             g.n_views += 1
-        if g.position[i] >= 0 and not g.kind[i] & GS_KIND_VIEW and not op_has_small_weights(g.op[i]):
-            g.kind[i] |= GS_KIND_FOLLOWS
+        if g.position[i] >= 0 and not g.role[i] & GS_ROLE_VIEW and not op_has_small_weights(g.op[i]):
+            g.role[i] |= GS_ROLE_FOLLOWS
     for i in range(g.n_nodes):
         id = g.node[i]
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
@@ -127,7 +124,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
                 g.n_readers[g.dep[k]] += 1
         if g.view_src[id] >= 0:
             g.n_viewers[g.view_src[id]] += 1
-        if not g.kind[id] & GS_KIND_VIEW:
+        if not g.role[id] & GS_ROLE_VIEW:
             g.work[g.n_work] = id
             g.n_work += 1
     for i in range(g.n_views):

@@ -1,7 +1,4 @@
-"""The typed view of core.graph.graph, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.graph.graph."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

@@ -19,10 +19,10 @@ from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
-    MAX_KIND_WORDS, flat_alloc, flat_classify, flat_fingerprint, flat_free, gs_kinds, kind_words, kinds_free,
+    MAX_KIND_WORDS, flat_alloc, flat_classify, flat_fingerprint, kind_words, kinds_free,
     kinds_sort,
 )
-from ggml_sched.core.graph.tensor cimport Home, Tensor, TensorSet, describe, flag_names
+from ggml_sched.core.graph.tensor cimport Home, Tensor, describe, flag_names
 from ggml_sched.core.graph.types cimport ints_tuple, op_is_view
 
 include "order.pxi"
@@ -37,14 +37,11 @@ cdef class Graph:
     """
 
     def __cinit__(self, *outputs):
-        memset(&self.flat, 0, sizeof(gs_graph))
-        memset(&self._kinds, 0, sizeof(gs_kinds))
         self.nodes = self.leafs = self.tensors = ()
         self.meta = {}
-        self._index = None
 
     def __dealloc__(self):
-        flat_free(&self.flat)
+        free(self.flat.layout)
         kinds_free(&self._kinds)
 
     def __init__(self, *outputs):
@@ -91,32 +88,31 @@ cdef class Graph:
         """Fill the flat arrays.  `like`: a graph of the same tensors whose flags and alloc dependencies to use."""
         cdef gs_graph *g = &self.flat
         cdef dict given = None if like is None else like.deps
-        cdef int64_t n_src = 0, n_params = 0, n_deps = 0
+        cdef gs_graph_size size
         cdef uint64_t[2] found
         self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
-        self.number(given, &n_src, &n_params, &n_deps)
-        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), n_src, n_params)
+        self.number(given, &size)
+        flat_alloc(g, &size)
         self.fill_tensors(like)
-        self.fill_order(given if n_deps else {})
-        if n_deps:
-            self.fill_deps(n_deps, given)
+        self.fill_order(given if size.n_deps else {})
+        if size.n_deps:
+            self.fill_deps(given)
         flat_classify(g)
-        flat_fingerprint(g, g.form, found, &self.wiring)
+        flat_fingerprint(g, g.layout_hash, found, &self.wiring)
         self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
 
     @cython.boundscheck(False)
     @cython.wraparound(False)
     @cython.nonecheck(False)
-    cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1:
+    cdef int number(self, dict given, gs_graph_size *size) except -1:
         """Mark each tensor with its id, and count the entries of the arrays."""
         # Borrowed references, here and below: the tuple owns its tensors.
         cdef void *at
         cdef Home home = None
         cdef list homes = []
         cdef Py_ssize_t i
-        if len(self.tensors) > 0x3fffffff:
-            raise GraphError(f"a graph of {len(self.tensors)} tensors is too large")
+        cdef int64_t n_src = 0, n_params = 0, n_deps = 0
         for i in range(len(self.tensors)):
             at = PyTuple_GET_ITEM(self.tensors, i)
             if not isinstance(<object>at, Tensor):
@@ -129,10 +125,14 @@ cdef class Graph:
                 raise GraphError(f"{describe(<Tensor>at)} belongs to closed context {home.name!r}")
             (<Tensor>at).mark = <int32_t>i
             self.names_residents |= <void *>(<Tensor>at)._resident != <void *>None
-            n_src[0] += PyTuple_GET_SIZE((<Tensor>at).src)
-            n_params[0] += 0 if op_is_view((<Tensor>at).layout.op) else (<Tensor>at).n_params
+            n_src += PyTuple_GET_SIZE((<Tensor>at).src)
+            n_params += 0 if op_is_view((<Tensor>at).layout.op) else (<Tensor>at).n_params
             if given is not None or <void *>(<Tensor>at)._deps != <void *>None:
-                n_deps[0] += len(kept_by(<Tensor>at, given))
+                n_deps += len(kept_by(<Tensor>at, given))
+        if max(<int64_t>len(self.tensors), n_src, n_params, n_deps) > 0x3fffffff:
+            raise GraphError(f"a graph of {len(self.tensors)} tensors with {n_src} sources is too large")
+        size.n_tensors, size.n_nodes, size.n_leafs = len(self.tensors), len(self.nodes), len(self.leafs)
+        size.n_src, size.n_params, size.n_deps = n_src, n_params, n_deps
         self.homes = tuple(homes)
         return 0
 
@@ -222,15 +222,11 @@ cdef class Graph:
                 raise GraphError(f"{describe(self.tensors[i])} is computed, but is not among the nodes of the graph")
         return 0
 
-    cdef int fill_deps(self, int64_t n_deps, dict given) except -1:
+    cdef int fill_deps(self, dict given) except -1:
         """Fill the alloc dependencies."""
         cdef gs_graph *g = &self.flat
         cdef Tensor t, s
         cdef int32_t i, at = 0
-        g.dep_begin = <int32_t *>malloc((g.n_tensors + 1) * sizeof(int32_t))
-        g.dep = <int32_t *>malloc(n_deps * sizeof(int32_t))
-        if g.dep_begin == NULL or g.dep == NULL:
-            raise no_host_memory(f"a graph of {g.n_tensors} tensors")
         for i in range(g.n_tensors):
             g.dep_begin[i] = at
             t = self.tensors[i]
@@ -266,7 +262,6 @@ cdef class Graph:
             if self._kinds.of == NULL:
                 raise no_host_memory(f"the kinds of {g.n_tensors} tensors")
             memset(self._kinds.of, 0xff, g.n_tensors * sizeof(int32_t))
-            self.sorted_work = self.sorted_all = False
         if self.sorted_all or self.sorted_work and not all:
             return 0
         if all:
@@ -314,9 +309,9 @@ cdef class Graph:
         if 0 <= k < self.flat.n_tensors and self.tensors[k] is t:
             return k
         # Another graph has overwritten the tensor's mark.
-        if self._index is None:
-            self._index = TensorSet(self.tensors)
-        return self._index.find(t)
+        if self._ids is None:
+            self._ids = dict(zip(self.tensors, range(len(self.tensors)), strict=True))
+        return self._ids.get(t, -1)
 
     def position_of(self, Tensor t not None):
         """The position of a node in the execution order, -1 for a leaf or a tensor of another graph."""
@@ -335,7 +330,7 @@ cdef class Graph:
         """{name: bytes} of the arrays of gs_graph (include/ggml_sched/graph.h) that a program is made from.
 
         int32: `src_begin`, `src`, `memory`, `position`, `node`, `work`; int64: `view_offs`, `nbytes`; bytes: `slot`,
-        `op`, `kind`, `flags`.
+        `op`, `role`, `flags`.
         """
         cdef gs_graph *g = &self.flat
         cdef Py_ssize_t n = g.n_tensors, n_src = g.src_begin[n]
@@ -344,7 +339,7 @@ cdef class Graph:
             "memory": (<char *>g.memory)[:4 * n], "position": (<char *>g.position)[:4 * n],
             "node": (<char *>g.node)[:4 * g.n_nodes], "work": (<char *>g.work)[:4 * g.n_work],
             "view_offs": (<char *>g.view_offs)[:8 * n], "nbytes": (<char *>g.nbytes)[:8 * n],
-            "slot": (<char *>g.slot)[:n_src], "op": (<char *>g.op)[:n], "kind": (<char *>g.kind)[:n],
+            "slot": (<char *>g.slot)[:n_src], "op": (<char *>g.op)[:n], "role": (<char *>g.role)[:n],
             "flags": (<char *>g.flags)[:n],
         }
 

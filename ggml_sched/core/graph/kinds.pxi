@@ -5,12 +5,12 @@
 # tensors have one kind only if kind_equal is true, even if their hashes are equal.
 
 cdef inline uint64_t kind_hash(const gs_graph *g, int32_t id) noexcept nogil:
-    cdef uint64_t h = gs_mix(g.form[id], (<uint64_t>(g.src_begin[id + 1] - g.src_begin[id]) << 32) | g.op[id])
+    cdef uint64_t h = gs_mix(g.layout_hash[id], (<uint64_t>(g.src_begin[id + 1] - g.src_begin[id]) << 32) | g.op[id])
     cdef int32_t k
     for k in range(g.param_begin[id], g.param_begin[id + 1]):
         h = gs_mix(h, <uint64_t><uint32_t>g.param[k])
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
-        h = gs_mix(h, g.form[g.src[k]] ^ g.slot[k])
+        h = gs_mix(h, g.layout_hash[g.src[k]] ^ g.slot[k])
     return h
 
 
@@ -29,7 +29,7 @@ cdef bint kind_equal(const gs_graph *g, int32_t a, int32_t b) noexcept nogil:
     return True
 
 
-cdef inline uint64_t *form_words(uint64_t *out, const gs_layout *layout) noexcept nogil:
+cdef inline uint64_t *layout_words(uint64_t *out, const gs_layout *layout) noexcept nogil:
     memcpy(out, layout.ne, sizeof(layout.ne))
     memcpy(out + GS_MAX_DIMS, layout.nb, sizeof(layout.nb))
     return out + 2 * GS_MAX_DIMS
@@ -42,13 +42,13 @@ cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept n
     cdef int32_t k, n = g.src_begin[id + 1] - g.src_begin[id], n_params = g.param_begin[id + 1] - g.param_begin[id]
     at[0] = ((<uint64_t>n << 48) | (<uint64_t>n_params << 40) | (<uint64_t>g.op[id] << 32)
              | <uint64_t>g.layout[id].type)
-    at = form_words(at + 1, &g.layout[id])
+    at = layout_words(at + 1, &g.layout[id])
     for k in range(g.param_begin[id], g.param_begin[id + 1]):
         at[0] = <uint64_t><uint32_t>g.param[k]
         at += 1
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
         at[0] = (<uint64_t>g.slot[k] << 32) | <uint64_t>g.layout[g.src[k]].type
-        at = form_words(at + 1, &g.layout[g.src[k]])
+        at = layout_words(at + 1, &g.layout[g.src[k]])
     return <int32_t>(at - out)
 
 

@@ -13,7 +13,6 @@ Corresponds to struct ggml_tensor, but with checked data and buffer.
 Includes, before the code below:
 
     backends    Leases, and the base classes of backends and buffers.
-    tensor_set  TensorSet: an open-addressing hash set of tensors with dense ids.
     nodes       NodeTable: tensors as gs_node structs, for compiled kernels and support queries in C.
 """
 
@@ -25,7 +24,6 @@ from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_
 
 cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
@@ -33,11 +31,10 @@ from libc.string cimport memcpy, memmove, memset
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport node_name_op
 from ggml_sched.core.graph.types cimport (
-    OP_NAMES, TYPE_OBJECTS, ints_tuple, layout_contiguous, layout_n_elements, ints_tuple,
+    OP_NAMES, TYPE_OBJECTS, ints_tuple, layout_contiguous, layout_n_elements,
 )
 
 include "backends.pxi"
-include "tensor_set.pxi"
 include "nodes.pxi"
 
 cdef tuple _ENDINGS = ("", " (view)", " (reshaped)", " (permuted)", " (transposed)", " (cont)", " (copy)")
@@ -259,7 +256,7 @@ cdef class Tensor:
         Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
         hold, TypeError for a wrong dtype: integer types take integers only.
         """
-        _tensor_data.write(self, array)
+        _write_data(self, array)
 
     cpdef bint stage(self, bytes data) except -1:
         """A fast `set` from bytes, for an input whose data waits on the host until a compute loads it.
@@ -297,21 +294,18 @@ cdef class Tensor:
         Raises PlacementError without an address, BackendError from a backend without memory, HazardError for a
         result that a scheduler computed and whose memory has served other nodes since (flag it as an output).
         """
-        return _tensor_data.read(self)
+        return _read_data(self)
 
 
-cdef class TensorData:
-    """The functions that read and write the data of tensors, registered by the modules above this one."""
-
-    cdef object write, read
-
-
-cdef TensorData _tensor_data = TensorData()
+# The functions that write and read the data of tensors, registered by the modules above this one.
+cdef object _write_data
+cdef object _read_data
 
 
 def register_tensor_data(write, read):
     """Let `Tensor.set` call write(tensor, array), and `Tensor.numpy` read(tensor)."""
-    _tensor_data.write, _tensor_data.read = write, read
+    global _write_data, _read_data
+    _write_data, _read_data = write, read
 
 
 def wait_for_queued(Tensor t not None):

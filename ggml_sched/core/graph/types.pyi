@@ -1,7 +1,4 @@
-"""The typed view of core.graph.types, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.graph.types."""
 
 import enum
 from typing import Any

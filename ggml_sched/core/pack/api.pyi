@@ -1,7 +1,4 @@
-"""The typed view of core.pack.api, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.pack.api."""
 
 from typing import Any, Final, SupportsIndex
 

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The entry points of packing: `pack` for Python, pack_any_times for C.
 
-Invariant: for any input integers, pack_run receives times from 0 and sizes in int64, all checked; nothing is rounded.
+Invariant: for any input integers, pack_prepare receives times from 0 and sizes in int64, all checked; nothing is rounded.
 
 Includes, before the code below:
 
@@ -19,7 +19,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
 
-from ggml_sched._c cimport GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY, GS_OK, GS_OVERFLOW
+from ggml_sched._c cimport *
 from ggml_sched.core.pack.solve cimport *
 
 include "times.pxi"
@@ -85,11 +85,11 @@ def pack(lower, upper, size, capacity=None, budget=None):
     bits hold.
     """
     cdef Py_buffer a, b, c, d
-    cdef gs_packing out
+    cdef gs_pack_result out
     cdef int status
     cdef int32_t n, failed = -1
-    cdef int64_t c_capacity = PACK_NO_CAPACITY
-    cdef int64_t c_budget = PACK_DEFAULT_BUDGET
+    cdef int64_t c_capacity = GS_PACK_NO_CAPACITY
+    cdef int64_t c_budget = GS_PACK_DEFAULT_BUDGET
     cdef Packing packing = Packing.__new__(Packing)
     lower, upper = _pack_integers(lower, "lower"), _pack_integers(upper, "upper")
     size = _pack_integers(size, "size")

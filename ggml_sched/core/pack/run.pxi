@@ -1,6 +1,6 @@
 # The sequence of all packing methods.
 #
-# pack_prepared is called by the planner, pack_run by `pack`; neither needs the GIL.
+# pack_prepared is called by the planner and by pack_any_times; it does not need the GIL.
 # The methods, each tried only if the ones before missed the target: two ends; TWA order at the lowest gap; exact search
 # at the target; the same with joined buffers; best fit and further orders; repeated searches, at the target, with and
 # without filled and joined buffers, and between the target and the best result, until the budget is spent.
@@ -48,49 +48,28 @@ ctypedef struct gs_pack_work:
     int64_t patience        # pairs of buffers that pack_place_far may still compare
     bint scales             # a default budget, which is reduced where tries are slow
     bint fitted             # best fit has been tried
-    gs_packing *out
+    gs_pack_result *out
 
 
-cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper, const int64_t *size,
-                  int64_t capacity, int64_t budget, int64_t *offsets, gs_packing *out) noexcept nogil:
-    """Choose offsets for n buffers alive over [lower, upper), within times 0 .. n_times; sizes are bytes, 0 is allowed.
-
-    `capacity` and `budget` are those of pack_prepared.  After an error, which is one of pack_prepare's, the offsets are
-    unchanged.
-    """
-    cdef gs_pack p
-    cdef int status
-    cdef int32_t i
-    status = pack_prepare(&p, n, n_times, lower, upper, size)
-    if status == GS_OK:
-        status = pack_prepared(&p, capacity, budget, out)
-    if status == GS_OK:
-        for i in range(n):
-            offsets[i] = 0
-        for i in range(p.n):
-            offsets[p.id[i]] = p.best[i]
-    pack_free(&p)
-    return status
-
-
-cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil:
+cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_pack_result *out) noexcept nogil:
     """Choose offsets for the buffers of p; they are in p.best.
 
-    `capacity`: work ends with an arena of at most so many bytes (PACK_NO_CAPACITY: only with the smallest).  `budget`:
-    tries of the exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most, PACK_PLANNER_BUDGET for a
-    fraction of one.  Every offset is a sum of sizes, so it is aligned if the caller rounds sizes up to the alignment.
+    `capacity`: work ends with an arena of at most so many bytes (GS_PACK_NO_CAPACITY: only with the smallest).
+    `budget`: tries of the exact search, 0 for none, GS_PACK_DEFAULT_BUDGET for a few seconds at most,
+    GS_PACK_PLANNER_BUDGET for a fraction of one.  Every offset is a sum of sizes, so it is aligned if the caller rounds
+    sizes up to the alignment.
     """
     cdef gs_pack_work work
     cdef int status = GS_OK
-    memset(out, 0, sizeof(gs_packing))
+    memset(out, 0, sizeof(gs_pack_result))
     memset(&work, 0, sizeof(gs_pack_work))
     work.p = p
     work.out = out
     work.target = max(p.bound, capacity)
     work.patience = PACK_PATIENCE
     work.scales = budget < 0
-    work.budget = 2 * 1000 * 1000 if budget == PACK_DEFAULT_BUDGET else budget
-    if budget == PACK_PLANNER_BUDGET:
+    work.budget = 2 * 1000 * 1000 if budget == GS_PACK_DEFAULT_BUDGET else budget
+    if budget == GS_PACK_PLANNER_BUDGET:
         work.budget = 100 * 1000
     out.bound = out.proven = p.bound
     if p.n > 0:
@@ -141,7 +120,7 @@ cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexce
 
 cdef int pack_solve(gs_pack_work *work) noexcept nogil:
     cdef gs_pack *p = work.p
-    cdef gs_packing *out = work.out
+    cdef gs_pack_result *out = work.out
     cdef int64_t target = work.target
     cdef int by, i, status
     for i in range(PACK_PASSES):
@@ -207,7 +186,7 @@ cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
 
 cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
     """Join all buffers that match; try two orders in one pass, and short searches, on the joined problem."""
-    cdef gs_packing *out = work.out
+    cdef gs_pack_result *out = work.out
     cdef int64_t target = work.target
     cdef int by, select
     cdef int status = pack_join(work, 0)
@@ -307,7 +286,7 @@ cdef int pack_lower(gs_pack_work *work, gs_search *q, int seed, int64_t limit, i
 
     After a success, `nearer` is 1 from then on: the distance is halved.
     """
-    cdef gs_packing *out = work.out
+    cdef gs_pack_result *out = work.out
     cdef int64_t grain = pack_grain(work.p)
     cdef int64_t room
     cdef int way = 0

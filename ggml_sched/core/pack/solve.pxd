@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_block
+from ggml_sched._c cimport gs_block, gs_pack_result
 
 
 cdef enum:
@@ -18,9 +18,6 @@ cdef enum:
     PACK_INDEX_BITS = 24        # low bits of a sort key, the buffer's index; the sorted fields are above them
     PACK_INDEX_MASK = 0xffffff
     N_PACK_METHODS = 9
-    PACK_NO_CAPACITY = -1
-    PACK_DEFAULT_BUDGET = -1        # two million tries; fewer where buffers overlap many others, which makes tries slow
-    PACK_PLANNER_BUDGET = -2        # a hundred thousand, reduced in the same way
 
 
 # The free ranges of one arena, in address order.
@@ -61,16 +58,6 @@ ctypedef struct gs_pack:
     void *carry_memory
 
 
-# The result of a packing, but for the offsets.
-ctypedef struct gs_packing:
-    int64_t arena           # bytes that the packing needs
-    int64_t bound           # the most bytes alive at once
-    int64_t proven          # no arena is smaller than this many bytes; at least `bound`
-    int64_t tries           # of the exact search
-    int32_t method          # PACK_METHOD_*: which found the packing
-    bint optimal            # whether no smaller arena exists: arena <= proven
-
-
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil
 cdef int pack_measure(gs_pack *p) noexcept nogil
 cdef void pack_free(gs_pack *p) noexcept nogil
@@ -83,6 +70,6 @@ cdef int64_t blocks_largest(const gs_blocks *b) noexcept nogil
 cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
 cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil
 cdef int blocks_cut(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil
-cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil
-cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper, const int64_t *size,
-                  int64_t capacity, int64_t budget, int64_t *offsets, gs_packing *out) noexcept nogil
+cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_pack_result *out) noexcept nogil
+cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper,
+                      const int64_t *size) noexcept nogil

@@ -1,7 +1,7 @@
-# Converting times of any size to the small ones that pack_run accepts.
+# Converting times of any size to the small ones that pack_prepare accepts.
 #
 # Times that are close together are shifted to begin at 0; others are replaced by their ranks among the distinct times,
-# because pack_run takes memory and time in proportion to the largest time.  Invariant: the order of times is kept.
+# because pack_prepare takes memory and time in proportion to the largest time.  Invariant: the order of times is kept.
 
 cdef int compare_times(const void *a, const void *b) noexcept nogil:
     cdef int64_t x = (<const int64_t *>a)[0], y = (<const int64_t *>b)[0]
@@ -21,19 +21,22 @@ cdef int32_t rank_of(const int64_t *times, int32_t n, int64_t x) noexcept nogil:
 
 
 cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
-                        int64_t budget, int64_t *offsets, gs_packing *out, int32_t *failed) noexcept nogil:
-    """pack_run for times of any size.
+                        int64_t budget, int64_t *offsets, gs_pack_result *out, int32_t *failed) noexcept nogil:
+    """Choose offsets for n buffers of `size` bytes alive over [lower, upper), times of any size; 0 bytes are allowed.
+
+    `capacity` and `budget` are those of pack_prepared.  After an error the offsets are unchanged.
 
     GS_BAD_ARGUMENT: failed[0] is the index of a buffer that ends before it begins or has a negative size; if it is -1,
     there are more than PACK_MAX buffers, or the capacity or the budget is invalid.
     """
+    cdef gs_pack p
     cdef int64_t first, last
     cdef int64_t *times
     cdef int32_t *rank
     cdef int32_t i, k, n_times
     cdef int status
     failed[0] = -1
-    if not 0 <= n <= PACK_MAX or capacity < PACK_NO_CAPACITY or budget < PACK_PLANNER_BUDGET:
+    if not 0 <= n <= PACK_MAX or capacity < GS_PACK_NO_CAPACITY or budget < GS_PACK_PLANNER_BUDGET:
         return GS_BAD_ARGUMENT
     first, last = INT64_MAX, INT64_MIN
     for i in range(n):
@@ -66,6 +69,14 @@ cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, c
             rank[i] = rank_of(times, k, lower[i])
             rank[n + i] = rank_of(times, k, upper[i])
         n_times = k - 1
-    status = pack_run(n, n_times, rank, rank + n, size, capacity, min(budget, PACK_MOST_TRIES), offsets, out)
+    status = pack_prepare(&p, n, n_times, rank, rank + n, size)
+    if status == GS_OK:
+        status = pack_prepared(&p, capacity, min(budget, PACK_MOST_TRIES), out)
+    if status == GS_OK:
+        for i in range(n):
+            offsets[i] = 0
+        for i in range(p.n):
+            offsets[p.id[i]] = p.best[i]
+    pack_free(&p)
     free(times)
     return status

@@ -65,7 +65,7 @@ cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, gs_readers
     v = g.first_view[id]
     while v >= 0:
         total += bytes_sent(r, assign, c, v)
-        if g.kind[v] & GS_KIND_WRITES and not reads_tensor(r, assign, assign[v], id):
+        if g.role[v] & GS_ROLE_WRITES and not reads_tensor(r, assign, assign[v], id):
             total += 2 * g.nbytes[v]
         v = g.next_view[v]
     return total
@@ -83,7 +83,7 @@ cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t
     readers_move(c, r.g, id, assign[id], to)
     assign[id] = to
     while v >= 0:
-        if not r.g.kind[v] & GS_KIND_WRITES:
+        if not r.g.role[v] & GS_ROLE_WRITES:
             assign[v] = to
         v = r.g.next_view[v]
 

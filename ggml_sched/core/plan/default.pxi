@@ -31,16 +31,16 @@ cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char
     for i in range(g.n_tensors):
         reason[i] = GS_REASON_RESIDENT if assign[i] >= 0 else GS_REASON_NOTHING
     for i in range(g.n_tensors):
-        if g.kind[i] & (GS_KIND_WRITES | GS_KIND_INPUT) == 0:
+        if g.role[i] & (GS_ROLE_WRITES | GS_ROLE_INPUT) == 0:
             continue
-        if g.kind[i] & GS_KIND_WRITES and assign[i] >= 0:
+        if g.role[i] & GS_ROLE_WRITES and assign[i] >= 0:
             assign[i] = best_reader(r, assign, i, i)
-        elif g.kind[i] & GS_KIND_INPUT and assign[i] < 0:
+        elif g.role[i] & GS_ROLE_INPUT and assign[i] < 0:
             assign[i] = host
             reason[i] = GS_REASON_INPUT
     if r.p.assigned != NULL:
         for i in range(g.n_tensors):
-            if r.p.assigned[i] >= 0 and (r.p.resident[i] < 0 or g.kind[i] & GS_KIND_WRITES):
+            if r.p.assigned[i] >= 0 and (r.p.resident[i] < 0 or g.role[i] & GS_ROLE_WRITES):
                 assign[i] = r.p.assigned[i]
                 reason[i] = GS_REASON_USER
 
@@ -53,7 +53,7 @@ cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned 
         id = g.work[i]
         if assign[id] >= 0:
             continue
-        if g.kind[id] & GS_KIND_FOLLOWS:
+        if g.role[id] & GS_ROLE_FOLLOWS:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 s = g.src[k]
                 if r.p.usage[s] != GS_USAGE_WEIGHTS:
@@ -68,7 +68,7 @@ cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned 
                             break
                 if assign[id] >= 0:
                     break
-        n_open += assign[id] < 0 and not g.kind[id] & GS_KIND_WRITES
+        n_open += assign[id] < 0 and not g.role[id] & GS_ROLE_WRITES
     return n_open
 
 
@@ -88,7 +88,7 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
         i += step
         if assign[id] >= 0:
             near = assign[id] if assign[id] < last else -1
-        elif near >= 0 and not g.kind[id] & GS_KIND_WRITES and request_supports(r, near, id):
+        elif near >= 0 and not g.role[id] & GS_ROLE_WRITES and request_supports(r, near, id):
             assign[id] = near
             reason[id] = GS_REASON_NEIGHBOUR
             n_open -= 1
@@ -136,7 +136,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *rea
     for i in range(g.n_work):
         id = g.work[i]
         wanted = assign[id]
-        if wanted < 0 and g.kind[id] & GS_KIND_WRITES:
+        if wanted < 0 and g.role[id] & GS_ROLE_WRITES:
             root = g.view_src[id]
             if assign[root] >= 0 and request_supports(r, assign[root], id):
                 assign[id] = assign[root]
@@ -249,7 +249,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 return GS_NO_HOST_MEMORY
             closed = has_streamed = False
         has_streamed |= streams
-        if g.kind[id] & GS_KIND_WRITES:
+        if g.role[id] & GS_ROLE_WRITES:
             root = g.view_src[id]
             if not reads_tensor(r, assign, here, root):
                 if splits_write_through(w, g, id, here) != GS_OK:
@@ -272,7 +272,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 if r.p.resident[s] >= 0 and r.p.usage[s] == GS_USAGE_WEIGHTS and not streams:
                     w.copy_kept.at[copy] = 1
             w.src[k] = g.n_tensors + copy
-        if g.kind[id] & GS_KIND_WRITES:
+        if g.role[id] & GS_ROLE_WRITES:
             w.version[g.view_src[id]] += 1
     free(total)
     return splits_finish(w, g, assign)

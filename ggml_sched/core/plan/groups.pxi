@@ -94,7 +94,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
                 for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
                     read[g.memory[g.dep[k]]] = mark
             continue
-        if g.kind[id] & GS_KIND_VIEW:
+        if g.role[id] & GS_ROLE_VIEW:
             continue
         # A member that writes to another tensor's memory also reads it, so `read` has those memories, too.
         if read[g.memory[id]] == mark:

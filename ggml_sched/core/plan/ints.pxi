@@ -15,8 +15,3 @@ cdef int ints_push(gs_ints *v, int32_t x) noexcept nogil:
     v.at[v.n] = x
     v.n += 1
     return GS_OK
-
-
-cdef void ints_free(gs_ints *v) noexcept nogil:
-    free(v.at)
-    memset(v, 0, sizeof(gs_ints))

@@ -23,7 +23,8 @@ from ggml_sched.core.alloc.gallocr cimport (
 )
 from ggml_sched.core.first_generation.seed cimport plan_seed
 from ggml_sched.core.plan.placement cimport (
-    gs_ints, gs_request, gs_splits, plan_default, request_supports, splits_free, splits_init,
+    N_PLAN_LISTS, gs_ints, gs_request, gs_splits, plan_default, request_supports, splits_free, splits_init,
+    splits_lists,
 )
 
 include "groups.pxi"
@@ -40,14 +41,18 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept
     cdef gs_groups groups
     cdef gs_allocation a
     cdef int status
-    plan_begin(p, r)
+    memset(p, 0, sizeof(gs_plan))
+    p.n_backends, p.n_tensors = r.p.n_backends, r.g.n_tensors
     memset(&groups, 0, sizeof(gs_groups))
     failed[0] = -1
     status = allocation_init(&a, r)
     if splits_init(&splits, r.g) != GS_OK or plan_alloc_assign(p) != GS_OK:
         status = GS_NO_HOST_MEMORY
     if status == GS_OK:
-        status = decide(r, p.assign, p.reason, &splits, &a.failed)
+        if r.p.policy.placement == GS_PLACEMENT_SEED:
+            status = plan_seed(r, p.assign, p.reason, &splits, &a.failed)
+        else:
+            status = plan_default(r, p.assign, p.reason, &splits, &a.failed)
     if status == GS_OK:
         status = plan_take_splits(p, &splits)
     if status == GS_OK:
@@ -71,21 +76,6 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept
     splits_free(&splits)
     groups_free(&groups)
     return status
-
-
-cdef int decide(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *splits,
-                int32_t *failed) noexcept nogil:
-    """Choose placement, splits and copies, by the policy's placement."""
-    if r.p.policy.placement == GS_PLACEMENT_SEED:
-        return plan_seed(r, assign, reason, splits, failed)
-    return plan_default(r, assign, reason, splits, failed)
-
-
-cdef void plan_begin(gs_plan *p, const gs_request *r) noexcept nogil:
-    """An empty plan of a request."""
-    memset(p, 0, sizeof(gs_plan))
-    p.n_backends = r.p.n_backends
-    p.n_tensors = r.g.n_tensors
 
 
 cdef int plan_alloc_assign(gs_plan *p) noexcept nogil:
@@ -152,29 +142,20 @@ cdef void gs_plan_free(gs_plan *p) noexcept nogil:
     memset(p, 0, sizeof(gs_plan))
 
 
-cdef inline void put_ints(int32_t *to, const gs_ints *v) noexcept nogil:
-    if v.n:
-        memcpy(to, v.at, v.n * sizeof(int32_t))
-
-
-cdef int plan_take_splits(gs_plan *p, const gs_splits *w) noexcept nogil:
-    """Copy splits, copies and write-backs into the plan."""
+cdef int plan_take_splits(gs_plan *p, gs_splits *w) noexcept nogil:
+    """Copy splits, copies and write-backs into the plan, whose arrays lie in one block, in the same order."""
+    cdef const gs_ints *lists = splits_lists(w)
+    cdef int32_t *at
+    cdef int32_t i
     p.n_splits, p.n_inputs = w.split_start.n, w.inputs.n
     p.n_copies, p.n_slots, p.n_write_backs = w.copy_like.n, w.slot_copy.n, w.back_node.n
     if plan_alloc_splits(p) != GS_OK:
         return GS_NO_HOST_MEMORY
-    put_ints(p.split_backend, &w.split_backend)
-    put_ints(p.split_start, &w.split_start)
-    put_ints(p.split_stop, &w.split_stop)
-    put_ints(p.split_inputs, &w.split_inputs)
-    put_ints(p.inputs, &w.inputs)
-    put_ints(p.copy_like, &w.copy_like)
-    put_ints(p.copy_from, &w.copy_from)
-    put_ints(p.copy_backend, &w.copy_backend)
-    put_ints(p.copy_kept, &w.copy_kept)
-    put_ints(p.slot_copy, &w.slot_copy)
-    put_ints(p.back_node, &w.back_node)
-    put_ints(p.back_copy, &w.back_copy)
+    at = p.split_backend
+    for i in range(N_PLAN_LISTS):
+        if lists[i].n:
+            memcpy(at, lists[i].at, lists[i].n * sizeof(int32_t))
+        at += lists[i].n
     return GS_OK
 
 

@@ -29,7 +29,7 @@ def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32
                     read[g.memory[g.src[k]]] = True
         for i in range(first, last + 1):
             id = g.node[i]
-            if g.kind[id] & GS_KIND_VIEW:
+            if g.role[id] & GS_ROLE_VIEW:
                 continue
             if (not p.state[id] & GS_STATE_INNER if grouped[id]
                     else g.memory[id] != id or p.arena_of[id] < 0 or read[id]):

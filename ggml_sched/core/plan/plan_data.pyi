@@ -1,7 +1,4 @@
-"""The typed view of core.plan.plan_data, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.plan.plan_data."""
 
 from typing import Any, Final
 

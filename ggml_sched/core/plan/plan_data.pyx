@@ -20,7 +20,6 @@ from cpython.list cimport PyList_GET_ITEM
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport plan_owner
@@ -52,9 +51,6 @@ cdef class PlanData:
     Ids below `n_tensors` are the graph's tensors, then come the copies, then the further copy slots of copies that have
     several.  Offsets are bytes from the start of the backend's buffer.
     """
-
-    def __cinit__(self):
-        memset(&self.c, 0, sizeof(gs_plan))
 
     def __dealloc__(self):
         gs_plan_free(&self.c)

@@ -173,40 +173,30 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
             or plan_alloc_ids(p, n, n_seq, n_src) != GS_OK
             or groups and plan_alloc_groups(p, sum(map(len, groups))) != GS_OK):
         raise no_host_memory(f"a plan of {n_tensors} tensors")
+    # Arrays of equal elements lie one behind the other (plan_alloc_splits, plan_alloc_ids), and are written in one go.
     _put(p.chunk_nbytes, _joined(chunks))
-    _put(p.size, _numbers(get("size"), "size", n, 0, big))
-    _put(p.view_offs, _numbers(get("view_offs"), "view_offs", n, 0, big))
-    _put(p.offset, offset)
-    _put(p.rest, _numbers(get("rest"), "rest", n, -1, big))
     _put(p.assign, _numbers(get("assign"), "assign", n_tensors, -1, top_backend))
-    _put(p.split_backend, _column(splits, 0))
-    _put(p.split_start, _column(splits, 1))
-    _put(p.split_stop, _column(splits, 2))
-    _put(p.split_inputs, _ends(inputs))
-    _put(p.inputs, _joined(inputs))
-    _put(p.copy_like, likes)
-    _put(p.copy_from, _column(copies, 1))
-    _put(p.copy_backend, _column(copies, 2))
-    _put(p.copy_kept, _column(copies, 3))
-    _put(p.slot_copy, places)
-    _put(p.back_node, _column(backs, 0))
-    _put(p.back_copy, _column(backs, 1))
-    _put(p.like, [*range(n_tensors), *likes, *map(likes.__getitem__, places)])
-    _put(p.arena_of, home)
-    _put(p.root, root)
-    _put(p.birth, _numbers(get("birth"), "birth", n, -1, n_seq))
-    _put(p.death, _numbers(get("death"), "death", n, -1, n_seq))
-    _put(p.trimmed, _numbers(get("trimmed"), "trimmed", n, 0, n_seq))
-    _put(p.src_begin, [0, *_ends(src)])
-    _put(p.src, _joined(src))
-    _put(p.seq, seq)
+    _put(p.split_backend, [
+        *_column(splits, 0), *_column(splits, 1), *_column(splits, 2), *_ends(inputs), *_joined(inputs),
+        *likes, *_column(copies, 1), *_column(copies, 2), *_column(copies, 3), *places,
+        *_column(backs, 0), *_column(backs, 1),
+    ])
+    _put(p.size, [
+        *_numbers(get("size"), "size", n, 0, big), *_numbers(get("view_offs"), "view_offs", n, 0, big), *offset,
+        *_numbers(get("rest"), "rest", n, -1, big),
+    ])
+    _put(p.like, [
+        *range(n_tensors), *likes, *map(likes.__getitem__, places), *home, *root,
+        *_numbers(get("birth"), "birth", n, -1, n_seq), *_numbers(get("death"), "death", n, -1, n_seq),
+        *_numbers(get("trimmed"), "trimmed", n, 0, n_seq), 0, *_ends(src), *_joined(src), *seq,
+    ])
     if groups:
-        _put(p.group_begin, [0, *_ends(groups)])
-        _put(p.group_member, _joined(groups))
+        _put(p.group_begin, [0, *_ends(groups), *_joined(groups)])
     _put(p.reason, _numbers(get("reason"), "reason", n_tensors, 0, GS_N_REASONS - 1))
-    _put(p.op, _numbers(get("op"), "op", n, 0, GS_N_OPS - 1))
-    _put(p.flags, _numbers(get("flags"), "flags", n, 0, 255))
-    _put(p.state, _numbers(get("state"), "state", n, 0, 255))
+    _put(p.op, [
+        *_numbers(get("op"), "op", n, 0, GS_N_OPS - 1), *_numbers(get("flags"), "flags", n, 0, 255),
+        *_numbers(get("state"), "state", n, 0, 255),
+    ])
     n = 0
     for i in range(n_backends):
         p.arena[i].nbytes = sum(chunks[i])

@@ -261,7 +261,7 @@ cdef int take_groups(gs_request *r, const gs_problem *p, gs_error *error) noexce
             if not 0 <= member[k] < g.n_nodes or k > first and member[k] <= member[k - 1]:
                 return refuse(error, p, b"group_member", k, member[k], g.n_nodes - 1,
                               b"is no position of a node, or not after the member before", -1, b)
-            if g.kind[g.node[member[k]]] & GS_KIND_VIEW:
+            if g.role[g.node[member[k]]] & GS_ROLE_VIEW:
                 return refuse(error, p, b"group_member", k, member[k], g.n_nodes - 1,
                               b"is the position of a view, which computes nothing", g.node[member[k]], b)
             r.p.group_member[k] = member[k]

@@ -14,7 +14,7 @@ cdef bint still_supported(const gs_request *r, const int32_t *assign) noexcept n
         return True
     for i in range(g.n_nodes):
         id = g.node[i]
-        if not g.kind[id] & GS_KIND_VIEW and not request_supports(r, assign[id], id):
+        if not g.role[id] & GS_ROLE_VIEW and not request_supports(r, assign[id], id):
             return False
     return True
 

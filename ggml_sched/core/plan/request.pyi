@@ -1,7 +1,4 @@
-"""The typed view of core.plan.request, written by hand.
-
-Sizes and offsets are bytes; `ne` and `nb` are innermost first.
-"""
+"""The typed view of core.plan.request."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Self

@@ -46,7 +46,6 @@ cdef class Request:
         cdef gs_graph *g = &graph.flat
         cdef gs_backend_info *infos
         cdef int64_t n = max(g.n_tensors, 1)
-        memset(r, 0, sizeof(gs_request))
         self.graph, self.devices = graph, devices
         self.buffers = []
         self.readers = []

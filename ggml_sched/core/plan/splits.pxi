@@ -16,21 +16,10 @@ cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil:
 
 
 cdef void splits_free(gs_splits *w) noexcept nogil:
-    ints_free(&w.split_backend)
-    ints_free(&w.split_start)
-    ints_free(&w.split_stop)
-    ints_free(&w.split_inputs)
-    ints_free(&w.inputs)
-    ints_free(&w.copy_like)
-    ints_free(&w.copy_from)
-    ints_free(&w.copy_backend)
-    ints_free(&w.copy_version)
-    ints_free(&w.copy_kept)
-    ints_free(&w.slot_copy)
-    ints_free(&w.back_node)
-    ints_free(&w.back_copy)
+    cdef int32_t i
+    for i in range(N_SPLIT_LISTS):
+        free(splits_lists(w)[i].at)
     free(w.src)
-    ints_free(&w.copy_next)
     free(w.last_copy)
     free(w.version)
     memset(w, 0, sizeof(gs_splits))
