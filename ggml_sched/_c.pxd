@@ -226,8 +226,7 @@ cdef extern from "ggml_sched/api.h" nogil:
     enum: GS_API_MAJOR
     enum: GS_API_MINOR
     const char *GS_API_CAPSULE
-    enum:   # the last three are for consumers of the C API
-        GS_MAX_TENSORS, GS_PACK_NO_CAPACITY, GS_PACK_DEFAULT_BUDGET, GS_PACK_PLANNER_BUDGET
+    enum: GS_MAX_TENSORS, GS_PACK_NO_CAPACITY, GS_PACK_DEFAULT_BUDGET, GS_PACK_PLANNER_BUDGET
 
     ctypedef struct gs_api_graph:
         pass

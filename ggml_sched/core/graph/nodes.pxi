@@ -6,6 +6,16 @@ cdef enum:
     MAX_IN_TABLE = 1 << 28
 
 
+cdef int table_init(gs_tensor_table *table, int64_t n) noexcept nogil:
+    """Room for n tensors; GS_NO_HOST_MEMORY."""
+    cdef int bits = 4
+    while (<int64_t>1 << bits) < 2 * n:
+        bits += 1
+    table.shift = 64 - bits
+    table.slot = <gs_table_slot *>calloc(<size_t>1 << bits, sizeof(gs_table_slot))
+    return GS_NO_HOST_MEMORY if table.slot == NULL else GS_OK
+
+
 cdef class NodeTable:
     """`NodeTable(tensors)`: a gs_node for each tensor and for each source of one, with their current addresses.
 
@@ -14,36 +24,72 @@ cdef class NodeTable:
     """
 
     def __cinit__(self, tensors):
-        cdef list known = list(tensors)
-        cdef dict at = {}                   # {tensor: its position in `tensors`}
-        cdef Tensor t, s
+        cdef tuple given = tuple(tensors)
+        cdef gs_tensor_table table
+        cdef int32_t *src
+        cdef int64_t n_src = 0
+        for t in given:
+            if not isinstance(t, Tensor):
+                raise TypeError(f"a node is a Tensor, not {t!r}")
+            n_src += PyTuple_GET_SIZE((<Tensor>t).src)
+        if len(given) + n_src > MAX_IN_TABLE:
+            raise GraphError(f"a table of {len(given)} nodes with {n_src} sources is too large")
+        self.n = len(given)
+        src = <int32_t *>malloc(max(n_src, 1) * sizeof(int32_t))
+        if table_init(&table, len(given) + n_src) != GS_OK or src == NULL:
+            free(table.slot)
+            free(src)
+            raise no_host_memory(f"a table of {self.n} nodes")
+        try:
+            self.number(given, &table, src)
+            self.connect(given, src)
+        finally:
+            free(table.slot)
+            free(src)
+
+    cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1:
+        """Set `tensors` to those given and their sources; note the position of each source there, -1: an empty slot."""
+        # Borrowed references: `given` owns them.
+        cdef void *t
+        cdef void *s
+        cdef list known = list(given)
+        cdef gs_table_slot *slot
+        cdef int32_t n = <int32_t>self.n, n_src = 0
         cdef Py_ssize_t i, k
-        for i, given in enumerate(known):
-            if not isinstance(given, Tensor):
-                raise TypeError(f"a node is a Tensor, not {given!r}")
-            at[given] = i
-        self.n = len(known)
         for i in range(self.n):
-            t = known[i]
-            for s in t.src:
-                if s is not None and s not in at:
-                    at[s] = len(known)
-                    known.append(s)
-        if len(known) > MAX_IN_TABLE:
-            raise GraphError(f"a table of {len(known)} nodes and sources is too large")
+            slot = table_find(table, PyTuple_GET_ITEM(given, i))
+            slot.of, slot.at = PyTuple_GET_ITEM(given, i), <int32_t>i
+        for i in range(self.n):
+            t = PyTuple_GET_ITEM(given, i)
+            for k in range(PyTuple_GET_SIZE((<Tensor>t).src)):
+                s = PyTuple_GET_ITEM((<Tensor>t).src, k)
+                src[n_src] = -1
+                if s != <void *>None:
+                    slot = table_find(table, s)
+                    if slot.of == NULL:
+                        slot.of, slot.at = s, n
+                        known.append(<Tensor>s)
+                        n += 1
+                    src[n_src] = slot.at
+                n_src += 1
         self.tensors = tuple(known)
-        self.nodes = <gs_node *>calloc(max(len(known), 1), sizeof(gs_node))
+        return 0
+
+    cdef int connect(self, tuple given, const int32_t *src) except -1:
+        """Make the gs_node structs of all tensors, and the pointers to the sources of the given ones."""
+        cdef Py_ssize_t i, k, n = len(self.tensors), n_src = 0
+        self.nodes = <gs_node *>calloc(max(n, 1), sizeof(gs_node))
         if self.nodes == NULL:
-            raise no_host_memory(f"a table of {len(known)} nodes")
-        for i in range(len(known)):
-            self.fill(&self.nodes[i], <Tensor>known[i])
+            raise no_host_memory(f"a table of {n} nodes")
+        for i in range(n):
+            self.fill(&self.nodes[i], <Tensor>PyTuple_GET_ITEM(self.tensors, i))
         for i in range(self.n):
-            t = known[i]
-            self.nodes[i].n_src = <int32_t>len(t.src)
+            self.nodes[i].n_src = <int32_t>PyTuple_GET_SIZE((<Tensor>PyTuple_GET_ITEM(given, i)).src)
             for k in range(self.nodes[i].n_src):
-                s = t.src[k]
-                if s is not None:
-                    self.nodes[i].src[k] = &self.nodes[<Py_ssize_t>at[s]]
+                if src[n_src] >= 0:
+                    self.nodes[i].src[k] = &self.nodes[src[n_src]]
+                n_src += 1
+        return 0
 
     def __dealloc__(self):
         free(self.nodes)

@@ -113,9 +113,30 @@ cdef class Tensor:
     cdef int settle(self) except -1
 
 
+# A hash table of the position of each tensor: open addressing over 2**n slots, of which at least half are free.
+ctypedef struct gs_table_slot:
+    void *of                    # the tensor; NULL: the slot is free
+    int32_t at                  # its position
+
+ctypedef struct gs_tensor_table:
+    gs_table_slot *slot
+    int shift                   # 64 - log2 of the number of slots
+
+
+cdef inline gs_table_slot *table_find(const gs_tensor_table *table, const void *t) noexcept nogil:
+    """The slot of a tensor, or the free slot where it would be added."""
+    cdef uint64_t mask = (<uint64_t>1 << (64 - table.shift)) - 1
+    cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> table.shift
+    while table.slot[h].of != NULL and table.slot[h].of != t:
+        h = (h + 1) & mask
+    return &table.slot[h]
+
+
 cdef class NodeTable:
     cdef readonly tuple tensors         # kept alive: the tensors that it was called with, then their other sources
     cdef Py_ssize_t n                   # how many it was called with
     cdef gs_node *nodes                 # owned; one for each of `tensors`
+    cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1
+    cdef int connect(self, tuple given, const int32_t *src) except -1
     cdef void fill(self, gs_node *out, Tensor t)
     cdef const gs_node *node(self, Py_ssize_t i) except NULL

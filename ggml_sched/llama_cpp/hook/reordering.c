@@ -105,7 +105,7 @@ static bool take_deps(const gh_sched *s, gh_plan *p)
 /* The id in the signature of each id of the graph that was read.  False: one has none, or there is no memory. */
 static bool take_order(const gh_reader *r, const gh_signature *signature, gh_plan *p)
 {
-    gs_index index = {NULL, 0};
+    gs_index index = {NULL, 0, 0};
     bool done = r->n == signature->n && gh_grow(&p->order, sizeof *p->order, r->n) && gs_index_reset(&index, r->n);
     for (int32_t id = 0; done && id < r->n; id++) {
         *gs_index_find(&index, signature->tensor, sizeof *signature->tensor, signature->tensor[id]) = id + 1;
