@@ -76,7 +76,7 @@ def test_programs_and_plan_data_are_values():
     assert again == plan.program and hash(again) == hash(plan.program) and isinstance(again, Program)
     assert json.loads(json.dumps(program_values(again))) == program_values(plan.program)
     assert plan_values(pickle.loads(pickle.dumps(plan.data))) == plan_values(plan.data)
-    with pytest.raises(AttributeError, match="a program is a value"):
+    with pytest.raises(AttributeError, match="cannot assign to field .steps"):
         again.steps = ()
     assert gs.Scheduler(backends).plan(graph).program == plan.program
 

@@ -49,7 +49,8 @@ QUERIED = Devices(tuple(
            max_buffer_size=640, answers={"alloc_size": lambda inherited, tensor: inherited(tensor) + 8})
     for name, refuses in (("a", ()), ("b", ("SOFT_MAX", "ROPE")))))
 """Of backends that override every query, and allocate memory in small buffers."""
-POLICIES = (Policy(), Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False), Policy(n_copies=3))
+POLICIES = (Policy(), Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
+            Policy(n_copies=3))
 PLANS = [make_plan(Request(GRAPH, DEVICES, {OUT: BACKENDS[1]}), policy) for policy in POLICIES]
 
 
