@@ -54,6 +54,11 @@ int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor)
     return r->n == 0 ? -1 : *gs_index_find(&r->index, r->item, sizeof *r->item, tensor) - 1;
 }
 
+static inline bool is_full(const gh_reader *r)
+{
+    return r->n >= r->room_items || r->n >= gs_index_capacity(&r->index);
+}
+
 /* The id of a tensor.  A tensor without one gets the next id; -1: the arrays have no room for it. */
 static int32_t intern(gh_reader *r, gx_tensor *t)
 {
@@ -62,7 +67,7 @@ static int32_t intern(gh_reader *r, gx_tensor *t)
     if (*slot != 0) {
         return *slot - 1;
     }
-    if (r->n >= r->room_items || r->n >= gs_index_capacity(&r->index)) {
+    if (is_full(r)) {
         return -1;
     }
     item = &r->item[r->n];
@@ -236,7 +241,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
     /* A view without an op is no view to the planner, but the tensor that it views gets an id: a signature compares all
      * tensors that the graph names. */
     if (r->item[id].role == GH_ROLE_ALIAS && read_id(r, t->view_src, position) < 0) {
-        return r->n >= r->room_items ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
+        return is_full(r) ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
     }
     if (views) {
         gx_tensor *at = root_of(t);
