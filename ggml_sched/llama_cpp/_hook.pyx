@@ -9,7 +9,7 @@ The functions of this module give Python the hook's counters, its last failure, 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ggml_sched._c cimport *
-from ggml_sched.core.graph.types cimport an_integer
+from ggml_sched.core.graph.types cimport an_integer, layout_contiguous, op_is_view
 from ggml_sched.core.plan.plan_values cimport values_of_plan
 
 from ggml_sched.core.graph.types import op_numbers
@@ -133,20 +133,30 @@ cdef list _numbers(const an_integer *at, int32_t n):
     return [at[i] for i in range(n)]
 
 
+cdef bint _is_shown_as_bytes(const gs_graph_arrays *a, int32_t id):
+    """Whether a `Graph` cannot have the layout of tensor `id`, or of its root.
+
+    Its type exists in ggml only; or it is computed and not contiguous.  Such are copies that ggml's scheduler makes of
+    views: a copy has the view's strides, and all bytes from its first to its last element are written.
+    """
+    cdef const gs_layout *layout = &a.layout[a.view_src[id] if a.view_src[id] >= 0 else id]
+    return (gh_api.type_name(a.layout[id].type) == NULL or gh_api.type_name(layout.type) == NULL
+            or layout.op != GS_OP_NONE and not layout_contiguous(layout))
+
+
 cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
     """The dict of tensor `id`, as `graphfile.graph_from_dict` takes it."""
     cdef const gs_graph_arrays *a = &view.arrays
     cdef const gs_layout *layout = &a.layout[id]
-    cdef const char *type_name = gh_api.type_name(layout.type)
     cdef const char *name = gh_plan_name(view.of, id)
     cdef int32_t i
-    fields = {"name": "" if name == NULL else name.decode(errors="replace"), "op": names[layout.op],
-              "ne": _numbers(layout.ne, 4), "nb": _numbers(layout.nb, 4)}
-    if type_name == NULL:
-        # A type that exists in ggml only is shown as its bytes.
+    fields = {"name": "" if name == NULL else name.decode(errors="replace"), "op": names[layout.op]}
+    if _is_shown_as_bytes(a, id):
         fields.update(type="i8", ne=[layout.nbytes, 1, 1, 1], nb=[1, layout.nbytes, layout.nbytes, layout.nbytes])
+        if op_is_view(layout.op):
+            fields["op"] = names[GS_OP_VIEW]
     else:
-        fields["type"] = type_name.decode()
+        fields.update(type=gh_api.type_name(layout.type).decode(), ne=_numbers(layout.ne, 4), nb=_numbers(layout.nb, 4))
     src = []
     for i in range(a.src_begin[id], a.src_begin[id + 1]):
         src += [-1] * (a.slot[i] - len(src)) + [a.src[i]]

@@ -262,6 +262,28 @@ def a_scheduler_s_own_nodes() -> None:
     assert verified() == 1
 
 
+def copies_of_views() -> None:
+    """Copies that ggml's scheduler makes of views have the views' strides: gaps, or dimensions in another order."""
+    made = Context()
+    x = made.output(made.scale(made.leaf(64, 8), 2.0))
+    views = made.view_2d(x, 16, 8, 256, 64), made.transpose(x)
+    for view in views:
+        copy = made.dup_tensor(view)
+        copy.contents.nb[:] = view.contents.nb[:]
+        g.set_name(copy, b"copy")
+        turned = made.transpose(copy)
+        # Added as the scheduler adds them: build_forward_expand would list the copy as a leaf.
+        for t in (copy, made.cont(copy), turned, made.cont(turned)):
+            g.graph_add_node(made.graph, t)
+    allocator = Allocator(ours)
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    assert verified() == 1
+    (plan,) = hooked.plans()
+    copies = [t for t in plan.graph.nodes if t.name == "copy"]
+    assert [t.nbytes for t in copies] == [g.nbytes(view) for view in views]
+    assert all("'copy'" in plan.explain(t) for t in copies) and "1 splits" in str(plan)
+
+
 def growing_shrinking_and_rewiring() -> None:
     backend = g.backend_cpu_init()
 
