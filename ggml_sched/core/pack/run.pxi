@@ -1,9 +1,12 @@
 # The sequence of all packing methods.
 #
 # pack_prepared is called by the planner and by pack_any_times; it does not need the GIL.
-# The methods, each tried only if the ones before missed the target: two ends; TWA order at the lowest gap; exact search
-# at the target; the same with joined buffers; best fit and further orders; repeated searches, at the target, with and
-# without filled and joined buffers, and between the target and the best result, until the budget is spent.
+# The methods, each tried only if the ones before missed the target:
+#   long lifetimes from the bottom, short ones from the top (two_ends.pxi);
+#   buffers in the order PACK_BY_TWA (solve.pxd), each at its lowest gap; exact search at the target;
+#   the same on a smaller problem of joined buffers (join.pxi); best fit, and all orders;
+#   repeated searches, until the budget is spent: at the target, with and without joined buffers and filled slack
+#   (fill.pxi), and between the target and the best result.
 # Invariant: the result is valid, its arena is at most that of best fit and at least the bound, and `optimal` is set
 # only if the arena equals the bound or a search has proved that no smaller one exists.
 

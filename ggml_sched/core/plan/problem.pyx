@@ -179,7 +179,7 @@ cdef int take_backends(gs_request *r, const gs_problem *p, gs_error *error) noex
             r.p.reads[b * n + k] = b == k or p.reads != NULL and p.reads[b * n + k] != 0
             if b != k and r.p.reads[b * n + k]:
                 r.shares = True
-        # Without `buffer`, each backend has one.
+        # Without p.buffer, buffer k is all that backend k holds: a backend reads it if it reads that backend's memory.
         for k in range(r.p.n_buffers):
             r.p.reads_buffer[<int64_t>b * r.p.n_buffers + k] = (
                 p.reads_buffer[<int64_t>b * r.p.n_buffers + k] != 0 if p.n_buffers else r.p.reads[b * n + k])

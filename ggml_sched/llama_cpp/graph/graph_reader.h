@@ -51,7 +51,7 @@ typedef struct gh_reader {
     int32_t n_leafs;
     int32_t n_listed;       /* how many tensors are leafs or nodes; some may be listed twice    */
     int32_t n_unlisted;     /* how many tensors of ggml's graph are neither                     */
-    bool plain;             /* nodes are views of roots only.  Signatures match plain graphs alone */
+    bool plain;             /* no view_src of a node is itself a view.  Signatures match plain graphs alone */
     gx_tensor **nodes;      /* borrowed from ggml's graph                                       */
     gx_tensor **leafs;
     gh_item *item;          /* [n_all] by id                                                    */

@@ -42,9 +42,9 @@ void gh_plan_cache_compact(gh_plan_cache *c)
     gh_signatures_compact(signatures, c->n_entries, &c->descriptors);
 }
 
-/* The index of the entry to evict before one more is inserted; -1: there is room.  It is the one used longest ago of
- * those that reuse a plan; without such of the others that are not pinned; without such of all.  `reuses`:
- * the new entry reuses a plan, too, and then one of its kind goes as soon as there are GH_N_REUSING. */
+/* The index of the entry to evict before one more is inserted; -1: there is room.  It is the one used longest ago
+ * of the first of these kinds that exists: entries that reuse a plan, others that are not pinned, pinned ones.
+ * `reuses`: the new entry reuses a plan, too; then such an entry is evicted as soon as there are GH_N_REUSING. */
 static int entry_to_evict(const gh_plan_cache *c, bool reuses)
 {
     int oldest[3] = {-1, -1, -1}, n_reusing = 0;

@@ -80,10 +80,10 @@ struct gs_product {
     int32_t type;
     int64_t k, m;               /* length of a row of weights, and their number          */
     int64_t steps;              /* cells of a column                                     */
-    int64_t column_bytes;       /* of a column of activations, in cells or in strips     */
+    int64_t column_bytes;       /* reserved for a converted column: as cells or as strips, the larger */
     int64_t tile;               /* columns of a tile                                     */
     int64_t few;                /* the most columns of a group for the kernel `few`      */
-    int64_t groups;             /* MUL_MAT_ID: at most so many experts are chosen        */
+    int64_t groups;             /* matrices of weights; MUL_MAT_ID: the most experts that can be chosen */
     int64_t columns;            /* of a group; MUL_MAT_ID: of all groups together        */
     int64_t r2, r3;             /* MUL_MAT: how many matrices of b share one of a, along dimensions 2 and 3 */
     int64_t cells;              /* offset in `shared`: where the cells begin             */
