@@ -97,7 +97,7 @@ typedef struct gh_plan {
     int32_t n_nodes;        /* of ggml's graph                                                              */
     unsigned char *role;    /* [n] gh_role                                                                  */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
-    int32_t *input_of;      /* [n_all - n] of ids from n on: of a leaf added for an input node, that node; -1: another */
+    int32_t *input_of;      /* [n_all - n] of ids from n on: of a leaf added for an input node, that node; else -1 */
     int32_t *order;         /* [n] where backends reordered the nodes: the ids in the signature; else NULL  */
     int32_t (*pair)[2];     /* [n_pairs] ids of pairs that backends named while they reordered, -1: not in the graph */
     int32_t n_pairs;
