@@ -137,7 +137,7 @@ class CupyBackend(DeviceQueue):
         if size <= held:
             return
         self.settle()
-        # Only one area is allocated at a time; no queued launch reads the present one.
+        # The present area is freed first, so that never two are allocated; no queued launch uses it any more.
         self.work.exchange(None)
         self.used -= held
         self.work.exchange(self._take(size, f"work memory of {size} bytes needed"))
@@ -263,7 +263,7 @@ class CupyBackend(DeviceQueue):
             self._downloads.finish(self._downloads.number)
             return out
 
-        # Counted before the conversion: plans are rebuilt even if it is interrupted.
+        # Counted before the conversion, so that plans are rebuilt even if the conversion is interrupted.
         self._queued += 1
         self.n_straightened += 1
         packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),

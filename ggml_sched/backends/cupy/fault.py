@@ -37,15 +37,15 @@ class Numbers:
 
 
 class Fetched(NamedTuple):
-    """A copy of the word to the host that was queued as the `number`th one; `ran`: the nodes' numbers, and runs, whose
-    faults it shows."""
+    """Copy number `number` of the error word to the host; `ran` is what `Faults._ran` was when it was queued: the runs
+    whose faults it shows."""
 
     number: int
     ran: Mapping[Numbers, int]
 
 
 class Faults:
-    """The word of one device, at `address`."""
+    """The error word of one device, at `address`."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._stream = stream
@@ -53,7 +53,7 @@ class Faults:
         self._host = device.pinned(SIZE)
         self._host[:] = 0
         self._given: list[Numbers] = []
-        """Ascending; those of freed plans stay until the word was checked after their last run."""
+        """The numbers in use, ascending; those of freed plans until the error word was checked after their last run."""
         self._ran: dict[Numbers, int] = {}
         """{numbers: the index of their last run}, for work queued since the last check of the word."""
         self._runs = 0
@@ -113,7 +113,7 @@ class Faults:
                     self.give_back(numbers)
         if number < 0 or fetched.number <= self._n_cleared:
             return          # no fault, or another thread has raised it
-        # A word that was fetched before now has the same fault.
+        # Words that were fetched before now and are checked later show the same fault, which must not be raised again.
         self._n_cleared = self._fetches
         self._stream.fill(self._memory.ptr, 0, SIZE)
         subject = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"

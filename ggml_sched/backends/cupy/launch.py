@@ -29,7 +29,7 @@ MAX_BLOCKS = 1 << 16
 """The most blocks of a grid over elements or rows; kernels loop over the rest."""
 
 FLAT = 256
-"""Threads of a block without barriers."""
+"""Threads of a block, for kernels without barriers."""
 
 
 class ErrorWord(NamedTuple):

@@ -19,7 +19,7 @@ from ggml_sched.backends.cupy.repack import packs, repack, together, unpack
 __all__ = ["PackedRows", "Part"]
 
 PIECE = 1 << 20
-"""About so many bytes are rearranged at a time."""
+"""About how many bytes are rearranged at a time."""
 
 Get = Callable[[int, int], np.ndarray]
 """`get(start, size)`: bytes of the buffer, as stored."""

@@ -45,7 +45,7 @@ class Load(NamedTuple):
 
 
 class Overwrite(NamedTuple):
-    """A node has written to such an input, which is not loaded again."""
+    """Note that a node has written to an input that a GraphAllocator placed: it is not loaded again."""
 
     leaf: Tensor
 
@@ -181,7 +181,7 @@ class DevicePlan:
             self._build(backend)
 
     def __len__(self) -> int:
-        """Launches, and loads."""
+        """The number of launches, loads and overwrites."""
         return len(self._steps)
 
     def free(self) -> None:

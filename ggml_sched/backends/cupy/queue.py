@@ -32,7 +32,7 @@ Method = TypeVar("Method", bound=Callable)
 
 
 def guarded(method: Method) -> Method:
-    """A method that holds the lock and checks that the backend is open and of this process; its errors name it."""
+    """A method that holds the lock and checks that the backend is open and of this process; errors name the backend."""
 
     @wraps(method)
     def call(self, *args):
@@ -131,12 +131,12 @@ class DeviceQueue(Backend):
 
     @guarded
     def _end_of_queue(self) -> tuple[int, int, Fetched]:
-        """The present numbers of queued operations and downloads, and a queued copy of the fault word."""
+        """The present numbers of queued operations and downloads, and a queued copy of the error word."""
         return self._queued, self._downloads.number, self.faults.fetch()
 
     @guarded
     def _passed(self, queued: int, n_downloads: int, fetched: Fetched) -> None:
-        """Note that this much queued work is done; copy out downloads, and check the fault word."""
+        """Note that the first `queued` operations are done; copy out their downloads, and check the error word."""
         self._done = max(self._done, queued)
         error, self._error = self._error, None
         if error is not None:
@@ -152,7 +152,7 @@ class DeviceQueue(Backend):
 
     @guarded
     def _give_up(self, queued: int) -> None:
-        """Note that this much queued work has failed; its downloads are dropped."""
+        """Note that the first `queued` operations have ended, with an error; downloads are dropped."""
         self._done = max(self._done, queued)
         self._downloads.drop()
 
@@ -182,7 +182,7 @@ class DeviceQueue(Backend):
         if isinstance(event, CupyEvent):
             other = event.backend
             if other is self:
-                return          # one queue, in order
+                return          # the same queue, in order anyway
             if type(other.device) is type(self.device) and not other.is_downloading(event):
                 self._follow(event)
                 return
@@ -238,7 +238,7 @@ class DeviceQueue(Backend):
                                "from it cannot use its device, and opens one of its own")
 
     def _noted(self, error: DeviceError) -> BackendError | OutOfMemory:
-        """The error that names the backend, which is noted."""
+        """The error for `error` that names the backend; it is also noted as a failure."""
         failure = self._failure(error)
         self.note_failure(failure)
         return failure

@@ -46,7 +46,7 @@ PLAIN_SHARED = 48 << 10
 """The most bytes of dynamic shared memory for which no attribute of the kernel has to be set."""
 
 NO_MEMORY = 2           # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
-BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; of the others a device that did not start
+BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; from CUDA itself, 3 means that it is not initialised
 NO_DRIVER = 35          # cudaErrorInsufficientDriver: none, or one too old
 NO_DEVICE = 100         # cudaErrorNoDevice
 IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
@@ -95,7 +95,7 @@ def _check_compiler(major: int) -> None:
 class _Entered:
     """`with`: the device is the thread's current one until the end, and CUDA's errors are DeviceErrors.
 
-    For one `with` each: what was current before belongs to a thread.
+    Each object is for one `with`: `before`, the device that was current before, is that of one thread.
     """
 
     __slots__ = ("before", "device")
@@ -160,7 +160,7 @@ class CupyDevice(Device):
 
     @property
     def entered(self) -> _Entered:
-        """For one `with`."""
+        """A new context manager, for one `with`: see `_Entered`."""
         return _Entered(self)
 
     def call(self, function: str, *args):
@@ -174,7 +174,7 @@ class CupyDevice(Device):
         return self.pid == os.getpid()
 
     def owners(self) -> list:
-        """The live objects that own CUDA memory, pinned arrays included; CUDA frees it with their last reference."""
+        """The live objects that own CUDA memory, pinned arrays included; it is freed with an owner's last reference."""
         return [*self.owned, *(ref() for ref, _, _ in self._pinned)]
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
@@ -348,7 +348,7 @@ def _give_back(device: CupyDevice, ptr: int) -> None:
 
 
 class _Made:
-    """What CuPy made on a device, as long as `made` refers to it; `ptr` is CUDA's handle, where it has one."""
+    """An object of a device that CuPy made, kept alive by `made`; `ptr` is CUDA's handle, where there is one."""
 
     def __init__(self, device: CupyDevice, made) -> None:
         self._device = device
@@ -418,7 +418,7 @@ class CupyStream(_Made, Stream):
             self.synchronize()
 
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
-        self._copy(dst_ptr, src_ptr, n, "memcpyDefault")      # CUDA's addresses are unified: each has its device
+        self._copy(dst_ptr, src_ptr, n, "memcpyDefault")      # from an address CUDA knows the device
 
     def fill(self, ptr: int, value: int, n: int) -> None:
         if not 0 <= value < 256:

@@ -32,7 +32,7 @@ def _expanded(path: Path, seen: set[Path]) -> str:
         other = (path.parent / found[1]).resolve()
         if other not in seen:
             parts.append(_expanded(other, seen))
-        line = text.count("\n", 0, found.end()) + 2         # the next one
+        line = text.count("\n", 0, found.end()) + 2         # that of the line after the include
         parts.append(f'\n#line {line} "{path.name}"')
         end = found.end()
     parts.append(text[end:])

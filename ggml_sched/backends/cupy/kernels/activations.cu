@@ -1,13 +1,13 @@
 // Converts the columns of matrix products (the activations, by which weights are multiplied): to dense f32 or f16, or
 // rounded to 8 bits.
 //
-// Rounded: 32 neighbouring elements share a scale, largest / 127; for each 16 of them (scale, scale * their sum) is
-// stored, since weights with a minimum need the sum.  Where one of the 32 is not finite their scale is NaN, and so are
-// all results of that column.
+// Rounded: 32 neighbouring elements share a scale, their largest magnitude / 127; for each 16 of them (scale, scale *
+// their sum) is stored: for weights with a minimum (units.cuh) products need the sum.  Where one of the 32 is not
+// finite their scale is NaN, and so are all results of that column.
 #include "common.cuh"
 
-// A thread rounds four neighbouring elements, eight threads share a scale; n counts such fours; x.ne[0] is a multiple
-// of 32.
+// A thread rounds four neighbouring elements, eight threads share a scale; n is the number of groups of four elements;
+// x.ne[0] is a multiple of 32.
 extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __restrict__ q, float2* __restrict__ runs,
                                                           int64_t n, int kind) {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __res
         }
         const bool finite = largest < INFINITY;
         const float scale = largest / 127.0f;
-        // Below this, dividing would leave the range of f32: such columns count as zero.
+        // 1 / scale of a smaller scale may leave the range of f32: such elements are rounded to 0.
         const float inverse = finite && scale > 1e-37f ? 1.0f / scale : 0.0f;
         int sum = 0;
         uint32_t word = 0;

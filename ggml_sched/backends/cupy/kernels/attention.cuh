@@ -39,8 +39,8 @@ __device__ __forceinline__ Column column_of(const Attention& a, int matrix, int 
     return r;
 }
 
-// Sums of weights exp(score - top) are kept relative to the largest score so far, `top`.  This is the factor of such a
-// sum when `top` changes: exp(from - to); both may be -inf.
+// Sums of weights exp(score - top) are kept relative to the largest score so far, `top`.  Returns the factor by which
+// such a sum is multiplied when `top` changes from `from` to `to`: exp(from - to); both may be -inf.
 __device__ __forceinline__ float carry(float from, float to) { return from == to ? 1.0f : expf(from - to); }
 
 // The weighted sum of values divided by the total of the weights; 0 where there was no cell.
@@ -76,8 +76,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
     float* queries = memory;                                       // [COLUMNS][padded]
     float* weights = queries + COLUMNS * padded + warp * COLUMNS * CELLS;   // of this warp: [COLUMNS][CELLS]
     float* joined = queries + COLUMNS * padded + A_WARPS * COLUMNS * CELLS; // [COLUMNS][64 * PAIRS]
-    float* tops = joined + COLUMNS * 64 * PAIRS;                   // [A_WARPS][COLUMNS], and the totals
-    float* totals = tops + A_WARPS * COLUMNS;
+    float* tops = joined + COLUMNS * 64 * PAIRS;                   // [A_WARPS][COLUMNS]
+    float* totals = tops + A_WARPS * COLUMNS;                      // [A_WARPS][COLUMNS]
     for (int matrix = blockIdx.z; matrix < a.matrices; matrix += gridDim.z) {
         const int64_t batch = matrix / a.heads, kv = matrix % a.heads;
         const char* keys = k + kv * a.k2 + batch * a.k3;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             const unsigned live = __ballot_sync(ALL_LANES, mine != 0);
             if (live == 0) continue;
-            // Scores: four cells at once, eight lanes each.
+            // Scores: of four cells at once, each by eight lanes.
             const int part = lane & 7;
             UNROLL_BY(COLUMNS == 1 && HALVES ? 4 : 1)
             for (int pass = 0; pass < CELLS / 4; ++pass) {

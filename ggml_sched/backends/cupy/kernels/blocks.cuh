@@ -8,7 +8,7 @@
 
 #include "units.cuh"
 
-// A field of type T's blocks: SIZE bytes, at OFFSET of each block in ggml's order; where it is, and loads from it.
+// A field of the blocks of type T, SIZE bytes at OFFSET of each block in ggml's order: its address, and loads from it.
 template <class T, bool PACKED, int OFFSET, int SIZE>
 struct Field {
     static constexpr int ALIGN = PACKED ? power_of_two_in(SIZE)
@@ -122,8 +122,8 @@ struct Blocks<IQ4_NL> : Plain<18> {
     }
 };
 
-// Half of 2^(e - 127), since the levels are doubled; subnormal for the two least exponents, which a GPU takes for zero
-// (see elements.cuh).
+// Half of mxfp4's scale 2^(e - 127), since its levels are doubled; for e of 0 and 1 that is subnormal, which a GPU
+// takes for zero (see elements.cuh).
 __device__ __forceinline__ float half_power(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
@@ -146,7 +146,7 @@ struct Super {
     static constexpr bool ONE_SCALE = false;
 };
 
-// Two-bit levels: run 0 from bits `shift`, run 1 from the two above.
+// Two-bit levels: of each byte, bits `shift` and `shift` + 1 go to run 0, the two bits above them to run 1.
 __device__ __forceinline__ void split_pairs(const uint32_t* w, int shift, uint32_t* q) {
     UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void split_pairs(const uint32_t* w, int shift, uint32
     }
 }
 
-// Of q2_K and q3_K sixteen bytes hold four runs, 32 elements apart: a unit takes two of them.
+// Of q2_K and q3_K sixteen bytes of levels hold four runs, 32 elements apart: a unit takes two of them.
 template <int SIZE>
 struct TwoBits : Super<SIZE> {
     static __device__ __forceinline__ int first(int u) { return 128 * (u >> 2) + 64 * (u >> 1 & 1) + 16 * (u & 1); }
@@ -206,12 +206,12 @@ struct Blocks<Q3_K> : TwoBits<110> {
     }
 };
 
-// Of q4_K and q5_K sixteen bytes hold runs of two neighbouring parts of 32; scales and minima have 6 bits.
+// Of q4_K and q5_K sixteen bytes of levels hold two runs, 32 elements apart; scales and minima have 6 bits.
 template <int SIZE>
 struct SixBitScales : Super<SIZE> {
     static __device__ __forceinline__ int first(int u) { return 64 * (u >> 1) + 16 * (u & 1); }
     static __device__ __forceinline__ int second(int u) { return first(u) + 32; }
-    // `h`: d and dmin, then three words of scales.
+    // `h`: d and dmin, then three words of scales and minima.
     static __device__ __forceinline__ void scale(const uint32_t* h, int u, Unit& x) {
         const float d = __half_bits_to_float((uint16_t)h[0]), low = __half_bits_to_float((uint16_t)(h[0] >> 16));
         UNROLL
@@ -312,7 +312,7 @@ __device__ __forceinline__ int second_of(int u) {
 
 // -- lists of types ---------------------------------------------------------------------------------------------------
 
-// X(name in kernels, Kind) for each type of a family, those that repack.py rearranges and the others.
+// X(part of kernel names, Kind) for each type of a family: *_PACKED those that repack.py rearranges, *_OTHERS the rest.
 #define PLAIN_PACKED(X) X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0)
 #define K_PACKED(X) X(q2_k, Q2_K) X(q3_k, Q3_K) X(q6_k, Q6_K)
 #define K_OTHERS(X) X(q4_k, Q4_K) X(q5_k, Q5_K)

@@ -10,10 +10,10 @@ struct Attention {
     int64_t heads_of_mask, batches_of_mask;    // ne[2], ne[3] of the mask, which repeats
     int32_t d, dv, cells, rows, group, heads;  // elements of a key, of a value; cells; query rows; query heads that
                                                // share a key head; key heads
-    int32_t matrices, splits, split;           // key heads of all batches; parts of the cells; cells of such a part
+    int32_t matrices, splits, split;           // key heads of all batches; splits of the cells; cells of a split
     int32_t k_kind, v_kind, mask_kind;         // types; mask_kind < 0: no mask
     int32_t q0, k0, v0;                        // bytes from element to element
-    int32_t k_wide, v_wide;                    // loads of 16 bytes of K, of 4 or 8 bytes of V, are aligned
+    int32_t k_wide, v_wide;                    // whether loads of 16 bytes of K, of 4 or 8 bytes of V, are aligned
     float scale, softcap, max_bias;            // as ggml's parameters
     int32_t whole, nothing;                    // the largest power of two up to the number of heads (ALiBi); padding
 };

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) convert(View a, View d, int64_
     FOR_EACH(i, n) store_plain(at(d, split(d, i)), kd, load_view(a, ka, split(a, i)));
 }
 
-// The same without a conversion: copies elements of `size` bytes.
+// As `convert`, where both have the same type: copies elements of `size` bytes.
 extern "C" __global__ void __launch_bounds__(256) reorder(View a, View d, int64_t n, int size) {
     FOR_EACH(i, n) {
         const char* from = at(a, split(a, i));

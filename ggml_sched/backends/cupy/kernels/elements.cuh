@@ -56,9 +56,9 @@ __device__ __forceinline__ int minimum_of_8(const uint8_t* s, int k) {
     return k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
 }
 
-// 2 ** (e - 128).  The two least are subnormal: a host multiplies with them, a GPU that flushes f32 (CuPy lets NVRTC
-// compile so) takes zero, and loses what is below 2 ** -123.  No other type has a scale that f32 must hold as
-// subnormal: the least f16, 2 ** -24, is a normal f32, and is converted to that exactly.
+// 2 ** (e - 128), mxfp4's scale.  For e of 0 and 1 it is subnormal: a host multiplies with it, a GPU that flushes f32
+// (CuPy lets NVRTC compile so) takes zero, and loses elements below 2 ** -123.  No other type has a scale that f32 must
+// hold as subnormal: the least f16, 2 ** -24, is a normal f32, and is converted to that exactly.
 __device__ __forceinline__ float power_of_two(int e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }

@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(256) binary(View a, View b, View d,
     }
 }
 
-// The same for f32, with one load for four neighbouring elements: n and ne[0] count groups of four, whose addresses are
-// multiples of 16.
+// As `binary`, for f32, with one load for four neighbouring elements: n and ne[0] count groups of four, whose addresses
+// are multiples of 16.
 extern "C" __global__ void __launch_bounds__(256) binary_by_4(View a, View b, View d, int64_t n, int op) {
     FOR_EACH(i, n) {
         const Index k = split(d, i);
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256) glu(View a, View b, View d, in
     }
 }
 
-// The same for f32 in groups of four, as binary_by_4.
+// As `glu`, for f32 in groups of four elements: see binary_by_4.
 extern "C" __global__ void __launch_bounds__(256) glu_by_4(View a, View b, View d, int64_t n, int op, int oai,
                                                            Parameters v) {
     FOR_EACH(i, n) {

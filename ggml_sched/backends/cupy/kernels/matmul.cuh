@@ -88,8 +88,8 @@ __device__ __forceinline__ const uint8_t* tile_row(const Product& a, const uint8
 
 // -- blocks times 8-bit columns ---------------------------------------------------------------------------------------
 
-// A piece of k in shared memory, indexed by run (two for each unit) and by row or column: integers, and scale with
-// minimum (of weights) or with sum (of columns).
+// A piece of k in shared memory, indexed by run (two for each unit) and by row of weights (w) or column (x): integers
+// (q), and in s the scale of each run with its minimum (of weights) or its sum (of columns): see units.cuh.
 struct Rounded {
     int4 wq[2 * STEP][PITCH], xq[2 * STEP][PITCH];
     float2 ws[2 * STEP][PITCH], xs[2 * STEP][PITCH];

@@ -1,4 +1,4 @@
-// matmul.cuh for plain types: f32 f16 bf16.
+// matmul.cuh for types without blocks: f32 f16 bf16.
 #include "matmul.cuh"
 
 MANY_KERNEL(f32, many_exact<F32>)

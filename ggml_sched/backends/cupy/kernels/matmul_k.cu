@@ -1,4 +1,4 @@
-// matmul.cuh for blocks of 256 with scales of scales: q2_K to q6_K.
+// matmul.cuh for blocks of 256 elements whose scales are quantised, too: q2_K to q6_K.
 #include "matmul.cuh"
 
 K_PACKED(MANY_BLOCKS)

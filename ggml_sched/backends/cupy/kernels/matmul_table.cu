@@ -1,4 +1,4 @@
-// matmul.cuh for levels from a table: iq4_nl iq4_xs mxfp4.
+// matmul.cuh for types whose levels are looked up in a table: iq4_nl iq4_xs mxfp4.
 #include "matmul.cuh"
 
 TABLE_PACKED(MANY_BLOCKS)

@@ -15,12 +15,12 @@ struct Product {
     int64_t w1, w2, w3;                    // strides nb[1 .. 3] of the weights, bytes
     int64_t x1, x2, x3;                    // strides of the columns: bytes where they are f32, else counted in columns
     int64_t d1, d2, d3;                    // strides of the result, bytes
-    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices share one of w, per axis
-    int64_t id0, id1, n_used, n_slots, n_experts; // strides of ids, bytes; experts of a token; columns of a token
-    int32_t gate;                          // with a second matrix: enum Gate
-    int32_t wide;                          // f32, f16, bf16: loads of 16 bytes are aligned
+    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices share one of w, axes 2, 3
+    int64_t id0, id1, n_used, n_slots, n_experts; // strides of ids, bytes; of a token: experts, columns; all experts
+    int32_t gate;                          // enum Gate: the function of a gated unit, where there is a second matrix
+    int32_t wide;                          // for f32, f16, bf16 weights: whether loads of 16 bytes are aligned
     int32_t packed;                        // whether repack.py has rearranged the weights, for kernels of both orders
-    int32_t w0;                            // bytes from element to element, where not wide
+    int32_t w0;                            // bytes from element to element of f32, f16 or bf16 weights
 };
 
 enum Gate { SILU = 0, GELU = 1, RELU = 2 };
@@ -86,7 +86,7 @@ __device__ __forceinline__ void weight_rows(const Product& a, const uint8_t* w, 
     at[1] = second != nullptr ? second + row * a.w1 : w + (row + 1 < a.rows ? row + 1 : row) * a.w1;
 }
 
-// Adds up the lanes' sums, and writes the result: two rows, or one row of the gated unit where there are `both`.
+// Adds up the lanes' sums, and writes the result: two rows, or with `both` matrices one row of their gated unit.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t row, int64_t column, char* d,
                                            float (&sum)[WEIGHT_ROWS][COLUMNS]) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void few_exact(PRODUCT) {
     FOR_EACH_PRODUCT(1, (rows_times_floats<KIND>(a, weights, x + pair.x + column * a.x1, sum)))
 }
 
-// -- plain types ------------------------------------------------------------------------------------------------------
+// -- types without blocks ---------------------------------------------------------------------------------------------
 
 template <int KIND, int COLUMNS>
 __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* const* weights, const char* x,

@@ -1,4 +1,4 @@
-// matvec.cuh for plain types: f32 f16 bf16.
+// matvec.cuh for types without blocks: f32 f16 bf16.
 #include "matvec.cuh"
 
 FEW_PLAIN(f32, F32)

@@ -1,4 +1,4 @@
-// matvec.cuh for blocks of 256 with scales of scales: q2_K to q6_K.
+// matvec.cuh for blocks of 256 elements whose scales are quantised, too: q2_K to q6_K.
 #include "matvec.cuh"
 
 K_PACKED(FEW_PACKED_BLOCKS)

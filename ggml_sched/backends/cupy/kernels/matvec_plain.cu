@@ -1,4 +1,4 @@
-// matvec.cuh for blocks of 32: q4_0 q4_1 q5_0 q5_1 q8_0.
+// matvec.cuh for blocks of 32 elements with one scale: q4_0 q4_1 q5_0 q5_1 q8_0.
 #include "matvec.cuh"
 
 PLAIN_PACKED(FEW_PACKED_BLOCKS)

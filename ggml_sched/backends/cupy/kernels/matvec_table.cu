@@ -1,4 +1,4 @@
-// matvec.cuh for levels from a table: iq4_nl iq4_xs mxfp4.
+// matvec.cuh for types whose levels are looked up in a table: iq4_nl iq4_xs mxfp4.
 #include "matvec.cuh"
 
 TABLE_PACKED(FEW_PACKED_BLOCKS)

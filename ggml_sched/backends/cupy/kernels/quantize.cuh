@@ -42,13 +42,13 @@ __device__ __forceinline__ float inverse_of(float d) { return d != 0.0f ? 1.0f /
 
 __device__ __forceinline__ void put_half(char* p, float v) { *(uint16_t*)p = __float_to_half_bits(v); }
 
-// Writes the four bits of each lane to 16 bytes: byte j has lane j's in its low nibble, lane j + 16's in its high one.
+// Writes the low four bits of each lane's q to 16 bytes: byte j has lane j's as low nibble, lane j + 16's as high one.
 __device__ __forceinline__ void put_nibbles(char* p, int q, int lane) {
     const int high = __shfl_xor_sync(ALL_LANES, q, 16);
     if (lane < 16) p[lane] = (char)((q & 15) | (high & 15) << 4);
 }
 
-// Writes the fifth bit of each lane: lane j's becomes bit j of four bytes, at a multiple of two.
+// Writes the fifth bit of each lane's q: lane j's becomes bit j of the four bytes at p, a multiple of two.
 __device__ __forceinline__ void put_fifth_bits(char* p, int q, int lane) {
     const uint32_t bits = warp_reduce<Or>((uint32_t)(q >> 4 & 1) << lane);
     if (lane < 2) ((uint16_t*)p)[lane] = (uint16_t)(bits >> 16 * lane);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void quantize_block(float x, int kind, char* p, int l
     const bool five = kind == Q5_0 || kind == Q5_1;
     const int offset = five ? 16 : 8, top = 2 * offset - 1;
     if (kind == Q4_0 || kind == Q5_0) {
-        // The element furthest from zero, sign included, becomes the lowest level; a block of -0 is one of 0.
+        // The element furthest from zero, sign included, becomes the lowest level; + 0 makes -0 to 0.
         const float d = add_rn(furthest_of(x, lane).x, 0.0f) / (float)-offset;
         const int q = (int)limited(add_rn(mul_rn(x, inverse_of(d)), (float)offset + 0.5f), 0.0f, (float)top);
         if (lane == 0) put_half(p, d);

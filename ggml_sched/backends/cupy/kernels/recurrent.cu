@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256) ssm_scan(View s, View x, View 
             *(float*)(states + j * d.nb[0]) = *(const float*)at(s, j, i, head, from);
         for (int64_t token = 0; token < n_tokens; ++token) {
             float step = *(const float*)at(dt, head, token, seq, 0);
-            if (!(step > 20.0f)) step = log1pf(expf(step));           // softplus; above, the identity
+            if (!(step > 20.0f)) step = log1pf(expf(step));           // softplus; above 20 it is the identity
             const float in = *(const float*)at(x, i, head, token, seq) * step;
             float sum = 0.0f;
             for (int64_t j = lane; j < n_state; j += 32) {

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View po
                                                                  Angles angles) {
     __shared__ int part[32];
     const int64_t width = a.ne[0];
-    const int slots = (int)width - half, items = slots * (int)a.ne[1];      // a pair, or an element that stays, a slot
+    const int slots = (int)width - half, items = slots * (int)a.ne[1];      // a slot: a pair, or an element not rotated
     FOR_EACH_ROW(token, a.ne[2]) {
         const int64_t row = number_at(ids, token, wide);
         int again = 0;
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View po
             if (threadIdx.x == 0) fault(word, position, 1, row, d.ne[1]);
             continue;
         }
-        if (again) continue;                // of several rows for one place the last one stays
+        if (again) continue;                // of several rows with one id the last is written
         const int64_t at_position = *(const int32_t*)at(positions, split(positions, token));
         for (int i = threadIdx.x; i < items; i += blockDim.x) {
             const int64_t slot = i % slots, head = i / slots;

@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, Vi
     }
 }
 
-// The same for many rows, where looking for later rows would be slow.  Scratch memory `owner` has a number for each row
+// SET_ROWS of many rows, where looking for later rows would be slow.  Scratch memory `owner` has a number for each row
 // of d.  Three launches: claim_rows with `forget` sets those named by ids to -1; claim_rows sets them to the last of
 // b's rows with that id; write_owned writes these rows.
 extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, View d, int64_t rows, int wide,
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, V
     }
 }
 
-// Writes the rows of b that `owner` has.  A thread writes an element; of a quantised type a warp writes a block.
+// Writes the rows of b that `owner` names.  A thread writes an element; of a quantised type a warp writes a block.
 extern "C" __global__ void __launch_bounds__(256) write_owned(View b, View ids, View d, int64_t n, int kind, int wide,
                                                               const int32_t* owner) {
     const int lane = threadIdx.x & 31;

@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t*
     }
 }
 
-// The exchanges over one distance, `far` >= CHUNK, of the merge to `size`; pairs: how many in all rows of n keys.
+// The exchanges over one distance, `far` >= CHUNK, of the merge to runs of `size` keys: `pairs` in all, n keys a row.
 extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch, int64_t pairs, int64_t n, int64_t far,
                                                                int64_t size) {
     FOR_EACH(t, pairs) {
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch
     }
 }
 
-// The exchanges over the smaller distances of the merge to `size`, each chunk in shared memory.
+// The exchanges over the smaller distances of the merge to runs of `size` keys, each chunk in shared memory.
 extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratch, int64_t rows, int64_t n,
                                                                 int64_t size) {
     DYNAMIC_SHARED(uint64_t, keys);

@@ -118,7 +118,7 @@ __device__ __forceinline__ void look_up(const uint32_t* w, uint32_t* q) {
 // -- products ---------------------------------------------------------------------------------------------------------
 
 // 16 neighbouring activations, rounded to 8 bits: element = scale * q.  `sum`: of these 16 elements, for weights with a
-// minimum: (s * q + m) times the run needs m * sum.
+// minimum m: the product of elements s * q + m with the run needs m * sum.
 struct Run {
     int4 q;
     float scale, sum;

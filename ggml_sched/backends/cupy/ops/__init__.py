@@ -69,7 +69,7 @@ def build(b: Builder, position: int, node: Tensor) -> None:
             if t is not None and is_packed(t):
                 raise UnsupportedOp(f"backend {b.name!r}: node {node.name!r} ({node.op}) has no kernel for the "
                                     f"rearranged rows of {t.name!r} ({t.type})")
-    if node.n_elements == 0 and node.op != "SET_ROWS":      # whose ids are all wrong for a table without rows
+    if node.n_elements == 0 and node.op != "SET_ROWS":      # SET_ROWS to a table without rows: every id is a fault
         return
     op = OPS[node.op]
     b.begin(position, node, op.inplace)

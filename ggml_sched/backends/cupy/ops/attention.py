@@ -75,7 +75,7 @@ def _partial(node: Tensor, splits: int) -> int:
 
 
 def _work(node: Tensor) -> int:
-    """At most: as many splits as a device of 256 multiprocessors would get."""
+    """Bytes of scratch memory, at most: for as many splits as a device of 256 multiprocessors would get."""
     if node.n_elements == 0:
         return 0
     splits = _splits(node, 256)[0]

@@ -16,7 +16,7 @@ WRITABLE = frozenset({Type.F32, Type.F16, Type.BF16, Type.I32, Type.Q4_0, Type.Q
 """Types that elements can be converted to."""
 
 BEFORE = np.dtype([("n", "<i8", 4)])
-"""`struct Before`."""
+"""`struct Before` of copies.cu."""
 
 
 def _units(t: Tensor) -> tuple[tuple[int, ...], int]:

@@ -11,7 +11,7 @@ from ggml_sched.backends.cupy.ops.blocks import is_multiple
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, kind, optional
 
 PARAMETERS = np.dtype([("p", "<f4", 4)])
-"""`struct Parameters`."""
+"""`struct Parameters` of elementwise.cu."""
 
 _BINARY = ("ADD", "SUB", "MUL", "DIV")
 
@@ -22,7 +22,7 @@ _FUNCTIONS = ("ABS", "CEIL", "ELU", "EXP", "EXPM1", "FLOOR", "GELU", "GELU_ERF",
               "XIELU")
 
 _NUMBERS = {name: np.int32(i) for i, name in enumerate((*_PLAIN, *_FUNCTIONS, "GELU_GATE"))}
-"""`enum Unary`."""
+"""`enum Unary` of elementwise.cu."""
 
 _FIRST_PARAMETER = {"UNARY:XIELU": 1, "GLU:SWIGLU_OAI": 2}
 """Index of the first of op_params that the function reads, where it is not 0."""
@@ -59,7 +59,7 @@ def _by_4(node: Tensor, locations: list[Location]) -> list[Location] | None:
 
 def _by_element(b: Builder, node: Tensor, kernel: str, sources: tuple[Location, Location], *options: np.int32,
                 kinds: tuple[np.int32, ...], parameters: tuple[np.ndarray, ...] = ()) -> None:
-    """Append a launch for each element of two sources; or, by the kernel that has no `kinds`, for each four."""
+    """Append a launch over the elements of two sources; or over groups of four, by the kernel without `kinds`."""
     locations = _locations(node, *sources, b.location(node))
     fours, n = _by_4(node, locations), node.n_elements
     if fours is None:

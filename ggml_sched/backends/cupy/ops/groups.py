@@ -40,7 +40,7 @@ class Wiring:
 
 class Group(NamedTuple):
     """A fused kernel, which computes several nodes, its members.  `ops`: for each member, in the order of the graph,
-    the ops that it may have; no two groups have the same.
+    the ops that it may have; no two kernels have the same `ops`.
 
     `find(node, wiring)`: the members of the group that ends with `node`, or None; `build`: appends launches that
     compute the members and write those results that `Builder.is_needed`; returns False, and appends nothing, if memory
@@ -53,8 +53,8 @@ class Group(NamedTuple):
 
 
 def find(nodes: Iterable[Tensor], groups: Iterable[Group]) -> list[tuple[int, ...]]:
-    """Positions of the members of all groups, ascending.  Of groups that share a node the larger is found, and of equal
-    ones that of the earlier node."""
+    """Positions of the members of all groups, ascending.  Of groups that share a node the one with more members is
+    found, and of two of one kernel the one that ends first."""
     taken: set[int] = set()
     wiring, found = Wiring(nodes), []
     for group in sorted(groups, key=lambda group: -len(group.ops)):

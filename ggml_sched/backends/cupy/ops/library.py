@@ -59,7 +59,7 @@ def multiply(b: Builder, node: Tensor) -> None:
     r2, r3 = (m // m_a for m, m_a in zip(x.ne[2:], a.ne[2:], strict=True))
     rows = a.ne[1] if direct else min(a.ne[1], _rows(a))
     piece = None if direct else b.scratch(2 * k * rows)
-    # Matrices that are f16 where they lie, each for one of the other side, are one call.
+    # One call for all matrices of axis 2, if each has weights of its own, in f16 already; else for those that share.
     together = x.ne[2] if direct and r2 == 1 else r2
     for a3 in range(a.ne[3]):
         for a2 in range(0, x.ne[2] // r2, together // r2):

@@ -43,7 +43,7 @@ FEW = 8
 
 WARPS = 4
 ROWS = 2
-"""Of a block; rows of a warp."""
+"""Warps of a block; rows of weights of a warp."""
 
 TILE = 64
 """Rows and columns of a tile."""
@@ -59,8 +59,8 @@ class Columns:
     """The columns of a product, in the form that kernels read.
 
     Neighbouring nodes with the same columns (queries, keys and values of one token) share one converted copy.
-    `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents; bytes of f32, columns
-    where they are rounded to 8 bits.
+    `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents, in bytes for f32 columns,
+    in columns where they are rounded to 8 bits.
     """
 
     def __init__(self, x: Tensor, location: Location, b: Builder, rounded: bool) -> None:
@@ -181,8 +181,8 @@ def is_few(node: Tensor) -> bool:
 
 
 def work(node: Tensor, exact: bool, by_library: bool) -> int:
-    """At most so many bytes of scratch memory: converted columns, and the list and table of experts.cu; or, with
-    cuBLAS, those of `library.multiply`."""
+    """Bytes of scratch memory, at most: of converted columns, and of the list and table of experts.cu; or, with cuBLAS,
+    those of `library.multiply`."""
     if not node.n_elements:
         return 0
     if by_library and not exact and library.suits(node):
@@ -199,7 +199,7 @@ def work(node: Tensor, exact: bool, by_library: bool) -> int:
 
 
 def _work(node: Tensor) -> int:
-    """The most that any way to compute the product needs."""
+    """The most bytes of scratch memory that any way to compute the product needs."""
     return max(work(node, exact, by_library) for exact in (False, True) for by_library in (False, True))
 
 

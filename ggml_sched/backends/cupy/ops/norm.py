@@ -11,7 +11,7 @@ from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_par
 __all__ = ["MODES", "emit_norm"]
 
 MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
-"""`enum Mode`."""
+"""`enum Mode` of norm.cu."""
 
 _ADDED, _KEPT, _SCALED, _SHIFTED = 1, 2, 4, 8
 

@@ -15,7 +15,7 @@ PAIRS = 128
 """The pairs whose frequencies one launch takes; more pairs take several launches."""
 
 ANGLES = np.dtype([("per_position", "<f8", PAIRS)])
-"""`struct Angles`."""
+"""`struct Angles` of rope.cu."""
 
 
 def _angles(angles: Angles, first: int) -> np.ndarray:
