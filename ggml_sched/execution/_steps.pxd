@@ -19,8 +19,8 @@ cdef class BoundLoad(BoundStep):
     cdef readonly Tensor leaf
     cdef readonly Tensor tensor
     cdef readonly PlaceVersions versions
-    cdef int64_t start                  # bytes
-    cdef int64_t place
+    cdef int64_t start                  # the first byte of the leaf that is loaded
+    cdef int64_t place                  # the id of the location, for `versions`
     cdef bint is_due(self) except -1
 
 
@@ -43,7 +43,7 @@ cdef class BoundRun(BoundStep):
     cdef readonly tuple nodes
     cdef readonly tuple twins
     cdef readonly tuple groups
-    cdef readonly object needed         # frozenset, or None
+    cdef readonly object needed         # frozenset of indices into `twins`; None: all
     cdef object handle                  # what graph_plan_create returned; None: call graph_compute instead
     cdef bint is_prepared
 

@@ -10,7 +10,7 @@ returns an event recorded at its end; None means that its backend's queue alone 
 
 Where no step waits for another, or every backend is done when a call returns, `run_in_order` issues the steps one after
 the other without making actions, which saves time for small graphs: a model's token is a few small loads and one run.
-There, a load into memory that the host can address is a `memcpy`.
+In `run_in_order` a load into memory that the host can address is a `memcpy`.
 """
 
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
@@ -167,7 +167,7 @@ cdef class BoundExperts(BoundStep):
         self.src, self.dst, self.ids, self.on_host, self.used = src, dst, ids, on_host, ()
 
     def due(self):
-        # Taken now, because the action may run after the caller has set the ids for a later compute.
+        # The ids are taken now, because the action may run after the caller has set those of a later compute.
         given = None
         if self.on_host:
             given = (self.ids.root.stash or b"")[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
@@ -301,7 +301,7 @@ def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive
         _let_follow(backend, queue)
         if copy(src, dst):
             return _let_follow(queue, backend)
-    # The host reads.  The calls of _let_follow above have made both backends wait for `queue`, and so for the events.
+    # The host reads `src`.  The calls of _let_follow above made both backends wait for `queue`, and so for the events.
     staging = staged(src, dst)
     keep_alive.append(staging)
     here.set_tensor_async(dst, memoryview(staging))

@@ -49,7 +49,7 @@ class _Tracked(Allocation):
 class Allocations:
     """The allocations of one scheduler, of which at most `capacity` are suspended.
 
-    0: none are, and even the current allocation is made anew by each call.
+    With a capacity of 0 even the current allocation is made anew by each call.
     """
 
     def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
@@ -67,7 +67,7 @@ class Allocations:
             if not self._is_fresh(current, graph) or not current.lease.alive:
                 return None
             if current.lease.displaced:
-                # Another scheduler has given some of the graph's tensors other addresses: give them back these.
+                # Another scheduler has given some of the graph's tensors other addresses: restore those of `current`.
                 self.drain()
                 current.suspend()
                 current.restore()
@@ -154,7 +154,7 @@ class Allocations:
         """Release the allocations of freed graphs and of `given`, and the oldest ones beyond the capacity."""
         released = []
         while self._gone:
-            # A new graph may have got the id of the freed one.
+            # A new graph may have got the id of the freed one: then its allocation, not the old one, is found.
             found = self._suspended.get(self._gone.pop())
             if found is not None and found.given_graph() is None:
                 released.append(self._suspended.pop(found.key))

@@ -36,7 +36,7 @@ DTYPES: dict[Type, np.dtype[Any]] = {
     Type.I64: np.dtype("<i8"),
     Type.BF16: np.dtype("<u2"),
 }
-"""The NumPy dtype of each plain type.  NumPy has no bf16: such elements are uint16 with the same bits."""
+"""The NumPy dtype of each type without blocks.  NumPy has no bf16: such elements are uint16 with the same bits."""
 
 INTEGERS = frozenset({Type.I8, Type.I16, Type.I32, Type.I64})
 

@@ -9,7 +9,7 @@ cdef class Cells:
     cdef readonly int64_t n_rows
     cdef readonly int64_t n_seq
     cdef readonly int64_t n_used        # rows in use
-    cdef readonly object positions      # i32 [n_rows]: the position of the token in each row; -1: free
+    cdef readonly object positions      # i32 [n_rows]: the position of the token in each row; -1 for a free row
     cdef readonly object sets           # u64 [n_rows]: the sequences that have the row, a bit for each
     cdef int32_t[::1] position          # typed views of `positions` and `sets`
     cdef uint64_t[::1] set

@@ -77,7 +77,7 @@ class Builder:
         return inputs.state_row
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """`tensors`, but in the last layer only their rows of the output tokens: the rest of it computes only those."""
+        """`tensors`, but in the last layer only their rows of the output tokens: its other nodes compute only these."""
         if not self.selects or layer != self.hparams.n_layer - 1:
             return tensors
         return tuple(self.ctx.get_rows(t, self.inputs.outputs) for t in tensors)
@@ -156,7 +156,7 @@ class Builder:
 
         q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v[n_embd_head_v, n_head_kv, n_tokens]
         -> [width of a head's result * n_head, n_tokens].  `unpack` [n_embd_head_v, width, n_head]: a matrix for each
-        head, by which its weighted sum of values is multiplied (latent attention); the width is n_embd_head_v without.
+        head, by which its weighted sum of values is multiplied (latent attention); without, the width is n_embd_head_v.
         """
         ctx, h, at, n_kv = self.ctx, self.hparams, self.hparams.layers[layer], self.n_kv
         last = not self.shape.n_outputs and layer == h.n_layer - 1

@@ -90,7 +90,7 @@ class Array(Sequence):
     def __init__(self, kind: Kind, memory, starts=None, values=None) -> None:
         self.kind = kind
         self._memory = memory    # the bytes of the whole file
-        self._starts = starts    # strings: the byte at which each begins, with its length (u64)
+        self._starts = starts    # strings: the byte of the file where each begins, its length (u64) first
         self._values = values    # numbers: a view of the file; nested arrays: a list
 
     def __len__(self) -> int:
@@ -187,7 +187,8 @@ class Reader:
         return value
 
     def count(self, what: str, each: int, limit: int) -> int:
-        """Read the number of items that follow; FileFormatError if so many, of `each` bytes or more, are not left."""
+        """Read the number of items that follow; FileFormatError above `limit`, or if the file has no room for so many
+        of `each` bytes."""
         n = self.number(Kind.U64, f"the number of {what}")
         if n > limit or n > (self.size - self.pos) // each:
             self.pos -= 8

@@ -75,7 +75,7 @@ class Experts:
     n_used: int
     n_ff: int
     n_dense_layers: int = 0
-    """The number of layers, from the first on, that have a plain feed-forward unit."""
+    """The number of layers, from the first on, that have one feed-forward unit instead of experts."""
     n_shared: int = 0
     """Experts that every token uses; files store them as one expert, `n_shared` times as wide."""
     n_ff_shared: int = 0
@@ -250,11 +250,11 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise meta.error(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
     freq_scale = 1.0 if kind == "none" else 1.0 / max(factor, TINY)
-    # llama.cpp does not read rope.scaling.yarn_ext_factor and similar keys for these architectures.
+    # llama.cpp does not read rope.scaling.yarn_ext_factor and similar keys for the architectures of this package.
     ext_factor = 1.0 if kind == "yarn" else 0.0
     log_mul = 0.0
     if meta.arch == "deepseek2":
-        # These files store log_mul multiplied by 0.1.
+        # Files of this architecture store log_mul multiplied by 0.1.
         log_mul = meta.number("rope.scaling.yarn_log_multiplier", 0.0, high=100.0) / 0.1
     attn_factor = _yarn_factor(1.0 / freq_scale, log_mul) if ext_factor else 1.0
     rope = Rope(

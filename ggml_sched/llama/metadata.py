@@ -103,8 +103,8 @@ class Metadata(Fields):
     def pattern(self, key: str, n: int, default: int) -> tuple[bool, ...]:
         """For each of n layers whether it has a sliding window.
 
-        The file has a list of bools, or a number (or `default`): then all but the last of each so many layers have one,
-        and all for 0.
+        The file has a list of bools, or a number of layers, or neither (`default` is the number): of each group of that
+        many layers all but the last have a window; for 0, all layers have one.
         """
         value = self.get(key, default)
         if isinstance(value, Array):

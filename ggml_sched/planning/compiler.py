@@ -24,8 +24,8 @@ ROLE_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
 """Bits of a tensor's `role` (GS_ROLE_WRITES) and `state` (GS_STATE_LATE, GS_STATE_EXCLUSIVE).
 
-The node writes to another tensor's memory; the leaf is loaded when its lifetime begins, because other tensors use its
-memory before; no other tensor uses the memory, and no node writes to it.
+WRITES: the node writes to another tensor's memory; LATE: the leaf is loaded when its lifetime begins, because other
+tensors use its memory before; EXCLUSIVE: no other tensor uses the tensor's memory, and no node writes to it.
 """
 BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
 """{op that is given its destination as a source, and does not read it: the slot of that source}."""
@@ -363,8 +363,8 @@ class _Maker:
     def _memory_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(number of the memory, first byte in it, size in bytes) of each of `ids`.
 
-        Numbers: b is the arena of backend b; with n_backends added, a root's id is a resident, the id of a copy with
-        several slots all its slots together.  Their bytes differ by compute, which `Access.period` accounts for.
+        Numbers: b for the arena of backend b; n_backends + id for a resident root, and for all slots together of a copy
+        with several slots.  Each compute uses another of these slots, which `Access.period` accounts for.
         """
         n, n_backends = self.n, len(self.backends)
         is_copy = ids >= n
@@ -429,7 +429,7 @@ def experts_lie_apart(weight: Tensor) -> bool:
 def runs_of(t: Tensor) -> tuple[np.ndarray, int]:
     """The bytes that the elements of a tensor take: the first byte of each contiguous range, and the bytes of a range.
 
-    For a tensor of more than MAX_RUNS ranges there are none: as if nothing were written.
+    No range for a tensor of more than MAX_RUNS ranges, as if nothing were written.
     """
     size, extents = t.type.type_size, [t.ne[0] // t.type.block_size, *t.ne[1:]]
     starts = np.zeros(1, np.int64)

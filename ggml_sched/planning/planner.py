@@ -62,8 +62,8 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # Reserved plans by wiring, request key and fusion groups, those with small arenas first.  A graph of that key
-        # whose tensors are no larger gets one of them by replay, without planning.  Kept until `clear`.
+        # {(wiring, request key, fusion groups): reserved plans, those with the smallest arenas first}.  A graph of that
+        # key whose tensors are no larger gets one of them by replay, without planning.  Kept until `clear`.
         self._reserved: dict[Key, list[PlanData]] = {}
         # Adopted plans, by the key of the plan cache.  Kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
@@ -89,7 +89,7 @@ class Planner:
         try:
             own = self._plan_order(graph, graph, assigned, held)
         except OutOfMemory:
-            # The other order may fit into the budget.
+            # A plan with the nodes in the other order may fit into the budget.
             return self._plan_order(graph, self._orders[graph], assigned, held)
         try:
             other = self._plan_order(graph, self._orders[graph], assigned, held)

@@ -127,7 +127,7 @@ class Program:
     inputs: tuple[int, ...]
     """Ids of leafs that the caller must have set: their data is read before a node writes it."""
     turns: int
-    """The most slots of a copy: so many consecutive computes use different slots.  1 if all copies have one slot."""
+    """The most slots that a copy has: that many consecutive computes use different slots of it.  1 without copies."""
 
     @cached_property
     def awaited(self) -> frozenset[int]:

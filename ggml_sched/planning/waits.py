@@ -92,8 +92,8 @@ def _order_conflicts(queues: Sequence[int], access: Access, wanted: list[dict[in
     pairs = np.unique(access.memory * n_queues + queue_of[access.step])
     for memory in np.flatnonzero(np.bincount(pairs // n_queues) > 1).tolist():
         here, period = by_memory[begin[memory] : begin[memory + 1]], int(access.period[memory])
-        # Bytes are counted in ranges between two edges.  For each queue and range: the last step that accesses the
-        # range, and the last that writes to it.  Step k of the compute before has number k - count.
+        # `edges` cut the memory into ranges.  For each queue and range: the last step that accesses the range, and the
+        # last that writes to it.  Step k of the compute before has number k - count.
         edges = np.unique(np.concatenate([access.start[here], access.stop[here]]))
         last_access, last_write = np.full((2, n_queues, len(edges)), -count - 1)
         steps = []

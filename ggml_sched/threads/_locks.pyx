@@ -56,7 +56,7 @@ cdef class ForkLock:
         cdef PyLockStatus got
         if self.pid != getpid():
             # The thread that may hold the lock is not in this child process: use a new lock.  The old one is not freed,
-            # because a lock that is held must not be.
+            # because a lock must not be freed while it is held.
             fresh = PyThread_allocate_lock()
             if fresh == NULL:
                 raise MemoryError("no host memory for a lock")
@@ -71,7 +71,7 @@ cdef class ForkLock:
         self.locked = True
 
     def __exit__(self, kind, error, trace):
-        # False in a child process that was forked inside this block and has made a new lock meanwhile.
+        # `locked` is False in a child process that was forked inside this block and has made a new lock meanwhile.
         if self.locked:
             self.locked = False
             PyThread_release_lock(self.lock)

@@ -35,7 +35,7 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
 def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
     """On a thread of a crew: execute one call of `todo`, if one is left, and record its begin and its end.
 
-    `Crew.share` compares the two lists to know whether a call is still running; `done` wakes it.
+    `Crew.share` compares the lengths of `begun` and `ended` to know whether a call is still running; `done` wakes it.
     """
     begun.append(None)
     call: Call | None = None

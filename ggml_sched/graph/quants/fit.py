@@ -21,7 +21,7 @@ AFFINE_SPANS = np.linspace(0.85, 1.05, 9, dtype=np.float32)
 """The ranges that levels are tried to cover, as fractions of the range from the least to the largest element."""
 
 SIGNED_SPANS = np.linspace(0.78, 1.06, 15, dtype=np.float32)
-"""The same for steps without a minimum, as fractions of the step that maps the extreme element to the last level."""
+"""Steps that are tried without a minimum, as fractions of the step with which the levels just cover the elements."""
 
 Nearest = Callable[[np.ndarray], np.ndarray]
 """A function from elements divided by a step to the nearest levels."""

@@ -35,7 +35,7 @@ def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
         # The element furthest from zero becomes the level 0, q - offset = -offset: so d has its opposite sign.
         offset = _OFFSET[kind]
         at = np.abs(x).argmax(axis=-1)
-        # + 0 makes -0 to 0: ggml's reference gives a block of -0 the same scale as a block of 0.
+        # + 0 makes -0 to 0: ggml's reference gives a block of elements -0 the same scale as one of elements 0.
         d = (np.take_along_axis(x, at[..., None], -1)[..., 0] + np.float32(0)) / np.float32(-offset)
         q = x * inverse(d) + np.float32(offset + 0.5)
         _put_levels(limited(q, 0, 2 * offset - 1).astype(np.uint8), kind, blocks)

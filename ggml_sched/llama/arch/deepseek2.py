@@ -3,8 +3,8 @@
 Multi-head latent attention: keys and values are computed from a small latent vector and a part rotated by rope, both
 shared by all heads.  A file has either the matrix that expands the latent vector (attn_kv_b: the cache stores keys and
 values), or its two halves (attn_k_b is applied to the queries, attn_v_b to the result, and the cache stores the latent
-vector; in the code, `absorbed`).  The first layers have a plain feed-forward unit; the others have routed experts, of
-which each token uses a few, and shared experts that every token uses.
+vector; in the code, `absorbed`).  The first layers have one feed-forward unit; the others have routed experts, of which
+each token uses a few, and shared experts that every token uses.
 Corresponds to llama.cpp's llm_build_deepseek2.
 """
 

@@ -18,8 +18,8 @@ MAX_SECONDS = 0.3
 MAX_CHARS = 1 << 24     # of a text that a template makes
 MAX_ITEMS = 1 << 20     # of a list, dict or set
 MAX_BITS = 1 << 12      # of a number that a template computes
-CHARS_PER_TICK = 256    # how much data is read or made for one tick
-ITEMS_PER_TICK = 16
+CHARS_PER_TICK = 256    # characters that are read or made for one tick
+ITEMS_PER_TICK = 16     # items of lists, dicts and the like that are read or made for one tick
 TICKS_PER_LOOK = 512
 """Ticks spent between two reads of the clock, which would otherwise cost more than the work."""
 

@@ -48,7 +48,7 @@ class Marker:
     def _at_ends(self, text: str) -> str:
         """The text with marks at its ends where it could become part of a control token together with its neighbours.
 
-        Templates may strip spaces, so the marks are next to the first and last other characters.
+        Templates may strip spaces, so the marks are next to the first and last characters that are no spaces.
         """
         body = text.rstrip()
         if any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body) + 1))):

@@ -48,7 +48,7 @@ OTHER = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 DIGIT, DIGITS3 = r"\p{N}", r"\p{N}{1,3}"
-# The ranges contain wide spaces (U+3000 for one); these are excluded, because they are spaces, not letters.
+# The ranges of CJK_KOREAN contain wide spaces (U+3000 for one), which are excluded: they are spaces, not letters.
 CJK_KOREAN = "(?:(?!\\s)[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff])+"
 CJK_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 

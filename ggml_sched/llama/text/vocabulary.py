@@ -259,13 +259,13 @@ def _merges(fields: VocabularyFields) -> list[tuple[str, str]]:
     for i, line in enumerate(lines):
         left, _, right = line.partition(" ")
         if not left or not right:
-            # A space as the first character belongs to the merge, in some vocabularies; the next one is the separator.
+            # In some vocabularies a space as the first character is part of the left token: the next space separates.
             at = line.find(" ", 1)
             if at < 0 or at == len(line) - 1:
                 raise fields.fail(f"merges[{i}]", f"is {shown(line)}, not two tokens with a space between")
             left, right = line[:at], line[at + 1 :]
         pairs.append((left, right))
-    return list(dict.fromkeys(pairs))  # the first of two equal ones counts
+    return list(dict.fromkeys(pairs))  # the first of equal merges counts
 
 
 def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:

@@ -240,9 +240,9 @@ class _Execution:
         return self.found
 
     def set_before(self, leafs: list[int]) -> list[int]:
-        """The leafs that the caller sets before this compute: each step that may be left out is, and is not.
+        """The leafs that the caller sets before this compute: some computes leave out a step that `keeps`, some do not.
 
-        All before the first compute.  Then, each for as many computes as a copy has slots: none, every second leaf, the
+        Before the first compute all.  Then, each for as many computes as a copy has slots: none, every second leaf, the
         other leafs, all.
         """
         match (self.round + self.facts.program.turns - 1) // self.facts.program.turns:
@@ -446,7 +446,7 @@ class _Execution:
     # -- bytes --
 
     def all_of(self, i: int) -> list[Piece]:
-        """The content of tensor i: of the compute in which the caller set it last, for a node of this compute."""
+        """The content of tensor i: of a node, what this compute gives it; of another, what the caller has set last."""
         writer = i + self.set_in.get(i, self.round) * self.size
         return [(0, self.facts.nbytes[i], writer, 0)] if self.facts.nbytes[i] else []
 

@@ -39,7 +39,7 @@ class PlainSplit(NamedTuple):
 class Facts:
     """A graph, its backends and a plan as plain values.
 
-    Lists are indexed by id: 0 .. n_tensors-1 are `graph.tensors`, n_tensors + c is copy c.  Bytes everywhere.
+    Lists are indexed by id: 0 .. n_tensors-1 are `graph.tensors`, n_tensors + c is copy c.  Sizes, offsets: bytes.
     """
 
     # The backends.
@@ -60,7 +60,7 @@ class Facts:
     """The root of a view in the graph; -1 for other tensors."""
     view_offs: list[int]
     src: list[tuple[int, ...]]
-    """By slot; -1 where a slot is empty."""
+    """The ids of a node's sources, by slot; -1 where a slot is empty."""
     nodes: list[int]
     resident: list[frozenset[int] | None]
     """The backends that can read a resident; None for a tensor that is no resident."""
@@ -82,7 +82,7 @@ class Facts:
     assigned: list[int]
     """The backend that computes a node, or holds a leaf or a copy; -1 for a tensor that is not used."""
     home: list[int]
-    """The backend in whose arena an id is; -1 for none."""
+    """The backend in whose arena an id is; -1 for an id that is in no arena."""
     chunk: list[int]
     """The index of the buffer, in the arena of backend `home`, that holds an id."""
     offset: list[int]
@@ -173,7 +173,7 @@ class Facts:
         return self.op[i] not in VIEW_OPS
 
     def blind_slot(self, i: int) -> int:
-        """The slot of the source that a node writes to and does not read; -1 for none."""
+        """The slot of the source that a node writes to and does not read; -1 for a node without such a source."""
         return {"CPY": 1, "SET_ROWS": 2}.get(self.op[i], -1)
 
     def memory(self, i: int) -> int:
@@ -232,7 +232,7 @@ class Facts:
                          for place in step.places)
 
     def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
-        """The ids that a node reads in a run, one for each of its sources; -1 for an empty one.
+        """The ids that a node reads in a run, one for each of its slots; -1 for an empty slot.
 
         `turn` selects the slot of each copy: it grows by 1 with each compute.
         """
