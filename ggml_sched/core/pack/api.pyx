@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The entry points of packing: `pack` for Python, pack_any_times for C.
 
-Invariant: for any input integers, pack_prepare receives times from 0 and sizes in int64, all checked; nothing is rounded.
+Invariant: for any integers, pack_prepare receives times from 0 and sizes in int64, all checked; nothing is rounded.
 
 Includes, before the code below:
 
@@ -25,8 +25,8 @@ from ggml_sched.core.pack.solve cimport *
 include "times.pxi"
 
 
-cdef int64_t PACK_MOST_TRIES = 0x3fffffffffffffff       # a larger budget is cut to it: sums of two still fit in int64
-cdef const char *PACK_METHOD_WORDS[N_PACK_METHODS]      # by PACK_METHOD_*
+cdef int64_t PACK_MOST_TRIES = 0x3fffffffffffffff       # the largest budget: a sum of two still fits in int64
+cdef const char *PACK_METHOD_WORDS[N_PACK_METHODS]      # indexed by PACK_METHOD_*
 PACK_METHOD_WORDS[:] = [b"nothing to place", b"busiest first", b"larger first", b"longest first", b"larger area first",
                         b"best fit", b"place or lift", b"two ends", b"joined buffers"]
 

@@ -25,7 +25,7 @@ cdef void blocks_free(gs_blocks *b) noexcept nogil:
 
 
 cdef int blocks_copy(gs_blocks *to, const gs_blocks *b) noexcept nogil:
-    """A copy with memory of its own."""
+    """Make `to` a copy of b, with memory of its own."""
     to[0] = b[0]
     to.at = <gs_block *>malloc(max(b.room, 1) * sizeof(gs_block))
     if to.at == NULL:

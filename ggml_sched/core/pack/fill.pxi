@@ -9,10 +9,10 @@
 
 cdef enum:
     FILL_LOOK = 64              # open holes that are remembered; the oldest is forgotten for a new one
-    FILL_EFFORT = 64            # times that the holes may cover together, for each buffer: bounds the work
-    # The probability that a hole is left out, in 256ths: FILL_RARE, plus 0 to 3 times FILL_RARER by the seed, plus
-    # FILL_DOUBT times the open holes divided by the hole's bytes, JOIN_DOUBT at most: with many open holes or few
-    # bytes, sizes match by chance more often.
+    FILL_EFFORT = 64            # times that all holes together may cover, per buffer: bounds the work
+    # The probability that a hole is left out, in 256ths: FILL_RARE + FILL_RARER * (seed // 2 % 4) +
+    # min(FILL_DOUBT * open holes // the hole's bytes, JOIN_DOUBT): with many open holes or few bytes, sizes match by
+    # chance more often.
     FILL_RARE = 48
     FILL_RARER = 48
     FILL_DOUBT = 64
@@ -23,8 +23,8 @@ ctypedef struct gs_hole:        # an open hole: slack that grew by `size` bytes 
 
 ctypedef struct gs_fill:
     int64_t *slack              # [n_times + 1] bytes below the target that no buffer takes; 0 at the last time
-    # [2 n] each: the problem's n buffers, then the buffers that fill holes.  Those are n at most, as a hole begins at
-    # time 0 or where a buffer ends, and none where the last one does.
+    # [2 n] each: the problem's n buffers, then the buffers that fill holes.  At most n fill holes, because a hole
+    # begins at time 0 or where a buffer ends, and no hole begins where the last buffer ends.
     int32_t *lower
     int32_t *upper
     int64_t *size

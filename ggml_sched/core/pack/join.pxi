@@ -13,29 +13,29 @@
 # original may still have one.  Time is n log n: no look-up passes more than 2 PACK_LOOK buffers.
 
 cdef enum:
-    PACK_LOOK = 64              # buffers that a look-up examines; join_equal examines as many on both sides
-    # The probability that a join is left out, in 256ths: JOIN_RARE, plus 0 to 3 times JOIN_RARER by the seed, plus up
-    # to JOIN_DOUBT where many pairs match, probably by chance.
+    PACK_LOOK = 64              # the most buffers that a look-up examines; join_equal: on each side of a block
+    # The probability that a join is left out, in 256ths: JOIN_RARE + JOIN_RARER * (seed // 4 % 4), plus up to
+    # JOIN_DOUBT where many pairs match, probably by chance.
     JOIN_RARE = 16
     JOIN_RARER = 24
     JOIN_DOUBT = 128
 
 ctypedef struct gs_join:
     gs_pack *p                  # the original problem
-    gs_pack m                   # the joined one; its buffers are blocks, and m.id is the block's first buffer, in p
+    gs_pack m                   # the joined problem; its buffers are blocks; m.id: the buffer of p that represents each
     uint64_t seed               # 0, or the state of a pseudo-random sequence
     int rare                    # least probability, in 256ths, that a join is left out; see JOIN_RARE
-    int32_t n_gone
-    int32_t *gone               # [n_gone] buffers that were joined to another, in order of joining
+    int32_t n_gone              # how many buffers were joined to another
+    int32_t *gone               # [n_gone] these buffers, in order of joining
     int32_t *into               # [n] the buffer that buffer i was joined to; -1: i represents its block
     int64_t *above              # [n] bytes from the offset of into[i] to that of i
-    int32_t *stop               # [n] end of the block that i represents
+    int32_t *stop               # [n] one past the last section of the block that i represents
     int64_t *size               # [n] bytes of the block that i represents; 0 when i was joined to another buffer
-    int32_t *ends               # [n_sections + 1] first block that ends at section k, of a doubly linked list; or -1
-    int32_t *next               # [n] the links of these lists
-    int32_t *prior              # [n]
-    int32_t *n_ends             # [n_sections + 1] how many blocks end at section k
-    int32_t *n_starts           # [n_sections + 1] how many blocks begin there
+    int32_t *ends               # [n_sections + 1] the first in a list of all blocks with stop == k; or -1
+    int32_t *next               # [n] the block after i in its list; or -1
+    int32_t *prior              # [n] the block before i in its list; or -1
+    int32_t *n_ends             # [n_sections + 1] how many blocks have stop == k
+    int32_t *n_starts           # [n_sections + 1] how many blocks begin at section k
     void *memory
 
 
@@ -81,7 +81,7 @@ cdef inline bint join_leaves_out(gs_join *g, int64_t pairs, int64_t extent) noex
 
 
 cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept nogil:
-    """Make block b a part of block a, which begins no later: `above` bytes above it; or after it, with above == 0."""
+    """Make block b a part of block a, which begins no later: `above` bytes above a; with above == 0, after a."""
     join_unlink(g, a)
     join_unlink(g, b)
     if above > 0:
@@ -145,8 +145,8 @@ cdef inline bint join_stacks_rather(gs_join *g, int32_t a) noexcept nogil:
     cdef gs_pack *p = g.p
     cdef int32_t starts = g.n_starts[p.start[a]]
     cdef int32_t ends = g.n_ends[g.stop[a]]
-    # If these two alone begin where at most one block ends, or end where at most one begins, they most likely share its
-    # memory, and so lie side by side.
+    # If only these two blocks begin at a time at which at most one ends, they most likely share the memory of that one,
+    # and so lie side by side; likewise if only these two end where at most one begins.
     if starts == 2 and g.n_ends[p.start[a]] <= 1 or ends == 2 and g.n_starts[g.stop[a]] <= 1:
         return True
     return not join_leaves_out(g, <int64_t>starts * ends, 8 * <int64_t>(g.stop[a] - p.start[a]))
@@ -261,7 +261,7 @@ cdef void join_expand(gs_join *g) noexcept nogil:
     cdef int32_t i, b
     for i in range(g.m.n):
         p.offset[g.m.id[i]] = g.m.offset[i]
-    # If into[b] was itself joined to another buffer, that was later than b's join: so in reverse, its offset is known.
+    # If into[b] was itself joined to another buffer, that was later than b's join: in reverse, into[b] comes first.
     for i in range(g.n_gone - 1, -1, -1):
         b = g.gone[i]
         p.offset[b] = p.offset[g.into[b]] + g.above[b]

@@ -24,7 +24,7 @@ ctypedef struct gs_pack_block:  # some spots in order of bottom, as an element o
 
 
 cdef inline uint64_t pack_scale(double x) noexcept nogil:
-    """x >= 1 as a 16-bit integer in the same order: 7 bits of exponent, 9 of mantissa; larger x give more bits."""
+    """x >= 1 as a 16-bit integer in the same order: 7 bits of exponent, 9 of mantissa; 2**128 and more give more."""
     cdef uint64_t word
     memcpy(&word, &x, sizeof(word))
     return (word >> 43) - (<uint64_t>1023 << 9)
@@ -100,7 +100,7 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
         if p.n_sections > 255:
             short_life = pack_scale(<double>life) >> 6 if life > 0 else 0
             life = life >> life_shift
-        # The size stands for the area where the lifetime was compared first: with equal lifetimes their order is equal.
+        # The size stands for the area where the lifetime was compared first: for equal lifetimes both give one order.
         if by == PACK_BY_TWA:
             key = ~((busy << 16) | (short_life << 8) | (bytes >> 8))
         elif by == PACK_BY_SIZE:
@@ -159,7 +159,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
     cdef int64_t *offset = p.offset
     cdef int64_t *sizes = p.size
     cdef int32_t *carry
-    cdef int64_t *bottom = <int64_t *>p.keys        # done with the keys: two scratch arrays of n
+    cdef int64_t *bottom = <int64_t *>p.keys        # the keys are done with: memory for two arrays of n
     cdef int64_t *top = <int64_t *>p.keys + p.n
     cdef int64_t arena = 0
     cdef int64_t at, size

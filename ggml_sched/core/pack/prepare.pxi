@@ -39,7 +39,7 @@ cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratc
     memset(p, 0, sizeof(gs_pack))
     if n > PACK_MAX:
         return GS_BAD_ARGUMENT
-    p.memory = malloc(bytes + 16 * 8)       # and the rounding of each array to 8 bytes
+    p.memory = malloc(bytes + 16 * 8)       # 16 * 8: the rounding of each array to 8 bytes
     if p.memory == NULL:
         return GS_NO_HOST_MEMORY
     cursor = <char *>p.memory
@@ -103,7 +103,7 @@ cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *low
 cdef int32_t pack_find_sections(int32_t n_times, int32_t *first, int32_t *section_of, const char *dies) noexcept nogil:
     """Fill section_of: the section of each time.  Returns the number of sections.
 
-    first: how many buffers are born at each time; then the number that the first of them gets in order of birth.
+    first: how many buffers are born at each time; on return, how many are born before that time.
     dies: whether a buffer dies at that time.
     """
     cdef int32_t n_born = 0

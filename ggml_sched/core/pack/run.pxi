@@ -24,15 +24,15 @@ cdef enum:
     PACK_WAYS = 3 * SELECTIONS      # pairs of an order of PACK_SEARCH_ORDERS and a selection
     PACK_VARIED = 12                # the most tries spent on joined problems for each try of the problem itself
 
-cdef int64_t PACK_EASY_TRY = 250           # up to so many overlapping buffers, in the mean, a try is quick
+cdef int64_t PACK_EASY_TRY = 250           # a try is quick if buffers overlap at most this many in time, in the mean
 cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that all calls of pack_place_far may compare
 
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
 # For each pass of pack_two_ends: the lifetime in nodes above which a buffer is long-lived (longer than a layer's short
-# lives, shorter than its residual stream; layers of the usual length first), and whether buffers of a seventh of the
-# bound are treated as long-lived, too, as recurrent layers need.  A failing pass mostly fails within the first layer.
+# lives, shorter than its residual stream; layers of the usual length first), and whether buffers of at least a seventh
+# of the bound count as long-lived, too, as recurrent layers need.  A failing pass mostly fails within the first layer.
 cdef int32_t[PACK_PASSES] PACK_LONG_LIFE
 cdef bint[PACK_PASSES] PACK_LARGE
 PACK_LONG_LIFE[:] = [14, 28, 7, 28, 3]
@@ -41,15 +41,15 @@ PACK_LARGE[:] = [False, True, False, False, False]
 ctypedef struct gs_pack_work:
     gs_pack *p
     gs_search q             # a search of p; q.p is NULL while there is none
-    gs_pack filled          # the problem with its slack filled, in the way of `seed`
-    gs_join join            # its buffers joined, in the way of `seed`
+    gs_pack filled          # p, with more buffers where memory stays empty (fill.pxi), as `seed` selects
+    gs_join join            # the buffers of `filled`, joined to blocks (join.pxi), as `seed` selects
     gs_search joined        # a search of join.m; joined.p is NULL while there is none
     int seed                # selects which holes are filled and which buffers are joined
     int64_t target          # an arena of this size ends the work
     int64_t budget          # tries, of all searches together
     int64_t varied          # tries of joined problems, plus the time of joining, expressed in tries
     int64_t patience        # pairs of buffers that pack_place_far may still compare
-    bint scales             # a default budget, which is reduced where tries are slow
+    bint scales             # the budget is a default one, which is reduced where tries are slow
     bint fitted             # best fit has been tried
     gs_pack_result *out
 
@@ -104,7 +104,7 @@ cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil
 cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexcept nogil:
     """Place the buffers of p in one order, and keep the packing if its arena is at most `limit`.
 
-    Where many buffers overlap, pack_place_far compares each with all before it: that is done while patience lasts.
+    Where many buffers overlap, pack_place_far compares each with all before it: that is done while work.patience lasts.
     """
     cdef int64_t arena
     cdef bint near = p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n

@@ -13,8 +13,8 @@ cdef enum:
     SEARCH_FOUND = 1
     SEARCH_STOPPED = 2
     # Which buffer is moved next.  A buffer's minimum is the lowest offset that it may still get (state.pxi).
-    SELECT_FIRST = 0            # the one with the lowest minimum; the first in rank of several
-    SELECT_TIGHTEST = 1         # likewise, but only of the buffers in the section with the most unplaced bytes
+    SELECT_FIRST = 0            # the one with the lowest minimum; of several, the first in p.order
+    SELECT_TIGHTEST = 1         # likewise, among the buffers of the section with the most unplaced bytes
     SELECTIONS = 2
 
 

@@ -8,7 +8,7 @@ from ggml_sched._c cimport gs_block, gs_pack_result
 cdef enum:
     PACK_MAX = 0x1000000        # buffers: a sort key has 24 bits for the index
     PACK_CARRY_LIMIT = 6000000  # entries of gs_pack.carry; a problem that needs more is packed without these lists
-    # Orders of buffers, descending.  T: live bytes of the buffer's fullest section; W: lifetime; A: size * lifetime.
+    # Orders of buffers, descending.  T: the most bytes alive at once in its lifetime; W: lifetime; A: size * lifetime.
     PACK_BY_TWA = 0
     PACK_BY_SIZE = 1            # size, then lifetime
     PACK_BY_WAT = 2
@@ -27,25 +27,25 @@ ctypedef struct gs_blocks:
     int32_t room                # elements that `at` has memory for
     int64_t max_size            # the highest end of a range ever taken: the bytes that the arena needs
     int64_t chunk               # bytes of each chunk; 0: the arena is one buffer
-    int64_t stride              # from one chunk's first offset to the next's; above `chunk`, so that blocks never merge
+    int64_t stride              # from one chunk's first offset to the next's; more than `chunk`: chunks never merge
     int32_t n_chunks
 
 
 # A packing problem.  Buffers are numbered by section of birth; sections are intervals of time (see prepare.pxi).
 ctypedef struct gs_pack:
-    int32_t n                   # buffers with a size and a lifetime
+    int32_t n                   # buffers, without those that have no bytes or no lifetime
     int32_t n_sections
-    int64_t bound               # bytes of the fullest section, which every arena needs
-    int64_t n_neighbours        # overlapping buffers, summed over all buffers; pack_fill_carry sets it
+    int64_t bound               # the most bytes alive in any section, which every arena needs
+    int64_t n_neighbours        # for each buffer those alive with it, and itself, summed up; pack_fill_carry sets it
     int64_t n_carried           # entries that `carry` will need
     int32_t *id                 # the caller's index of buffer i
-    int32_t *start              # first section
-    int32_t *stop               # one past the last section
+    int32_t *start              # first section of buffer i's lifetime
+    int32_t *stop               # one past the last section of buffer i's lifetime
     int32_t *birth              # the time of birth; for the planner a position in the graph
-    int32_t *life               # number of times from birth to death
+    int32_t *life               # for how many times buffer i is alive
     int64_t *size
     int32_t *born               # [n_sections + 1] first buffer born in section k or later
-    int64_t *live               # [n_sections] bytes
+    int64_t *live               # [n_sections] bytes of the buffers alive in section k
     int64_t *peak               # [n] the most bytes live in any section of buffer i
     int64_t *offset             # [n] the packing under construction, -1 for what is not placed
     int64_t *best               # [n] the best complete packing so far
@@ -54,8 +54,8 @@ ctypedef struct gs_pack:
     int32_t *turn               # [n] rank of buffer i by birth, then by the caller's index; pack_settle fills it
     int32_t *carry_begin        # [n_sections + 1] where section k begins in `carry`; NULL until pack_fill_carry
     int32_t *carry              # for each section, the buffers alive in it that were born in an earlier one
-    void *memory                # the one allocation behind all but carry
-    void *carry_memory
+    void *memory                # the one allocation of all arrays but carry_begin and carry
+    void *carry_memory          # the allocation of carry_begin and carry
 
 
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil

@@ -14,7 +14,7 @@
 # Invariants: minimum and offset of a buffer are at most capacity - size, so that PACK_FAR is never one of them; undoing
 # to a mark (a length of the trail) restores exactly the state at that mark, but for `witness`, a hint that is checked.
 
-cdef int64_t PACK_FAR = 0x7fffffffffffffff      # as a minimum: the buffer is placed; as a floor: all buffers are
+cdef int64_t PACK_FAR = 0x7fffffffffffffff      # minimum of a placed buffer; floor of a section where all are placed
 
 cdef enum:
     CHANGE_MINIMUM = 0
@@ -29,35 +29,35 @@ ctypedef struct gs_change:      # an entry of the trail: one value, and what it 
     int32_t kind                # CHANGE_*
 
 ctypedef struct gs_piece:       # sections [left, right), whose unplaced buffers all live within them
-    int64_t slack               # the least of capacity - floor - unplaced bytes in any of them
+    int64_t slack               # the least of capacity - gs_search.floor - gs_search.rest in any of these sections
     int32_t left
     int32_t right
 
-ctypedef struct gs_choice:      # a frame of the stack: a placement, which a lift may replace; or a list of pieces
+ctypedef struct gs_choice:      # a frame of the search's stack: a placement, undone if no packing follows; or pieces
     int64_t mark                # trail length before the placement
     uint64_t changed            # mask of the sections that the placement changed
     int32_t buffer              # the placed buffer; -1: the frame has pieces
     int32_t left                # the sections [left, right) of the piece that was being searched
     int32_t right
     int32_t piece               # index in gs_search.pieces of the frame's first piece
-    int32_t next_piece          # and of the one to search next
+    int32_t next_piece          # index in gs_search.pieces of the piece to search next
 
 ctypedef struct gs_search:
     gs_pack *p
     int64_t capacity
-    int64_t tries               # taken so far, over all runs
-    int64_t area                # bytes times sections of the placed buffers, in 2**area_shift bytes: measures progress
+    int64_t tries               # tries (as search_run counts them) so far, over all runs
+    int64_t area                # sum of (size >> area_shift) * sections of the placed buffers: measures progress
     int area_shift
     uint64_t changed            # mask of the sections that the last placement changed
-    uint64_t reason             # mask of the last death's reason; a lift adds what it reads
-    int64_t *minimum            # [n] lowest offset still possible; PACK_FAR once placed
-    int64_t *floor              # [n_sections] lowest minimum of section k's unplaced buffers; PACK_FAR without any
+    uint64_t reason             # mask of the sections that made the last branch fail; a lift adds those that it reads
+    int64_t *minimum            # [n] lowest offset that buffer i can still have; PACK_FAR once it is placed
+    int64_t *floor              # [n_sections] lowest minimum of section k's unplaced buffers; PACK_FAR if it has none
     int32_t *witness            # [n_sections] a buffer whose minimum was section k's floor when that was last computed
     int64_t *rest               # [n_sections] bytes of section k's unplaced buffers
     int32_t *crossing           # [n_sections] how many unplaced buffers live both in section k and in k + 1
     int32_t *rank               # [n] position in p.order; of buffers with equal minimum, the lower rank is tried first
     int32_t *twin               # [n] the next buffer of equal lifetime and size, in a ring
-    gs_choice *stack            # [2 n + 2]
+    gs_choice *stack            # [2 n + 2] the first `depth` are in use
     gs_piece *pieces            # [2 n_sections + 2] the pieces of all frames, one behind the other
     int mask_shift              # each bit of a mask stands for 2**mask_shift sections
     int32_t depth               # frames on the stack
@@ -171,7 +171,7 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
         elif c.kind == CHANGE_FLOOR:
             q.floor[i] = c.old
         elif c.kind == CHANGE_REASON:
-            # If the death depends on sections that the lift changed, it depends on the lift's reason, too.
+            # If the failure depends on sections that the lift changed, it depends on those that forced the lift, too.
             if <uint64_t>(c - 1).old & q.reason:
                 q.reason |= <uint64_t>c.old
         elif c.kind == CHANGE_PLACED:
@@ -216,7 +216,7 @@ cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noex
 
 
 cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
-    """Place b at its minimum, the lowest of all that b overlaps; False, with q.reason, if the branch is dead then."""
+    """Place b at its minimum, the lowest of all that b overlaps; False, with q.reason, if no packing can follow."""
     cdef gs_pack *p = q.p
     cdef int64_t *minimum = q.minimum
     cdef int32_t start = p.start[b]
@@ -267,10 +267,10 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
 
 
 cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
-    """Raise the minimum of b, where q.reason excludes b, to the lowest top that b can rest on; so for its twins there.
+    """Raise the minimum of b, at which no packing was found (why: q.reason), to the lowest top that b can rest on.
 
-    Twins at the same minimum are interchangeable with b, so they are excluded, too.  False, with q.reason extended, if
-    the branch is dead then.
+    Twins of b (of equal lifetime and size) at the same minimum are interchangeable with b, so they are raised, too.
+    False, with q.reason extended, if no packing can follow.
     """
     cdef gs_pack *p = q.p
     cdef int64_t old = q.minimum[b]

@@ -9,19 +9,19 @@
 # Invariant: gaps are in order of offset and do not touch; a packing that succeeds is valid and has the bound's size.
 
 cdef enum:
-    PACK_MAX_GAPS = 256         # more of them make a pass slow, and success unlikely
+    PACK_MAX_GAPS = 256         # with more gaps a pass is slow, and unlikely to succeed
 
 ctypedef struct gs_gap:
     int64_t offset
     int64_t size
-    int32_t below               # the buffers that the gap lies between; -1 for an end of the arena
-    int32_t above
+    int32_t below               # the buffer that ends where the gap begins; -1: the arena begins there
+    int32_t above               # the buffer that begins where the gap ends; -1: the arena ends there
 
 ctypedef struct gs_gaps:
     gs_gap at[PACK_MAX_GAPS]
     int32_t n
     int32_t *below              # [n] for each placed buffer, the one with the next lower offset, or -1
-    int32_t *above              # [n] and with the next higher one
+    int32_t *above              # [n] for each placed buffer, the one with the next higher offset, or -1
 
 
 cdef inline int64_t gaps_take(gs_gaps *g, int32_t i, int32_t b, int64_t size, bint low) noexcept nogil:
@@ -48,7 +48,7 @@ cdef inline int64_t gaps_take(gs_gaps *g, int32_t i, int32_t b, int64_t size, bi
 
 
 cdef bint gaps_give(gs_gaps *g, int32_t b, int64_t offset, int64_t size) noexcept nogil:
-    """Remove buffer b, and merge its memory with the gaps beside it; False when that takes more than PACK_MAX_GAPS."""
+    """Remove buffer b, and merge its memory with the gaps beside it; False if more than PACK_MAX_GAPS gaps result."""
     cdef int32_t below = g.below[b]
     cdef int32_t above = g.above[b]
     cdef int32_t i = 0
@@ -100,7 +100,7 @@ cdef inline int32_t gaps_highest(const gs_gaps *g, int64_t size) noexcept nogil:
 
 
 cdef inline int32_t gaps_smallest(const gs_gaps *g, int64_t size, bint low) noexcept nogil:
-    """The smallest gap into which `size` bytes fit, on a tie the lowest or the highest; -1 when there is none."""
+    """The smallest gap into which `size` bytes fit, of equal ones the lowest if `low`, else the highest; or -1."""
     cdef int32_t i, found = -1
     for i in range(g.n):
         if g.at[i].size >= size and (found < 0 or g.at[i].size < g.at[found].size
@@ -121,7 +121,7 @@ cdef bint pack_two_ends(gs_pack *p, int32_t long_life, int64_t large) noexcept n
     bytes; every buffer then goes into the smallest gap, long-lived ones beside the neighbour that lives longer.
     """
     cdef gs_gaps gaps
-    # For each section, the first buffer that dies as it begins; `next` links the others.  In p.keys, not used before.
+    # `dies`: the first buffer that dies as each section begins; `next` links the others.  Both are in p.keys, unused yet.
     cdef int32_t *dies = <int32_t *>p.keys
     cdef int32_t *next = dies + p.n_sections + 1
     cdef int64_t *offset = p.offset
