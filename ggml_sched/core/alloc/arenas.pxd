@@ -11,13 +11,13 @@ from ggml_sched.core.plan.placement cimport gs_request
 ctypedef struct gs_allocation:
     const gs_request *r
     const gs_plan *plan         # with the placement, the splits and the copies
-    const int32_t *src          # the graph's sources, with n_tensors + c where copy c is read
+    const int32_t *src          # the graph's sources by id, but n_tensors + c where copy c is read
     gs_groups *groups           # fusion groups, or NULL
     gs_walk walk                # result: lifetimes, in-place reuse and offsets
     gs_arena *arenas            # [n_backends]
     gs_blocks *blocks           # [n_backends]
     int32_t *methods            # [n_backends] result: GS_METHOD_*
-    int32_t failed              # result: the id that caused an error, or -1
+    int32_t failed              # result: the tensor id that caused an error, or -1
 
 
 cdef int allocation_init(gs_allocation *a, const gs_request *r) noexcept nogil

@@ -36,7 +36,7 @@ ctypedef struct gs_reuse_trials:
     int64_t *best               # bytes of the arena's smallest result so far
     int32_t *reuse              # GS_REUSE_*: the mode that gave this result
     int32_t last                # GS_REUSE_* of the last trial if its walk was completed; else -1
-    bint kept                   # the first result has been moved here
+    bint kept                   # the first walk's result has been moved to the fields above
     bint some_refused           # an arena could reuse more memory in mode GS_REUSE_ALL
     bint some_partial           # an arena may be smaller in mode GS_REUSE_WHOLE
 
@@ -212,7 +212,7 @@ cdef int trials_run(gs_reuse_trials *w, gs_allocation *a, int32_t mode) noexcept
     for i in range(n):
         a.arenas[i].reuse = mode
         a.arenas[i].limit = w.best[i]
-        # GS_REUSE_ALL gives the same arena where no source was refused.
+        # Without a refused source, GS_REUSE_ALL gives the same arena as the first walk.
         if w.best[i] > 0 and (mode != GS_REUSE_ALL or w.arenas[i].n_refused > 0):
             a.arenas[i].wanted = &wanted
             wanted += 1
@@ -328,7 +328,7 @@ cdef int walk_from_splits(gs_walk *f, const gs_request *r, const gs_plan *p, con
     f.p.n_seq = at
     for i in range(n):
         k = g.memory[i]
-        # Unused tensors, too, are OUTSIDE: they are not allocated, even if a view has one as its root.
+        # Unused tensors, too, are OUTSIDE: they are not allocated, even as the root of a view.
         f.p.arena_of[i] = p.assign[k] if r.p.resident[k] < 0 and p.assign[k] >= 0 else OUTSIDE
         if f.p.arena_of[i] == OUTSIDE:
             f.p.state[i] |= GS_STATE_ADDRESSED

@@ -8,12 +8,12 @@
 
 cdef enum:
     SKYLINE_BITS = 6
-    SKYLINE_BLOCK = 64          # positions
+    SKYLINE_BLOCK = 64          # positions of the walk in one block
 
 
 ctypedef struct gs_skyline:     # of one arena: the end of the allocated memory at each position of the walk
     int64_t *height             # [n_positions] bytes
-    int64_t *cover              # [n_blocks] lower bound of a block's heights; raised instead of each of them
+    int64_t *cover              # [n_blocks] all heights of the block are at least this; raised instead of each height
     int64_t *most               # [n_blocks] the largest height in a block
 
 

@@ -14,11 +14,11 @@ cdef enum:
 ctypedef struct gs_groups:
     int32_t n
     int32_t n_tensors
-    int32_t *begin          # member[begin[k] .. begin[k + 1]) are the positions of a group's nodes, ascending
-    int32_t *member
-    int32_t *id             # the ids of those nodes
-    int32_t *of             # of each graph tensor: the group that it is a member of, -1 for none
-    int32_t *within         # of each graph tensor: its group; of a view, that of the root; -1 for none
+    int32_t *begin          # member[begin[k] .. begin[k + 1]) belong to group k
+    int32_t *member         # positions in the graph's nodes, ascending in each group
+    int32_t *id             # of each entry of `member`: the id of that node
+    int32_t *of             # of each graph tensor: the group that it is a member of; -1 if it is in no group
+    int32_t *within         # of each graph tensor: the group that its memory's root is a member of, or -1
     int32_t *starts         # of each group: the position of its first member in a walk
     int32_t *ends           # of each group: the position of its last member in a walk
     void *memory
@@ -39,26 +39,26 @@ ctypedef struct gs_walk:
     int32_t n_owners
     int32_t *owner              # [n_owners] the owners of memory, in order of birth
     int32_t *start              # of each owner: the first section of its arena in its lifetime (core/pack/prepare.pxi)
-    int32_t *stop               # of each owner: one past the last one
+    int32_t *stop               # of each owner: one past the last of these sections
     char *scratch               # the memory of the arrays above
 
 
 ctypedef struct gs_arena:
     gs_blocks *blocks       # free blocks, or NULL: the walk finds lifetimes only, and owners get offset 0
-    int64_t live            # bytes allocated at the current position
+    int64_t live            # bytes allocated at the current position of the walk
     int64_t peak            # the largest `live` so far: a lower bound for the arena
     int64_t whole           # as `live`, but freed tails (see the glossary) count as allocated
     int64_t whole_peak      # the largest `whole` so far
     int64_t live_bytes      # the lower bound of the arena: whole_peak if no tail is reused, else peak
     int64_t alignment       # bytes; in-place reuse at an offset needs a multiple of it
     int32_t reuse           # GS_REUSE_*: the allowed in-place reuse
-    int32_t n_inner         # nodes that reuse memory in place at another offset than 0
-    int32_t n_refused       # sources at another offset than 0, which only GS_REUSE_ALL may reuse
+    int32_t n_inner         # nodes that reuse in place a view that begins inside its root, not at its start
+    int32_t n_refused       # views of this kind that were not reused, because only GS_REUSE_ALL may
     int64_t limit           # bytes of the best result so far: an arena whose `peak` reaches it is no improvement
     int32_t *wanted         # shared: how many arenas may still improve; at 0 the walk ends early.  NULL: it never does
     int32_t n_partial       # nodes that reuse only the front of a larger memory
     int32_t n_owners        # owners of memory that are not empty
-    int32_t section         # the section of the current position
+    int32_t section         # index of the current section (an interval of time, core/pack/prepare.pxi)
     bint waiting            # memory was allocated since the last section began
 
 
@@ -70,7 +70,7 @@ cdef inline int32_t plan_owner(const gs_plan *p, int32_t id) noexcept nogil:
 
 
 cdef inline int32_t group_of(const gs_groups *w, int32_t id) noexcept nogil:
-    """The group that an id is a member of; -1 for none, as for all copies."""
+    """The group that an id is a member of; -1 if it is in no group, as all copies."""
     return w.of[id] if w != NULL and id < w.n_tensors else -1
 
 

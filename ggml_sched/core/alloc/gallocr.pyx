@@ -24,7 +24,7 @@ include "walk_replay.pxi"
 include "compaction.pxi"
 
 cdef enum:
-    DIES_WITH_GROUP = -2    # as a death: no reader is left, but the memory is only freed after its fusion group
+    DIES_WITH_GROUP = -2    # as a death: no reader is left, but the memory stays until its fusion group has run
 
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:

@@ -61,7 +61,7 @@ cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *block
     cdef int status
     if dies == NULL:
         return GS_NO_HOST_MEMORY
-    # Linked lists of the ids that die, and whose tails are freed, at each position; -1 ends a list.
+    # Two linked lists for each position, of ids that die there and of ids whose tails are freed there; -1 ends a list.
     memset(dies, 0xff, (2 * <int64_t>f.p.n_seq + 2) * sizeof(int32_t))
     for i in range(n - 1, -1, -1):
         id = owner[i]
