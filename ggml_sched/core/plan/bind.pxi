@@ -17,7 +17,7 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     cdef void *old
     cdef Lease known = None             # the lease that was displaced last: displacing it again is not needed
     cdef int64_t offset, stride
-    cdef list single = []               # a backend's only buffer, None where a plan made chunks
+    cdef list single = []               # of each backend: its only buffer; None if its arena has chunks
     if f.n_tensors != graph.flat.n_tensors:
         raise HazardError("a plan was bound to another graph")
     for i in range(len(buffers)):

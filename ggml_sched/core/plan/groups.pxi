@@ -44,7 +44,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_plan *p) noexce
     cdef int status = GS_OK
     if r.p.n_groups == 0 or r.p.policy.placement == GS_PLACEMENT_SEED:
         return GS_OK
-    # For each memory the last group, plus 1, that reads it; behind these n_tensors entries the last that writes it.
+    # seen[m]: the last group, plus 1, that reads memory m; seen[n_tensors + m]: the last, plus 1, that writes it.
     seen = <int32_t *>calloc(2 * max(<int64_t>g.n_tensors, 1), sizeof(int32_t))
     status = groups_init(w, r)
     if status != GS_OK or seen == NULL:

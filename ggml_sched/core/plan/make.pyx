@@ -189,7 +189,7 @@ cdef int plan_measure(gs_plan *p, const gs_allocation *a) noexcept nogil:
 
 
 cdef int32_t plan_tensor(const gs_plan *p, int32_t id) noexcept nogil:
-    """The graph tensor that an id is, or is a copy of; -1 for none."""
+    """The graph tensor that an id is, or is a copy of; -1 for id -1."""
     if id < p.n_tensors:
         return id
     id -= p.n_tensors

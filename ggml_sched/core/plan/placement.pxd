@@ -24,14 +24,14 @@ ctypedef struct gs_ints:
 
 cdef enum:
     N_SPLIT_LISTS = 14          # the growing arrays with which gs_splits begins
-    N_PLAN_LISTS = 12           # those that a plan has, too, in the order of gs_plan
+    N_PLAN_LISTS = 12           # the first of these, which a plan has, too, in the order of gs_plan
 
 
 # Splits, copies and write-backs while they are being made; gs_plan has the same arrays with fixed lengths.
 ctypedef struct gs_splits:
     gs_ints split_backend
     gs_ints split_start         # positions in the graph's node order
-    gs_ints split_stop
+    gs_ints split_stop          # one past a split's last position
     gs_ints split_inputs        # one past a split's last entry in `inputs`
     gs_ints inputs              # copies in the order in which they are made; a copy may recur
     gs_ints copy_like           # graph tensor with the copy's layout
@@ -40,11 +40,11 @@ ctypedef struct gs_splits:
     gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
     gs_ints slot_copy           # of each further copy slot: index of its copy, ascending
     gs_ints back_node           # of each write-back: a node that computes into a copy of another backend's memory
-    gs_ints back_copy           # of each write-back: that copy
-    gs_ints copy_version        # `version` of the source's memory when the copy was added: outdated after a write
+    gs_ints back_copy           # of each write-back: the copy that the node computes into
+    gs_ints copy_version        # `version` of the source's memory when the copy was added; outdated if it differs
     gs_ints copy_next           # of each copy: the copy of the same tensor that was added before it, or -1
-    int32_t *src                # the graph's sources, with n_tensors + c where copy c is read
-    int32_t *last_copy          # of each tensor: the copy of it that was added last, plus 1; 0 for none
+    int32_t *src                # the graph's sources by id, but n_tensors + c where copy c is read
+    int32_t *last_copy          # of each tensor: the copy of it that was added last, plus 1; 0: it has no copy
     int32_t *version            # of each root's memory: how often the nodes so far have written to it
 
 

@@ -234,7 +234,7 @@ cdef class PlanData:
         return 0 if self.c.root[i] >= 0 else self.c.size[i]
 
     def trimmed(self, int32_t i):
-        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if it is not."""
+        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if no tail is."""
         self.check(i)
         if self.c.birth[i] < 0 or self.c.rest[i] == self.c.size[i]:
             return None
@@ -338,7 +338,7 @@ def plan_values(PlanData data not None):
 
 
 def plan_from_values(values, Py_ssize_t n_nodes):
-    """The plan that `plan_values` described, for a graph of n_nodes nodes; GraphError for values that are none."""
+    """The plan that `plan_values` described, for a graph of n_nodes nodes; GraphError for values that are no plan."""
     cdef PlanData data = PlanData.__new__(PlanData)
     plan_take_values(&data.c, values, n_nodes)
     return data

@@ -99,7 +99,7 @@ cdef list _numbers(object values, str field, object count, object low, object hi
 
 
 cdef list _rows(object values, str field, object count, tuple highest):
-    """A list of `count` lists, each with an integer in 0 .. h for every h of `highest`, or any value for None."""
+    """A list of `count` rows (None: any number).  Item i of a row is in 0 .. highest[i]; if that is None, anything."""
     if not isinstance(values, list) or count is not None and len(values) != count:
         raise GraphError(f"plan: {field!r} is not a list of {count} rows")
     for row in values:
@@ -221,7 +221,7 @@ cdef list _rows_of_ids(object src, Py_ssize_t n):
 cdef int _check_roots(list root) except -1:
     """GraphError if the chain of roots from an id leads back to it."""
     cdef Py_ssize_t i, k
-    cdef bytearray state = bytearray(len(root))     # 0 new, 1 on the way, 2 ends
+    cdef bytearray state = bytearray(len(root))     # of each id: 0 not visited, 1 on this chain, 2 its chain ends
     cdef list way
     for i in range(len(root)):
         way = []

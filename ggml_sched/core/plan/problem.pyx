@@ -126,7 +126,7 @@ cdef int request_alloc(gs_request *r, const gs_graph *g, const gs_problem *p, gs
         return refuse(error, p, b"n_tensors", -1, n, room, b"are too many to plan", -1, -1, GS_NO_HOST_MEMORY)
     r.g = g
     r.p = p[0]
-    # 0 or 1: requests are compared by bytes.
+    # Truth values become 0 or 1, because requests are compared by bytes.
     r.p.policy.leafs_first = p.policy.leafs_first != 0
     r.p.policy.stream = p.policy.stream != 0
     r.p.n_buffers = <int32_t>n_buffers

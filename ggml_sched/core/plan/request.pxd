@@ -16,10 +16,10 @@ cdef class Devices:
     cdef tuple reads_buffers            # of each backend: whether it overrides supports_buffer
     cdef bint shares_buffers            # whether any backend overrides it
     cdef tuple fuses                    # of each backend: whether it overrides fusion_groups; () if none does
-    cdef unsigned char *in_python       # of each backend: ASKS_* that a Python method answers
-    cdef unsigned char *in_c            # of each backend: ASKS_* that a C method answers, which is called first
+    cdef unsigned char *in_python       # of each backend: the support queries (ASKS_*) that a Python method answers
+    cdef unsigned char *in_c            # of each backend: those that a C method answers, which is called first
     cdef unsigned char *has_field       # of each backend: whether answers_version can be read from the C field
-    cdef int queries                    # ASKS_* of all backends together
+    cdef int queries                    # the support queries (ASKS_*) of all backends together
     cdef dict support_cache             # {hash of a kind of node: its record, bytes (support_queries.pxi)}
     cdef list versions                  # of each backend: the answers_version of the cached results
     cdef int64_t _epoch
@@ -33,7 +33,7 @@ cdef class Devices:
 cdef class SupportQueries:
     cdef Graph graph                    # kept alive
     cdef Devices devices
-    cdef int32_t n                      # kinds
+    cdef int32_t n                      # how many kinds of nodes
     cdef int32_t n_backends
     cdef int64_t *size                  # owned, one block with the arrays below; [n][n_backends] bytes
     cdef int32_t *example               # [n] a tensor of each kind
@@ -46,7 +46,7 @@ cdef class SupportQueries:
 
 
 cdef class Request:
-    cdef gs_request c                   # owned; the graph is that of `graph`, the masks are those of `devices`
+    cdef gs_request c                   # owned; the graph is that of `graph`, the in-place masks are those of `devices`
     cdef Graph graph
     cdef Devices devices
     cdef readonly uint64_t key          # a hash of residents and assignments
