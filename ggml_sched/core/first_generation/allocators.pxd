@@ -13,11 +13,11 @@ cdef class TensorAllocator:
     cdef readonly bint closed
     cdef bint owns_buffer
     cdef int64_t start                  # offset of the first aligned address in the buffer
-    cdef int64_t room                   # bytes from there to the end
+    cdef int64_t room                   # bytes from that address to the buffer's end
     cdef gs_blocks blocks               # owned
     cdef Lease lease                    # for tensors allocated one by one since the last reset
-    cdef Lease graph_lease              # for tensors allocated with a whole graph since then
-    cdef Lease early_lease              # for leafs of such graphs whose memory no other tensor has before them
+    cdef Lease graph_lease              # for tensors allocated with a whole graph since the last reset
+    cdef Lease early_lease              # for those of them that are leafs in memory that no other tensor has before
     cdef dict live                      # {tensor: bytes} of the tensors allocated one by one, kept alive
     cdef object __weakref__
     cdef int64_t size_of(self, Tensor t) except -1

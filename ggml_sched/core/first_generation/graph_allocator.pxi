@@ -57,7 +57,7 @@ cdef class GraphAllocator:
 
     def alloc_graph_n(self, Graph graph not None, table):
         """Like alloc_graph with an allocator for each tensor: a mapping {tensor: tallocr}, or a sequence parallel
-        to `graph.tensors` (None for tensors that live elsewhere).  Returns a tuple of max_size, by first use."""
+        to `graph.tensors` (None for tensors that live elsewhere).  Returns each allocator's max_size, by first use."""
         cdef list tallocrs = []
         cdef list homes = []
         if not isinstance(table, dict) and len(table) != len(graph.tensors):
@@ -176,7 +176,7 @@ cdef class GraphAllocator:
                     raise PlacementError(f"{describe(t)} has neither an address nor an allocator")
                 f.p.size[i] = (<TensorAllocator>tallocrs[f.p.arena_of[i]]).size_of(t)
                 continue
-            # An address in an allocator's own buffer may be reused and freed; another one may not.
+            # Memory in an allocator's own buffer may be reused and freed; other memory may not.
             f.p.state[i] = GS_STATE_ADDRESSED
             f.p.arena_of[i] = OUTSIDE
             for k in range(len(tallocrs)):

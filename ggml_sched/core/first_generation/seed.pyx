@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The passes of ggml's first-generation scheduler: assigning backends, then cutting splits.
 
-Each pass is a function.  `assign[id]` is a backend index or -1.  Cases that the first generation left undefined
+Each pass is a function.  `assign[id]` is a backend index; -1: none yet.  Cases that the first generation left undefined
 (nothing allocated, unsupported ops, views on another backend than their roots) are handled in `seed_complete`.
 """
 

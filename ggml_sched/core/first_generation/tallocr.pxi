@@ -84,7 +84,7 @@ cdef class TensorAllocator:
         """Give a tensor an address; returns its offset from the first aligned address.
 
         Raises PlacementError for a view or a tensor that has an address, OutOfMemory with the largest
-        free block as `available`.  Outside measuring the buffer's `init_tensor` runs.
+        free block as `available`.  Unless it measures, calls the buffer's `init_tensor`.
         """
         cdef int64_t offset, size, high = self.blocks.max_size
         self.check_open()
@@ -113,7 +113,7 @@ cdef class TensorAllocator:
         return offset
 
     def free(self, Tensor t not None):
-        """Take a tensor's address away.  Tensors of other buffers are ignored, as graph allocation frees them too."""
+        """Take a tensor's address away.  Ignores tensors that `alloc` has not placed here, or a graph has freed."""
         if self.closed or t not in self.live or t.c_buffer() is not self.buffer:
             return
         self.buffer.settle()
@@ -142,7 +142,7 @@ cdef class TensorAllocator:
         self.early_lease.end()
 
     def reset(self):
-        """Forget every tensor: one free block again.  `max_size` stays, a high-water mark."""
+        """Forget every tensor; the buffer is one free block again.  `max_size` stays, a high-water mark."""
         self.check_open()
         self.buffer.settle()
         self.end_leases()
