@@ -9,7 +9,7 @@ ALL_SOURCES = -1        # as an in-place mask: every source may be the destinati
 
 cdef enum:
     FIRST_BLOCK_WORDS = 32      # 32-bit words in a Home's first block of parameters; each later block is twice as large
-    LARGEST_BLOCK_WORDS = 4096  # up to so many
+    LARGEST_BLOCK_WORDS = 4096  # the most words of a block
 
 
 cdef class Home:

@@ -46,7 +46,7 @@ cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
 
 
 cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Whether the numbers of tensors, nodes, sources and alloc dependencies are equal (NULL arrays only if both)."""
+    """Whether the numbers of tensors, nodes, sources and alloc dependencies are equal, and dep_begin in being NULL."""
     return (a.n_tensors == b.n_tensors and a.n_nodes == b.n_nodes
             and a.src_begin[a.n_tensors] == b.src_begin[a.n_tensors]
             and (a.dep_begin == NULL) == (b.dep_begin == NULL)

@@ -8,8 +8,8 @@ from ggml_sched._c cimport gs_error, gs_graph, gs_graph_size, gs_node
 # The kinds of a graph's tensors: support queries have equal answers for tensors of one kind (kinds.pxi).  All arrays
 # but `of` are in one block, which begins with `hash`; those without a length have `room` entries.
 ctypedef struct gs_kinds:
-    int32_t n
-    int32_t room
+    int32_t n                   # how many kinds
+    int32_t room                # how many kinds the arrays have memory for
     int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not known yet
     uint64_t *hash
     int32_t *example            # the id of one tensor of each kind
@@ -17,7 +17,7 @@ ctypedef struct gs_kinds:
 
 
 cdef enum:
-    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9
+    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9    # a node's numbers, layout and parameters, and its sources (kinds.pxi)
 cdef int kinds_sort(gs_kinds *kinds, const gs_graph *g, const int32_t *ids, int32_t n) noexcept nogil
 cdef void kinds_free(gs_kinds *kinds) noexcept nogil
 cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil

@@ -7,7 +7,7 @@ cdef enum:
 
 
 cdef int table_init(gs_tensor_table *table, int64_t n) noexcept nogil:
-    """Room for n tensors; GS_NO_HOST_MEMORY."""
+    """Make an empty table with memory for n tensors; GS_NO_HOST_MEMORY."""
     cdef int bits = 4
     while (<int64_t>1 << bits) < 2 * n:
         bits += 1
@@ -48,7 +48,7 @@ cdef class NodeTable:
             free(src)
 
     cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1:
-        """Set `tensors` to those given and their sources; note the position of each source there, -1: an empty slot."""
+        """Set `tensors` to those given and their sources; write to `src` their positions, -1 for an empty slot."""
         # Borrowed references: `given` owns them.
         cdef void *t
         cdef void *s
@@ -132,7 +132,7 @@ cdef class NodeTable:
 
 
 def computed(tuple nodes not None):
-    """Those of the given nodes that compute, as a list: all but views."""
+    """Those of the given nodes that compute, as a tuple: all but views."""
     cdef list found = []
     for t in nodes:
         if (<Tensor?>t).layout.op > GS_OP_TRANSPOSE:

@@ -5,13 +5,13 @@
 
 ctypedef struct gs_frame:
     void *t                     # a tensor whose requirements are being visited
-    Py_ssize_t next             # index of the next one: the sources, then the root of a view, then alloc dependencies
+    Py_ssize_t next             # index of its next requirement: its sources, its root if a view, its alloc dependencies
 
 
 cdef class Walk:
     """One walk: the tensors reached so far, and the nodes and leafs in the order in which a graph lists them."""
 
-    cdef void **seen                    # owned, [room]: the tensors in the order in which they were reached; by t.mark
+    cdef void **seen                    # owned, [room]: tensors in the order in which they were reached; t at t.mark
     cdef void **done                    # owned, [room]: the nodes from the front, the leafs from the back
     cdef gs_frame *stack                # owned, [room]
     cdef Py_ssize_t n_seen, n_nodes, n_leafs, depth, room

@@ -62,7 +62,7 @@ cdef class BufferBase:
     cdef readonly bint closed
     cdef public bint plain              # memory of the host: reads and writes only copy bytes at `base`, at once
     cdef bint given                     # new_buffer has returned this buffer: alloc_buffer must not return it again
-    cdef object leases                  # weak set of the leases under which computes that use it were queued; or None
+    cdef object leases                  # weak set of the leases of queued computes that use this buffer; or None
     cdef object __weakref__
     cdef int settle(self) except -1
 
@@ -116,7 +116,7 @@ cdef class Tensor:
 # A hash table of the position of each tensor: open addressing over 2**n slots, of which at least half are free.
 ctypedef struct gs_table_slot:
     void *of                    # the tensor; NULL: the slot is free
-    int32_t at                  # its position
+    int32_t at                  # the tensor's position
 
 ctypedef struct gs_tensor_table:
     gs_table_slot *slot
@@ -134,7 +134,7 @@ cdef inline gs_table_slot *table_find(const gs_tensor_table *table, const void *
 
 cdef class NodeTable:
     cdef readonly tuple tensors         # kept alive: the tensors that it was called with, then their other sources
-    cdef Py_ssize_t n                   # how many it was called with
+    cdef Py_ssize_t n                   # how many tensors it was called with
     cdef gs_node *nodes                 # owned; one for each of `tensors`
     cdef int number(self, tuple given, gs_tensor_table *table, int32_t *src) except -1
     cdef int connect(self, tuple given, const int32_t *src) except -1

@@ -4,7 +4,7 @@
 # Planning derives order, lifetimes and in-place reuse from sources and roots.  It would make a plan with wrong results
 # for a view whose root is not that of its source, or for a product without factors.
 
-cdef unsigned char least_sources[GS_N_OPS]      # by op: how many sources it must have, in its first slots
+cdef unsigned char least_sources[GS_N_OPS]      # by op: how many sources a node must have, in its first slots
 
 # The ops that need another number of sources than one.  All sub-ops of UNARY and GLU need one.
 cdef dict _LEAST_SOURCES = {
