@@ -22,18 +22,18 @@ typedef struct gs_graph {
     int32_t n_leafs;
     gs_layout *layout;
     int64_t *view_offs;
-    int32_t *view_src;          /* id of the root, -1 for none                                            */
+    int32_t *view_src;          /* of a view the id of its root, else -1                                  */
     unsigned char *flags;       /* GS_FLAG_*                                                              */
     int32_t *src_begin;         /* sources of tensor i: src[src_begin[i] .. src_begin[i + 1])             */
-    int32_t *src;               /* empty slots left out                                                   */
+    int32_t *src;               /* ids; empty slots left out                                              */
     unsigned char *slot;        /* of each entry of src: its slot among the tensor's GS_MAX_SRC           */
     int32_t *param_begin;       /* parameters of tensor i: param[param_begin[i] .. param_begin[i + 1]),   */
     int32_t *param;             /*   trailing zeros cut; none of views, which compute nothing             */
     int32_t *node;              /* ids in execution order                                                 */
-    int32_t *leaf;
+    int32_t *leaf;              /* ids of the tensors without op                                          */
     int32_t *position;          /* index into node, -1 for tensors that are not nodes                     */
     int32_t *dep_begin;         /* alloc dependencies of node i: dep[dep_begin[i] .. dep_begin[i+1])      */
-    int32_t *dep;               /* both NULL if no node has any                                           */
+    int32_t *dep;               /* dep_begin and dep are NULL if no node has alloc dependencies           */
     /* Derived from the above, once for all passes: */
     int32_t n_work;
     int32_t n_roots;
@@ -45,8 +45,8 @@ typedef struct gs_graph {
     int64_t *nbytes;
     int32_t *n_readers;         /* how often nodes have a tensor as a source or an alloc dependency       */
     int32_t *n_viewers;         /* how many views of a root are nodes, are read by nodes, or are outputs  */
-    int32_t *first_view;        /* of each root: its view with the lowest id, -1 for none                 */
-    int32_t *next_view;         /* of each view: the next view of the same root by id, -1 for none        */
+    int32_t *first_view;        /* of each root: its view with the lowest id; -1: it has no view          */
+    int32_t *next_view;         /* of each view: the next view of the same root by id; -1: the last       */
     int32_t *reader_begin;      /* nodes that compute with tensor i: reader[reader_begin[i] ..            */
     int32_t *reader;            /*   reader_begin[i + 1]), ascending, once for each time they read it     */
     unsigned char *op;

@@ -22,7 +22,7 @@ static inline uint64_t gs_mix_other(uint64_t h, uint64_t x) {
 
 /* Which position each pointer has in an array of the caller's: an open-addressing table, at least half of it empty. */
 typedef struct gs_index {
-    int32_t *slot;              /* [mask + 1] position + 1, or 0; freed by the caller               */
+    int32_t *slot;              /* [mask + 1] a pointer's position + 1; 0: a free slot; freed by the caller */
     uint32_t mask;
     int64_t room;               /* slots that were allocated; a smaller table uses the first of them */
 } gs_index;

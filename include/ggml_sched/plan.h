@@ -35,17 +35,17 @@ typedef struct gs_problem {
     gs_policy policy;           /* begin with policy_default or policy_seed                         */
     int32_t n_backends;         /* 1 .. GS_MAX_BACKENDS                                             */
     int32_t n_buffers;          /* buffers that `buffer` indexes; 0: all residents of a backend share a buffer */
-    int32_t n_groups;           /* fusion groups                                                    */
+    int32_t n_groups;           /* fusion groups that backends offer                                */
     const gs_backend_info *backends; /* [n_backends]                                                */
     /* Residents: tensors that have memory before planning.  A view has the entries of its root; its own are ignored. */
     GS_CONST int32_t *resident; /* [n_tensors] backend of the tensor's buffer, or the first backend that reads this
                                  * buffer; -1: not resident, placed by the plan                     */
     GS_CONST unsigned char *usage; /* [n_tensors] GS_USAGE_*; NULL: GS_USAGE_ANY                    */
-    GS_CONST int32_t *buffer;   /* [n_tensors] index of the buffer; NULL with n_buffers 0           */
+    GS_CONST int32_t *buffer;   /* [n_tensors] index of the tensor's buffer; NULL where n_buffers is 0 */
     GS_CONST unsigned char *reads_buffer; /* [n_backends][n_buffers] backend reads or owns buffer; NULL with
                                  * n_buffers 0                                                      */
     GS_CONST unsigned char *reads; /* [n_backends][n_backends] first reads memory of second; NULL: each only its own */
-    GS_CONST int32_t *assigned; /* [n_tensors] backend that the caller chose, -1 for none           */
+    GS_CONST int32_t *assigned; /* [n_tensors] backend that the caller chose; -1: the planner chooses */
     /* Results of the support queries. */
     GS_CONST unsigned char *supports; /* [n_backends][n_tensors] backend computes tensor; NULL: all */
     GS_CONST unsigned char *offloads; /* [n_backends][n_tensors] backend offers to compute a node whose weights are on
@@ -53,8 +53,8 @@ typedef struct gs_problem {
     GS_CONST int64_t *nbytes;   /* [n_backends][n_tensors] bytes to allocate for tensor on backend, not below the
                                  * tensor's own bytes; NULL: the tensor's own bytes                 */
     /* Fusion groups: nodes that a backend computes as one kernel; ordered by first member, then backend. */
-    GS_CONST int32_t *group_backend; /* [n_groups]                                                  */
-    GS_CONST int32_t *group_begin; /* [n_groups + 1], into group_member                             */
+    GS_CONST int32_t *group_backend; /* [n_groups] the backend that offers the group                */
+    GS_CONST int32_t *group_begin; /* [n_groups + 1] index in group_member of each group's first member, and the end */
     GS_CONST int32_t *group_member; /* positions in the graph's node order, ascending in each group, two or more */
 } gs_problem;
 
@@ -70,11 +70,11 @@ typedef struct gs_plan {
     int32_t n_copies;
     int32_t n_slots;            /* further copy slots: all slots beyond the first of each copy      */
     int32_t n;                  /* ids: n_tensors + n_copies + n_slots                              */
-    int32_t n_seq;
+    int32_t n_seq;              /* ids in `seq`                                                     */
     int32_t n_splits;
-    int32_t n_inputs;
+    int32_t n_inputs;           /* entries of `inputs`                                              */
     int32_t n_write_backs;
-    int32_t n_chunks;
+    int32_t n_chunks;           /* of all arenas together                                           */
     int32_t n_groups;
     /* Of each graph tensor: */
     GS_CONST int32_t *assign;   /* its backend, -1 for an unused leaf                               */
@@ -82,7 +82,7 @@ typedef struct gs_plan {
     /* Of each split: */
     GS_CONST int32_t *split_backend;
     GS_CONST int32_t *split_start; /* positions in the graph's node order                           */
-    GS_CONST int32_t *split_stop;
+    GS_CONST int32_t *split_stop; /* one past its last position                                     */
     GS_CONST int32_t *split_inputs; /* one past its last entry in `inputs`                          */
     GS_CONST int32_t *inputs;   /* [n_inputs] copies in the order in which they are made; a copy may recur */
     /* Of each copy: */
@@ -92,11 +92,11 @@ typedef struct gs_plan {
     GS_CONST int32_t *copy_kept; /* 1: an unchanged weight, copied once and kept for the next compute */
     GS_CONST int32_t *slot_copy; /* [n_slots] of each further copy slot: index of its copy, ascending */
     GS_CONST int32_t *back_node; /* [n_write_backs] a node that computes into a copy of another backend's memory */
-    GS_CONST int32_t *back_copy; /* [n_write_backs] that copy: written back once the node is done   */
+    GS_CONST int32_t *back_copy; /* [n_write_backs] the copy that back_node computes into, then written back */
     /* Of each id: */
     GS_CONST int32_t *like;     /* the graph tensor with the id's layout, op and flags              */
     GS_CONST int32_t *arena_of; /* the backend whose arena holds it, -1: memory outside the plan    */
-    GS_CONST int32_t *root;     /* the id whose memory it shares, as a view or by in-place reuse; -1: none */
+    GS_CONST int32_t *root;     /* the id whose memory it shares, as a view or by in-place reuse; -1: its own */
     GS_CONST int32_t *birth;    /* position at which its memory is allocated; -1: never             */
     GS_CONST int32_t *death;    /* position after which its memory is freed; n_seq if never         */
     GS_CONST int32_t *trimmed;  /* position at which the tail of its memory is freed, where rest < size */
@@ -114,7 +114,7 @@ typedef struct gs_plan {
     GS_CONST gs_arena_result *arena;
     GS_CONST int64_t *chunk_nbytes; /* [n_chunks]: the bytes of each buffer to allocate             */
     /* Fusion groups, each computed at the position of its last member; NULL where there are none: */
-    GS_CONST int32_t *group_begin; /* [n_groups + 1], into group_member                             */
+    GS_CONST int32_t *group_begin; /* [n_groups + 1] index in group_member of each group's first member, and the end */
     GS_CONST int32_t *group_member; /* positions in the graph's node order, ascending in each group */
 } gs_plan;
 

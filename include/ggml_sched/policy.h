@@ -92,14 +92,14 @@ static inline const char *gs_reason_name(int reason) {
 #define GS_STATE_INNER 128    /* an inner member of a fusion group: its result is never written       */
 
 /* How an arena's offsets were chosen: gs_arena_result.method. */
-#define GS_METHOD_BEST_FIT 0  /* best fit: by the policy, in chunks, or to use freed tails */
+#define GS_METHOD_BEST_FIT 0  /* best fit: by the policy, for chunks, or to use freed tails */
 #define GS_METHOD_PACKED 1    /* packing; the number of the packing method is added        */
 #define GS_METHOD_REPLAYED -1 /* from a reserved plan                                      */
 
 typedef struct gs_arena_result {
     int64_t nbytes;             /* bytes of all its chunks                                           */
     int64_t live_bytes;         /* the most bytes alive at one position                              */
-    int64_t stride;             /* bytes between the starts of chunks in `offset`; 0: one chunk      */
+    int64_t stride;             /* bytes from one chunk's start to the next's in `offset`; 0: it has one chunk */
     int32_t method;             /* GS_METHOD_*                                                       */
     int32_t first_chunk;        /* its chunks: gs_plan.chunk_nbytes[first_chunk .. + n_chunks)       */
     int32_t n_chunks;

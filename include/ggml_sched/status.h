@@ -23,8 +23,8 @@ typedef enum gs_status {
 /* The description of a failure.  Fields without meaning for it are -1; value and limit are 0 then. */
 typedef struct gs_error {
     int32_t status;             /* gs_status                                                        */
-    int32_t tensor;             /* id                                                               */
-    int32_t backend;            /* index                                                            */
+    int32_t tensor;             /* id of a tensor                                                   */
+    int32_t backend;            /* index of a backend                                               */
     int32_t index;              /* position in the array that the message names                     */
     int64_t value;              /* the wrong value, or the number of bytes requested                */
     int64_t limit;              /* the largest allowed value, or the number of bytes available      */
