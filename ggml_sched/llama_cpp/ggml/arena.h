@@ -16,8 +16,8 @@ typedef struct gh_chunk {
 
 /* Where the tensors of a graph lie, by id: `offset` bytes into a chunk of one of several arenas. */
 typedef struct gh_places {
-    uint32_t *chunk;        /* gh_chunk_index; GH_NO_CHUNK: outside of the arenas                   */
-    int64_t *offset;
+    uint32_t *chunk;        /* of each id: gh_chunk_index; GH_NO_CHUNK: outside of the arenas       */
+    int64_t *offset;        /* of each id: bytes from the start of its chunk                        */
 } gh_places;
 
 #define GH_NO_CHUNK UINT32_MAX
@@ -27,9 +27,9 @@ typedef struct gh_places {
 
 typedef struct gh_arena {
     void *buft;             /* ggml's buffer type                                                   */
-    unsigned char interface[GH_BUFT_INTERFACE]; /* its functions, compared where caches are (gh_arena_init) */
+    unsigned char interface[GH_BUFT_INTERFACE]; /* a copy of its functions, part of a cache's key (gh_arena_init) */
     size_t alignment;
-    size_t max_size;        /* bytes of its largest buffer; SIZE_MAX: no limit                      */
+    size_t max_size;        /* bytes that one buffer may have at most; SIZE_MAX: no limit           */
     gh_chunk *chunk;
     int32_t n_chunks;
 } gh_arena;

@@ -26,17 +26,17 @@
 #define GH_STATUS_FAILED (-1)
 #define GH_STATUS_SUCCESS 0
 
-/* Sizes of the tables from ggml's numbers of ops and types to the planner's.  What the planner does not have, in the
- * table or beyond it, becomes GS_OP_CUSTOM as an op, and GH_FOREIGN_TYPE + t as a type. */
+/* Sizes of the tables from ggml's numbers of ops and types to the planner's.  An op that the planner does not have
+ * becomes GS_OP_CUSTOM, a type t that it does not have GH_FOREIGN_TYPE + t. */
 #define GH_N_OPS 256
 #define GH_N_TYPES 256
 /* The planner's number of a type t that exists in ggml only: this plus t. */
 #define GH_FOREIGN_TYPE 1000
 
-#define GH_UNKNOWN (-1)      /* instead of an offset that was not found: the function is assumed to exist */
+#define GH_UNKNOWN (-1)      /* instead of a function's offset: not found, and the function is assumed to exist */
 
 /* Room for what ggml_graph_view returns: a graph struct that is some nodes of another graph.  It is returned by value,
- * and its size depends on ggml's version: less than a third of this in all. */
+ * and its size depends on ggml's version: less than a third of these bytes in all versions. */
 typedef struct gh_part {
     char bytes[512];
 } gh_part;
@@ -53,7 +53,7 @@ typedef struct gh_optimize_params {
 typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params *params);
 
 /* Which level of the hook (alloc, sched) needs a function of ggml's.  A level is not available with a library that
- * lacks a function it needs; a function that is optional is NULL then. */
+ * lacks a function it needs; an optional function that the library lacks is NULL. */
 enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
 
 /* X(result, name without "ggml_", parameters, gh_need) */
@@ -147,8 +147,8 @@ enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
     X(void *, backend_sched_get_tensor_backend, (void *sched, gx_tensor *tensor), GH_BY_SCHEDULER)
 
 typedef struct gh_ggml {
-    const void *key;            /* an address that differs between libraries                        */
-    void *handle;               /* of dlopen                                                        */
+    const void *key;            /* the address of one of its functions, by which it is recognised   */
+    void *handle;               /* the library's, as dlopen returns it                              */
     const char *unsupported;    /* why the library keeps its own allocator; NULL: ours serves it    */
     const char *unsupported_scheduler; /* why it keeps its own scheduler; NULL: ours serves it      */
 #define GH_X(result, name, parameters, need) result (*name) parameters;
@@ -160,7 +160,7 @@ typedef struct gh_ggml {
     int at_init_tensor;         /* offset of init_tensor in a buffer, or GH_UNKNOWN                 */
     int at_alloc_size;          /* offset of get_alloc_size in a buffer type, or GH_UNKNOWN         */
     bool has_op_offload;        /* ggml_backend_sched_new has a parameter for it; before May 2025 ops always were */
-    unsigned char op[GH_N_OPS]; /* GS_OP_* by ggml's number; GS_OP_UNARY and GS_OP_GLU: look in the next tables */
+    unsigned char op[GH_N_OPS]; /* GS_OP_* by ggml's number; for GS_OP_UNARY and GS_OP_GLU look in the next tables */
     unsigned char unary[GH_N_OPS]; /* GS_OP_* by ggml's number of a unary op                        */
     unsigned char glu[GH_N_OPS]; /* GS_OP_* by ggml's number of a gated linear unit                 */
     int32_t type[GH_N_TYPES];   /* GS_TYPE_* by ggml's number, or GH_FOREIGN_TYPE + that number     */
@@ -174,7 +174,7 @@ extern const gs_api *gh_api;
  * else one that the process has loaded; NULL: there is none.  Any thread. */
 const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts);
 
-/* The same for the address of the calling code alone.  Each thread caches the results. */
+/* gh_ggml_find for the address of the calling code alone.  Each thread caches the results. */
 const gh_ggml *gh_ggml_of_caller(const void *caller);
 
 /* -- introspection of a library at its first use */
@@ -192,7 +192,7 @@ const char *gh_probe(gh_ggml *lib);
 /* Find the offset of the unique id in a graph, which newer versions have. */
 void gh_find_uid(gh_ggml *lib);
 
-/* A backend's function that reorders nodes; NULL: it has none. */
+/* A backend's function that reorders nodes; NULL: the backend has none. */
 gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend);
 
 /* -- objects of ggml's */

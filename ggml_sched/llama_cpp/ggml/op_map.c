@@ -59,9 +59,9 @@ static void find_ops(gh_ggml *lib)
     }
 }
 
-/* Map the ops of a family by their names: the planner's name is `family` and ggml's name.  All versions have the ops up
- * to the name `last`.  Beyond it the search ends at the first name that the planner does not have: behind the names of
- * a version there may be any other text of the library. */
+/* Map the ops of a family by their names: the planner's name is `family`, then ggml's name.  All versions have the ops
+ * up to the name `last`.  Beyond it the search ends at the first name that the planner does not have: behind the names
+ * of a version there may be any other text of the library. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
     char full[64];

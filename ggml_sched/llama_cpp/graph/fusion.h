@@ -18,12 +18,12 @@ typedef struct gh_alloc_dep {
 } gh_alloc_dep;
 
 typedef struct gh_alloc_deps {
-    gh_alloc_dep *dep;  /* [n] ascending by node, each once                         */
+    gh_alloc_dep *dep;  /* [n] ascending by node, each pair once                    */
     int32_t n;
     int32_t room;
 } gh_alloc_deps;
 
-/* Add a pair unless it is there.  False without memory. */
+/* Add a node and a tensor unless `deps` has this pair.  False without memory. */
 bool gh_alloc_deps_add(gh_alloc_deps *deps, int32_t node, int32_t tensor);
 
 /* `source` is read by the node `first`, and must not overlap the result of the node `last` where ggml may compute

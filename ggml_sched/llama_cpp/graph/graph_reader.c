@@ -230,8 +230,8 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
         if (s < 0) {
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
-        /* A node without an op only keeps its sources' memory until then; a source that is computed later has none yet
-         * and is left out. */
+        /* A node without an op only keeps its sources' memory until its position; a source that is computed later has
+         * no memory yet and is left out. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
             continue;
         }
@@ -287,10 +287,10 @@ static int32_t add_planner_tensor(gh_reader *r, int op)
 }
 
 /* The planner gives memory only to leafs that are read, ggml to all.  So unread leafs get a node that reads them and
- * computes nothing: a keeper, one for every ten, the most sources that a node has.  With `inputs`, those of leafs that
- * are inputs and no outputs are added, as the first nodes: such a leaf is written before the graph runs, and its memory
- * may be reused from then on.  Otherwise those of all other leafs, as the last nodes: the client may read these at the
- * end. */
+ * computes nothing: a keeper, one for every ten, the most sources that a node has.  With `inputs`, add the keepers of
+ * leafs that are inputs and no outputs, as the first nodes: such a leaf is written before the graph runs, and its
+ * memory may be reused from then on.  Otherwise add the keepers of all other leafs, as the last nodes: the client may
+ * read these leafs at the end. */
 static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
 {
     int32_t keeper = -1, held = 0;
@@ -338,7 +338,7 @@ static int add_input_leafs(gh_reader *r)
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
     }
-    /* Views of such a node become views of its leaf: a root is never a view itself. */
+    /* A node that is an input is now a view of its leaf.  Its views become views of the leaf: a root is no view. */
     for (int32_t i = 0; i < r->n && r->n_all > r->n; i++) {
         gh_item *item = &r->item[i];
         if (item->root >= 0 && item->root < r->n && r->item[item->root].root >= r->n) {
@@ -365,7 +365,7 @@ static int wire(gh_reader *r)
     }
     r->n_all = r->n;
     status = add_input_leafs(r);
-    /* A node that is a view of such a leaf also reads it: insert the leaf as its last source. */
+    /* A node that is an input is a view of the leaf added for it, and so reads it: insert it as the last source. */
     for (id = r->n; id < r->n_all && status == GS_OK; id++) {
         const int32_t node = r->item[id].root;
         const int32_t at = node + 1 < r->n ? r->src_begin[node + 1] : n_src;

@@ -27,7 +27,7 @@ enum gh_role {
     GH_ROLE_EXTERNAL = 0,   /* the client gave it memory                                        */
     GH_ROLE_PLACED = 1,     /* the plan gives it memory                                         */
     GH_ROLE_VIEW = 2,       /* it shares the memory of its root                                 */
-    GH_ROLE_ALIAS = 3       /* so does this: a view without an op, which the planner never sees */
+    GH_ROLE_ALIAS = 3       /* a view without an op: nodes that name it read what it views */
 };
 
 #define GH_NOWHERE (-1)     /* instead of a position: not among the graph's nodes, or not among its leafs */
@@ -36,10 +36,10 @@ typedef struct gh_item {
     gx_tensor *tensor;      /* NULL: only the planner's graph has this id                       */
     int32_t node;           /* position among the graph's nodes, or GH_NOWHERE                  */
     int32_t leaf;           /* position among the graph's leafs, or GH_NOWHERE                  */
-    int32_t reader;         /* of a tensor that is not listed: position of the first node that reads it */
-    int32_t root;           /* of a view: the id that owns its memory; -1: no view              */
+    int32_t reader;         /* of a tensor that is no leaf and no node: position of the first node that reads it */
+    int32_t root;           /* of a view: id of the tensor whose memory it shares; -1: no view  */
     int32_t role;           /* gh_role                                                          */
-    int32_t n_readers;      /* nodes that read it, views included                               */
+    int32_t n_readers;      /* how many nodes read it, views included                           */
     int32_t op;             /* GS_OP_*                                                          */
 } gh_item;
 
@@ -47,23 +47,23 @@ typedef struct gh_reader {
     const gh_ggml *lib;
     int32_t n;              /* how many tensors ggml's graph has: they have the ids below n     */
     int32_t n_all;          /* how many ids there are; those from n on only the planner's graph has */
-    int32_t n_nodes;        /* of ggml's graph                                                  */
-    int32_t n_leafs;
-    int32_t n_listed;       /* how many tensors are leafs or nodes; some may be listed twice    */
-    int32_t n_unlisted;     /* how many tensors of ggml's graph are neither                     */
+    int32_t n_nodes;        /* how many nodes ggml's graph lists                                */
+    int32_t n_leafs;        /* how many leafs it lists                                          */
+    int32_t n_listed;       /* how many tensors it lists as leafs or nodes; some it may list twice */
+    int32_t n_unlisted;     /* how many tensors its nodes name that it does not list            */
     bool plain;             /* no view_src of a node is itself a view.  Signatures match plain graphs alone */
-    gx_tensor **nodes;      /* borrowed from ggml's graph                                       */
-    gx_tensor **leafs;
+    gx_tensor **nodes;      /* ggml's array of the graph's nodes                                */
+    gx_tensor **leafs;      /* ggml's array of the graph's leafs                                */
     gh_item *item;          /* [n_all] by id                                                    */
     gs_index index;         /* hash table from a tensor's address to its id                     */
-    int32_t *node_id;       /* [n_nodes] ids of ggml's nodes                                    */
+    int32_t *node_id;       /* [n_nodes] the id of each node that ggml's graph lists            */
     /* The planner's graph: */
     gs_graph_size size;
     int32_t *src_begin;     /* [n_all + 1] where the sources of each id begin in `src` and `slot` */
-    int32_t *src;           /* ids of sources                                                   */
+    int32_t *src;           /* ids of the sources of all nodes                                  */
     unsigned char *slot;    /* the index k of each source in its node's src[k]                  */
-    int32_t *order;         /* [size.n_nodes] ids of nodes                                      */
-    int32_t *leaf;          /* [size.n_leafs] ids of leafs                                      */
+    int32_t *order;         /* [size.n_nodes] ids of its nodes, in execution order              */
+    int32_t *leaf;          /* [size.n_leafs] ids of its leafs                                  */
     int32_t room_items;     /* ids that the arrays have room for                                */
 } gh_reader;
 
@@ -90,7 +90,7 @@ static inline void gh_prefetch(const gx_tensor *t)
  * a cycle of views. */
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph);
 
-/* The id of a tensor in the graph that was read; -1: it is not in it. */
+/* The id of a tensor in the graph that was read; -1: the graph does not have it. */
 int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor);
 
 void gh_reader_free(gh_reader *r);

@@ -312,7 +312,7 @@ static inline void compare_memory(gh_difference *d, const gh_signature *s, int32
 {
     const int32_t bits = s->wiring->item[id].bits & (GH_HAS_DATA | GH_HAS_BUFFER);
     if (!full && bits == 0) {
-        d->words |= (uintptr_t)t->data | (uintptr_t)t->buffer; /* the common case */
+        d->words |= (uintptr_t)t->data | (uintptr_t)t->buffer; /* most tensors have neither */
         return;
     }
     d->words |= (uint64_t)(bits ^ memory_bits(t, full));
@@ -542,8 +542,8 @@ static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *lat
     return latest[was] = found;
 }
 
-/* Whether the graph whose listed tensors s has is of the wiring of `base`; fills in its other tensors.  `latest` NULL:
- * all descriptors must be the same; else fills those of s. */
+/* Whether the graph whose listed tensors s has is of the wiring of `base`; fills in the tensors that it does
+ * not list.  `latest` NULL: all descriptors must be those of `base`; else the graph's own become those of s. */
 static bool matches_other(gh_signature *s, const gh_signature *base, int32_t *latest)
 {
     const gh_descriptor *descriptor = base->descriptors->descriptor;

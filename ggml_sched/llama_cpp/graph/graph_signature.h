@@ -17,13 +17,13 @@
 
 #define GH_ROOT 2           /* index of the root in gh_signature_item.link, after the first two sources */
 #define GH_N_LINKS 3
-#define GH_N_REST (GS_MAX_SRC - GH_ROOT) /* further sources, which few tensors have                  */
+#define GH_N_REST (GS_MAX_SRC - GH_ROOT) /* sources after the first two, which few tensors have      */
 
-/* Bits of gh_signature_item.bits.  The bits from GH_REST_SHIFT on are 1 + the index of the item's further sources in
- * gh_wiring.rest, or 0: it has at most two sources. */
+/* Bits of gh_signature_item.bits.  The bits from GH_REST_SHIFT on are 1 + the row of the item's further sources in
+ * gh_wiring.rest, or 0: the tensor has at most two sources. */
 #define GH_HAS_DATA 1
 #define GH_HAS_BUFFER 2
-#define GH_HAS_CONSTANT_DATA 4 /* it has data and is not computed: nothing else of it is compared   */
+#define GH_HAS_CONSTANT_DATA 4 /* a leaf with data, such as a weight: nothing else of it is compared */
 #define GH_REST_SHIFT 3
 
 typedef struct gh_signature_item {
@@ -36,26 +36,26 @@ typedef struct gh_signature_item {
 typedef struct gh_wiring {
     int32_t refs;
     gh_signature_item *item; /* [n]                                                                 */
-    uintptr_t *memory;      /* [n] kind of the tensor's buffer (memory_kind); only with full descriptors */
+    uintptr_t *memory;      /* [n] memory_kind of each tensor's buffer; NULL unless descriptors are full  */
     int32_t *listed;        /* [n_leafs + n_nodes] ids of the leafs and nodes that the graph lists; NULL: each is
                              * listed once, and the ids are 0, 1, 2 ...                             */
-    int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of further sources                                  */
+    int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of sources after the first two, for tensors that have some */
     int32_t n_rest;
     int32_t room_rest;
 } gh_wiring;
 
 typedef struct gh_signature {
     gh_descriptors *descriptors; /* shared by all signatures of a cache                             */
-    int32_t n;              /* ids: leafs, then nodes, then tensors that the graph does not list    */
+    int32_t n;              /* how many ids: of leafs, then nodes, then tensors that the graph does not list */
     int32_t n_nodes;
     int32_t n_leafs;
-    int32_t n_listed;       /* ids of leafs and nodes: n_leafs + n_nodes, less those listed twice   */
+    int32_t n_listed;       /* how many ids leafs and nodes have: n_leafs + n_nodes, less those listed twice */
     bool plain;             /* the graph is plain; otherwise there are no links, and nothing matches */
     gx_tensor **tensor;     /* [n] by id; [-1] is NULL, so that a link of -1 is compared like any other */
-    int32_t *descriptor;    /* [n] numbers of descriptors                                           */
+    int32_t *descriptor;    /* [n] by id: the number of the tensor's descriptor                     */
     gh_wiring *wiring;
-    int32_t room;
-    int32_t room_tensor;
+    int32_t room;           /* ids that `descriptor` has room for                                   */
+    int32_t room_tensor;    /* ids that `tensor` has room for                                       */
 } gh_signature;
 
 /* Fill a signature with the graph that was just read.  False without memory. */
@@ -90,7 +90,7 @@ void gh_signature_clear(gh_signature *s);
 
 void gh_signature_free(gh_signature *s);
 
-/* The id of leaf i; of node i with i + n_leafs. */
+/* The id of the graph's leaf number i, or, where i is n_leafs or more, of its node number i - n_leafs. */
 static inline int32_t gh_listed_id(const gh_signature *s, int32_t i)
 {
     return s->wiring->listed != NULL ? s->wiring->listed[i] : i;

@@ -18,22 +18,22 @@
 typedef struct gh_descriptor {
     int64_t shape[8];       /* ne and nb, as in the tensor                                          */
     int32_t op;
-    int32_t params[16];     /* op parameters: all in full descriptors; else the first, of an op with sub-ops, and 0 */
+    int32_t params[16];     /* full descriptors: all op parameters; others: the first of UNARY and GLU, else 0 */
     int32_t type;
     int32_t flags;
-    int32_t counts[4];      /* masks of op and the first three params: the bits that a comparison counts */
+    int32_t counts[4];      /* masks of op and the first three params: bits that are 0 here are not compared */
     uint64_t view_offs;     /* bytes                                                                */
     int64_t nbytes;         /* ggml_nbytes of the tensor                                            */
 } gh_descriptor;
 
 typedef struct gh_descriptors {
     const gh_ggml *lib;
-    bool full;              /* of a scheduler: all op parameters count, because support queries depend on them */
+    bool full;              /* under a scheduler: all op parameters count, because support queries depend on them */
     int32_t n;
-    int32_t n_kept;         /* up to this many, none are removed: see GH_FEW_DESCRIPTORS           */
+    int32_t n_kept;         /* while there are no more than these, none is removed: see GH_FEW_DESCRIPTORS */
     int32_t room;
     gh_descriptor *descriptor;
-    int32_t *bucket;         /* an open-addressing table of number + 1, or 0; [mask + 1]             */
+    int32_t *bucket;         /* [mask + 1] hash table of descriptors: number + 1, or 0: empty        */
     uint32_t mask;
 } gh_descriptors;
 

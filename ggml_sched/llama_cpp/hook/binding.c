@@ -95,8 +95,8 @@ static bool has_originals(const gh_copies *copies, gx_tensor *const *original, i
     return has;
 }
 
-/* Let e->copies[0] be the copies of the originals in s->original: those of the last graph if they have the same, else
- * those of the graph before it, which are overwritten.  False without memory. */
+/* Let e->copies[0] be the copies of the originals in s->original: those of the last graph if they are of the same
+ * originals, else those of the graph before it, which are overwritten.  False without memory. */
 static bool choose_copies(const gh_sched *s, gh_plan_entry *e)
 {
     gh_copies *copies = e->copies;

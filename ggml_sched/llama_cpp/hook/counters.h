@@ -12,13 +12,13 @@
 enum gh_counter {
     GH_COUNT_RESERVE,       /* calls of ggml_gallocr_reserve_n                      */
     GH_COUNT_RESERVE_NS,    /* nanoseconds inside them                              */
-    GH_COUNT_ALLOC,
+    GH_COUNT_ALLOC,         /* calls of ggml_gallocr_alloc_graph                    */
     GH_COUNT_ALLOC_NS,
     GH_COUNT_SPLIT,         /* calls of ggml_backend_sched_split_graph              */
     GH_COUNT_SPLIT_NS,
-    GH_COUNT_SCHED_RESERVE, /* of ggml_backend_sched_reserve                        */
+    GH_COUNT_SCHED_RESERVE, /* calls of ggml_backend_sched_reserve                  */
     GH_COUNT_SCHED_RESERVE_NS,
-    GH_COUNT_SCHED_ALLOC,   /* of ggml_backend_sched_alloc_graph                    */
+    GH_COUNT_SCHED_ALLOC,   /* calls of ggml_backend_sched_alloc_graph              */
     GH_COUNT_SCHED_ALLOC_NS,
     GH_COUNT_NEW,           /* allocators and schedulers made                       */
     GH_COUNT_SAME,          /* graphs of the same tensors as a cached graph         */
@@ -27,7 +27,7 @@ enum gh_counter {
     GH_COUNT_PLANNED,       /* graphs that were planned                             */
     GH_COUNT_GROWN,         /* buffers allocated or grown                           */
     GH_COUNT_FAILED,        /* calls that failed                                    */
-    GH_COUNT_STOCK,         /* allocators that are ggml's own                       */
+    GH_COUNT_STOCK,         /* allocators made that are ggml's own                  */
     GH_COUNT_SYNCHRONISED,  /* times that all devices were synchronised because buffers change, by the scheduler or
                              * by the client of an allocator that returned false */
     GH_N_COUNTS
@@ -60,7 +60,7 @@ extern atomic_bool gh_pass_through;
 /* Store and count a failure; returns false. */
 bool gh_failed(const gs_error *error);
 
-/* The same with a message. */
+/* Store and count a failure of this status and message; returns false. */
 bool gh_failed_with(int status, const char *message);
 
 /* Store why a library is not supported, unless a reason was stored before; `why` must stay valid. */
@@ -69,7 +69,7 @@ void gh_note_unsupported(const char *why);
 /* The last failure of the process; false: there was none. */
 bool gh_last_error(gs_error *error);
 
-/* The reason that was stored first; NULL: every library was supported. */
+/* The reason that gh_note_unsupported stored first; NULL: every library was supported. */
 const char *gh_unsupported(void);
 
 #endif

@@ -17,10 +17,10 @@ typedef struct gh_gallocr {
     const gh_ggml *lib;
     gh_plan_cache *cache;
     int32_t n_bufts;
-    int32_t *arena_of;      /* [n_bufts] arena, a backend of the cache; equal types share one   */
+    int32_t *arena_of;      /* [n_bufts] arena (a backend of the cache) of each; equal types share one */
     int32_t *chosen;        /* [n_nodes + n_leafs] arenas that the client chose for the last reserved graph; -1: none */
-    int32_t n_nodes;
-    int32_t n_leafs;
+    int32_t n_nodes;        /* of the graph that `chosen` is for                                */
+    int32_t n_leafs;        /* of the graph that `chosen` is for                                */
     int32_t room;
 } gh_gallocr;
 

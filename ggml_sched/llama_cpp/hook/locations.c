@@ -16,8 +16,8 @@ static bool make_room(gh_plan *p, int32_t n_needs)
         && gh_grow(&p->need, sizeof *p->need, n_needs);
 }
 
-/* The backend whose arena holds an id, -1: none.  A placed tensor without bytes has an address in the arena of the
- * backend that it was assigned to. */
+/* The backend whose arena holds an id; -1: no arena does.  A placed tensor without bytes has an address in the arena of
+ * the backend that it was assigned to. */
 static int32_t backend_of(const gh_plan *p, int32_t id)
 {
     if (p->view.arena_of[id] >= 0) {

@@ -50,7 +50,7 @@
     }
 
 #define GH_MAX_BACKENDS 16  /* of a scheduler: ggml's own limit                                             */
-#define GH_N_ENTRIES 24     /* most entries of a cache: for each wiring that a client builds, and GH_N_REUSING      */
+#define GH_N_ENTRIES 24     /* most entries of a cache: room for every wiring that a client builds, and GH_N_REUSING */
 #define GH_N_REUSING 4      /* most entries that reuse another entry's plan: one more evicts the oldest             */
 
 typedef struct gh_plan_cache gh_plan_cache;
@@ -60,21 +60,21 @@ typedef struct gh_plan_entry gh_plan_entry;
  * to support queries.  A gh_problem is filled again and again: its arrays grow and are freed by gh_problem_free alone.
  */
 typedef struct gh_problem {
-    int32_t n;              /* ids                                                                  */
+    int32_t n;              /* how many ids the planner's graph has                                 */
     int32_t n_backends;
     int32_t *resident;      /* [n] backend whose memory holds the tensor; -1: the planner places it  */
-    int32_t *assigned;      /* [n] backend that the client chose; -1: none                          */
-    int64_t *nbytes;        /* [n_backends][n] bytes that the tensor takes there                    */
+    int32_t *assigned;      /* [n] backend that the client chose for the tensor; -1: none           */
+    int64_t *nbytes;        /* [n_backends][n] bytes that each tensor takes on each backend         */
     bool some_larger;       /* some tensor takes more than its own bytes; else the planner needs no nbytes */
     bool some_assigned;     /* some `assigned` is not -1                                            */
     /* Of schedulers only: */
-    bool has_answers;
-    int32_t *buffer;        /* [n] index of the kind of buffer that holds a resident tensor         */
+    bool has_answers;       /* whether the arrays below have room for n ids                         */
+    int32_t *buffer;        /* [n] of a resident tensor: the number of its buffer's type, below n_buffers */
     unsigned char *usage;   /* [n] GS_USAGE_*                                                       */
     unsigned char *supports; /* [n_backends][n] whether the backend computes the node               */
-    unsigned char *offloads; /* [n_backends][n] whether it does so for weights in the host's memory */
-    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that kind of buffer    */
-    int32_t n_buffers;
+    unsigned char *offloads; /* [n_backends][n] whether it computes the node although weights are on the host */
+    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that type of buffer    */
+    int32_t n_buffers;      /* how many types the buffers of resident tensors have                  */
     int32_t room;
     int32_t room_backends;
     int32_t room_buffers;
@@ -84,7 +84,7 @@ typedef struct gh_problem {
 typedef struct gh_read {
     int32_t id;             /* of the node                                                                  */
     int32_t slot;           /* the index of the source in its tensor's src                                  */
-    int32_t copy;
+    int32_t copy;           /* number of the copy: its id is gs_plan.n_tensors + this                       */
 } gh_read;
 
 /* A plan with the graph that it was made for, and with all that entries need to use it.  Counted by references: an
@@ -97,22 +97,22 @@ typedef struct gh_plan {
     int32_t n_nodes;        /* of ggml's graph                                                              */
     unsigned char *role;    /* [n] gh_role                                                                  */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
-    int32_t *input_of;      /* [n_all - n] of ids from n on: of a leaf added for an input node, that node; else -1 */
-    int32_t *order;         /* [n] where backends reordered the nodes: the ids in the signature; else NULL  */
-    int32_t (*pair)[2];     /* [n_pairs] ids of pairs that backends named while they reordered, -1: not in the graph */
+    int32_t *input_of;      /* [n_all - n] of id n + i: the input node that this leaf was added for; else -1 */
+    int32_t *order;         /* [n] each id's id in the entry's signature; NULL: the same, nothing was reordered */
+    int32_t (*pair)[2];     /* [n_pairs] ids of the pairs (gh_tensor_pairs) that backends named; -1: not in the graph */
     int32_t n_pairs;
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
     gs_graph_arrays arrays;
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
-    char *names;            /* each ends with a zero                                                        */
+    char *names;            /* the names, one behind the other, each ending with a zero byte                */
     gh_alloc_deps deps;     /* the graph's alloc dependencies: those of fused kernels, and those backends named */
-    gh_problem problem;     /* nbytes are those that the plan has room for                                  */
+    gh_problem problem;     /* its nbytes are those that the plan has room for, perhaps more than this graph needs */
     int64_t max_size[GH_MAX_BACKENDS]; /* the limit for a buffer that the plan was made with; 0: none       */
     gs_api_plan *plan;
     gs_plan view;
     gh_fusion_hazards hazards;
-    gh_places places;       /* [view.n]                                                                     */
+    gh_places places;       /* [view.n] where each id lies                                                  */
     bool is_repacked;       /* locations.c chose other offsets than the planner's, somewhere                */
     int64_t *need;          /* bytes that each chunk must have, pool by pool                                */
     int32_t need_begin[GH_MAX_BACKENDS + 1]; /* where each pool begins in `need`                            */
@@ -123,14 +123,14 @@ typedef struct gh_plan {
     int32_t n_reads;
     int32_t *split_at;      /* [view.n_splits + 1] position among ggml's nodes where each split begins      */
     int32_t n_splits;       /* splits that are not empty                                                    */
-    bool waits;             /* a split reads another backend's memory: backends wait for each other         */
+    bool waits;             /* backends wait for each other (has_shared_reads in binding.c)                 */
 } gh_plan;
 
 /* Where the client wants tensors of a graph to be; a cached plan serves only the same demand.  Of an allocator with
  * several buffer types: the arena of each node and then of each leaf, -1: none.  Of a scheduler: the ids of all tensors
  * that the client assigned, -1: not in the graph, and then the backend of each. */
 typedef struct gh_demand {
-    int32_t *value;         /* [n]                                                                          */
+    int32_t *value;         /* [n] arenas; or ids, then backends                                            */
     int32_t n;
     int32_t room;
 } gh_demand;
@@ -139,7 +139,7 @@ typedef struct gh_demand {
 typedef struct gh_copied {
     gx_tensor tensor;
     gx_tensor *original;    /* what it copies, or the view of that which nodes read                         */
-    int32_t n_reads;        /* sources of nodes that are this copy, or a view of it                         */
+    int32_t n_reads;        /* how many sources of nodes are this copy, or a view of it                     */
 } gh_copied;
 
 /* The copies of one graph: the plan's copies, then views of them.  They stay while other graphs are allocated, because
@@ -157,9 +157,9 @@ struct gh_plan_entry {
     gh_signature signature;
     gh_demand demand;
     gh_plan *plan;
-    bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
-    int64_t *compact;       /* [plan->view.n] the offsets to use instead of the plan's                      */
-    gh_copies copies[2];    /* of schedulers: of the graph that was bound last, and of one bound before     */
+    bool is_compact;        /* it reuses a plan, and its tensors lie at the offsets in `compact`            */
+    int64_t *compact;       /* [plan->view.n] offsets at the low end of the buffers, instead of the plan's  */
+    gh_copies copies[2];    /* of schedulers: the copies for the graph bound last, and for one bound before */
 };
 
 /* Everything that plans depend on besides graph and problem: a released cache may serve an allocator or scheduler of
@@ -167,14 +167,14 @@ struct gh_plan_entry {
 typedef struct gh_cache_key {
     const gh_ggml *lib;
     bool is_scheduler;
-    bool offloads;
+    bool offloads;          /* a node may be computed elsewhere though its weights are on the host         */
     bool overlaps;          /* a compute may begin before the last one ends: backends then share no pool    */
     bool reorders;          /* some backend reorders nodes                                                  */
     int n_backends;
-    int n_copies;           /* of each copied tensor                                                        */
+    int n_copies;           /* how many copies each copied tensor has                                       */
     void *device[GH_MAX_BACKENDS];
     gh_arena type[GH_MAX_BACKENDS]; /* the buffer type of each backend, as an arena without chunks          */
-    unsigned char reads[GH_MAX_BACKENDS * GH_MAX_BACKENDS]; /* [n_backends][n_backends] whose memory each reads */
+    unsigned char reads[GH_MAX_BACKENDS * GH_MAX_BACKENDS]; /* [a][b] whether backend a reads the memory of b */
 } gh_cache_key;
 
 /* The functions of a cache in which graph allocators (level alloc) and schedulers (level sched) differ. */
@@ -189,7 +189,7 @@ typedef struct gh_cache_level {
     /* Let backends reorder the nodes of a graph that was found or planned.  *same: the order, and the pairs that
      * backends keep apart, are those of the plan.  False without memory.  NULL: this level never reorders. */
     bool (*reorder)(void *owner, const gh_plan_entry *e, void *graph, bool *same);
-    /* Plan again after reordering. */
+    /* Plan a graph again whose nodes backends have reordered. */
     int (*plan_reordered)(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
     bool writes_addresses;  /* a lookup may write addresses into tensors while it compares them              */
 } gh_cache_level;
@@ -201,8 +201,8 @@ struct gh_plan_cache {
     void *owner;            /* the allocator or scheduler                                                   */
     gh_cache_key key;
     const gh_ggml *lib;
-    int n_backends;         /* of an allocator: its arenas                                                  */
-    const char *name[GH_MAX_BACKENDS];
+    int n_backends;         /* under an allocator: how many arenas it has                                   */
+    const char *name[GH_MAX_BACKENDS]; /* of each backend, or of an arena's buffer type                     */
     gs_policy policy;
     int n_pools;
     int pool_of[GH_MAX_BACKENDS]; /* of a backend: the pool in which its arena lies                         */
@@ -268,7 +268,7 @@ void gh_plan_cache_unlock(gh_plan_cache *c);
 
 /* -- plan_entry.c */
 
-/* Make room for n ids, with or without the arrays of device answers.  False without memory. */
+/* Make room in a problem for n ids; `has_answers`: also in the arrays of schedulers.  False without memory. */
 bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers);
 
 /* Whether two problems differ at most in the bytes of tensors; the second function: in bytes and assignments. */

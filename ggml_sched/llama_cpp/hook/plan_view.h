@@ -5,10 +5,10 @@
 #include "plan_cache.h"
 
 typedef struct gh_plan_view {
-    const gh_plan *of;          /* for names, problem and sizes         */
+    const gh_plan *of;          /* for names, problem and the counts of `size` */
     gs_graph_arrays arrays;
     gs_plan plan;
-    const int64_t *nbytes;      /* [n_backends][n_tensors]              */
+    const int64_t *nbytes;      /* [n_backends][n_tensors] bytes that each tensor takes */
     /* Made for the view where the entry reuses a larger graph's plan, and freed with it; else NULL: */
     gs_api_graph *own_graph;
     gs_api_plan *own_plan;

@@ -7,8 +7,8 @@
 
 #include <stdio.h>
 
-#define GH_MAX_ROUNDS 16    /* how often a graph is planned again with more alloc dependencies             */
-#define GH_MAX_RAISES 64    /* how often it is planned again with a higher limit for one buffer            */
+#define GH_MAX_ROUNDS 16    /* most plans made of a graph, each with more alloc dependencies               */
+#define GH_MAX_RAISES 64    /* most attempts at one of them, each with a higher limit for one buffer       */
 
 /* -- the planner's arguments --------------------------------------------------------------------------------------- */
 

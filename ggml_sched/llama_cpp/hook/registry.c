@@ -11,8 +11,8 @@
 
 static struct {
     pthread_mutex_t lock;
-    gh_plan_cache *live;        /* the newest first                 */
-    gh_plan_cache *released;    /* the last released first          */
+    gh_plan_cache *live;        /* with an owner; newest first        */
+    gh_plan_cache *released;    /* without owner; last released first */
 } caches = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void destroy(gh_plan_cache *c)

@@ -73,8 +73,8 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
     return !s->dep_failed;
 }
 
-/* Store the pairs that backends named by id in p->pair, and as alloc dependencies of the plan.  Skipped are tensors
- * whose memory the plan does not choose, and those that are computed only after the node until which they should be
+/* Store in p->pair the ids of the pairs that backends named, and make them alloc dependencies of the plan, except those
+ * of a tensor whose memory the plan does not choose, or that is computed only after the node until which it should be
  * kept. */
 static bool take_deps(const gh_sched *s, gh_plan *p)
 {
@@ -102,7 +102,8 @@ static bool take_deps(const gh_sched *s, gh_plan *p)
     return true;
 }
 
-/* The id in the signature of each id of the graph that was read.  False: one has none, or there is no memory. */
+/* Fill p->order: the id in the signature of each id of the graph that was read.  False: a tensor is not in the
+ * signature, or there is no memory. */
 static bool take_order(const gh_reader *r, const gh_signature *signature, gh_plan *p)
 {
     gs_index index = {NULL, 0, 0};

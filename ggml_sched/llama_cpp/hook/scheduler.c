@@ -74,7 +74,7 @@ static bool make_cache(gh_sched *s, bool offloads)
         return false;
     }
     c->policy.leafs_first = 1;
-    c->policy.stream = 1; /* clients write to weights without calling the scheduler */
+    c->policy.stream = 1; /* keep no copies of weights: clients write to weights without calling the scheduler */
     c->policy.n_copies = s->n_copies;
     for (int b = 0; b < s->n_backends; b++) {
         c->name[b] = s->lib->backend_name(s->backend[b]);

@@ -25,13 +25,13 @@ typedef struct gh_assignments {
     int32_t n;
     int32_t room;
     const gx_tensor **tensor;
-    int32_t *backend;
-    gs_index index;         /* of `tensor`                                                                  */
+    int32_t *backend;       /* [n] the backend of each                                                      */
+    gs_index index;         /* hash table from a tensor to 1 + its index in `tensor`                        */
 } gh_assignments;
 
 void gh_assignments_clear(gh_assignments *a);
 bool gh_assignments_set(gh_assignments *a, const gx_tensor *tensor, int32_t backend);
-int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor); /* -1: none */
+int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor); /* -1: it was assigned none */
 void gh_assignments_free(gh_assignments *a);
 
 /* Pairs of tensors: the first one's memory is kept until the second is computed. */
@@ -57,12 +57,12 @@ typedef struct gh_sched {
     void *callback_user;
     gh_assignments assignments;
     gh_assignments kept;    /* where every tensor was placed, while a reordered graph is planned again      */
-    bool uses_kept;
+    bool uses_kept;         /* the assignments in `kept` count, not those in `assignments`                  */
     gh_plan_entry *current; /* the entry of the last graph, which the client's queries are about; NULL after a reset */
-    bool is_allocated;
+    bool is_allocated;      /* the graph of `current` has its addresses and copies, and may be computed     */
     int n_splits;           /* of the graph that was split last                                             */
     /* What the allocated graph is computed with: */
-    gh_part *part;          /* [n_splits]                                                                   */
+    gh_part *part;          /* [n_splits] the nodes of each split, as a graph                               */
     int32_t room_part;
     bool busy[GH_MAX_BACKENDS]; /* the backend may still compute                                            */
     gx_tensor **original;   /* [n_originals] scratch of binding.c: what is copied for the graph that is bound */
@@ -90,7 +90,7 @@ static inline void gh_mark_copy(gx_tensor *t)
     memcpy(t->padding, &mark, sizeof mark);
 }
 
-/* The copy that a tensor is; NULL: it is none, or NULL. */
+/* The copy that t is; NULL: t is no copy, or NULL. */
 static inline gh_copied *gh_copy_of(gx_tensor *t)
 {
     uint64_t mark = 0;

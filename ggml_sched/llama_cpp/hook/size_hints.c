@@ -88,10 +88,10 @@ static int32_t original_of(const gh_plan_entry *e, int32_t id)
     return is_copy ? item[before].link[0] : id;
 }
 
-/* How many rows a node may gather (GET_ROWS) in graphs of its wiring.  `numbers`: the tensor of row numbers.  If that
- * is a view of an input, as many as the input has numbers, because each graph divides them anew among several views:
- * those of the batch's sequences, and those of other sequences whose states move.  One less if the view does not begin
- * with the first number, which then belongs to another view.  -1: it is no view of an input. */
+/* The most rows that a node may gather (GET_ROWS) in graphs of its wiring, where `numbers`, its tensor of row numbers,
+ * is a view of an input; -1: it is none.  Each graph divides the input's numbers anew among several views: those of the
+ * batch's sequences, and those of other sequences whose states move.  So the view may have all numbers of the input, or
+ * one less if it does not begin with the first number, which then belongs to another view. */
 static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
 {
     const int32_t view = original_of(e, numbers);
