@@ -81,9 +81,9 @@ cdef class CallList:
     cdef unsigned char *state           # owned; bits of each tensor of the table: LOOKED_AT, READABLE, WRITABLE
     cdef dict known                     # {buffer: (address, size, writable), or None if kernels cannot use it}; keeps
                                         # the buffers alive, though close() may still free their memory: see `held`
-    cdef BufferBase last                # the buffer that was looked up last, with its size and writability:
-    cdef int64_t last_size              # neighbours mostly share one.  -1: kernels cannot use it
-    cdef bint last_writable
+    cdef BufferBase last                # the buffer that was looked up last: neighbours mostly share one
+    cdef int64_t last_size              # bytes of `last`; -1: kernels cannot use it
+    cdef bint last_writable             # whether kernels may write to `last`
     cdef object memory_of
     cdef object allocate                # allocates the work memory
     cdef object memory                  # keeps the work memory

@@ -206,7 +206,7 @@ def copy_on_host(src: Tensor, dst: Tensor) -> bool:
         return False
     if src.nbytes > min(a.nbytes - src.offset, b.nbytes - dst.offset):
         return False
-    # The other backend may have queued work on this memory.
+    # Either backend may have queued work on this memory.
     here.backend.synchronize()
     there.backend.synchronize()
     np.copyto(array_over(dst, b, dst.offset), array_over(src, a, src.offset))

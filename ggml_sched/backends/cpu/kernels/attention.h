@@ -1,10 +1,10 @@
 /* attention.h -- FLASH_ATTN_EXT: softmax(q k + mask) v without ever holding all the scores.
  *
  * Included once for each instruction set.  Several query heads may share a key head, so all query rows of a key head
- * are computed together.  Where they are at most FEW (decoding), each key is multiplied with each row; keys are divided
- * into chunks of CHUNK for different threads, and the results of the chunks merged in order.  More rows (a prompt) are
- * computed in blocks of BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  The content of KV cache cells whose
- * mask is -inf, even a NaN, does not affect the result; a row without any unmasked cell gives zeros.
+ * are computed together.  Where they are fewer than FEW (decoding), each key is multiplied with each row; keys are
+ * divided into chunks of CHUNK for different threads, and the results of the chunks merged in order.  FEW rows or more
+ * (a prompt) are computed in blocks of BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  The content of KV
+ * cache cells whose mask is -inf, even a NaN, does not affect the result; a row without any unmasked cell gives zeros.
  */
 #define FEW 8
 #define CHUNK 256
@@ -293,7 +293,7 @@ static void merge_chunks(const flash *f, line l, const float *from, int64_t n, i
 }
 
 /* Runs attend_lines; a unit of work is one chunk of keys of one key head.  arg[2]: number of chunks; arg[3]: floats of
- * the result of a row and chunk. */
+ * the result of one query row for one chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
@@ -347,7 +347,7 @@ INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, co
             vstore(c + r * ldc + i * V, s[r][i]);
 }
 
-/* The same of `rows` x n times n x `columns`; rows must be a multiple of TILE_ROWS, columns of V. */
+/* As small_product, of `rows` x n times n x `columns`: rows must be a multiple of TILE_ROWS, columns of V. */
 static void block_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
                           int64_t rows, int64_t columns, int64_t n, int more) {
     int64_t i = 0;
@@ -453,7 +453,7 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
             top = s->top[i];
         if (top == -INFINITY) {
             if (has_nan(scores, BLOCK_KEYS))
-                s->total[i] = NAN;              /* finish_block sees it and recomputes the row */
+                s->total[i] = NAN;              /* finish_block sees the NaN and recomputes the row */
             memset(scores, 0, BLOCK_KEYS * 4);
             continue;
         }

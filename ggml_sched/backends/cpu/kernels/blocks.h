@@ -24,8 +24,8 @@ typedef struct gs_block_kind {
     int32_t elements;          /* of a block: 32 or 256                               */
     int32_t bytes;             /* of a block                                          */
     int32_t group;             /* elements that share a scale: 16 or 32               */
-    int32_t has_min;
-    int32_t offset;            /* q + offset is in 0 .. 255                           */
+    int32_t has_min;           /* whether each group has a minimum m                  */
+    int32_t offset;            /* what makes q unsigned: q + offset is in 0 .. 255    */
     /* Decodes one block to q[elements], s[elements / group] and, where has_min, m[elements / group]. */
     void (*decode)(const uint8_t *block, int8_t *q, float *s, float *m);
 } gs_block_kind;

@@ -9,9 +9,9 @@
 /* A table that one call computes and many nodes read: the sines and cosines for ROPE, which are equal in every layer of
  * a model.  It is valid until a node writes to the memory of `positions` or `factors`. */
 typedef struct gs_table {
-    const gs_node *positions;
+    const gs_node *positions;   /* source 1 of ROPE                              */
     const gs_node *factors;     /* frequency factors (source 2 of ROPE), or NULL */
-    int32_t params[GS_MAX_OP_PARAMS];
+    int32_t params[GS_MAX_OP_PARAMS]; /* of the nodes that read the table        */
     void *of;                   /* the table itself, in memory from gs_keep      */
 } gs_table;
 
@@ -32,7 +32,7 @@ void gs_forget_tables(gs_tables *in, const gs_node *node);
  * whose kernel would overwrite values that it still reads, is copied to other memory first. */
 int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 
-/* The same for all ops but matrix products, compiled for each instruction set: kernels_*.c.  The node is one that
+/* gs_build_node for all ops but matrix products, compiled for each instruction set: kernels_*.c.  The node is one that
  * op_rules.h admits, and has a result that is not empty; the builders check what their kernels need besides. */
 int gs_build_portable(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx2(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);

@@ -19,7 +19,7 @@ typedef struct gs_call gs_call;
 typedef struct gs_fault {
     int32_t kind;               /* GS_FAULT_*                                   */
     int32_t source;             /* which source of the node holds a wrong value */
-    int64_t value;
+    int64_t value;              /* the wrong value                              */
     int64_t limit;              /* the value should be in 0 .. limit - 1        */
 } gs_fault;
 
@@ -33,7 +33,7 @@ struct gs_call {
     gs_run run;
     const gs_node *node;
     int32_t n_parts;
-    int32_t position;           /* index of the node among the compiled nodes   */
+    int32_t position;           /* index of the node, as given to gs_build_node */
     int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
 };
 

@@ -5,7 +5,7 @@
 #include "blocks.h"
 #include "floats.h"
 
-/* Bytes of an element of a plain type; 0 for block types and unknown ones. */
+/* Bytes of an element of a type that is not quantised; 0 for quantised and unknown types. */
 static inline int gs_plain_size(int type) {
     switch (type) {
     case GS_TYPE_F32: case GS_TYPE_I32: return 4;
@@ -24,8 +24,8 @@ static inline float gs_param_f32(const int32_t *params, int i) {
     return gs_f32_of_bits((uint32_t)params[i]);
 }
 
-/* gs_block_elements and gs_block_bytes: elements and bytes of a block of the type.  A plain type counts as blocks of
- * one element; both are 0 for a type that blocks.h does not decode. */
+/* gs_block_elements and gs_block_bytes: elements and bytes of a block of the type.  A type that is not quantised
+ * counts as blocks of one element; both are 0 for a quantised type that blocks.h does not decode. */
 static inline int gs_block_elements(int type) {
     const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
     return gs_plain_size(type) ? 1 : kind != NULL ? kind->elements : 0;

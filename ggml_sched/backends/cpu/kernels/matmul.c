@@ -17,7 +17,7 @@
 #define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
 #define MANY_WORK (4 << 20)     /* multiplications of an item, where a group has many columns                */
 #define COLUMN_WORK (8 << 20)   /* multiplications of an item, where the columns of one panel of rows are split */
-#define LEAST_COLUMNS 240       /* columns of such an item at least, as each item repacks the panel          */
+#define LEAST_COLUMNS 240       /* least columns of an item where they are split: each item repacks the panel */
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
 
 static const gs_product_kernels *kernels_here(void) {
@@ -211,8 +211,8 @@ static void multiply(const gs_call *call, int32_t part, char *shared, char *scra
 
 /* -- building ----------------------------------------------------------------------------------------------------- */
 
-/* Cuts the product into items and parts.  `columns`: how many a group probably has.  Where they are few, the time goes
- * into reading weights, and an item is measured by their bytes; otherwise by its multiplications. */
+/* Cuts the product into items and parts.  `columns`: how many columns a group probably has.  Where they are few,
+ * the time goes into reading weights, and an item is measured by their bytes; otherwise by its multiplications. */
 static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     int64_t panel = of->kernels->panel, cost, whole;
     of->column_step = of->columns;

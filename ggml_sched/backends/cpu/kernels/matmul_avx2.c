@@ -13,5 +13,5 @@ const gs_product_kernels gs_product_avx2 = {PANEL, 1, offset_of, quantize, few, 
 #pragma clang attribute pop
 #endif
 #else
-typedef int gs_no_avx2; /* a file is not empty */
+typedef int gs_no_avx2; /* C has no empty files */
 #endif

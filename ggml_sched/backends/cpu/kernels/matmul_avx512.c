@@ -14,5 +14,5 @@ const gs_product_kernels gs_product_avx512 = {PANEL, 1, offset_of, quantize, few
 #pragma clang attribute pop
 #endif
 #else
-typedef int gs_no_avx512; /* a file is not empty */
+typedef int gs_no_avx512; /* C has no empty files */
 #endif

@@ -216,7 +216,7 @@ static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *
     }
 }
 
-/* Whether the rows of a mask of SOFT_MAX or FLASH_ATTN_EXT have no gaps, nor the sinks. */
+/* Whether the rows of a mask of SOFT_MAX or FLASH_ATTN_EXT have no gaps, and the sinks are dense. */
 static int masks_are_dense(const gs_node *mask, const gs_node *sinks) {
     return (mask == NULL || mask->layout.nb[0] == gs_plain_size(mask->layout.type) || mask->layout.ne[0] == 1)
            && (sinks == NULL || is_dense(sinks));

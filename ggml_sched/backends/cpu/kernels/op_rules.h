@@ -33,7 +33,7 @@ typedef struct gs_op_rule {
     uint64_t result, src[GS_MAX_RULED_SRC];
 } gs_op_rule;
 
-/* The rule of an op, NULL if it has none. */
+/* The rule of an op; NULL if the op has no rule. */
 static inline const gs_op_rule *gs_rule_of(int op) {
 #define ROWS(inplace) {1, 1, inplace, GS_BIT(F32), {GS_BIT(F32)}}
 #define FUNCTION(inplace) {1, 1, inplace, 0, {GS_FLOATS}}
@@ -121,7 +121,7 @@ static inline int gs_types_fit(const gs_node *n, uint64_t more) {
     }
 }
 
-/* Whether some id of a tensor of row ids names none of `limit` rows; sets *bad to the first such id.  `data`: the ids'
+/* Whether some id of a tensor of row ids is outside 0 .. limit - 1; sets *bad to the first such id.  `data`: the ids'
  * memory, at any address. */
 static inline int gs_bad_id(const gs_layout *ids, const char *data, int64_t limit, int64_t *bad) {
     const int64_t *ne = ids->ne, *nb = ids->nb;
@@ -164,7 +164,7 @@ static inline int64_t gs_count(const int64_t *a) {
     return n;
 }
 
-/* Whether n is a multiple of each; of 0 only 0 is. */
+/* Whether n is a multiple of `each`; 0 has no multiple but 0. */
 static inline int gs_is_multiple(int64_t n, int64_t each) { return each == 0 ? n == 0 : n % each == 0; }
 
 /* Whether a is repeated a whole number of times along each dimension of d, or d is empty. */
@@ -175,7 +175,7 @@ static inline int gs_repeats(const int64_t *a, const int64_t *d) {
     return fits || gs_count(d) == 0;
 }
 
-/* Whether a mask has extents [n_kv, >= n_rows, n_head / r, n_batch / s], r and s whole. */
+/* Whether a mask has extents [n_kv, >= n_rows, n_head / r, n_batch / s], for whole numbers r and s. */
 static inline int gs_mask_fits(const int64_t *mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch) {
     return mask == NULL || (mask[0] == n_kv && mask[1] >= n_rows && mask[2] > 0 && n_head % mask[2] == 0 && mask[3] > 0
                             && n_batch % mask[3] == 0);

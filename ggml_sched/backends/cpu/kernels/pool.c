@@ -25,7 +25,7 @@
  * nothing of its parent's but `owner`, because the parent's threads and locks are of no use there. */
 typedef struct crew {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
-    _Alignas(CACHE_LINE) _Atomic int32_t done;
+    _Alignas(CACHE_LINE) _Atomic int32_t done;      /* parts of the present call that are done */
     _Atomic int32_t waiting;        /* the caller sleeps until the last part is done */
     _Alignas(CACHE_LINE) _Atomic int32_t asleep;    /* number of threads that sleep  */
     _Atomic int32_t stop;
@@ -36,8 +36,8 @@ typedef struct crew {
     pthread_mutex_t lock;           /* protects fault and fault_part; the mutex of wake and all_done */
     pthread_cond_t wake;
     pthread_cond_t all_done;
-    pid_t owner;                    /* the process of the threads    */
-    int32_t n;                      /* threads that could be started */
+    pid_t owner;                    /* process that started the threads */
+    int32_t n;                      /* how many threads were started */
     pthread_t thread[];
 } crew;
 

@@ -23,16 +23,16 @@
 #define GS_CELL 64
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
-#define GS_FEW_Q 2             /* groups with at most so many columns (never more than a tile) are multiplied row */
-#define GS_FEW_F 12            /* by row: repacking the weights would take longer than it saves                   */
-#define GS_STEP_Q 32           /* elements of a cell                                                              */
-#define GS_STEP_F 16
-#define GS_LEAST_BITS 0x03800000u /* 2^-120: cells of smaller values become zero, as 127 / largest must stay finite */
+#define GS_FEW_Q 2             /* most columns that quantised weights are multiplied with row by row, not by panels */
+#define GS_FEW_F 12            /* the same for float weights: repacking for fewer would take longer than it saves   */
+#define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */
+#define GS_STEP_F 16           /* elements of a cell that meets float weights                                    */
+#define GS_LEAST_BITS 0x03800000u /* 2^-120: cells of smaller values become zero, so that 127 / largest is finite */
 
 /* An activation cell of 32 elements, as 8-bit integers: x = d * q.  Kernels add `offset` to the integers of weights, to
- * make them unsigned; what that adds to a product is taken off by starting from -offset * (sum of q): low is that of
- * the first 16 elements, high of the second 16, both of all.  sum_low, sum_high and sum_both are d * (sum of q), which
- * the minima of weights are multiplied by.  A cell of values with an inf or NaN has q 0, and d and sum_* NaN. */
+ * make them unsigned; what that adds to a product is taken off by starting from -offset * (sum of q): `low` over
+ * the first 16 elements, `high` over the second 16, `both` over all 32.  sum_low, sum_high and sum_both are
+ * d * (sum of q), which the minima of weights are multiplied by.  A cell with an inf or NaN has q 0, d and sums NaN. */
 typedef struct gs_cell_q {
     int8_t q[32];
     int32_t low, both;
@@ -42,10 +42,10 @@ typedef struct gs_cell_q {
     int32_t unused;
 } gs_cell_q;
 
-/* The form of a column for few columns and quantised weights: eight steps together, so that one vector holds the
- * numbers of all eight.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  The weights'
- * minima are multiplied by sum; for a type without minima its scales are, and sum includes the factor -offset.  Steps
- * beyond k are zeros. */
+/* Eight steps of a column, as kernels for few columns and quantised weights take them: together, so that one vector
+ * holds the numbers of all eight.  d and sum have an element for each scale of the weights in these steps, 8 or 16.
+ * The weights' minima are multiplied by sum; for a type without minima its scales are, and sum includes the factor
+ * -offset.  Steps beyond k are zeros. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -59,7 +59,7 @@ typedef struct gs_product gs_product;
 /* The kernels of one instruction set. */
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
-    int32_t strips;             /* whether few columns of quantised weights come in strips       */
+    int32_t strips;             /* whether `few` takes strips where weights are quantised        */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */
@@ -76,23 +76,23 @@ typedef struct gs_product_kernels {
 struct gs_product {
     const gs_node *node;
     const gs_product_kernels *kernels;
-    const gs_block_kind *kind;  /* NULL: f32, f16, bf16 */
-    int32_t type;
+    const gs_block_kind *kind;  /* of the weights; NULL: f32, f16, bf16 */
+    int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
-    int64_t steps;              /* cells of a column                                     */
-    int64_t column_bytes;       /* reserved for a converted column: as cells or as strips, the larger */
+    int64_t steps;              /* activation cells of a column                          */
+    int64_t column_bytes;       /* bytes of a converted column: as cells or as strips (gs_strip), the larger */
     int64_t tile;               /* columns of a tile                                     */
     int64_t few;                /* the most columns of a group for the kernel `few`      */
-    int64_t groups;             /* matrices of weights; MUL_MAT_ID: the most experts that can be chosen */
-    int64_t columns;            /* of a group; MUL_MAT_ID: of all groups together        */
+    int64_t groups;             /* how many groups; MUL_MAT_ID: the most experts that can be chosen */
+    int64_t columns;            /* how many columns a group has; MUL_MAT_ID: all groups together */
     int64_t r2, r3;             /* MUL_MAT: how many matrices of b share one of a, along dimensions 2 and 3 */
-    int64_t cells;              /* offset in `shared`: where the cells begin             */
-    int64_t row_step;           /* rows of an item of work                               */
-    int64_t row_items;          /* such items of a group                                 */
-    int64_t column_step;        /* columns of an item, all or a multiple of the tile     */
-    int64_t column_items;
-    int64_t together;           /* items of a part                                       */
-    int64_t prepared;           /* columns that a part of the first call prepares        */
+    int64_t cells;              /* offset in `shared`: where converted columns begin     */
+    int64_t row_step;           /* rows of weights in an item of work (matmul.c)         */
+    int64_t row_items;          /* how many ranges of row_step rows a group has          */
+    int64_t column_step;        /* columns of an item of work: all, or a multiple of `tile` */
+    int64_t column_items;       /* how many ranges of column_step columns a group has    */
+    int64_t together;           /* how many items of work a part computes                */
+    int64_t prepared;           /* columns that a part of the call `prepare` converts    */
 };
 
 /* MUL_MAT_ID: which pairs (token, which of its chosen experts) go through which expert.  A pair is numbered token *

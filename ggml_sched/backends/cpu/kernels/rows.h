@@ -145,7 +145,7 @@ INLINE void put_tile(const float *tile, char *to, int type, int64_t stride, int6
  * the cost that a part should have. */
 HELPER int64_t units_per_part(int64_t n, int64_t each, int64_t want) {
     int64_t units = each > 0 ? want / each : n;
-    int64_t most = (n + (1 << 20) - 1) >> 20;       /* at least as many, so that there are at most 2^20 parts */
+    int64_t most = (n + (1 << 20) - 1) >> 20;       /* units of a part at least: there are at most 2^20 parts */
     units = units > most ? units : most;
     return units < 1 ? 1 : units;
 }

@@ -1,7 +1,7 @@
 /* sort.h -- ARGSORT, TOP_K, ARGMAX: indices of the elements of a row, sorted by value, or of the largest.
  *
- * Included once for each instruction set.  Equal elements keep the order of their indices; NaNs come last, ascending
- * and descending.
+ * Included once for each instruction set.  Elements of equal value keep the order of their indices; NaNs come last,
+ * ascending and descending.
  */
 
 /* Whether x is sorted before y. */

@@ -232,5 +232,5 @@ INLINE vf vlog1p_positive(vf x) {
     p = vfma(p, m, vset(3.333330978e-01f));
     vf ef = __builtin_convertvector(e, vf);
     vf y = m * m * (m * p - 0.5f) + ef * -2.12194440e-4f + lost + m + ef * 0.693359375f;
-    return vpick(x <= 3.4e38f, y, x);       /* infinity and NaN stay */
+    return vpick(x <= 3.4e38f, y, x);       /* infinity and NaN are returned unchanged */
 }

@@ -128,7 +128,8 @@ INLINE void put_signed(float *to, __m128i v, float times) {
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_set1_ps(times)));
 }
 
-/* Decodes the scales of the block at p to s and, where its type has minima, those to m: units * halves of each. */
+/* Decodes the scales of the block at p to s and, where its type has minima, the minima to m: units_of(type) *
+ * halves_of(type) numbers each. */
 INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
     __m128i v, w, nibble = _mm_set1_epi8(15);
     float d;

@@ -87,7 +87,7 @@ typedef __m256i ivec;
 #endif
 #define PANEL (2 * ROWS)
 #define DEPTH_Q 128            /* steps of k that a packed panel of quantised rows holds: 4096 elements */
-#define DEPTH_F 64             /* the same of float rows: 1024 elements                                 */
+#define DEPTH_F 64             /* steps of k that a panel of float rows holds: 1024 elements            */
 
 /* Transposes eight rows of eight 32-bit values. */
 INLINE void transpose(__m256i r[8]) {
@@ -109,7 +109,7 @@ INLINE void transpose(__m256i r[8]) {
 }
 
 #if WIDE
-/* A mask of those of the 16 rows from row `at` on that exist, where there are `rows` rows. */
+/* A mask of the 16 rows from row `at` on: bit i is set where row at + i is below `rows`. */
 INLINE __mmask16 present(int64_t rows, int at) {
     return rows >= at + 16 ? 0xffff : rows > at ? (__mmask16)((1u << (rows - at)) - 1) : 0;
 }

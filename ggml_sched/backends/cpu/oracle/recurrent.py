@@ -33,7 +33,7 @@ def ssm_scan(of: Operands) -> np.ndarray:
     ids, n_head = of.raw(6)[0, 0, 0], x.shape[2]
     check_ids(ids, len(table), of)
     b, c = (np.repeat(of.raw(i), n_head // of.raw(i).shape[2], axis=2)[:, :, :, None] for i in (4, 5))
-    y, states = np.empty(x.shape, np.float32), table[ids]          # [n_seqs, n_tokens, n_head, head_dim]
+    y, states = np.empty(x.shape, np.float32), table[ids]          # y[n_seqs, n_tokens, n_head, head_dim]
     for sequence, state in enumerate(states):
         for token in range(x.shape[1]):
             step = np.ascontiguousarray(dt[sequence, token])

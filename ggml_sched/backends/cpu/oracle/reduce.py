@@ -81,7 +81,7 @@ def argmax(of: Operands) -> None:
 
 @kernel("ARGSORT", "TOP_K")
 def order(of: Operands) -> None:
-    """The indices that sort each row.  Equal elements keep their order; NaNs come last, ascending and descending."""
+    """The indices that sort each row.  Elements of equal value keep their order; NaNs come last in either order."""
     descending = of.node.op == "TOP_K" or int_param(of.node, 0)
     rows = np.negative(of.raw(0)) if descending else of.raw(0)
     of.dst[...] = rows.argsort(axis=-1, kind="stable")[..., : of.node.ne[0]]

@@ -34,7 +34,7 @@ class Angles:
                 ramp = (pairs - low) / max(0.001, high - low)
                 share = (1 - np.clip(ramp, 0, 1)) * extrapolate
                 self.magnitude *= 1 + 0.1 * float(np.log(1 / np.float64(scale)))
-            # YaRN: between interpolated (scaled) and extrapolated angles, by the share of the latter.
+            # YaRN: a mean of interpolated (scaled) and extrapolated angles; the latter have the weight `share`.
             self.per_position = frequencies * (scale * (1 - share) + share)
 
 
@@ -54,7 +54,7 @@ def rope(of: Operands) -> np.ndarray:
     node, angles = of.node, Angles(of.node)
     n_dims, half = int_param(node, 1), int_param(node, 1) // 2
     per_position = angles.per_position / of.raw(2)[0, 0, 0, :half] if of.has(2) else angles.per_position
-    # [n_tokens, 1 head, pairs]
+    # theta[n_tokens, 1, pairs]: all heads have the same angles
     theta = of.raw(1).reshape(-1).astype(np.float64)[:, None, None] * per_position
     cos, sin = ((wave(theta) * angles.magnitude).astype(np.float32) for wave in (np.cos, np.sin))
     first, second = ((slice(0, half), slice(half, n_dims)) if int_param(node, 2) == 2
