@@ -66,7 +66,7 @@ typedef struct gx_custom {
     void *user;
 } gx_custom;
 
-/* ggml's functions, each under its name without "ggml_".  Those of the second group are in libggml-cpu; they are NULL
+/* ggml's functions, each under its name without "ggml_".  Those from graph_plan on are in libggml-cpu; they are NULL
  * where the library lacks them. */
 typedef struct gx_api {
     void *(*init)(gx_init_params);

@@ -34,7 +34,7 @@ __all__ = ["GgmlBackend"]
 MAX_THREADS = 512
 """ggml's limit (GGML_MAX_N_THREADS)."""
 OWN_COLUMNS = 32
-"""From so many columns on, CpuBackend's kernels multiply by quantised weights: only prompts have that many."""
+"""From this many columns on, CpuBackend's kernels multiply by quantised weights: only prompts have so many columns."""
 STARTED_IN = os.getpid()
 """Id of the process that loaded this module: a process with another id is a forked child, see `_compute_in_child`."""
 
@@ -55,7 +55,7 @@ class GgmlBackend(GgmlBase, HostBackend):
 
     buffer_class = HostBuffer
     kv_padding = 64
-    """Attention reads a multiple of this many keys of a KV cache: ggml's flash attention computes so many at once."""
+    """Attention reads a multiple of this many keys of a KV cache: ggml's flash attention computes that many at once."""
 
     def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
                  name: str | None = None, memory: int | None = None, repack: bool = True,

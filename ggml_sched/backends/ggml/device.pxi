@@ -153,11 +153,11 @@ cdef class RepackedWeight:
     """
 
     cdef Device device              # kept alive
-    cdef void *buffer               # owned
-    cdef gx_tensor made
-    cdef readonly size_t size
+    cdef void *buffer               # owned; ggml's buffer with the copy
+    cdef gx_tensor made             # the copy as a ggml tensor
+    cdef readonly size_t size       # bytes of the copy
     cdef int64_t tensor_version
-    cdef object tensor              # a weak reference to that weight
+    cdef object tensor              # a weak reference to the weight that was copied
 
     def __dealloc__(self):
         if self.buffer != NULL:

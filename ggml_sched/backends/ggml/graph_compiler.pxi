@@ -20,7 +20,7 @@ cdef class Segment:
     cdef int n_ids
     cdef void *graph                # ggml_cgraph
     cdef gx_cplan plan              # ggml's work size and threads for the graph
-    cdef int n_threads              # for which `plan` was made; 0: it was not made yet
+    cdef int n_threads              # number of threads that `plan` is for; 0: `plan` was not made yet
 
     def __dealloc__(self):
         PyMem_Free(self.ids)
@@ -41,7 +41,7 @@ cdef class GraphPlan:
     cdef void *context              # the ggml_context over the block
     cdef uint8_t *copies            # owned; memory of copied sources
     cdef uint8_t *fetched           # owned; row ids, copied from a device to be checked
-    cdef list segments
+    cdef list segments              # in execution order
     cdef list packs                 # (weight, RepackedWeight, address of the plain data)
     cdef OwnProducts own            # None: ggml computes all products
     cdef list written               # roots outside the arenas that nodes write (caches): each run raises their version

@@ -21,7 +21,7 @@ cdef class Api:
 
     cdef gx_api call
     cdef int32_t op[N_NUMBERS]      # ggml's number by this package's; -1: the library lacks the op
-    cdef int32_t sub_op[N_NUMBERS]
+    cdef int32_t sub_op[N_NUMBERS]  # ggml's number of a unary op or GLU by this package's; -1: the library lacks it
     cdef int32_t custom             # ggml's number of the CUSTOM op; -1: the library lacks it
     cdef uint64_t types             # bit t: the library has type number t
     cdef readonly bint has_plans    # the CPU's graphs can be computed on a thread pool and work memory made here

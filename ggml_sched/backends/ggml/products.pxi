@@ -21,7 +21,7 @@ cdef class OwnProducts:
     are `steps`, extra nodes of the ggml graph.  Made by `own_products`."""
 
     cdef Products products
-    cdef gx_tensor *steps           # owned
+    cdef gx_tensor *steps           # owned; the steps of all nodes
     cdef int32_t *first             # owned; for each node the index of its first step, then the number of all steps
     cdef float[16] unused           # the memory that steps have as results, as ggml tensors need some; never written
 
@@ -72,7 +72,7 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, i
             call += 1
         if counts[i]:
             for k in range(table.nodes[i].n_src):
-                made[i].src[k] = &made[table.nodes[i].src[k] - table.nodes]     # undoes make_copies: a call copies it
+                made[i].src[k] = &made[table.nodes[i].src[k] - table.nodes]     # undoes make_copies: a step copies src
             device.api.fill_call(&made[i], &run_parts, call)
             call += 1
     return own

@@ -55,7 +55,7 @@ cdef int replay(GraphPlan program) except -1:
     cdef BufferBase buffer
     cdef RepackedWeight packed
     cdef Tensor t
-    cdef list held = []         # another thread may close a buffer while kernels run over its addresses
+    cdef list held = []         # keeps memory alive: another thread may close a buffer while kernels run
     cdef int status, k, n = device.n_threads
     cdef int64_t bad = 0
     if program.freed:

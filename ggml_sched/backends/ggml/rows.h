@@ -2,7 +2,7 @@
  *
  * An id that names no row would make ggml abort.  gx_order and gx_argmax compute ARGSORT, TOP_K and ARGMAX as CUSTOM
  * nodes of a ggml graph, in place of ggml's kernels: ggml's sort reads outside its row if there are NaNs, and neither
- * its sort nor its ARGMAX defines which of equal elements comes first.
+ * its sort nor its ARGMAX defines which of several elements of equal value comes first.
  */
 #ifndef GGML_SCHED_BACKENDS_GGML_ROWS_H
 #define GGML_SCHED_BACKENDS_GGML_ROWS_H
@@ -14,12 +14,12 @@
 typedef struct gx_ids {
     const gs_layout *layout;
     const char *data;
-    int64_t n_rows;         /* valid ids are 0 .. n_rows - 1         */
-    int64_t node;           /* which node of the split reads them    */
-    int64_t tensor;         /* which tensor of the split they are    */
+    int64_t n_rows;         /* valid ids are 0 .. n_rows - 1                        */
+    int64_t node;           /* index in GraphPlan.table of the node that reads them */
+    int64_t tensor;         /* index in GraphPlan.table of this tensor              */
 } gx_ids;
 
-/* Whether element a of a row is sorted before element b: NaNs last, equal elements by index. */
+/* Whether element a of a row is sorted before element b: NaNs last, equal values by index. */
 static inline int gx_before(const float *row, int32_t a, int32_t b, int descending)
 {
     const float x = row[a], y = row[b];
@@ -76,8 +76,8 @@ static void gx_order_row(const float *row, int64_t n, int32_t *order, int64_t k,
     }
 }
 
-/* ARGSORT and TOP_K on thread ith of nth: sorts each nth row of the source (f32, elements side by side) to indices in
- * dst (i32); `user` not NULL: descending. */
+/* ARGSORT and TOP_K on thread ith of nth: sorts rows ith, ith + nth, .. of the source (f32, elements side by side) to
+ * indices in dst (i32); `user` not NULL: descending. */
 static void gx_order(gx_tensor *dst, int ith, int nth, void *user)
 {
     const gx_tensor *src = dst->src[0];
@@ -90,7 +90,7 @@ static void gx_order(gx_tensor *dst, int ith, int nth, void *user)
     }
 }
 
-/* ARGMAX on thread ith of nth: the index of the largest element of each row, the first of equal ones. */
+/* ARGMAX on thread ith of nth: the index of the largest element of each row, the first of equal values. */
 static void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 {
     const gx_tensor *src = dst->src[0];

@@ -15,7 +15,7 @@
 
 #define GX_SMALL_BLOCKS (GS_BIT(Q4_0) | GS_BIT(Q4_1) | GS_BIT(Q5_0) | GS_BIT(Q5_1) | GS_BIT(Q8_0) \
                          | GS_BIT(IQ4_NL) | GS_BIT(MXFP4))
-/* q2_K q3_K q4_K q5_K q6_K, and every iq type but iq4_nl: 16..23, 29 */
+/* q2_K q3_K q4_K q5_K q6_K, and every iq type but iq4_nl: these have the numbers 16 .. 23 and 29. */
 #define GX_BIG_BLOCKS ((UINT64_C(0x1f) << GS_TYPE_Q2_K) | (UINT64_C(0xff) << 16 & ~GS_BIT(IQ4_NL)) | GS_BIT(IQ1_M))
 
 /* The largest extent that is supported: some kernels count in 32-bit integers. */
@@ -181,7 +181,7 @@ static int gx_arange(const gs_node *n, gx_layout d)
         && (int64_t)ceilf((stop - start) / step) == d->ne[0];
 }
 
-/* Whether the kernels take a mask (none only without ALiBi) and sinks. */
+/* Whether ggml's kernels take a node's mask (NULL only without ALiBi) and sinks (or NULL). */
 static int gx_mask(const gs_node *n, gx_layout mask, gx_layout sinks)
 {
     return (mask == NULL ? !(gx_float(n, 1) > 0) : gx_rows(mask)) && (sinks == NULL || gx_dense(sinks));
