@@ -47,7 +47,7 @@ PLAIN_SHARED = 48 << 10
 
 NO_MEMORY = 2           # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; from CUDA itself, 3 means that it is not initialised
-NO_DRIVER = 35          # cudaErrorInsufficientDriver: none, or one too old
+NO_DRIVER = 35          # cudaErrorInsufficientDriver: no driver, or one that is too old
 NO_DEVICE = 100         # cudaErrorNoDevice
 IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
 
@@ -334,7 +334,7 @@ class CupyMemory(Memory):
             raise DeviceError("freeing memory while a stream is captured")
         with device.entered:
             if self._end.detach() is not None:
-                device.runtime.free(self.ptr)       # which waits for the device
+                device.runtime.free(self.ptr)       # cudaFree waits for the device
 
     def drop(self) -> None:
         self._end()

@@ -105,8 +105,8 @@ __device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t 
     }
 }
 
-// The body of these kernels: for each product of the batch, finds its matrices, runs WORK, and stores the sums.  WORK
-// uses the locals `weights`, `pair`, `column` and `sum`, and adds to `sum`.
+// The body of all kernels here: for each product of the batch, finds its matrices, runs WORK, and stores the sums.
+// WORK uses the locals `weights`, `pair`, `column` and `sum`, and adds to `sum`.
 #define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
     const bool both = second != nullptr;                                                                         \
     const int64_t row = ((int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS); \

@@ -39,7 +39,7 @@ _PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
 def supports(node: Tensor) -> bool:
     """Whether there are kernels for a node, by types, extents and strides."""
     op = OPS.get(node.op)
-    # Strides and offsets let kernels load whole elements.
+    # Strides and offsets must be such that kernels load whole elements.
     return op is not None and op.fits(node) and all(
         t is None or not t.n_elements or is_aligned(t, unit_of(t)) for t in (node, *node.src))
 

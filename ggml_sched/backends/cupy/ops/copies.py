@@ -94,7 +94,7 @@ def _repeat(b: Builder, node: Tensor) -> None:
 @computes("CONCAT")
 def _concat(b: Builder, node: Tensor) -> None:
     axis, d = int_param(node, 0), b.location(node)
-    # Both before the first write: `source` copies a source that overlaps the result.
+    # Both are located before the first write, because `source` copies a source that overlaps the result.
     first, second = b.source(node, 0), b.source(node, 1)
     behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)
     b.move(first, d, *_units(node.src[0]))

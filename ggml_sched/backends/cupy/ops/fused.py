@@ -3,7 +3,7 @@
     [add] norm mul [add]     a sum, its norm, times a weight, plus a bias or a residual: norm_rows of norm.cu
     rope set_rows            rope_set_rows of rope.cu
     mul_mat mul_mat glu      a feed-forward of few tokens, in one pass over both weights: matvec.cuh
-    mul_mat_id mul_mat_id glu      the same through chosen experts
+    mul_mat_id mul_mat_id glu      a feed-forward of few tokens, through the experts that each has chosen
 """
 
 from __future__ import annotations

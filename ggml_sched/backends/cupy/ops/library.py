@@ -51,7 +51,7 @@ def multiply(b: Builder, node: Tensor) -> None:
     """Append the product: columns to f16; then for each piece of the weights, decoding and one call of the library."""
     a, x = node.src[:2]
     w, columns, result = b.source(node, 0), b.source(node, 1), b.location(node)
-    # The library does not support rows that share elements.
+    # Whether the library reads the weights where they are; it does not support rows that share elements.
     direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)
     to_dense(b, x, columns, right, Type.F16)

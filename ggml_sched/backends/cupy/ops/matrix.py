@@ -78,7 +78,7 @@ class Columns:
             self.runs = b.scratch(columns * x.ne[0] // 2)
             b.flat("activations.quantize", n // 4, location, self.x, self.runs, np.int64(n // 4),
                    np.int32(x.type))
-            # The caller may set inputs between two nodes; the result of a node stays until another node writes there.
+            # Not for inputs: the caller may set them between nodes; a node's result stays until a node writes there.
             if x.root.computes:
                 b.keep(what, location, x.nbytes, (self.x, self.runs))
         elif x.type == Type.F32 and (location.nb[0] == 4 or x.ne[0] == 1):
