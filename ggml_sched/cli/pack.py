@@ -14,7 +14,7 @@ import time
 
 COLUMNS = ("lower", "upper", "size")
 MAX_SIZE = 2**63 - 1
-MAX_DIGITS = 60     # of a number: int() of a million digits would take very long
+MAX_DIGITS = 60     # of a number in the file: int() of a million digits would take very long
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

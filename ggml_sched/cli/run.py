@@ -139,7 +139,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        with suppress(ImportError):     # gives `input` its editing keys
+        with suppress(ImportError):     # readline gives `input` editing keys
             import readline  # noqa: F401
     _opening(args, model)()
     generations = []

@@ -368,7 +368,7 @@ class _Maker:
         """
         n, n_backends = self.n, len(self.backends)
         is_copy = ids >= n
-        copy = np.where(is_copy, ids - n, 0)        # the first slot stands for all: `ids` has no further ones
+        copy = np.where(is_copy, ids - n, 0)        # the first slot's id stands for all slots of a copy
         tensor = np.where(is_copy, np.array([like for like, _ in self.copies] or [0])[copy], ids)
         in_ring = is_copy & np.array([len(places) > 1 for places in self.places] or [False])[copy]
         root = np.where(is_copy, ids, self.memory[tensor])

@@ -163,7 +163,7 @@ def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: Plan
     place.  `needs` is the result of `_needs`."""
     for i, (_, need) in enumerate(needs):
         shares = made.is_inplace(i) + (i < made.n_tensors and graph.tensors[i].is_view)
-        if shares != (made.root(i) >= 0):     # a view, or in-place reuse; never both
+        if shares != (made.root(i) >= 0):     # 1 for a view or in-place reuse; 2, for both, is refused
             raise FileFormatError(f"{where}: id {i} shares the memory of id {made.root(i)}")
         if made.root(i) >= 0 or made.offset(i) < 0:
             continue

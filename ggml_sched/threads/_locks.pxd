@@ -22,5 +22,5 @@ cdef class OneAtATime:
 
 cdef class ForkLock:
     cdef PyThread_type_lock lock        # freed by __dealloc__
-    cdef int pid                        # the process that made `lock`: another one after a fork
+    cdef int pid                        # id of the process that made `lock`: not that of a child process
     cdef readonly bint locked

@@ -205,7 +205,7 @@ def _environment():
             return super().is_safe_attribute(obj, attr, value)
 
         def wrap_str_format(self, value):
-            return None  # the sandbox would let str.format through, of any width
+            return None  # the sandbox of jinja2 would allow str.format, with any width
 
         def call(__self, __context, __obj, *args, **kwargs):  # noqa: B902, N805 - a template may pass self=
             budget = __context.budget
