@@ -10,14 +10,14 @@ cdef enum:
     PACK_BLOCK = 128            # placed buffers per block of pack_place_far
 
 ctypedef struct gs_pack_spot:   # a placed buffer, as pack_place_far sees it
-    int64_t bottom
+    int64_t bottom              # the buffer has bytes [bottom, top) of the arena
     int64_t top
-    int32_t start
+    int32_t start               # and sections [start, stop) of time (prepare.pxi)
     int32_t stop
 
 ctypedef struct gs_pack_block:  # some spots in order of bottom, as an element of a linked list
     int32_t count
-    int32_t start               # [start, stop): sections that contain the lifetimes of all its spots
+    int32_t start               # [start, stop): sections that contain the lifetimes of all spots of the block
     int32_t stop
     int32_t next                # index of the block with the next higher bottoms, -1 at the end
     gs_pack_spot spots[PACK_BLOCK]

@@ -82,7 +82,7 @@ cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *low
             memset(p, 0, sizeof(gs_pack))
             return GS_BAD_ARGUMENT
         n_used += size[i] > 0 and lower[i] < upper[i]
-    # No more sections than births, and no more than times.
+    # There are no more sections than births, and no more than times.
     status = pack_expect(p, n_used, min(n_used, times), times * (4 + 4 + 1) + 3 * 8, &cursor)
     if status != GS_OK:
         return status

@@ -19,7 +19,7 @@ cdef enum:
 
 
 cdef int32_t search_first(const gs_search *q, int32_t left, int32_t right, int64_t lowest) noexcept nogil:
-    """The first in rank of the buffers in sections [left, right) whose minimum is `lowest`: the lowest floor there."""
+    """The buffer of lowest q.rank in sections [left, right) whose minimum is `lowest`, the lowest floor of these."""
     cdef const gs_pack *p = q.p
     cdef int32_t best = -1
     cdef int32_t best_rank = 0x7fffffff

@@ -127,7 +127,7 @@ cdef void search_reset(gs_search *q) noexcept nogil:
         q.crossing[k] = p.carry_begin[k + 2] - p.carry_begin[k + 1]
     q.crossing[p.n_sections - 1] = 0
     for k in range(p.n_sections):
-        q.witness[k] = p.born[k]        # there is one: every section begins with a birth
+        q.witness[k] = p.born[k]        # a buffer of section k: every section begins with a birth
     for i in range(p.n):
         p.offset[i] = -1
         q.rank[p.order[i]] = i
@@ -185,7 +185,7 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
 
 
 cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noexcept nogil:
-    """Recompute the floor of section k, which is `least` or more; False when its unplaced bytes do not fit above it."""
+    """Recompute the floor of section k, `least` or more; False if the section's unplaced bytes do not fit above it."""
     cdef gs_pack *p = q.p
     cdef int32_t witness = q.witness[k]
     cdef int64_t floor = q.minimum[witness]

@@ -100,7 +100,7 @@ cdef inline int32_t gaps_highest(const gs_gaps *g, int64_t size) noexcept nogil:
 
 
 cdef inline int32_t gaps_smallest(const gs_gaps *g, int64_t size, bint low) noexcept nogil:
-    """The smallest gap into which `size` bytes fit, of equal ones the lowest if `low`, else the highest; or -1."""
+    """The smallest gap into which `size` bytes fit, on a tie the lowest if `low`, else the highest; -1: none."""
     cdef int32_t i, found = -1
     for i in range(g.n):
         if g.at[i].size >= size and (found < 0 or g.at[i].size < g.at[found].size
@@ -121,7 +121,7 @@ cdef bint pack_two_ends(gs_pack *p, int32_t long_life, int64_t large) noexcept n
     bytes; every buffer then goes into the smallest gap, long-lived ones beside the neighbour that lives longer.
     """
     cdef gs_gaps gaps
-    # `dies`: the first buffer that dies as each section begins; `next` links the others.  Both are in p.keys, unused yet.
+    # `dies`: the first buffer that dies as each section begins; `next` links the others.  Both are in p.keys.
     cdef int32_t *dies = <int32_t *>p.keys
     cdef int32_t *next = dies + p.n_sections + 1
     cdef int64_t *offset = p.offset
