@@ -38,7 +38,7 @@ ctypedef struct gs_walk:
     int32_t *n_views            # of each id: how many views and in-place results of it are still in use
     int32_t n_owners
     int32_t *owner              # [n_owners] the owners of memory, in order of birth
-    int32_t *start              # of each owner: the first section of its arena in its lifetime (core/pack/prepare.pxi)
+    int32_t *start              # of each owner: the first section (core/pack/prepare.pxi) of its lifetime
     int32_t *stop               # of each owner: one past the last of these sections
     char *scratch               # the memory of the arrays above
 

@@ -122,7 +122,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
                 return -1
     owner = plan_owner(&f.p, s)
     place = f.p.offset[s] - f.p.offset[owner]
-    # Memory that this walk allocated may have a freed tail, behind `rest` bytes; other memory has none.
+    # Memory that this walk allocated may have a freed tail, behind `rest` bytes; no other memory has one.
     if place + f.p.size[id] > (f.p.rest[owner] if f.p.birth[owner] >= 0 else f.p.size[owner]):
         return -1
     if arena.reuse == GS_REUSE_WHOLE and f.p.size[id] != f.p.size[owner]:
