@@ -273,7 +273,7 @@ cdef class Request:
         return 0
 
     cdef int query_nodes(self) except -1:
-        """Query which backends support and offload each node, and the sizes of tensors there.
+        """Query which backends support and offload each node, and the size of each tensor on each backend.
 
         A backend with an `answers_version` gets one query for each kind of node, any other backend one for each node.
         """

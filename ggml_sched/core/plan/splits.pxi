@@ -56,7 +56,7 @@ cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t
 
 
 cdef int32_t splits_known(const gs_splits *w, int32_t id, int32_t backend) noexcept nogil:
-    """The latest copy of tensor id on a backend among those given to splits_note; -1 for none."""
+    """The latest copy of tensor id on a backend among those given to splits_note; -1: there is none."""
     cdef int32_t copy = w.last_copy[id] - 1
     while copy >= 0 and w.copy_backend.at[copy] != backend:
         copy = w.copy_next.at[copy]
