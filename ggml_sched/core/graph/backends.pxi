@@ -153,7 +153,7 @@ cdef class BackendBase:
         """
         return ()
 
-    # A compiled subclass overrides these to answer support queries in C, without the GIL.  The answer must not depend on
+    # A compiled subclass overrides these to answer support queries in C, without the GIL.  Answers must not depend on
     # flags or addresses, nor on anything of the sources but their layouts.  -1: call the Python method above instead.
 
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil:

@@ -4,7 +4,7 @@
 # backend of this package computes, so that any graph file can be planned.  UNARY and GLU are families; each of their
 # sub-ops has a number and a name of its own ("UNARY:SILU").
 
-cdef list OP_NAMES = []                 # by number; None where there is no op
+cdef list OP_NAMES = []                 # by number; None for a number that no op has
 cdef dict OP_IDS = {}
 
 

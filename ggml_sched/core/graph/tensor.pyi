@@ -12,7 +12,7 @@ from ggml_sched.core.graph.types import Type
 
 _Four: TypeAlias = tuple[int, int, int, int]
 _T = TypeVar("_T")
-# A source may be None, but checks for None everywhere would be of no use: the number of sources follows from the op.
+# A source may be None, but its users need no check for None: the number of sources follows from the op.
 _Maybe: TypeAlias = _T | Any
 
 @disjoint_base

@@ -137,7 +137,7 @@ cdef class Tensor:
 
     @property
     def deps(self):
-        """The alloc dependencies of a node, set by `Context.keep_until`: their memory stays allocated until it is done."""
+        """A node's alloc dependencies (`Context.keep_until`): their memory stays allocated until the node is done."""
         return () if self._deps is None else self._deps
 
     @property
@@ -177,7 +177,7 @@ cdef class Tensor:
         return self._offset if self.view_src is None else self.view_src._offset + self.view_offs
 
     cdef char *plain(self) noexcept:
-        """The address of its data, if that is in a plain buffer; otherwise NULL."""
+        """The address of its data, if its buffer is `plain` (see BufferBase); otherwise NULL."""
         cdef BufferBase buffer = self.c_buffer()
         cdef int64_t at = self.c_offset()
         if buffer is None or not buffer.plain or not gs_range_fits(at, self.layout.nbytes, buffer.size):
@@ -274,7 +274,7 @@ cdef class Tensor:
         return True
 
     cpdef bint fetch(self, out) except -1:
-        """A fast `Backend.get_tensor` into the contiguous buffer `out`, for tensors in plain buffers; does not wait.
+        """A fast `Backend.get_tensor` into the contiguous buffer `out`, for `plain` buffers; does not wait.
 
         False, and nothing is done, for any other memory, or another number of bytes.
         """

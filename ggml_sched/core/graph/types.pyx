@@ -32,7 +32,7 @@ class _TypeSizes(enum.IntEnum):
 
     @property
     def block_size(self):
-        """Elements per block (1 for plain types)."""
+        """Elements per block; 1 for types that are not quantised."""
         return traits[<int>int(self)].block_size
 
     @property
