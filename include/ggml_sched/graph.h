@@ -64,7 +64,7 @@ typedef struct gs_node {
     int32_t flags;              /* GS_FLAG_*                                             */
     int32_t n_src;
     const struct gs_node *src[GS_MAX_SRC]; /* NULL for an empty slot                     */
-    void *data;                 /* first byte; NULL where there is no address            */
+    void *data;                 /* address of the first byte; NULL: it has none          */
 } gs_node;
 
 #endif

@@ -26,7 +26,7 @@ enum gs_offsets {
  * reused part. */
 enum gs_reuse {
     GS_REUSE_FIRST = 0,         /* as ggml's first generation: the front; the tail stays allocated */
-    GS_REUSE_WHOLE = 1,         /* only all of it, when the result has the same size               */
+    GS_REUSE_WHOLE = 1,         /* the whole memory, if the result has the same size               */
     GS_REUSE_FRONT = 2,         /* the front; the tail is freed                                    */
     GS_REUSE_ALL = 3            /* as FRONT; also a part at an offset, when the source is a view   */
 };

@@ -32,9 +32,9 @@ typedef struct gs_block {
     int64_t size;
 } gs_block;
 
-/* A block-quantised or plain element type. */
+/* The sizes of an element type, quantised in blocks or not. */
 typedef struct gs_type_traits {
-    int32_t block_size;   /* elements per block (1 for plain types) */
+    int32_t block_size;   /* elements per block; 1: not quantised   */
     int32_t type_size;    /* bytes per block                        */
 } gs_type_traits;
 
