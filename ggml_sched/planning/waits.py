@@ -69,7 +69,7 @@ def _want(found: dict[int, Wait], queue: int, wait: Wait) -> None:
 
 
 def _take_turns(steps: Sequence[int], queues: Sequence[int], wanted: list[dict[int, Wait]]) -> None:
-    """Let no two of `steps`, which ascend, run at the same time: each waits for the last one before it of every queue.
+    """Let no two of `steps` (ascending) run at the same time: each waits for the last before it of every other queue.
 
     Before the first step of a queue comes its last one, of the compute before.
     """

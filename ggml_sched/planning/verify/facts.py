@@ -91,7 +91,7 @@ class Facts:
     """The id whose memory an id shares, because it is a view or written in place; -1 for memory of its own."""
     is_inplace: list[bool]
     reads: list[tuple[int, ...]]
-    """`src`, where a source that was copied is replaced by the id of the copy."""
+    """As `src`, with the id of the copy in place of each source that was copied."""
     arena_sizes: dict[tuple[int, int], int]
     """{(backend, chunk): bytes}."""
     live_bytes: tuple[int, ...]

@@ -47,8 +47,7 @@ __device__ __forceinline__ int two_bits(const uint8_t* q, int j) {
 // Bit j of 256 bits, in ggml's order: bit b of byte l belongs to element 32 b + l.
 __device__ __forceinline__ int one_bit(const uint8_t* q, int j) { return q[j % 32] >> j / 32 & 1; }
 
-// The scale and the minimum number k (0 .. 7) of a block of q4_K or q5_K, which has 8 of each, of six bits, in 12
-// bytes.
+// Scale k and minimum k (0 .. 7) of a block of q4_K or q5_K: the 12 bytes at s hold 8 of each, of six bits.
 __device__ __forceinline__ int scale_of_8(const uint8_t* s, int k) {
     return k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
 }
@@ -56,9 +55,9 @@ __device__ __forceinline__ int minimum_of_8(const uint8_t* s, int k) {
     return k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
 }
 
-// 2 ** (e - 128), mxfp4's scale.  For e of 0 and 1 it is subnormal: a host multiplies with it, a GPU that flushes f32
-// (CuPy lets NVRTC compile so) takes zero, and loses elements below 2 ** -123.  No other type has a scale that f32 must
-// hold as subnormal: the least f16, 2 ** -24, is a normal f32, and is converted to that exactly.
+// 2 ** (e - 128): half of mxfp4's scale, since its levels are doubled.  For e of 0 and 1 it is subnormal: a host
+// multiplies with it, a GPU that flushes f32 (CuPy lets NVRTC compile so) takes zero, and loses elements below
+// 2 ** -123.  No other type has a scale that f32 must hold as subnormal: the least f16, 2 ** -24, is a normal f32.
 __device__ __forceinline__ float power_of_two(int e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }

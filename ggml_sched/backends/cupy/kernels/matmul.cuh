@@ -10,8 +10,8 @@
 
 #include "matvec.cuh"
 
-// PITCH: rows of shared memory are one element longer, so that threads hit different banks.  STEP: units in a piece of
-// k.
+// PITCH: the length of rows in shared memory, one more than a tile's, so that threads hit different banks.  STEP: units
+// in a piece of k.
 enum { TILE = 64, PITCH = TILE + 1, STEP = 4 };
 
 // The columns of one tile of MUL_MAT_ID: pairs[first] .. pairs[end - 1] of one expert; expert < 0: an unused entry.
@@ -48,8 +48,8 @@ __device__ __forceinline__ bool find_span(const Product& a, const Group* groups,
     return true;
 }
 
-// The offsets of column `c` of a span in x and in the result; beyond its end those of the last column, so that loads
-// stay inside.
+// The offsets of column `c` of a span in x and in the result; for c beyond the span's end those of its last column, so
+// that loads stay inside.
 __device__ __forceinline__ void find_column(const Product& a, const int32_t* pairs, const Span& s, int64_t c,
                                             int64_t& x, int64_t& d) {
     c = c < s.end ? c : s.end - 1;

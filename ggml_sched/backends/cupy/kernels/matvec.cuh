@@ -261,7 +261,7 @@ __device__ __forceinline__ void few_plain(PRODUCT) {
 #define FEW_PLAIN(NAME, KIND)                             \
     FEW_KERNEL(NAME##_1, 4, few_plain<KIND, 1>)           \
     FEW_KERNEL(NAME##_8, 3, few_plain<KIND, 8>)
-// Kernel exact_NAME: for one column in f32.
+// Also kernel exact_NAME, for one column in f32.
 #define FEW_BLOCKS(NAME, KIND)                            \
     FEW_KERNEL(NAME##_1, 4, few<KIND, false, 1>)          \
     FEW_KERNEL(NAME##_8, 3, few<KIND, false, 8>)          \
