@@ -159,7 +159,7 @@ typedef struct gh_ggml {
     size_t at_uid;              /* offset of a graph's unique id, by which backends recognise it; 0: none */
     int at_init_tensor;         /* offset of init_tensor in a buffer, or GH_UNKNOWN                 */
     int at_alloc_size;          /* offset of get_alloc_size in a buffer type, or GH_UNKNOWN         */
-    bool has_op_offload;        /* ggml_backend_sched_new has a parameter for it; before May 2025 ops always were */
+    bool has_op_offload;        /* sched_new has the parameter op_offload; without it ops are always offloaded */
     unsigned char op[GH_N_OPS]; /* GS_OP_* by ggml's number; for GS_OP_UNARY and GS_OP_GLU look in the next tables */
     unsigned char unary[GH_N_OPS]; /* GS_OP_* by ggml's number of a unary op                        */
     unsigned char glu[GH_N_OPS]; /* GS_OP_* by ggml's number of a gated linear unit                 */

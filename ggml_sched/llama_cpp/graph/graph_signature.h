@@ -35,7 +35,7 @@ typedef struct gh_signature_item {
  * since graphs that differ in shapes alone share it. */
 typedef struct gh_wiring {
     int32_t refs;
-    gh_signature_item *item; /* [n]                                                                 */
+    gh_signature_item *item; /* [n] by id                                                           */
     uintptr_t *memory;      /* [n] memory_kind of each tensor's buffer; NULL unless descriptors are full  */
     int32_t *listed;        /* [n_leafs + n_nodes] ids of the leafs and nodes that the graph lists; NULL: each is
                              * listed once, and the ids are 0, 1, 2 ...                             */
@@ -50,7 +50,7 @@ typedef struct gh_signature {
     int32_t n_nodes;
     int32_t n_leafs;
     int32_t n_listed;       /* how many ids leafs and nodes have: n_leafs + n_nodes, less those listed twice */
-    bool plain;             /* the graph is plain; otherwise there are no links, and nothing matches */
+    bool plain;             /* the graph is plain (gh_reader.plain); otherwise there are no links: nothing matches */
     gx_tensor **tensor;     /* [n] by id; [-1] is NULL, so that a link of -1 is compared like any other */
     int32_t *descriptor;    /* [n] by id: the number of the tensor's descriptor                     */
     gh_wiring *wiring;

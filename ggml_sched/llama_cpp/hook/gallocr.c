@@ -18,7 +18,7 @@ typedef struct gh_gallocr {
     gh_plan_cache *cache;
     int32_t n_bufts;
     int32_t *arena_of;      /* [n_bufts] arena (a backend of the cache) of each; equal types share one */
-    int32_t *chosen;        /* [n_nodes + n_leafs] arenas that the client chose for the last reserved graph; -1: none */
+    int32_t *chosen;        /* [n_nodes + n_leafs] arenas that the client chose for the graph reserved last; -1: none */
     int32_t n_nodes;        /* of the graph that `chosen` is for                                */
     int32_t n_leafs;        /* of the graph that `chosen` is for                                */
     int32_t room;
@@ -47,8 +47,8 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
     return true;
 }
 
-/* The arena that the client chose for an id, -1: none.  A tensor that the graph does not list goes to that of its first
- * reader. */
+/* The arena that the client chose for an id; -1: it is none of the allocator's.  A tensor that the graph does not list
+ * goes to the arena of its first reader. */
 static int32_t chosen_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
 {
     const gh_item *item = &r->item[id];
@@ -304,7 +304,7 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
 
 /* Return false, upon which the client (ggml's scheduler) synchronises its devices, reserves and calls again.  With
  * several buffer types this is the only way to have nodes assigned to buffers anew, and to wait for the devices before
- * buffers change: both are in the client's hands. */
+ * buffers change: only the client can do both. */
 static bool request_reserve(void)
 {
     gh_count_one(GH_COUNT_SYNCHRONISED);

@@ -49,7 +49,7 @@
         return stock != NULL && stock->function != NULL ? stock->function(object, ##__VA_ARGS__) : (none);    \
     }
 
-#define GH_MAX_BACKENDS 16  /* of a scheduler: ggml's own limit                                             */
+#define GH_MAX_BACKENDS 16  /* most backends of a scheduler: ggml's own limit                               */
 #define GH_N_ENTRIES 24     /* most entries of a cache: room for every wiring that a client builds, and GH_N_REUSING */
 #define GH_N_REUSING 4      /* most entries that reuse another entry's plan: one more evicts the oldest             */
 
@@ -113,7 +113,7 @@ typedef struct gh_plan {
     gs_plan view;
     gh_fusion_hazards hazards;
     gh_places places;       /* [view.n] where each id lies                                                  */
-    bool is_repacked;       /* locations.c chose other offsets than the planner's, somewhere                */
+    bool is_repacked;       /* for some id, locations.c chose another offset than the planner               */
     int64_t *need;          /* bytes that each chunk must have, pool by pool                                */
     int32_t need_begin[GH_MAX_BACKENDS + 1]; /* where each pool begins in `need`                            */
     int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
@@ -127,8 +127,8 @@ typedef struct gh_plan {
 } gh_plan;
 
 /* Where the client wants tensors of a graph to be; a cached plan serves only the same demand.  Of an allocator with
- * several buffer types: the arena of each node and then of each leaf, -1: none.  Of a scheduler: the ids of all tensors
- * that the client assigned, -1: not in the graph, and then the backend of each. */
+ * several buffer types: the arena of each node and then of each leaf; -1: none of its arenas.  Of a scheduler: the ids
+ * of all tensors that the client assigned, -1: not in the graph, and then the backend of each. */
 typedef struct gh_demand {
     int32_t *value;         /* [n] arenas; or ids, then backends                                            */
     int32_t n;

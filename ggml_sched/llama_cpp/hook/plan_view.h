@@ -5,7 +5,7 @@
 #include "plan_cache.h"
 
 typedef struct gh_plan_view {
-    const gh_plan *of;          /* for names, problem and the counts of `size` */
+    const gh_plan *of;          /* whose names, problem and size are shown */
     gs_graph_arrays arrays;
     gs_plan plan;
     const int64_t *nbytes;      /* [n_backends][n_tensors] bytes that each tensor takes */

@@ -59,8 +59,8 @@ void gh_assignments_free(gh_assignments *a)
 
 /* -- demand -------------------------------------------------------------------------------------------------------- */
 
-/* The id of tensor t; -1: none.  The search begins at `from`, which is mostly a hit: clients assign tensors in the
- * order of nodes. */
+/* The id of tensor t; -1: it is not among `tensors`.  The search begins at `from`, where t mostly is: clients assign
+ * tensors in the order of nodes. */
 static int32_t id_of(const gh_signature *s, gx_tensor *const *tensors, const gx_tensor *t, int32_t from)
 {
     for (int32_t k = 0; k < s->n; k++) {
@@ -114,7 +114,7 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
 /* -- buffers ------------------------------------------------------------------------------------------------------- */
 
 /* The different types of the buffers that hold a graph's resident tensors, and the first backend that reads each type:
- * tensors there count as resident on it. */
+ * tensors in such a buffer count as resident on that backend. */
 typedef struct {
     void *buft[GH_MAX_BUFTS];
     int32_t resident[GH_MAX_BUFTS];

@@ -52,7 +52,7 @@ typedef struct gh_sched {
     int n_copies;
     int cur_copy;           /* copy slot that the allocated graph uses                                      */
     int next_copy;          /* copy slot of the next allocation                                             */
-    void *event[GH_MAX_BACKENDS][GH_MAX_COPIES]; /* by backend and copy slot; NULL: none                    */
+    void *event[GH_MAX_BACKENDS][GH_MAX_COPIES]; /* by backend and copy slot; NULL: no event was made       */
     gh_eval_callback callback;
     void *callback_user;
     gh_assignments assignments;
