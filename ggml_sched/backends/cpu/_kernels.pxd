@@ -86,7 +86,7 @@ cdef class CallList:
     cdef bint last_writable             # whether kernels may write to `last`
     cdef object memory_of
     cdef object allocate                # allocates the work memory
-    cdef object memory                  # keeps the work memory
+    cdef object memory                  # keeps the work memory alive
     cdef gs_work work
     cdef int know(self, BufferBase buffer) except -1
     cdef bint is_good(self, const gs_node *node) except -1

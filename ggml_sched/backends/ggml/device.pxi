@@ -16,8 +16,8 @@ cdef class Device:
     cdef void *pool
     cdef void *host_buffer          # the ggml buffer of all tensors on the host: kernels read only a buffer's type
     cdef uint8_t[128] host_bytes    # the memory of host_buffer
-    cdef uint8_t *work              # owned
-    cdef readonly size_t work_size
+    cdef uint8_t *work              # owned; the work memory of ggml's kernels
+    cdef readonly size_t work_size  # bytes of `work`
     cdef readonly int n_threads
     cdef readonly bint host
     cdef readonly bint has_host_plans   # graphs are computed with `pool` and `work`; otherwise ggml makes its own

@@ -45,7 +45,7 @@ cdef class GraphPlan:
     cdef list packs                 # (weight, RepackedWeight, address of the plain data)
     cdef OwnProducts own            # None: ggml computes all products
     cdef list written               # roots outside the arenas that nodes write (caches): each run raises their version
-    cdef tuple buffers              # of all tensors; keeps them alive
+    cdef tuple buffers              # the buffers of all tensors, kept alive
     cdef BufferBase placed          # the buffer of the last tensor in check_place, as neighbours mostly share one
     cdef readonly bint freed
 

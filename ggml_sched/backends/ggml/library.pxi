@@ -10,7 +10,7 @@ QUIET = <uintptr_t><void *>&gx_quiet
 """The address of a log callback that drops its messages."""
 
 cdef enum:
-    N_NUMBERS = 256         # of ops, sub-ops included
+    N_NUMBERS = 256         # this package's numbers of ops, sub-ops included, are below it
 
 ctypedef void (*custom_call)(gx_tensor *, int, int, void *) noexcept nogil
 

@@ -90,7 +90,7 @@ cdef bint is_own_product(const gs_node *node, const gx_tensor *weight, int64_t l
     n = columns.ne[1] * columns.ne[2] * columns.ne[3]
     gx_unit(&factor.layout, &block)
     if block > 1:
-        return n >= least and weight.extra == NULL      # not NULL: a repacked copy
+        return n >= least and weight.extra == NULL      # extra is set only in a repacked copy
     return n <= FEW_COLUMNS and factor.op == GS_OP_NONE and factor.layout.ne[2] == 1 and factor.layout.ne[3] == 1
 
 

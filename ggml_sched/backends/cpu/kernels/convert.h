@@ -25,7 +25,7 @@ static inline float gs_param_f32(const int32_t *params, int i) {
 }
 
 /* gs_block_elements and gs_block_bytes: elements and bytes of a block of the type.  A type that is not quantised
- * counts as blocks of one element; both are 0 for a quantised type that blocks.h does not decode. */
+ * counts as blocks of one element; both are 0 for any type that blocks.h does not decode. */
 static inline int gs_block_elements(int type) {
     const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
     return gs_plain_size(type) ? 1 : kind != NULL ? kind->elements : 0;

@@ -6,7 +6,7 @@
  * row is computed in a full vector, too.
  */
 
-/* Computes n elements; `b` is the second operand (any floats, where the op has one), `c` the node's parameters. */
+/* Computes n elements; `b` is the second operand, or any floats where the op has none; `c`: the node's parameters. */
 typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, const float *c);
 
 /* Defines a tile function; its body computes a vector `y` from the vectors `x` (of a) and `z` (of b). */

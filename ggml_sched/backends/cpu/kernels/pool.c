@@ -43,7 +43,7 @@ typedef struct crew {
 
 typedef struct seat {
     crew *crew;
-    int32_t number;                 /* 1 ..: which scratch the thread uses; the caller's is 0 */
+    int32_t number;                 /* from 1 on: chooses the thread's scratch; the caller has 0 */
 } seat;
 
 /* One thread at a time holds the pool; only the holder accesses n_threads and the crew.  A thread that calls

@@ -24,7 +24,7 @@
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
 #define GS_FEW_Q 2             /* most columns that quantised weights are multiplied with row by row, not by panels */
-#define GS_FEW_F 12            /* the same for float weights: repacking for fewer would take longer than it saves   */
+#define GS_FEW_F 12            /* the same for float weights: to repack for so few would take longer than it saves  */
 #define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */
 #define GS_STEP_F 16           /* elements of a cell that meets float weights                                    */
 #define GS_LEAST_BITS 0x03800000u /* 2^-120: cells of smaller values become zero, so that 127 / largest is finite */
@@ -95,9 +95,10 @@ struct gs_product {
     int64_t prepared;           /* columns that a part of the call `prepare` converts    */
 };
 
-/* MUL_MAT_ID: which pairs (token, which of its chosen experts) go through which expert.  A pair is numbered token *
- * (experts for each token) + which.  At the beginning of `shared`, followed by int32 arrays: expert[groups], the ids of
- * the experts that were chosen, ascending; start[groups + 1], where each one's pairs begin; and pair[columns]. */
+/* MUL_MAT_ID: the pairs of a token and one of the experts that it chose, sorted by expert.  The pair of a token and
+ * expert i of those that it chose has the number token * (experts for each token) + i.  This struct is at the beginning
+ * of `shared`, before int32 arrays: expert[groups], the ids of the experts that were chosen, ascending;
+ * start[groups + 1], where the pairs of each expert begin in `pair`; and pair[columns], the numbers of pairs. */
 typedef struct gs_chosen {
     int64_t n_experts;
 } gs_chosen;

@@ -175,7 +175,7 @@ static void need(int64_t *most, int64_t bytes) {
 }
 
 /* Adds a call whose units of work are the rows of the result.  `width`: elements of a row, by which the work is cut;
- * `spare`: floats of scratch. */
+ * `spare`: floats of scratch; `want`: see units_per_part. */
 static int add_rows(const gs_node *node, int32_t position, gs_calls *to, gs_run run, int64_t width, int64_t spare,
                     int64_t want) {
     gs_call call = call_over(node, position, run, n_rows_of(node), width, want);

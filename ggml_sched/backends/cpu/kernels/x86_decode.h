@@ -225,7 +225,8 @@ INLINE __m512i left_by(__m512i v, const int a, const int b) {
     return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
 }
 
-/* Adds `value` to the bytes of v whose byte of `bits` has bit j (lower half) or bit j + 1 (upper half) set. */
+/* Adds `value` to each byte of v for which the same byte of `bits` has bit j (in the lower half of v) or bit j + 1 (in
+ * the upper half) set. */
 INLINE __m512i where_bit(__m512i v, __m512i bits, const int j, const int value) {
     __m512i bit = _mm512_inserti64x4(wide_bytes(1 << j), bytes(2 << j), 1);
     return _mm512_or_si512(v, _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bits, bit), wide_bytes(value)));

@@ -11,7 +11,7 @@ INLINE int64_t step_bytes(const int type) {
 }
 
 /* Repacks `steps` steps from step0 on of a panel of rows to `panel`.  If only `rows` rows are left, the last one fills
- * the rest of the panel; the results of these are not stored. */
+ * the rest of the panel, for which no results are stored. */
 INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps,
                    char *panel) {
     const int units = units_of(type), halves = halves_of(type), n_scales = units * halves;
