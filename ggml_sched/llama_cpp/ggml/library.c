@@ -85,8 +85,8 @@ static void introspect(gh_ggml *lib, void *handle, const void *key)
     memset(lib, 0, sizeof *lib);
     lib->handle = handle;
     lib->key = key;
-    /* The parameter op_offload of ggml_backend_sched_new cannot be seen from outside.  This function was added in the
-     * same days of May 2025 as the parameter. */
+    /* The parameter op_offload of ggml_backend_sched_new cannot be seen from outside.  ggml_opt_prepare_alloc was
+     * added in the same days of May 2025 as the parameter. */
     lib->has_op_offload = dlsym(handle, "ggml_opt_prepare_alloc") != NULL;
     find_functions(lib);
     if (lib->unsupported == NULL) {

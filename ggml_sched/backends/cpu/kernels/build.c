@@ -41,7 +41,7 @@ void gs_forget_tables(gs_tables *in, const gs_node *node) {
 
 /* -- overlap ----------------------------------------------------------------------------------------------- */
 
-/* Whether the first element's address is not a multiple of the element's size, as compiled code requires it to be. */
+/* Whether a tensor's address is no multiple of its element's size; compiled code requires a multiple. */
 static int is_astray(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     return size > 1 && t->layout.nbytes > 0 && ((uintptr_t)t->data & (uintptr_t)(size - 1)) != 0;
