@@ -235,8 +235,8 @@ enum gh_lookup {
  * placed may be NULL. */
 gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error);
 
-/* gh_plan_cache_get; then grows the buffers to what the plan needs.  `wait` is called before a buffer is freed, so that no
- * device uses it, and may be NULL. */
+/* gh_plan_cache_get; then grows the buffers to what the plan needs.  `wait` is called before a buffer is freed, so that
+ * no device uses it, and may be NULL. */
 gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,
                                         void (*wait)(void *owner), gs_error *error);
 
