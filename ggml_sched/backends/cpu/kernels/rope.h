@@ -68,7 +68,7 @@ INLINE void turn_one(float *a, float *b, float x, float y, float c, float s) {
     *b = x * s + y * c;
 }
 
-/* Rotates the pairs of one contiguous row by the cosines c and sines s; others are copied.  `out` may be x. */
+/* Rotates the pairs of one contiguous row by the cosines c and sines s; other elements are copied.  `out` may be x. */
 static void turn_row(float *out, const float *x, int64_t n, int half, const float *c, const float *s, int neox) {
     int k = 0;
     if (neox) {
