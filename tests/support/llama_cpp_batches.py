@@ -69,10 +69,14 @@ class Client:
 
 
 def check_batches(level: str, path: Path, batches: int, n_seq: int, cache: str) -> None:
-    """Random batches make no plan, grow no buffer and wait for no device; `cache` is "unified", or one per sequence."""
+    """Random batches make no plan, grow no buffer and wait for no device; `cache` is "unified", or one per sequence.
+
+    Every batch has to arrive here: llama.cpp would compute a batch like the one before with that one's graph.
+    """
     done = subprocess.run([sys.executable, __file__, level, str(path), str(batches), str(n_seq), cache], text=True,
                           capture_output=True, check=False,
-                          env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"})
+                          env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive",
+                                            "LLAMA_GRAPH_REUSE_DISABLE": "1"})
     assert done.returncode == 0, done.stderr
     _first, served, refused = json.loads(done.stdout)
     assert served["planned"] == served["grown"] == served["synchronised"] == served["failed"] == 0, served
