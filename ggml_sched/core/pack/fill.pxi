@@ -9,7 +9,7 @@
 
 cdef enum:
     FILL_LOOK = 64              # open holes that are remembered; the oldest is forgotten for a new one
-    FILL_EFFORT = 64            # times that all holes together may cover, per buffer: bounds the work
+    FILL_EFFORT = 64            # bounds the work: the holes tried span FILL_EFFORT * n steps of time at most
     # The probability that a hole is left out, in 256ths: FILL_RARE + FILL_RARER * (seed // 2 % 4) +
     # min(FILL_DOUBT * open holes // the hole's bytes, JOIN_DOUBT): with many open holes or few bytes, sizes match by
     # chance more often.
@@ -29,7 +29,7 @@ ctypedef struct gs_fill:
     int32_t *upper
     int64_t *size
     int64_t n
-    int64_t effort              # times that further holes may still cover
+    int64_t effort              # steps of time that further holes may span
     uint64_t seed
     int rare                    # least probability, in 256ths, that a hole is left out; see FILL_RARE
     int32_t n_open              # holes whose end has not been found yet

@@ -216,14 +216,15 @@ cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil:
                 break
         else:
             p.state[i] |= GS_STATE_EXCLUSIVE
-    # Memory that a node writes to, through a view or by in-place reuse, is not exclusive.
+    # Memory that a node writes to, through a view or by in-place reuse, is not exclusive (GS_STATE_EXCLUSIVE): it does
+    # not hold its data for the next compute.
     for i in range(p.n):
         if p.root[i] >= 0 and (p.state[i] & GS_STATE_INPLACE or p.op[i] > GS_OP_TRANSPOSE):
             p.state[plan_owner(p, i)] &= ~GS_STATE_EXCLUSIVE
             if not p.state[i] & GS_STATE_INPLACE:
                 p.state[p.root[i]] |= GS_STATE_WRITTEN
-    # A copy is not exclusive if its source's memory is written to: the copy is outdated after the compute, or a node
-    # writes to the copy itself, to have it written back.
+    # Nor is a copy of a tensor whose memory a node writes to: it is outdated after the compute, or the node writes to
+    # the copy itself, to have it written back.
     for i in range(p.n):
         if p.like[i] != i:
             k = p.like[i]

@@ -129,9 +129,9 @@ void gh_find_uid(gh_ggml *lib)
     }
 }
 
-/* ggml's struct of a backend is a pointer to its guid, then pointers to its functions, its device, its own data.  The
- * number of functions depends on the version, and shows in where the device is: in the versions with 14 and with 16
- * functions, the last one reorders nodes. */
+/* ggml's struct of a backend is a pointer to its guid, then pointers to its functions, its device, its own data.  How
+ * many functions there are depends on the version: the position of the device shows it.  Where there are 14 or 16, the
+ * last one reorders nodes, and is returned; it may be NULL. */
 gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend)
 {
     const void *device = lib->backend_get_device(backend);

@@ -27,11 +27,12 @@ __device__ __forceinline__ float slope_of(const Attention& a, int head) {
 
 // -- one split --------------------------------------------------------------------------------------------------------
 
-// Column number c of a key head: its query row, and its query head.
+// One query, a column: its row of queries, and its query head, one of those that share a key head.
 struct Column {
     int row, head;
 };
 
+// Column number c of a key head; `matrix`: the number of that key head among those of all batches.
 __device__ __forceinline__ Column column_of(const Attention& a, int matrix, int c) {
     Column r;
     r.row = c / a.group;
