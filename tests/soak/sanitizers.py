@@ -17,7 +17,7 @@ import pytest
 __all__ = ["build_sanitized", "leaks", "sanitized", "sanitizing"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COPIED = ("bench", "ggml_sched", "include", "tests", "setup.py", "pyproject.toml", "README.md")
+COPIED = ("bench", "ggml_sched", "include", "tests", "tools", "setup.py", "pyproject.toml", "README.md")
 LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
