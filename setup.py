@@ -5,6 +5,7 @@
     _capi                   the C API over the core
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
+    graph._dlpack           arrays exchanged with other libraries
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
     backends.ggml._ggml     ggml's kernels, which are found at run time
@@ -71,8 +72,9 @@ KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUI
 def core_extensions() -> list[Extension]:
     """Every module of core/, the door, the C API, and what every compute and every token does."""
     found = [*sorted((HERE / "ggml_sched" / "core").glob("*/*.pyx")),
-             *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "threads/_locks.pyx",
-                                                       "execution/_steps.pyx", "llama/_cells.pyx"))]
+             *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "graph/_dlpack.pyx",
+                                                       "threads/_locks.pyx", "execution/_steps.pyx",
+                                                       "llama/_cells.pyx"))]
     return [extension(path.relative_to(HERE)) for path in found]
 
 

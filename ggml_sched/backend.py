@@ -76,7 +76,7 @@ from ggml_sched._graph import (
     register_tensor_data,
 )
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
-from ggml_sched.graph import hostdata
+from ggml_sched.graph import hostdata, hostviews
 
 __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",
            "tensor_copy"]
@@ -438,4 +438,4 @@ def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 # `Tensor.set` and `Tensor.numpy` call these two functions, which are passed here because the compiled module of
 # `Tensor` imports no Python module.
-register_tensor_data(hostdata.write, hostdata.read)
+register_tensor_data(hostdata.write, hostdata.read, hostviews)

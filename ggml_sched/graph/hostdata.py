@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ggml_sched._graph import Tensor, Type, wait_for_queued
 from ggml_sched.errors import BackendError, HazardError, OutOfMemory, PlacementError
+from ggml_sched.graph import _dlpack as dlpack
 from ggml_sched.graph import quants
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def array_over(tensor: Tensor, memory: Span, offset: int = 0) -> np.ndarray:
     return np.ndarray(ne, DTYPES[kind], memory, offset, nb)
 
 
-def read(tensor: Tensor) -> np.ndarray:
-    """See `Tensor.numpy`."""
+def read(tensor: Tensor, raw_bf16: bool = False) -> np.ndarray:
+    """See `Tensor.numpy`; with `raw_bf16`, bf16 elements are uint16 with the same bits."""
     _require(tensor)
     _check_ends(tensor)
     try:
         span = _span(tensor)
         values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
-        if tensor.type == Type.BF16:
+        if tensor.type == Type.BF16 and not raw_bf16:
             values = quants.bf16_to_f32(values)
         elif tensor.type.is_quantized:
             values = quants.dequantize(values, tensor.type)
@@ -89,7 +89,7 @@ def read(tensor: Tensor) -> np.ndarray:
         raise OutOfMemory(message) from error
 
 
-def write(tensor: Tensor, array: npt.ArrayLike) -> None:
+def write(tensor: Tensor, array: Any) -> None:
     """See `Tensor.set`."""
     backend = _backend(tensor)
     _check_ends(tensor)
@@ -98,7 +98,7 @@ def write(tensor: Tensor, array: npt.ArrayLike) -> None:
         given: Any = np.ascontiguousarray(array)    # Any: NumPy declares an array as a buffer only from Python 3.12 on
         _put(tensor, backend, memoryview(given).cast("B"))      # nothing to convert
         return
-    values = _as_array(array, kind in INTEGERS)
+    values = _as_array(tensor, array)
     raw = kind.is_quantized and values.dtype == np.uint8
     if raw:
         if values.size != tensor.n_elements // kind.block_size * kind.type_size:
@@ -145,18 +145,48 @@ def _put(tensor: Tensor, backend: Backend, span: Span) -> None:
     backend.set_tensor(tensor, span)
 
 
-def _as_array(given: npt.ArrayLike, exact: bool) -> np.ndarray:
-    """`given` as an array.
+def _as_array(tensor: Tensor, given: Any) -> np.ndarray:
+    """`given` as an array: see `Tensor.set` for what it may be.  bf16 elements become uint16 with the same bits for a
+    tensor of that type, float32 for others.
 
-    `exact`: Python integers too large for a common integer dtype, of which NumPy would make rounded floats, become an
-    array of Python objects, so that `_numbers` can report them.
+    Python integers too large for a common integer dtype, of which NumPy would make rounded floats, become for integer
+    types an array of Python objects, so that `_numbers` can report them.
     """
+    is_bf16 = False
+    if hasattr(given, "__cuda_array_interface__"):
+        given = _from_cuda(tensor, given)
+    elif not isinstance(given, np.ndarray) and _is_host_dlpack(given):
+        given = dlpack.take(given)
+        is_bf16 = given.kind == "bf"
     values = np.asarray(given)
-    if exact and values.dtype == np.float64 and not hasattr(given, "dtype"):
+    if values.dtype.isbuiltin == 2:         # registered by a library, such as ml_dtypes
+        is_bf16 = values.dtype.name == "bfloat16"
+        if is_bf16:
+            values = values.view(np.uint16)
+        else:
+            values = values.astype(np.int8 if values.dtype.name.startswith(("int", "uint")) else np.float32)
+    if is_bf16 and tensor.type != Type.BF16:
+        values = quants.bf16_to_f32(values)
+    if tensor.type in INTEGERS and values.dtype == np.float64 and not hasattr(given, "dtype"):
         objects = np.asarray(given, object)
         if all(isinstance(value, int) for value in objects.flat):
             return objects
     return values
+
+
+def _is_host_dlpack(given: Any) -> bool:
+    """Whether an object gives its data by DLPack from memory that the CPU reads."""
+    return hasattr(given, "__dlpack_device__") and given.__dlpack_device__()[0] in (dlpack.HOST[0], dlpack.PINNED_HOST)
+
+
+def _from_cuda(tensor: Tensor, given: Any) -> np.ndarray:
+    """A copy on the host of an array in CUDA memory."""
+    try:
+        import cupy
+    except ImportError:
+        raise TypeError(f"{tensor!r}: a {type(given).__name__} in CUDA memory is copied by CuPy, which is not "
+                        "installed: pip install 'ggml-sched[cuda12]', or copy it to the host first") from None
+    return cupy.asnumpy(cupy.asarray(given))
 
 
 def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

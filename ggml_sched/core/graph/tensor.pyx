@@ -252,7 +252,8 @@ cdef class Tensor:
         """Copy data in through the tensor's backend.
 
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
-        Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.  Where an input was never set,
+        It may be anything with DLPack, the buffer protocol, `__array__` or the CUDA array interface, and a dtype of
+        ml_dtypes.  Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.  Where an input was never set,
         setting a view of it makes the rest zeros.  Of weights and caches, waits for queued computes.
         Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
         hold, TypeError for a wrong dtype: integer types take integers only.
@@ -297,16 +298,44 @@ cdef class Tensor:
         """
         return _read_data(self)
 
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        """A read-only view of the data in host memory, for `memoryview(t)`; see graph/hostviews.py."""
+        PyObject_GetBuffer(_data_views.as_buffer(self), view, flags)
 
-# The functions that write and read the data of tensors, registered by the modules above this one.
+    def __array__(self, dtype=None, copy=None):
+        """The data as an array, for `numpy.asarray(t)`.
+
+        Weights and caches in host memory: a read-only view, which stays valid when the buffer is closed and shows what
+        later computes write.  Other memory, bf16 and quantised types: a copy as from `numpy`.  With copy=False raises
+        HazardError for memory that later computes use again, ValueError for types that NumPy has not.
+        """
+        return _data_views.as_array(self, dtype, copy)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The data as a DLPack capsule in host memory, for `torch.from_dlpack(t)` and `jax.dlpack.from_dlpack(t)`.
+
+        As `__array__`, but bf16 stays bf16, and a consumer of DLPack before 1.0, which has no read-only memory, gets a
+        copy.  Raises BufferError for a stream or another device, and where copy=False and the consumer do not fit.
+        """
+        return _data_views.as_capsule(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self):
+        """(1, 0): host memory."""
+        return (1, 0)
+
+
+# The functions that write and read the data of tensors, and the module that gives views of it; registered by the
+# modules above this one.
 cdef object _write_data
 cdef object _read_data
+cdef object _data_views
 
 
-def register_tensor_data(write, read):
-    """Let `Tensor.set` call write(tensor, array), and `Tensor.numpy` read(tensor)."""
-    global _write_data, _read_data
-    _write_data, _read_data = write, read
+def register_tensor_data(write, read, views):
+    """Let `Tensor.set` call write(tensor, array), `Tensor.numpy` read(tensor), and the array protocols the functions of
+    the module `views`: as_buffer, as_array, as_capsule."""
+    global _write_data, _read_data, _data_views
+    _write_data, _read_data, _data_views = write, read, views
 
 
 def wait_for_queued(Tensor t not None):

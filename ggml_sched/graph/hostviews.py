@@ -1,0 +1,112 @@
+"""Arrays over the memory of tensors, without a copy: the buffer protocol, `__array__` and DLPack.
+
+Views are read-only: `Tensor.set` writes, so that copies on other backends do not become stale.  A tensor is viewed
+where it lies if its address is permanent (a weight, a KV cache) and its buffer is host memory; the array keeps the
+memory alive, even when the buffer is closed.  Later computes use the memory of leased tensors again, so their data is
+copied, or refused where no copy is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggml_sched._graph import Tensor, Type, wait_for_queued
+from ggml_sched.errors import BackendError, HazardError, PlacementError
+from ggml_sched.graph import _dlpack as dlpack
+from ggml_sched.graph import hostdata
+
+__all__ = ["as_array", "as_buffer", "as_capsule"]
+
+
+def as_buffer(tensor: Tensor) -> np.ndarray:
+    """A read-only array over a tensor's memory, for the buffer protocol; see `Tensor`.
+
+    BufferError for bf16 and quantised types, of which the buffer protocol has no format; further what `_view` raises.
+    """
+    _check_format(tensor, BufferError)
+    return _view(tensor)
+
+
+def as_array(tensor: Tensor, dtype: npt.DTypeLike | None, copy: bool | None) -> np.ndarray:
+    """`Tensor.__array__`: `copy` as NumPy means it.
+
+    Without a copy: ValueError for bf16 and quantised types, whose elements become float32; further what `_view` raises.
+    """
+    if copy is False:
+        _check_format(tensor, ValueError)
+        array = _view(tensor)
+    elif copy or not _is_viewed(tensor) or not _has_format(tensor):
+        array = hostdata.read(tensor)
+    else:
+        array = _view(tensor)
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def as_capsule(tensor: Tensor, stream: object, max_version: tuple[int, int] | None, device: tuple[int, int] | None,
+               copy: bool | None) -> Any:
+    """`Tensor.__dlpack__`: arguments as the protocol means them; bf16 stays bf16, quantised types become float32.
+
+    Raises BufferError for a stream, for a device other than the CPU, and without a copy for quantised types; further
+    what `_view` and `Tensor.numpy` raise.
+    """
+    if stream is not None or device not in (None, dlpack.HOST):
+        raise BufferError(f"{tensor!r}: DLPack gives its data in host memory, without a stream; asked for device "
+                          f"{device}, stream {stream}")
+    versioned = max_version is not None and max_version[0] >= 1
+    is_bf16 = tensor.type == Type.BF16
+    if copy is False:
+        if not is_bf16:
+            _check_format(tensor, BufferError)
+        array = _view(tensor)
+    elif not copy and versioned and _is_viewed(tensor) and (is_bf16 or _has_format(tensor)):
+        array = _view(tensor)
+    else:
+        array = hostdata.read(tensor, raw_bf16=True)
+    kind = "bf" if is_bf16 else array.dtype.kind
+    return dlpack.export(array, array.shape, array.strides, kind, array.itemsize * 8, versioned)
+
+
+def _has_format(tensor: Tensor) -> bool:
+    """Whether NumPy has a dtype for the elements."""
+    return not tensor.type.is_quantized and tensor.type != Type.BF16
+
+
+def _check_format(tensor: Tensor, error: type[Exception]) -> None:
+    if not _has_format(tensor):
+        raise error(f"{tensor!r}: NumPy has no {tensor.type} elements; numpy() gives a copy as float32")
+
+
+def _is_viewed(tensor: Tensor) -> bool:
+    """Whether a view of the tensor stays valid: see this module."""
+    return tensor.is_resident and _host_memory(tensor) is not None
+
+
+def _host_memory(tensor: Tensor) -> np.ndarray | None:
+    """The bytes of the tensor's buffer, or None if the CPU does not read them."""
+    memory = getattr(tensor.buffer, "memory", None)
+    return memory if tensor.backend.is_host and isinstance(memory, np.ndarray) else None
+
+
+def _view(tensor: Tensor) -> np.ndarray:
+    """A read-only array over the tensor's memory, extents reversed and leading ones dropped; waits for queued computes.
+
+    Raises PlacementError without an address, HazardError for memory that later computes use again, BackendError for
+    memory that the CPU does not read.
+    """
+    if tensor.buffer is None:
+        raise PlacementError(f"{tensor!r} has no memory: place it (backend.alloc_tensors) first")
+    if not tensor.is_resident:
+        raise HazardError(f"{tensor!r}: later computes use its memory again, so a view of it would change; numpy() "
+                          "gives a copy")
+    memory = _host_memory(tensor)
+    if memory is None:
+        raise BackendError(f"{tensor!r}: backend {tensor.backend.name!r} has no memory that the CPU reads; numpy() "
+                           "gives a copy")
+    wait_for_queued(tensor)
+    array = hostdata.array_over(tensor, memory, tensor.offset)
+    array = array[(0,) * (4 - len(hostdata.shape_of(tensor)))]
+    array.flags.writeable = False
+    return array
