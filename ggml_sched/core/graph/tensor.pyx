@@ -252,9 +252,10 @@ cdef class Tensor:
         """Copy data in through the tensor's backend.
 
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
-        It may be anything with DLPack, the buffer protocol, `__array__` or the CUDA array interface, and a dtype of
-        ml_dtypes.  Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.  Where an input was never set,
-        setting a view of it makes the rest zeros.  Of weights and caches, waits for queued computes.
+        It may be anything with DLPack, the buffer protocol, `__array__` or the CUDA array interface, and have a dtype
+        of ml_dtypes.  Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
+        Where an input was never set, setting a view of it makes the rest zeros.  Of weights and caches, waits for
+        queued computes.
         Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
         hold, TypeError for a wrong dtype: integer types take integers only.
         """
