@@ -135,6 +135,16 @@ def format(session: nox.Session) -> None:
     session.run("python", "-m", "ruff", "check", "--fix", ".")
 
 
+# -- documenting --------------------------------------------------------------------------------------
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation's site into build/site; a warning is an error.  It needs the extra `docs`."""
+    session.run("python", "-m", "sphinx", "-W", "--keep-going", "-d", "build/doctrees", "docs", "build/site",
+                *session.posargs)
+
+
 # -- measuring ----------------------------------------------------------------------------------------
 
 

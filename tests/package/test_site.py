@@ -1,0 +1,81 @@
+"""The documentation's site: its reference names every public object, and it builds offline without a warning."""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+from processes import run_python
+
+import ggml_sched as gs
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+if not (DOCS / "conf.py").exists():
+    pytest.skip("the working tree is needed", allow_module_level=True)
+
+
+def public_names() -> set[str]:
+    """Full names of everything in `__all__` of the package, of models, of the hook and of the tools for backends."""
+    rooms = {"ggml_sched": gs, "ggml_sched.llama": gs.llama}
+    names = {f"{room}.{name}" for room, module in rooms.items() for name in module.__all__}
+    hook = (ROOT / "ggml_sched" / "llama_cpp" / "__init__.py").read_text(encoding="utf-8")
+    hooked = re.search(r"^__all__ = \[(.*?)\]", hook, re.M | re.S)
+    names |= {f"ggml_sched.llama_cpp.{name}" for name in re.findall(r'"(\w+)"', hooked[1])}
+    for module in pkgutil.iter_modules(gs.testing.__path__, "ggml_sched.testing."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            found = importlib.import_module(module.name)
+            names |= {f"{module.name}.{name}" for name in getattr(found, "__all__", ())
+                      if getattr(gs, name, None) is not getattr(found, name)}
+    return names
+
+
+def documented() -> list[str]:
+    """Names that pages of the reference take from docstrings."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    return re.findall(r"^\.\. auto(?:class|data|exception|function):: ([\w.]+)$", pages, re.M)
+
+
+def test_the_reference_names_every_public_object_once():
+    named = documented()
+    assert sorted(public_names() - {*named}) == [], "add a directive to a page of docs/reference/"
+    assert sorted({*named} - public_names()) == []
+    assert sorted({name for name in named if named.count(name) > 1}) == []
+
+
+def test_every_public_object_has_a_docstring():
+    for name in documented():
+        module, _, attribute = name.rpartition(".")
+        if module == "ggml_sched.llama_cpp":    # importing it would hook this process
+            continue
+        value = getattr(importlib.import_module(module), attribute)
+        if callable(value):
+            assert inspect.getdoc(value), name
+
+
+@pytest.mark.soak
+def test_the_site_builds_without_a_warning_and_lists_every_public_object(tmp_path):
+    if importlib.util.find_spec("furo") is None:
+        pytest.skip("needs the extra `docs`")
+    from sphinx.util.inventory import InventoryFile
+
+    run_python("-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(tmp_path / "doctrees"), str(DOCS),
+               str(tmp_path / "site"), cwd=ROOT, timeout=300)
+    with (tmp_path / "site" / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, target: target)
+    listed = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+    assert sorted(public_names() - listed) == []
+    assert {"ggml_sched.Scheduler.compute_async", "ggml_sched.llama.Model.eval_batch"} <= listed
+    pages = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
+    sources = {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")}
+    assert sources <= pages
+    assert {name for page in pages for name in fetched(tmp_path / "site" / page)} == set()
+
+
+def fetched(page: Path) -> list[str]:
+    """Scripts, styles, fonts and images that a browser would fetch from another place."""
+    html = page.read_text(encoding="utf-8")
+    return re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="((?:https?:)?//[^"]+)"', html)
