@@ -50,11 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     group.add_argument("--backend", nargs="+", action="extend", type=_backend, metavar="NAME",
                        help="backends to spread the layers over, best first: cpu, ggml, ggml:DEVICE, cuda, "
-                            "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: ggml where it is installed, otherwise "
-                            "cpu)")
+                            "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: cpu, the fastest)")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
-    group.add_argument("--n-ctx", type=int, default=512, metavar="N", help="room for tokens (%(default)s; 0: as many "
-                       "as the model was trained with, if memory allows)")
+    group.add_argument("--n-ctx", type=int, default=0, metavar="N", help="room for tokens (default: as many as the "
+                       "model was trained with, if memory allows)")
     group.add_argument("--n-batch", type=int, default=512, metavar="N",
                        help="prompt tokens to evaluate together (%(default)s)")
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the KV cache (%(default)s)")
@@ -121,6 +120,8 @@ def _stream(generation: Generation, opening: Callable[[], object], ids: bool = F
     except KeyboardInterrupt:
         code = 130
     _write("\n")
+    if generation.finish_reason == "length" and generation.is_full:
+        print("ggml-sched: the context is full: --n-ctx makes room for more tokens", file=sys.stderr, flush=True)
     return code
 
 

@@ -40,7 +40,8 @@ def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
     if is_one_token(tokens, n_vocab):
         return np.array(tokens, np.int32)
     if isinstance(tokens, (str, bytes, bytearray)):
-        raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}")
+        raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}: model.tokenizer.encode(text) "
+                        "gives the ids of a text, and model.generate takes text")
     try:
         ids = np.asarray(tokens)
     except ValueError:      # nested lists of unequal lengths

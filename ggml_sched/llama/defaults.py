@@ -1,6 +1,6 @@
 """The default backend of a model, backends by name, and the default placement of weights and caches.
 
-Owns the choice of the default: a backend with ggml's kernels if its library is installed and works, else CpuBackend.
+Owns the choice of the default: what is known to be faster, see `default_backend`.
 Invariant: layers are spread in order and as evenly as possible, so that activations pass from one backend to the next
 only once; tensors outside the layers are on the first or the last backend.
 """
@@ -8,9 +8,11 @@ only once; tensors outside the layers are on the first or the last backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import ggml_sched as gs  # whose backends load when their names are first used
 from ggml_sched.backend import Backend
+from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.errors import Error, PlacementError
 
 __all__ = ["NAMES", "Place", "checked_place", "default_backend", "named_backends", "spread_layers"]
@@ -21,17 +23,21 @@ Place = Callable[[str, int | None], Backend]
 """`place(name, layer)`: the backend of a weight or KV tensor; `layer` is None outside the layers."""
 
 
-def default_backend(n_threads: int | None = None) -> Backend:
-    """GgmlBackend where the extra `ggml` is installed and its library passes the probes, otherwise CpuBackend."""
-    try:
-        return named_backends(["ggml"], n_threads)[0]
-    except Error:
-        return named_backends(["cpu"], n_threads)[0]
+def default_backend(n_threads: int | None = None, memory: int | None = None) -> Backend:
+    """CpuBackend, whose kernels are faster than ggml's wherever both were measured (docs/speed.md).
+
+    That is where they have vector instructions.  Where they have only portable code (not x86, or no AVX2), GgmlBackend
+    if the extra `ggml` is installed and its library passes the probes.  `memory`: the most bytes of its buffers.
+    """
+    if isa() == "portable":
+        with suppress(Error):
+            return named_backends(["ggml"], n_threads, memory)[0]
+    return named_backends(["cpu"], n_threads, memory)[0]
 
 
-def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
-    """A backend for each name.  A single CPU backend is named CPU, several CPU0, CPU1, ..., and so for other types;
-    `cuda cuda` means devices 0 and 1.
+def named_backends(names: Sequence[str], n_threads: int | None = None, memory: int | None = None) -> list[Backend]:
+    """A backend for each name, with at most `memory` bytes of buffers each.  A single CPU backend is named CPU, several
+    CPU0, CPU1, ..., and so for other types; `cuda cuda` means devices 0 and 1.
 
     ValueError for an unknown name; the error of a backend that cannot be opened passes through.  Then none stays open.
     """
@@ -42,11 +48,11 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
             same = [k for k, other in enumerate(names) if other == name]
             title = (device or name).upper() + ("" if len(same) == 1 else str(same.index(i)))
             if family == "cpu" and not device:
-                made.append(gs.CpuBackend(n_threads, name=title))
+                made.append(gs.CpuBackend(n_threads, name=title, memory=memory))
             elif name == "cuda" or family == "cuda" and device.isdecimal():
-                made.append(gs.CupyBackend(int(device or same.index(i))))
+                made.append(gs.CupyBackend(int(device or same.index(i)), memory=memory))
             elif family == "ggml":
-                made.append(gs.GgmlBackend(device or "CPU", n_threads, name=title))
+                made.append(gs.GgmlBackend(device or "CPU", n_threads, name=title, memory=memory))
             else:
                 raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
     except BaseException:

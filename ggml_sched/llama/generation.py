@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import numpy as np
 
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.errors import SamplingError, SequenceError
-from ggml_sched.llama.sampling import Sampler, greedy
+from ggml_sched.llama.hints import unknown_argument
+from ggml_sched.llama.sampling import Sampler, SamplerOptions, greedy
 from ggml_sched.llama.text.stream import StopStrings
 
 if TYPE_CHECKING:
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "Options", "Stats"]
 
-SAMPLING = frozenset(signature(Sampler).parameters)
+SAMPLING = frozenset(SamplerOptions.__annotations__)
 """The names of a Sampler's arguments, which `generate` and `chat` take, too."""
+
+OWN = frozenset(("n", "sampler", "sequence", "stop", "shift", "n_keep"))
+"""Names of other arguments of both."""
+
+Piece = TypeVar("Piece", str, int)
 
 
 @dataclass(slots=True)
@@ -58,10 +63,12 @@ class Options:
     prompt is added to it, so that penalties apply to the prompt's tokens, too."""
 
     @classmethod
-    def checked(cls, n, sampler, sampling: dict, stop, shift: bool, n_keep: int, ignore_eos: bool) -> Options:
+    def checked(cls, function: str, n, sampler, sampling: SamplerOptions, stop, shift: bool, n_keep: int,
+                ignore_eos: bool = False) -> Options:
+        """The arguments of `function`, "generate" or "chat"; TypeError and ValueError for wrong ones."""
         n, n_keep = None if n is None else count("n", n), count("n_keep", n_keep)
         if sampling and (unknown := sampling.keys() - SAMPLING):
-            raise TypeError(f"unknown argument {min(unknown)!r}; a Sampler takes {', '.join(sorted(SAMPLING))}")
+            raise unknown_argument(function, min(unknown), SAMPLING | OWN)
         if sampler is not None and sampling:
             raise TypeError(f"either a sampler, or what a Sampler takes: {', '.join(sampling)}")
         if sampler is not None and not callable(sampler):
@@ -73,10 +80,11 @@ class Options:
         return cls(n, sampler, stops, bool(shift), n_keep, bool(ignore_eos), is_ours)
 
 
-class Generation:
+class Generation(Generic[Piece]):
     """An iterator over pieces of text, or over ids; made by `Model.generate` and `Model.chat`.
 
-    `finish_reason`: None until the end, then "length", "eos" or "stop".  `tokens`, `text`: generated so far.
+    `finish_reason`: None until the end, then "length", "eos", "stop" or, after `close`, "closed".  `tokens`, `text`:
+    generated so far.  SequenceError when something else has changed the sequence: another generation, `eval`.
     """
 
     def __init__(self, sequence: Sequence, prompt: list[int], options: Options, tokenizer=None, echo: str | bool = "",
@@ -94,6 +102,8 @@ class Generation:
 
         With it `_evaluate` finds out whether an interrupted evaluation was complete.
         """
+        self._version = sequence.version
+        """The sequence's version after this generation's last change of it."""
         self._is_text = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stops.stops:
@@ -105,10 +115,10 @@ class Generation:
         if options.is_ours:
             options.sampler.accept(*prompt)
 
-    def __iter__(self) -> Generation:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> str | int:
+    def __next__(self) -> Piece:
         if self._echo:
             if self._is_text:
                 echo, self._echo = self._echo, ""
@@ -132,6 +142,23 @@ class Generation:
         for _ in self:
             pass
         return self.text
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next token does not fit into the context."""
+        return not self._sequence.model.n_free
+
+    def close(self) -> None:
+        """End the generation where it is; idempotent.  What it has evaluated stays in the sequence."""
+        if self.finish_reason is None:
+            self.finish_reason = "closed"
+        self._ready, self._echo = "", [] if isinstance(self._echo, list) else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         how = self.finish_reason or "going on"
@@ -181,6 +208,9 @@ class Generation:
         sequence = self._sequence
         if not self._pending:
             raise ValueError("generating needs one token to start from")
+        if sequence.version != self._version and not self._whole and self._before is None:
+            raise SequenceError(f"sequence {sequence.index} has changed since this generation's last token: evaluate "
+                                "something else in another sequence (load(..., n_seq=...)), or after the end")
         if self._whole:
             n = sequence.keep_common(self._pending)
             self._pending, self._whole, self.stats.n_cached = self._pending[n:], False, n
@@ -189,7 +219,9 @@ class Generation:
             sequence.truncate(sequence.n_past - 1)
             self._pending = self._pending[-1:]
         self._before = sequence.n_past
-        return sequence.eval(self._pending, last_only=True)[0]
+        logits = sequence.eval(self._pending, last_only=True)[0]
+        self._version = sequence.version
+        return logits
 
     def _has_room(self) -> bool:
         """Whether the next token fits, if need be after a context shift (option `shift`); a prompt must fit without."""
@@ -197,10 +229,13 @@ class Generation:
         if not self.tokens or sequence.model.n_free:
             return True
         if options.shift and sequence.n_past - options.n_keep >= 2:
+            if sequence.version != self._version:
+                return True             # `_evaluate` reports the change
             try:
                 sequence.shift(options.n_keep, (sequence.n_past - options.n_keep) // 2)
             except SequenceError:       # a recurrent state, learned positions, or rows shared with other sequences
                 return False
+            self._version = sequence.version
             return True
         return False
 

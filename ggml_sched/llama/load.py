@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from inspect import signature
+from typing import Never
 
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
@@ -18,6 +20,7 @@ from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import Place, checked_place, default_backend, spread_layers
 from ggml_sched.llama.gguf import open_gguf
+from ggml_sched.llama.hints import unknown_argument
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache, type_of
 from ggml_sched.llama.model import Model
@@ -29,13 +32,14 @@ __all__ = ["load"]
 MAX_ROWS = 1 << 30
 
 
-def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 512, n_batch: int = 512,
-         place: Place | None = None, *, policy: str = "default", kv_type="f32", n_seq: int = 1,
-         flash: bool | None = None, use_mmap: bool = True,
-         progress: Callable[[int, int], object] | None = None) -> Model:
+def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = None, n_batch: int = 512,
+         place: Place | None = None, *, n_threads: int | None = None, memory: int | None = None,
+         policy: str = "default", kv_type="f32", n_seq: int = 1, flash: bool | None = None, use_mmap: bool = True,
+         progress: Callable[[int, int], object] | None = None, **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
-    `backends`, best first, default to one (`defaults.default_backend`), which the model closes; the model does not
+    `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
+    that this process may use) and at most `memory` bytes of buffers (None: no bound); the model closes it, and does not
     close backends that the caller passes.  `place(name, layer)` returns the backend of a weight or KV tensor (`layer`
     is None outside the layers); by default layers are spread evenly.
     The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` at a time; None or 0:
@@ -44,9 +48,14 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
     backends support it.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
-    Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one
-    of its nodes, OutOfMemory and PlacementError as the backends do.
+    Raises TypeError for `n_threads` or `memory` together with `backends`, and for unknown arguments (of names that
+    other libraries use it says what they are called here); FileFormatError for a file that is not a model this package
+    runs, UnsupportedOp when no backend computes one of its nodes, OutOfMemory and PlacementError as the backends do.
     """
+    if unknown:
+        raise unknown_argument("load", next(iter(unknown)), signature(load).parameters.keys() - {"unknown"})
+    if backends is not None and not (n_threads is None and memory is None):
+        raise TypeError("n_threads and memory are arguments of the default backend: give them to the backends")
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
     kv_type = type_of(kv_type)
@@ -56,7 +65,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
     with ExitStack() as undo:
         owned: list[Backend] = []
         if backends is None:
-            owned = backends = [default_backend()]
+            owned = backends = [default_backend(n_threads, memory)]
             undo.callback(owned[0].close)
         backends = _checked_backends(backends)
         with open_gguf(path) as file:
@@ -66,7 +75,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
             weights = load_weights(file, arch.weights(hparams), place, use_mmap, progress)
             undo.callback(weights.close)
             metadata = file.metadata
-        n_ctx = n_ctx or trained_context(hparams, kv_type)
+        n_ctx = n_ctx or trained_context(hparams, kv_type, backends)
         n_states = Runner.n_states(hparams, n_seq)
         cache = KVCache(hparams, n_ctx, place, kv_type, n_states, flash=flash is None or bool(flash))
         undo.callback(lambda: cache.close())
@@ -100,9 +109,12 @@ def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
     return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
 
 
-def trained_context(h: Hparams, kind: Type) -> int:
+def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend]) -> int:
     """What `n_ctx` 0 or None stands for: the context length that the model was trained with, or as many tokens as a
-    cache of half of the host's free memory holds, if that is less."""
+    cache of half of the free memory holds, if that is less: the host's, or what the backends have left."""
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
+    left = [backend.memory_available() for backend in backends]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if None not in left:
+        free = min(free, sum(filter(None, left)))
     return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)

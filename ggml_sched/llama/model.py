@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
+from typing import Any, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -18,11 +19,15 @@ from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.generation import Generation, Options
 from ggml_sched.llama.runner import Runner
+from ggml_sched.llama.sampling import SamplerOptions
 from ggml_sched.llama.sequences import Sequence, SequenceStore
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = ["Model"]
+
+Ids: TypeAlias = "Items[int] | np.ndarray[Any, Any]"
+"""Token ids."""
 
 
 class Model:
@@ -137,10 +142,20 @@ class Model:
 
     # -- text ------------------------------------------------------------------------------
 
-    def generate(self, prompt, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
+    @overload
+    def generate(self, prompt: str, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
                  sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, echo: bool = False,
                  shift: bool = False, n_keep: int = 0, ignore_eos: bool = False, parse_special: bool = False,
-                 **sampling) -> Generation:
+                 **sampling: Unpack[SamplerOptions]) -> Generation[str]: ...
+    @overload
+    def generate(self, prompt: Ids, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
+                 sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, echo: bool = False,
+                 shift: bool = False, n_keep: int = 0, ignore_eos: bool = False, parse_special: bool = False,
+                 **sampling: Unpack[SamplerOptions]) -> Generation[int]: ...
+    def generate(self, prompt: str | Ids, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
+                 sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, echo: bool = False,
+                 shift: bool = False, n_keep: int = 0, ignore_eos: bool = False, parse_special: bool = False,
+                 **sampling: Unpack[SamplerOptions]) -> Generation[Any]:
         """Continue sequence 0 (or another) with a text, and stream text; or with ids, and stream ids.
 
         Ends after `n` tokens or when the context is full ("length"), before a token that ends texts ("eos"; not with
@@ -150,11 +165,13 @@ class Model:
         `sampler` chooses a token from logits, or `sampling` are arguments for a `Sampler`; with neither, the likeliest
         token is chosen.  The last token is not part of the sequence yet.
 
-        Nothing is evaluated before the first item is requested.  Raises TypeError and ValueError for wrong arguments,
-        ContextFull for a prompt that does not fit; text generated before an error remains in `text` and `tokens`.
+        Nothing is evaluated before the first item is requested.  One sequence has one generation at a time.  Raises
+        SequenceError when something else has changed the sequence since the last item, TypeError and ValueError for
+        wrong arguments, ContextFull for a prompt that does not fit; text generated before an error remains in `text`
+        and `tokens`.
         """
         sequence = self._checked_sequence(sequence)
-        options = Options.checked(n, sampler, sampling, stop, shift, n_keep, ignore_eos)
+        options = Options.checked("generate", n, sampler, sampling, stop, shift, n_keep, ignore_eos)
         if not isinstance(prompt, str):
             return Generation(sequence, checked_tokens(prompt, self.n_vocab).tolist(), options, echo=echo)
         ids = self._encode(prompt, sequence.n_past, parse_special)
@@ -162,7 +179,7 @@ class Model:
 
     def chat(self, messages, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
              sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, shift: bool = False,
-             n_keep: int = 0, parse_special: bool = True, **sampling) -> Generation:
+             n_keep: int = 0, parse_special: bool = True, **sampling: Unpack[SamplerOptions]) -> Generation[str]:
         """Stream the reply to a conversation, a list of {"role": ..., "content": ...}.
 
         The file's chat template renders a prompt.  Only the tokens after the longest common beginning of prompt and
@@ -170,7 +187,7 @@ class Model:
         of control tokens in messages stay text, for messages from untrusted users.  Other arguments as for `generate`.
         """
         sequence = self._checked_sequence(sequence)
-        options = Options.checked(n, sampler, sampling, stop, shift, n_keep, False)
+        options = Options.checked("chat", n, sampler, sampling, stop, shift, n_keep)
         ids = self.chat_template.encode(self.tokenizer, messages, parse_special=bool(parse_special))
         return Generation(sequence, ids, options, self.tokenizer, whole=True)
 

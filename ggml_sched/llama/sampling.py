@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
 import numpy as np
 
@@ -31,6 +32,21 @@ def greedy(logits: np.ndarray) -> int:
     token = int(logits.argmax())
     _check_largest(logits[token])
     return token
+
+
+class SamplerOptions(TypedDict, total=False):
+    """The arguments of a `Sampler`, for functions that make one."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int
+    logit_bias: Mapping[int, float] | None
 
 
 class Sampler:

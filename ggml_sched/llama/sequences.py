@@ -35,6 +35,8 @@ class SequenceStore:
         self.runner, self.n_batch, self.n_seq = runner, n_batch, n_seq
         self.n_vocab, self.n_ctx = runner.hparams.n_vocab, runner.cache.n_ctx
         self.tokens: list[list[int]] = [[] for _ in range(n_seq + 1)]
+        self.versions = [0] * (n_seq + 1)
+        """How often each sequence has changed, so that a generation notices changes that are not its own."""
         self.lock = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
                                partial(ModelClosed, "the model is closed"))
         self._pending_rollback: Callable[[], None] | None = None
@@ -84,6 +86,7 @@ class SequenceStore:
         def evaluate() -> None:
             runner.compute_token(token, n, i, out)
             held.append(token)
+            self.versions[i] += 1
 
         self.transaction(evaluate, partial(self._undo, {i: n}))
         return out
@@ -115,6 +118,8 @@ class SequenceStore:
                 return
             for token, i in zip(ids, sequences, strict=True):
                 self.tokens[i].append(token)
+            for i in before:
+                self.versions[i] += 1
 
         runner.begin(before)
         self.transaction(evaluate, undo)
@@ -214,8 +219,9 @@ class SequenceStore:
         with self.lock:
 
             def forget() -> None:
-                for tokens in self.tokens:
+                for i, tokens in enumerate(self.tokens):
                     tokens.clear()
+                    self.versions[i] += 1
                 self.runner.clear()
 
             self.transaction(forget, forget)
@@ -232,6 +238,11 @@ class Sequence:
     @property
     def _tokens(self) -> list[int]:
         return self._store.tokens[self.index]
+
+    @property
+    def version(self) -> int:
+        """How often the sequence has changed."""
+        return self._store.versions[self.index]
 
     @property
     def n_past(self) -> int:
@@ -316,6 +327,7 @@ class Sequence:
 
         def cut() -> None:
             del self._tokens[n:]
+            self._store.versions[self.index] += 1
             runner.cells.remove(self.index, n)
             if n == 0:
                 runner.clear_state(self.index)
@@ -350,6 +362,7 @@ class Sequence:
                 cells.remove(i, n_keep, n_keep + n_discard)
                 runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
                 del held[n_keep : n_keep + n_discard]
+                self._store.versions[i] += 1
 
             self._store.transaction(move, undo)
 
@@ -375,6 +388,7 @@ class Sequence:
                 cells.remove(target)
                 cells.copy(i, target)
                 held[:] = self._tokens
+                self._store.versions[target] += 1
 
             runner.begin((target,))
             self._store.transaction(share, undo)
@@ -414,5 +428,6 @@ class Sequence:
                 written.append((places, runner.read(i, places)))
                 runner.write(i, places, rows, states)
                 held[:] = ids
+                self._store.versions[i] += 1
 
             self._store.transaction(take, undo)

@@ -77,7 +77,9 @@ def test_options_are_what_generate_takes(capsys):
 
 
 def test_a_full_context_ends_the_text(capsys):
-    out = run(capsys, "-p", "import os", "-n", 500, "--n-ctx", 32)[0]
+    out, err = run(capsys, "-p", "import os", "-n", 500, "--n-ctx", 32)
+    assert err.endswith("ggml-sched: the context is full: --n-ctx makes room for more tokens\n")
+    assert "full" not in run(capsys, "-p", "import os", "-n", 5, "--n-ctx", 32)[1]
     assert 32 < len(out) < 300
 
 

@@ -42,7 +42,7 @@ def every_cpu(request, monkeypatch):
                 super().__init__(name, world)
 
         monkeypatch.setattr(gs, "CpuBackend", Late)
-    monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda: gs.CpuBackend())
+    monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda *given: gs.CpuBackend())
 
 
 def edited(data: bytes, metadata=(), drop=(), tensors=()) -> bytes:

@@ -11,6 +11,7 @@ from small_llama import SHAPES
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.defaults import default_backend, named_backends
+from ggml_sched.llama.load import trained_context
 
 SMALL = random_llama(1, **SHAPES, n_ctx=96)
 TOKENS = [3, 14, 15, 9, 26, 5]
@@ -41,7 +42,8 @@ def test_nothing_is_held_after_loading_in_vain_or_in_two_ways(monkeypatch):
     assert backend.used == 0
     for wrong, kind in ((b"nothing", gs.FileFormatError), (SMALL, gs.UnsupportedOp)):
         backend = device(refuses={"FLASH_ATTN_EXT", "ROPE"}, attributes=copies)
-        monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda backend=backend: backend)
+        monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend",
+                            lambda *given, backend=backend: backend)
         with pytest.raises(kind):
             load(wrong, n_ctx=32)
         assert backend.closed and backend.used == 0
@@ -106,18 +108,25 @@ def test_progress_ends_with_everything(tmp_path):
     assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > 10_000
 
 
-def test_the_default_backend_is_ggml_where_it_works(monkeypatch):
+def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
     class Ggml(gs.CpuBackend):
-        def __init__(self, device: str, n_threads: int | None, *, name: str) -> None:
-            super().__init__(n_threads, name=name)
+        def __init__(self, device: str, n_threads: int | None, *, name: str, memory: int | None) -> None:
+            super().__init__(n_threads, name=name, memory=memory)
             self.device = device
 
     def missing(*args, **options):
         raise gs.BackendError("pip install 'ggml-sched[ggml]'")
 
     monkeypatch.setattr(gs, "GgmlBackend", Ggml, raising=False)
-    with default_backend(2) as backend:
-        assert isinstance(backend, Ggml) and backend.name == "GGML" and backend.n_threads == 2
+    defaults = sys.modules["ggml_sched.llama.defaults"]
+    for instructions in ("avx2", "avx512"):
+        monkeypatch.setattr(defaults, "isa", lambda instructions=instructions: instructions)
+        with default_backend(2, 1 << 20) as backend:
+            assert type(backend) is gs.CpuBackend and (backend.n_threads, backend.memory) == (2, 1 << 20)
+    monkeypatch.setattr(defaults, "isa", lambda: "portable")
+    with default_backend(2, 1 << 20) as backend:
+        assert type(backend) is Ggml and backend.name == "GGML"
+        assert (backend.n_threads, backend.memory) == (2, 1 << 20)
     with load(SMALL, n_ctx=16) as model:
         assert isinstance(model.backends[0], Ggml)
     first, second, third = named_backends(["ggml:Vulkan0", "cpu", "cpu"], 1)
@@ -129,6 +138,43 @@ def test_the_default_backend_is_ggml_where_it_works(monkeypatch):
         named_backends(["cpu", "ggml"])
     with pytest.raises(ValueError, match="abacus"):
         named_backends(["cpu", "abacus"])
+
+
+def test_threads_and_memory_are_those_of_the_default_backend():
+    with load(SMALL, n_ctx=16, n_threads=1, memory=1 << 24) as model:
+        assert (model.backends[0].n_threads, model.backends[0].memory) == (1, 1 << 24)
+    with pytest.raises(gs.OutOfMemory):
+        load(SMALL, n_ctx=16, memory=100)
+    with gs.CpuBackend(n_threads=1) as cpu:
+        for name in ("n_threads", "memory"):
+            with pytest.raises(TypeError, match="default backend"):
+                load(SMALL, [cpu], **{name: 1})
+
+
+def test_the_context_is_the_model_s_own_where_memory_allows():
+    with load(SMALL) as model:
+        h = model.hparams
+        assert model.n_ctx == h.n_ctx_train
+    row = 4 * sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers)
+    with gs.CpuBackend(1, memory=10 * row) as first, gs.CpuBackend(1, "other", memory=10 * row) as second:
+        assert trained_context(h, gs.Type.F32, [first]) == 5
+        assert trained_context(h, gs.Type.F32, [first, second]) == 10
+        assert trained_context(h, gs.Type.F16, [first]) == 10
+
+
+@pytest.mark.parametrize(("call", "name", "hint"), [
+    ("load", "n_gpu_layers", "backends"), ("load", "type_k", "kv_type"), ("load", "context_length", "'n_ctx'"),
+    ("load", "n_thread", "'n_threads'"), ("load", "abacus", "it has backends, flash, kv_type"),
+    ("generate", "max_tokens", "'n'"), ("generate", "max_new_tokens", "'n'"), ("generate", "temp", "'temperature'"),
+    ("generate", "top_kk", "'top_k'"), ("generate", "abacus", "it has frequency_penalty"),
+    ("chat", "max_tokens", "'n'"),
+])
+def test_an_unknown_argument_is_an_error_that_says_what_it_is_called_here(call, name, hint):
+    with pytest.raises(TypeError, match=f"{call}.. has no argument '{name}': .*{hint}"):
+        if call == "load":
+            load(SMALL, n_ctx=16, **{name: 1})
+        with load(SMALL, n_ctx=16) as model:
+            getattr(model, call)([1], **{name: 1})
 
 
 @pytest.mark.parametrize(("name", "value", "kind"), [

@@ -13,6 +13,7 @@ from ggml_sched.llama import (
     Sampler,
     SamplingError,
     Sequence,
+    SequenceError,
     greedy,
     load,
     random_llama,
@@ -198,7 +199,7 @@ def test_wrong_arguments_are_known_before_anything_runs():
                 ({"stop": ""}, ValueError, "empty stop"), ({"stop": [b"x"]}, TypeError, "stop string is a str"),
                 ({"stop": ["a", 3]}, TypeError, "stop string is a str"), ({"stop": 3}, TypeError, "stop strings are"),
                 ({"temperature": -1}, ValueError, "temperature"), ({"top_k": -1}, ValueError, "top_k"),
-                ({"heat": 3}, TypeError, "unknown argument 'heat'; a Sampler takes .*min_p.* top_k"),
+                ({"heat": 3}, TypeError, "no argument 'heat': it has .*min_p.* top_k"),
                 ({"sampler": greedy, "seed": 3}, TypeError, "either a sampler, .*: seed"),
                 ({"sequence": 1}, ValueError, "sequence 1"),
                 ({"sequence": "0"}, TypeError, "number of a sequence"),
@@ -383,3 +384,73 @@ def test_a_closed_model_generates_nothing():
     with pytest.raises(ModelClosed):
         next(got)
     assert got.tokens and got.text
+
+
+CHANGES = {
+    "eval": lambda model: model.eval([1]),
+    "eval of several": lambda model: model.eval([1, 2]),
+    "a batch": lambda model: model.eval_batch([(0, [1])]),
+    "another generation": lambda model: next(model.generate([1], 3)),
+    "truncate": lambda model: model.truncate(1),
+    "reset": lambda model: model.reset(),
+    "shift": lambda model: model.shift(1, 1),
+    "a copy": lambda model: model.sequence(1).copy_to(0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_sequence_that_changes_under_a_generation_is_an_error(change):
+    with load(SMALL, n_ctx=32, n_seq=2) as model:
+        generation = model.generate(TOKENS, 9)
+        next(generation)
+        before = len(generation.tokens)
+        change(model)
+        with pytest.raises(SequenceError, match="sequence 0 has changed since this generation's last token"):
+            next(generation)
+        assert len(generation.tokens) == before
+        model.reset()
+        assert list(model.generate(TOKENS, 3))
+
+
+def test_a_restored_sequence_is_a_change(tmp_path):
+    with load(SMALL, n_ctx=32) as model:
+        model.eval(TOKENS)
+        model.save(tmp_path / "state")
+        generation = model.generate([1], 9)
+        next(generation)
+        model.restore(tmp_path / "state")
+        with pytest.raises(SequenceError, match="has changed"):
+            next(generation)
+
+
+def test_a_prompt_is_encoded_for_the_sequence_as_it_is():
+    """A generation that begins after another one has changed the sequence would continue that one's text."""
+    with load(SMALL, n_ctx=32) as model:
+        first, second = model.generate(TOKENS, 2), model.generate(TOKENS, 2)
+        next(first)
+        with pytest.raises(SequenceError, match="has changed"):
+            next(second)
+
+
+def test_generations_of_several_sequences_go_on_side_by_side():
+    with load(SMALL, n_ctx=64, n_seq=2) as model:
+        expected = list(model.generate(TOKENS, 5))
+        model.reset()
+        pair = [model.generate(TOKENS, 5, sequence=i) for i in range(2)]
+        assert [list(tokens) for tokens in zip(*zip(*pair, strict=True), strict=True)] == [expected, expected]
+
+
+def test_a_closed_generation_ends():
+    with load(SMALL, n_ctx=32) as model:
+        with model.generate(TOKENS, 9, echo=True) as generation:
+            next(generation)
+        assert list(generation) == [] and generation.finish_reason == "closed"
+        whole = model.sequence(0).model.generate([1], 1)
+        whole.read()
+        whole.close()
+        assert whole.finish_reason == "length"
+
+
+def test_text_is_no_list_of_ids():
+    with load(SMALL, n_ctx=32) as model, pytest.raises(TypeError, match="tokenizer.encode.*generate takes text"):
+        model.eval("hello")

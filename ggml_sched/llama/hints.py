@@ -1,0 +1,75 @@
+"""Errors for arguments that other libraries have under another name.
+
+Users come from llama-cpp-python, transformers or a server's API: an unknown argument is a TypeError that says what the
+same thing is called here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["unknown_argument"]
+
+GPU_LAYERS = "backends=[...] has the devices, and place=function places each layer"
+KV_TYPE = "kv_type is the type of keys and values"
+HINTS = {
+    "load": {
+        "model_path": "path",
+        "model": "path",
+        "n_gpu_layers": GPU_LAYERS,
+        "gpu_layers": GPU_LAYERS,
+        "tensor_split": GPU_LAYERS,
+        "main_gpu": GPU_LAYERS,
+        "device": GPU_LAYERS,
+        "device_map": GPU_LAYERS,
+        "override_tensor": GPU_LAYERS,
+        "context_length": "n_ctx",
+        "max_seq_len": "n_ctx",
+        "n_ubatch": "n_batch",
+        "batch_size": "n_batch",
+        "n_parallel": "n_seq",
+        "n_seq_max": "n_seq",
+        "threads": "n_threads",
+        "n_threads_batch": "n_threads is for prompts and single tokens alike",
+        "flash_attn": "flash",
+        "type_k": KV_TYPE,
+        "type_v": KV_TYPE,
+        "cache_type_k": KV_TYPE,
+        "cache_type_v": KV_TYPE,
+        "use_mlock": "use_mmap=False copies the weights",
+        "no_mmap": "use_mmap=False copies the weights",
+        "logits_all": "model.eval returns the logits of every token",
+        "embedding": "model.embed needs no switch",
+        "embeddings": "model.embed needs no switch",
+        "seed": "model.generate takes seed",
+        "verbose": "loading prints nothing; progress=function reports bytes",
+    },
+    "generate": {
+        "max_tokens": "n",
+        "max_new_tokens": "n",
+        "n_predict": "n",
+        "num_predict": "n",
+        "stop_strings": "stop",
+        "stops": "stop",
+        "stop_sequences": "stop",
+        "temp": "temperature",
+        "typical_p": "temperature, top_k, top_p and min_p choose",
+        "penalty": "repeat_penalty",
+        "repetition_penalty": "repeat_penalty",
+        "do_sample": "temperature=0 chooses the likeliest token",
+        "stream": "a Generation streams; its read() waits for the whole text",
+        "grammar": "sampler=function chooses a token from the logits",
+        "logits_processor": "sampler=function chooses a token from the logits",
+    },
+}
+
+
+def unknown_argument(function: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for an argument `name` that `function` ("load", "generate", "chat") does not have."""
+    known = sorted(known)
+    hints = HINTS["load" if function == "load" else "generate"]
+    hint = hints.get(name) or next(iter(get_close_matches(name, known)), "")
+    if hint.isidentifier():
+        hint = f"it is called {hint!r} here"
+    return TypeError(f"{function}() has no argument {name!r}: {hint or 'it has ' + ', '.join(known)}")
