@@ -1,8 +1,9 @@
 """The interface between the planner and a device: subclass `Backend` and `Buffer`.
 
-A backend needs two methods, `alloc_buffer` and `graph_compute`, and a buffer two,
-`read` and `write`.  Everything else has a working default.  The methods correspond to
-the function pointers of ggml's backend and buffer interfaces:
+A backend needs two methods, `alloc_buffer` and `compute_node` (or `graph_compute`), and a
+buffer two, `read` and `write`.  Everything else has a working default.  docs/backends.md leads
+through writing one.  The methods correspond to the function pointers of ggml's backend and
+buffer interfaces:
 
     ggml                     here                         default
     get_name                 Backend.name                 given to __init__
@@ -22,7 +23,8 @@ the function pointers of ggml's backend and buffer interfaces:
     graph_plan_create        Backend.graph_plan_create    the graph itself
     graph_plan_free          Backend.graph_plan_free      nothing
     graph_plan_compute       Backend.graph_plan_compute   graph_compute
-    graph_compute            Backend.graph_compute        (required)
+    graph_compute            Backend.graph_compute        compute_node for each node
+    (none)                   Backend.compute_node         (required, unless graph_compute is overridden)
     supports_op              Backend.supports_op          True
     (none)                   Backend.fusion_groups        none
     free_buffer              Buffer.free                  nothing
@@ -31,8 +33,8 @@ the function pointers of ggml's backend and buffer interfaces:
     init_tensor              Buffer.init_tensor           nothing
     free_tensor              Buffer.free_tensor           nothing
 
-A node that `graph_compute` receives is a `Tensor`: it has `op`, `op_params`, `ne` and `nb`, and the node itself and
-each of `node.src` have a `buffer` of this backend and an `offset` into it, in bytes.
+A node that `graph_compute` or `compute_node` receives is a `Tensor`: it has `op`, `op_params`, `ne` and `nb`, and the
+node itself and each of `node.src` have a `buffer` of this backend and an `offset` into it, in bytes.
 
 `supports_op`, `offload_op` and `alloc_size` are not called for each node: their results are cached (support cache) for
 all nodes with the same op, parameters, type, extents and strides, and the same types, extents and strides of sources.
@@ -159,21 +161,30 @@ class Event:
 
 
 class Backend(BackendBase):
-    """One device.  Subclass it; `super().__init__(name, alignment)`.
+    """One device.  Subclass it, and call `super().__init__(name, alignment)`.
 
-    Attributes that a subclass may set:
+    `name` is unique within a scheduler; errors name it.  Every address on the backend is a multiple of `alignment`
+    bytes, a power of two (default 64).  docs/backends.md leads through writing a backend, and `pytest --pyargs
+    ggml_sched.testing --backend MODULE:CLASS` checks one.
 
-    * `max_buffer_size`: the most bytes of one buffer (None: no bound).
-    * `is_host`: the CPU can read the memory of its buffers directly.
-    * `concurrent_copies`: another thread may write and read its memory while it computes.
+    Attributes that a subclass may set; the defaults are those of a synchronous device without a bound on memory:
+
+    * `max_buffer_size`: no buffer has more bytes; a larger arena becomes several buffers.  None: no bound.
+    * `is_host`: the CPU can read and write the memory of its buffers directly.  Where a buffer's `memory` is a NumPy
+      array of its bytes, tensors in it are viewed without a copy (`numpy.asarray(t)`, DLPack).
     * `asynchronous`: computes, copies and `set_tensor_async` return before they are done.  They are executed in the
-      order of the calls, and events can be recorded between them.
+      order of the calls, and events can be recorded between them.  Such a backend overrides `synchronize` and the four
+      event methods.
+    * `concurrent_copies`: while it computes, another thread may write, read and copy its memory and call its event
+      methods.  Without it only one thread at a time is in the backend's methods.
     * `takes_at_once`: `set_tensor_async` copies its data before it returns, so the caller may change or free them then.
-    * `has_memory`: its addresses are those of real memory; False for dry backends.
+    * `has_memory`: its addresses are those of real memory; False for dry backends, whose data can not be read.
     * `kv_padding`: the number of rows of a KV cache that attention reads is rounded up to a multiple of this.
-    * `work_held`: bytes of work memory that it has allocated so far (see `work_size`).
+    * `work_held`: bytes of work memory that it has allocated so far (see `work_size`); budgets count it.
     * `failed`: (how many waits for queued work have raised its error, the last message); see `note_failure`.  If the
       number has grown since a compute was queued, the results of that compute are not valid.
+    * `answers_version`: an integer to increase when results of `supports_op`, `offload_op`, `alloc_size` or
+      `fusion_groups` change, because they are cached; None: they are not cached.
     """
 
     max_buffer_size: int | None = None
@@ -342,9 +353,29 @@ class Backend(BackendBase):
 
     # -- computing ----------------------------------------------------------------
 
-    def graph_compute(self, graph: Graph | GraphView) -> None:
-        """Run `graph.nodes` in order; BackendError when that fails."""
+    def compute_node(self, node: Tensor) -> None:
+        """Compute one node, which is not a view; called by the default `graph_compute`.
+
+        The node and its sources have addresses on this backend.  Raise an exception, such as UnsupportedOp, for a node
+        that this backend does not compute: a node that is skipped leaves old bytes in its memory.
+        """
         raise NotImplementedError(f"backend {self.name!r} does not compute")
+
+    def graph_compute(self, graph: Graph | GraphView) -> None:
+        """Compute `graph.nodes` in order, which may include views (`not node.computes`): they need no work.
+
+        By default calls `compute_node` for each node that is not a view; an exception of `compute_node` gets a note
+        that names the backend and the node.  An asynchronous backend may return before the nodes are computed.
+        """
+        if type(self).compute_node is Backend.compute_node:
+            raise NotImplementedError(f"backend {self.name!r} does not compute")
+        for node in graph.nodes:
+            if node.computes:
+                try:
+                    self.compute_node(node)
+                except BaseException as error:
+                    note_nodes(error, self, (node,))
+                    raise
 
     def graph_plan_create(self, graph: Graph | GraphView):
         """Prepare `graph` for many computes at its present addresses; returns the graph plan for graph_plan_compute.
@@ -429,6 +460,18 @@ def staged(src: Tensor, dst: Tensor) -> bytearray:
 def _dense_bytes(t: Tensor) -> int:
     """Bytes of the elements alone, without gaps."""
     return t.n_elements // t.type.block_size * t.type.type_size
+
+
+def note_nodes(error: BaseException, backend: Backend, nodes: Sequence[Tensor]) -> None:
+    """Add a note to an exception that a backend raised while it computed nodes: the names of the backend and the nodes.
+
+    An exception that has such a note of this backend, which then names fewer nodes, gets no other.
+    """
+    said = f"backend {backend.name!r} was computing "
+    if nodes and not any(note.startswith(said) for note in getattr(error, "__notes__", ())):
+        names = [f"{node.name or 'unnamed'!r} ({node.op})" for node in (nodes[0], nodes[-1])]
+        which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
+        error.add_note(said + which)
 
 
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:

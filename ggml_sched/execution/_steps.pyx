@@ -23,7 +23,7 @@ from ggml_sched._graph cimport Tensor
 import numpy as np
 
 from ggml_sched.graph import hostdata
-from ggml_sched.backend import Backend, GraphView, staged
+from ggml_sched.backend import Backend, GraphView, note_nodes, staged
 from ggml_sched.errors import HazardError, PlacementError, each
 
 
@@ -195,14 +195,6 @@ cdef class BoundExperts(BoundStep):
             there.get_tensor(src, staging, i * src.nb[2])
             keep_alive.append(staging)
             here.set_tensor_async(self.dst, memoryview(staging), i * src.nb[2])
-
-
-def note_nodes(error, backend, tuple nodes not None):
-    """Add a note to an exception of a backend, for its reader: the names of the backend and the nodes it computed."""
-    if nodes:
-        names = [f"{node.name or 'unnamed'!r} ({node.op})" for node in (nodes[0], nodes[-1])]
-        which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
-        error.add_note(f"backend {backend.name!r} was computing {which}")
 
 
 cdef class BoundRun(BoundStep):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Event, GraphView
-from ggml_sched.execution._steps import BoundRun, BoundStep, BoundWriteBack, is_false, note_nodes
+from ggml_sched.backend import Event, GraphView, note_nodes
+from ggml_sched.execution._steps import BoundRun, BoundStep, BoundWriteBack, is_false
 from ggml_sched.execution.pipeline import Action, KeepAlive
 from ggml_sched.planning.program import Run, Step
 

@@ -266,6 +266,8 @@ class Pipeline:
             try:
                 backend.synchronize()
             except Exception as error:
+                if not getattr(error, "__notes__", None):
+                    error.add_note(f"backend {backend.name!r} raised this for work that was queued before")
                 state.fail(error)
                 self._note_failure(str(error))
         self._epoch_of_drained = self.failure_epoch()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ggml_sched._graph import Context, Graph, Tensor
-from ggml_sched.backend import Backend, GraphView
+from ggml_sched.backend import Backend, GraphView, note_nodes
 from ggml_sched.errors import UnsupportedOp
 from ggml_sched.execution._steps import is_false
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
@@ -101,8 +101,12 @@ class _Clone:
     def compute(self, node: Tensor) -> np.ndarray:
         """Run one node; its values, in double precision."""
         twin = self.twins[node]
-        self.backend.graph_compute(GraphView((twin,)))
-        self.backend.synchronize()
+        try:
+            self.backend.graph_compute(GraphView((twin,)))
+            self.backend.synchronize()
+        except BaseException as error:
+            note_nodes(error, self.backend, (twin,))
+            raise
         return twin.numpy().astype(np.float64)
 
     def close(self) -> None:

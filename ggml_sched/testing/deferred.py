@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ggml_sched._graph import Graph, Tensor
-from ggml_sched.backend import Event, GraphView
+from ggml_sched.backend import Event, GraphView, note_nodes
 from ggml_sched.backends.cpu import CpuBackend, CpuBuffer
 from ggml_sched.errors import BackendError
 from ggml_sched.graph.hostdata import array_over
@@ -193,8 +193,16 @@ class DeferredBackend(CpuBackend):
         return True
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
-        nodes = graph if isinstance(graph, GraphView) else GraphView(graph.nodes)
-        self.queue.append(lambda: super(DeferredBackend, self).graph_compute(nodes))
+        view = graph if isinstance(graph, GraphView) else GraphView(graph.nodes)
+
+        def task() -> None:
+            try:
+                super(DeferredBackend, self).graph_compute(view)
+            except Exception as error:
+                note_nodes(error, self, view.nodes)
+                raise
+
+        self.queue.append(task)
 
     def graph_plan_compute(self, plan: Any) -> None:
         self.queue.append(lambda: super(DeferredBackend, self).graph_plan_compute(plan))
