@@ -164,7 +164,9 @@ def _make_scheduler(base: str) -> bool:
         new.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_bool,
                         ctypes.c_bool]
         free.argtypes = [ctypes.c_void_p]
-        scheduler = new(ctypes.byref(ctypes.c_void_p(backend)), None, 1, 16, False, False)
+        # For graphs of one node: a scheduler for 16 takes more than malloc's threshold for mappings, which rises when
+        # they are freed; then llama.cpp's own larger arrays take pages of the heap instead of untouched mappings.
+        scheduler = new(ctypes.byref(ctypes.c_void_p(backend)), None, 1, 1, False, False)
         free(scheduler)
     except AttributeError:
         return False
