@@ -119,7 +119,7 @@ def plan_from_dict(data, given: Graph, backends: Sequence[Backend], where: str =
     if made.n_tensors != len(graph.tensors) or len(made.buffer_sizes) != len(backends):
         raise FileFormatError(f"{where}: {made.n_tensors} tensors over {len(made.buffer_sizes)} backends, not "
                               f"{len(graph.tensors)} over {len(backends)}")
-    _compare_tensors(data["plan"], graph, where)
+    _compare_tensors(data["plan"], graph, made, where)
     needs = _needs(graph, made, backends)
     if data.get("needs") != needs:
         raise PlacementError(f"{where}: support queries have other results than when the plan was made: "
@@ -144,13 +144,20 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
         raise FileFormatError(f"{where}: {error}") from error
 
 
-def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
-    """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph."""
+def _compare_tensors(values: dict, graph: Graph, made: PlanData, where: str) -> None:
+    """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph.
+
+    A node that reuses the memory of a view in place is no view in the graph; its view offset is that in its root.
+    """
     arrays = arrays_of(graph)
-    for field, expected in (("op", arrays["op"]), ("view_offs", arrays["view_offs"]),
-                            ("src", np.diff(arrays["src_begin"]))):
+    offsets, places = arrays["view_offs"].tolist(), values["offset"]
+    for i, root in enumerate(values["root"][:made.n_tensors]):
+        if made.is_inplace(i) and root >= 0:
+            offsets[i] = places[i] - places[root]
+    for field, expected in (("op", arrays["op"].tolist()), ("view_offs", offsets),
+                            ("src", np.diff(arrays["src_begin"]).tolist())):
         found = [len(row) for row in values["src"]] if field == "src" else values[field]
-        for i, of_tensor in enumerate(expected.tolist()):
+        for i, of_tensor in enumerate(expected):
             if found[i] != of_tensor:
                 what = "sources" if field == "src" else field
                 raise FileFormatError(

@@ -69,6 +69,21 @@ def test_plans_in_chunks_and_rings_come_back_the_same(tmp_path):
     assert same(plan, pickle.loads(pickle.dumps(plan)))
 
 
+def test_a_plan_that_reuses_a_view_in_place_comes_back_the_same(tmp_path):
+    ctx, backends = gs.Context(), [gs.DryBackend("A")]
+    large = ctx.repeat(ctx.tensor("f32", (64, 1), "x", input=True), ctx.tensor("f32", (64, 16), "like"))
+    part = ctx.set_name(ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1])), "part")
+    graph = gs.Graph(ctx.set_output(part))
+    plan = gs.Scheduler(backends).plan(graph)
+    i = graph.id_of(part)
+    assert plan.data.is_inplace(i) and plan_values(plan.data)["view_offs"][i] == 5 * 256
+    assert same(plan, gs.load_plan(saved(plan, tmp_path), graph, backends))
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    data["plan"]["view_offs"][i] = 0
+    with pytest.raises(gs.FileFormatError, match="'part' has view_offs 0, the graph 1280"):
+        plan_from_dict(data, graph, backends)
+
+
 def test_programs_and_plan_data_are_values():
     backends, graph, _ = two_devices()
     plan = gs.Scheduler(backends).plan(graph)
