@@ -342,6 +342,20 @@ def test_memory_that_the_graph_contradicts_is_refused(field, value):
         plan_from_dict(data, graph, backends).verify()
 
 
+def test_a_birth_after_the_first_use_is_refused():
+    """The memory of x serves z later; if x were born after z, z would have been overwritten."""
+    backend, ctx = gs.CpuBackend(1), gs.Context()
+    x = ctx.tensor("f32", 8, "x", input=True)
+    z = ctx.set_output(ctx.norm(ctx.set_output(ctx.clamp(x, 0, 1)), 1e-5))
+    graph = gs.Graph(z)
+    plan = gs.Scheduler([backend]).plan(graph)
+    assert plan.offset_of(z) == plan.offset_of(x)
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    data["plan"]["birth"][graph.id_of(x)] = 2
+    with pytest.raises(gs.HazardError, match="wrong-overwritten: "):
+        plan_from_dict(data, graph, [backend]).verify()
+
+
 def test_a_tensor_without_one_of_its_sources_is_refused():
     graph, backends, data = chain_plan()
     del data["plan"]["src"][graph.id_of(graph.nodes[-1])][1]

@@ -1,9 +1,13 @@
 """A result smaller than the source that it reuses in place frees the tail of that memory."""
 
+import json
+
 import numpy as np
+import pytest
 from devices import device
 
 import ggml_sched as gs
+from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict
 
 
 def heir_of_a_part(ctx, rows=4):
@@ -24,6 +28,23 @@ def test_the_tail_serves_later_nodes():
     assert rest == 64 * 4 and plan.data.sequence[position] == graph.id_of(graph.nodes[2])
     # Without the tail, room and its repetition (1024 each) would lie beside all of large.
     assert plan.buffer_sizes == plan.live_bytes == (x.nbytes + large.nbytes,)
+
+
+@pytest.mark.parametrize("rest", [0, 192, 512, 4096])
+def test_no_plan_file_changes_what_can_be_read_by_another_tail(rest):
+    """`front` can be read at the end; if its memory had kept 512 bytes, `room` would have overwritten a part of it."""
+    graph, _, large, _ = heir_of_a_part(gs.Context())
+    backends = [gs.DryBackend("A")]
+    plan = gs.Scheduler(backends).plan(graph)
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    data["plan"]["rest"][graph.id_of(large)] = rest
+    if rest < plan.data.trimmed(graph.id_of(large))[1]:
+        with pytest.raises(gs.FileFormatError, match=f"it has 4096, of which {rest} stay"):
+            plan_from_dict(data, graph, backends)
+        return
+    loaded = plan_from_dict(data, graph, backends)
+    loaded.verify()
+    assert loaded.facts.overwritten == plan.facts.overwritten
 
 
 def test_a_heir_that_would_keep_more_than_it_saves_gets_memory_of_its_own():
