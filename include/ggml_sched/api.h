@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 #define GS_API_MAJOR 2
-#define GS_API_MINOR 0
+#define GS_API_MINOR 1
 #define GS_API_MODULE "ggml_sched._capi"
 #define GS_API_CAPSULE "ggml_sched._capi.api"
 
@@ -190,6 +190,11 @@ typedef struct gs_api {
      * plan's.  The caller has checked that the plan serves: views have the plan's offsets in their roots, and in-place
      * reuse is still allowed.  Only for plans whose policy packs.  GS_NO_HOST_MEMORY. */
     int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset);
+
+    /* Free the arrays that graph_finish has derived, of a finished graph from which no more plans are made: nearly half
+     * of its memory.  *kept receives the arrays that the caller has filled, whose addresses may change.  The graph still
+     * serves as `reserved_graph`, for graph_equal and for graph_same_wiring, until it is refilled.  GS_BAD_ARGUMENT. */
+    int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error);
 } gs_api;
 
 /* GS_OK if the functions and structs of `api` are those of this header; else GS_BAD_ARGUMENT, with both versions in

@@ -123,7 +123,8 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
         status = inspect(c, p, &conflict);
         added = status == GS_OK ? add_deps(c, p, conflict) : status;
         if (added == 0) {
-            return gh_plan_take_names(p, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
+            status = gh_api->graph_trim(p->graph, &p->arrays, error);
+            return status == GS_OK && !gh_plan_take_names(p, &c->reader) ? GS_NO_HOST_MEMORY : status;
         }
         drop_plan(p);
         status = added > 0 ? build_graph(c, p, error) : GS_NO_HOST_MEMORY;
