@@ -128,10 +128,11 @@ typedef struct gh_plan {
 } gh_plan;
 
 /* Where the client wants tensors of a graph to be; a cached plan serves only the same demand.  Of an allocator with
- * several buffer types: the arena of each node and then of each leaf; -1: none of its arenas.  Of a scheduler: the ids
- * of all tensors that the client assigned, -1: not in the graph, and then the backend of each. */
+ * several buffer types: the arena of each node and then of each leaf, as signed char; -1: none of its arenas.  Of a
+ * scheduler: the ids of all tensors that the client assigned, as int32_t, -1: not in the graph, and then the backend of
+ * each. */
 typedef struct gh_demand {
-    int32_t *value;         /* [n] arenas; or ids, then backends                                            */
+    void *value;            /* [n] arenas; or ids, then backends                                            */
     int32_t n;
     int32_t room;
 } gh_demand;

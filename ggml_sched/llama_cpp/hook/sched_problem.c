@@ -97,14 +97,15 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
     const gh_sched *s = owner;
     const gh_assignments *a = &s->assignments;
     gh_demand *demand = &e->demand;
-    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, 2 * (int64_t)a->n)) {
+    int32_t *id;
+    if (!gh_make_room(&demand->value, sizeof *id, &demand->room, 2 * (int64_t)a->n)) {
         return false;
     }
+    id = demand->value;
     demand->n = 2 * a->n;
     for (int32_t i = 0; i < a->n; i++) {
-        demand->value[i] = id_of(&e->signature, e->signature.tensor, a->tensor[i],
-                                 i > 0 ? demand->value[i - 1] + 1 : 0);
-        demand->value[a->n + i] = a->backend[i];
+        id[i] = id_of(&e->signature, e->signature.tensor, a->tensor[i], i > 0 ? id[i - 1] + 1 : 0);
+        id[a->n + i] = a->backend[i];
     }
     return true;
 }
