@@ -104,6 +104,7 @@ typedef struct gh_plan {
     int32_t n_pairs;
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
+    bool shares_graph;      /* the graph is that of another plan, which frees it                            */
     gs_graph_arrays arrays;
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
     char *names;            /* the names, one behind the other, each ending with a zero byte                */

@@ -65,7 +65,9 @@ void gh_plan_drop(gh_plan *p)
         return;
     }
     gh_api->plan_free(p->plan);
-    gh_api->graph_free(p->graph);
+    if (!p->shares_graph) {
+        gh_api->graph_free(p->graph);
+    }
     free(p->name_at);
     free(p->names);
     free(p->deps.dep);
