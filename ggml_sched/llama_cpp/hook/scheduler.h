@@ -70,8 +70,8 @@ typedef struct gh_sched {
     int32_t room_original;
     int32_t *ids;           /* scratch of experts.c: the ids of experts that tokens chose                   */
     unsigned char *is_used; /* [experts] scratch of experts.c: whether some token chose the expert          */
-    size_t room_ids;
-    size_t room_experts;
+    int32_t room_ids;       /* bytes                                                                        */
+    int32_t room_experts;
     gh_tensor_pairs deps;   /* pairs that backends named in the graph that they reordered last              */
     bool dep_failed;        /* a pair could not be stored: no memory                                        */
 } gh_sched;
