@@ -363,9 +363,8 @@ def test_threads_read_one_graph_and_plan_at_once():
     shared.free()
 
 
-def test_more_places_than_ids_are_no_memory():
+def test_more_places_than_ids_are_no_memory(ctx):
     n = 20_000
-    ctx = gs.Context()
     leafs = [ctx.tensor("f32", (1,)) for _ in range(n)]
     for t in leafs:
         ctx.set_input(t)

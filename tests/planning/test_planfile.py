@@ -125,9 +125,8 @@ def test_a_loaded_plan_computes(tmp_path):
         assert scheduler.alloc(graph).backend_of(hidden) is not a
 
 
-def test_an_adopted_plan_is_used_though_the_graph_was_allocated_before():
+def test_an_adopted_plan_is_used_though_the_graph_was_allocated_before(ctx):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 8, "x", input=True)))
     (node,) = graph.nodes
     with gs.Scheduler([a, b]) as wished:
@@ -186,10 +185,9 @@ def refused(path, graph, backends, error, match):
         gs.load_plan(path, graph, backends)
 
 
-def test_another_graph_is_refused(tmp_path):
+def test_another_graph_is_refused(ctx, tmp_path):
     backends, graph, _ = two_devices()
     path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
-    ctx = gs.Context()
     refused(path, gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x"))), backends, gs.GraphError, "made for graph [0-9a-f]{32}")
 
 
@@ -208,9 +206,8 @@ def test_other_backends_are_refused_with_the_reason(tmp_path):
     refused(path, graph, [other, b], gs.PlacementError, "concurrent_copies True")
 
 
-def test_other_answers_are_refused_with_the_tensor(tmp_path):
+def test_other_answers_are_refused_with_the_tensor(ctx, tmp_path):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     graph = gs.Graph(ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x")), "square"))
     path = saved(gs.Scheduler([a, b], policy="seed").plan(graph), tmp_path)
     refused(path, graph, [dry_device("A", supports_op=lambda t: t.op != "SQR"), b], gs.PlacementError,
