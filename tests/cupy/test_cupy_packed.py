@@ -1,7 +1,5 @@
 """Rearranged weights of a CUDA device: only the kernels of matrix products read the rearranged bytes."""
 
-from __future__ import annotations
-
 import cupy_devices as devices
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Plans of a CUDA backend: eager once, captured, replayed; what they hold, and what ends them."""
 
-from __future__ import annotations
-
 import threading
 
 import cupy_devices as devices
