@@ -254,7 +254,8 @@ cdef extern from "ggml_sched/api.h" nogil:
         const char *(*type_name)(int type) noexcept nogil
         int (*type_of_name)(const char *name) noexcept nogil
         int (*type_traits)(int type, gs_type_traits *traits) noexcept nogil
-        int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil
+        int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int in_order,
+                            int64_t *offset) noexcept nogil
         int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept

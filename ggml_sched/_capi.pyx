@@ -268,11 +268,11 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     return GS_OK
 
 
-cdef int plan_compact(const gs_api_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil:
+cdef int plan_compact(const gs_api_plan *reserved, const int64_t *size, int in_order, int64_t *offset) noexcept nogil:
     cdef const gs_plan_box *box = <const gs_plan_box *>reserved
     if box == NULL or size == NULL or offset == NULL:
         return GS_BAD_ARGUMENT
-    return gs_plan_compact(&box.c, size, offset)
+    return gs_plan_compact(&box.c, size, in_order != 0, offset)
 
 
 cdef void plan_find_exclusive(gs_api_plan *plan) noexcept nogil:

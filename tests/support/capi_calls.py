@@ -137,7 +137,7 @@ CALLS = {
     "type_name": CFUNCTYPE(c_char_p, c_int),
     "type_of_name": CFUNCTYPE(c_int, c_char_p),
     "type_traits": CFUNCTYPE(c_int, c_int, POINTER(TypeTraits)),
-    "plan_compact": CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p),
+    "plan_compact": CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_void_p),
     "graph_trim": CFUNCTYPE(c_int, c_void_p, POINTER(GraphArrays), ERROR),
 }
 
