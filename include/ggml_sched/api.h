@@ -193,9 +193,10 @@ typedef struct gs_api {
      * policy packs.  GS_NO_HOST_MEMORY. */
     int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int in_order, int64_t *offset);
 
-    /* Free the arrays that graph_finish has derived, of a finished graph from which no more plans are made: nearly half
-     * of its memory.  *kept receives the arrays that the caller has filled, whose addresses may change.  The graph still
-     * serves as `reserved_graph`, for graph_equal and for graph_same_wiring, until it is refilled.  GS_BAD_ARGUMENT. */
+    /* Free the arrays that graph_finish has derived, of a finished graph from which no more plans are made: nearly
+     * half of its memory.  *kept receives the arrays that the caller has filled, whose addresses may change.  The graph
+     * still serves as `reserved_graph`, for graph_equal and for graph_same_wiring, until it is refilled.
+     * GS_BAD_ARGUMENT. */
     int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error);
 } gs_api;
 
