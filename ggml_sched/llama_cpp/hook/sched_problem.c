@@ -172,7 +172,8 @@ static int collect_residents(const gh_sched *s, const gh_plan_entry *e, gh_probl
         q->usage[id] = GS_USAGE_ANY;
         if (t != NULL && p->role[id] == GH_ROLE_EXTERNAL) {
             void *buffer = t->buffer;
-            const int32_t type = intern_type(s, &types, buffer != NULL ? s->lib->backend_buffer_get_type(buffer) : NULL);
+            void *buffer_type = buffer != NULL ? s->lib->backend_buffer_get_type(buffer) : NULL;
+            const int32_t type = intern_type(s, &types, buffer_type);
             if (type < 0) {
                 error->tensor = id;
                 snprintf(error->message, sizeof error->message,
