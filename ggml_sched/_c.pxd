@@ -1,4 +1,5 @@
-# The Cython declarations of the C headers in include/ggml_sched; no other file declares them.
+# The Cython declarations of the C headers in include/ggml_sched; no other file declares them.  Numbers are grouped by
+# type: C compilers take their order from the headers, which also say what they mean.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
@@ -7,12 +8,8 @@ cdef extern from "ggml_sched/status.h" nogil:
         GS_OK, GS_NO_HOST_MEMORY, GS_OVERFLOW, GS_OUT_OF_MEMORY, GS_BAD_ARGUMENT, GS_BAD_PLACEMENT, GS_UNSUPPORTED_OP
 
     ctypedef struct gs_error:
-        int32_t status
-        int32_t tensor
-        int32_t backend
-        int32_t index
-        int64_t value
-        int64_t limit
+        int32_t status, tensor, backend, index
+        int64_t value, limit
         char message[256]
 
     const char *gs_status_name(int status)
@@ -35,16 +32,13 @@ cdef extern from "ggml_sched/structs.h" nogil:
         int64_t ne[4]
         int64_t nb[4]
         int64_t nbytes
-        int32_t type
-        int32_t op
+        int32_t type, op
 
     ctypedef struct gs_block:
-        int64_t offset
-        int64_t size
+        int64_t offset, size
 
     ctypedef struct gs_type_traits:
-        int32_t block_size
-        int32_t type_size
+        int32_t block_size, type_size
 
 cdef extern from "ggml_sched/types.h" nogil:
     enum:
@@ -72,16 +66,13 @@ cdef extern from "ggml_sched/graph.h" nogil:
         GS_ROLE_VIEW, GS_ROLE_WRITES, GS_ROLE_INPUT, GS_ROLE_FOLLOWS
 
     ctypedef struct gs_graph:
-        int32_t n_tensors
-        int32_t n_nodes
-        int32_t n_leafs
+        int32_t n_tensors, n_nodes, n_leafs, n_work, n_roots, n_views
         gs_layout *layout
         int64_t *view_offs
+        int64_t *nbytes
         int32_t *view_src
-        unsigned char *flags
         int32_t *src_begin
         int32_t *src
-        unsigned char *slot
         int32_t *param_begin
         int32_t *param
         int32_t *node
@@ -89,20 +80,18 @@ cdef extern from "ggml_sched/graph.h" nogil:
         int32_t *position
         int32_t *dep_begin
         int32_t *dep
-        int32_t n_work
-        int32_t n_roots
-        int32_t n_views
         int32_t *root
         int32_t *work
         int32_t *view
         int32_t *memory
-        int64_t *nbytes
         int32_t *n_readers
         int32_t *n_viewers
         int32_t *first_view
         int32_t *next_view
         int32_t *reader_begin
         int32_t *reader
+        unsigned char *flags
+        unsigned char *slot
         unsigned char *op
         unsigned char *role
         uint64_t *layout_hash
@@ -110,11 +99,8 @@ cdef extern from "ggml_sched/graph.h" nogil:
 
     ctypedef struct gs_node:
         gs_layout layout
-        int32_t op
-        int32_t sub_op
+        int32_t op, sub_op, flags, n_src
         int32_t params[16]
-        int32_t flags
-        int32_t n_src
         const gs_node *src[10]
         void *data
 
@@ -129,20 +115,11 @@ cdef extern from "ggml_sched/policy.h" nogil:
         GS_REASON_MOST_INPUTS, GS_REASON_BOUNDARY, GS_N_REASONS
 
     ctypedef struct gs_policy:
-        int32_t placement
-        int32_t offsets
-        int32_t reuse
-        int32_t leafs_first
-        int32_t stream
-        int32_t n_copies
+        int32_t placement, offsets, reuse, leafs_first, stream, n_copies
 
     ctypedef struct gs_arena_result:
-        int64_t nbytes
-        int64_t live_bytes
-        int64_t stride
-        int32_t method
-        int32_t first_chunk
-        int32_t n_chunks
+        int64_t nbytes, live_bytes, stride
+        int32_t method, first_chunk, n_chunks
 
     const char *gs_reason_name(int reason)
 
@@ -152,43 +129,30 @@ cdef extern from "ggml_sched/plan.h" nogil:
 
     ctypedef struct gs_backend_info:
         const char *name
-        int64_t alignment
-        int64_t max_buffer
+        int64_t alignment, max_buffer
         const uint64_t *inplace
 
     ctypedef struct gs_problem:
         gs_policy policy
-        int32_t n_backends
-        int32_t n_buffers
-        int32_t n_groups
+        int32_t n_backends, n_buffers, n_groups
         const gs_backend_info *backends
         int32_t *resident
-        unsigned char *usage
         int32_t *buffer
-        unsigned char *reads_buffer
-        unsigned char *reads
         int32_t *assigned
-        unsigned char *supports
-        unsigned char *offloads
-        int64_t *nbytes
         int32_t *group_backend
         int32_t *group_begin
         int32_t *group_member
+        unsigned char *usage
+        unsigned char *reads_buffer
+        unsigned char *reads
+        unsigned char *supports
+        unsigned char *offloads
+        int64_t *nbytes
 
     ctypedef struct gs_plan:
-        int32_t n_backends
-        int32_t n_tensors
-        int32_t n_copies
-        int32_t n_slots
-        int32_t n
-        int32_t n_seq
-        int32_t n_splits
-        int32_t n_inputs
-        int32_t n_write_backs
-        int32_t n_chunks
+        int32_t n_backends, n_tensors, n_copies, n_slots, n, n_seq, n_splits, n_inputs, n_write_backs, n_chunks
         int32_t n_groups
         int32_t *assign
-        unsigned char *reason
         int32_t *split_backend
         int32_t *split_start
         int32_t *split_stop
@@ -209,18 +173,19 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t *trimmed
         int32_t *src_begin
         int32_t *src
+        int32_t *seq
+        int32_t *group_begin
+        int32_t *group_member
+        unsigned char *reason
+        unsigned char *op
+        unsigned char *flags
+        unsigned char *state
         int64_t *size
         int64_t *view_offs
         int64_t *offset
         int64_t *rest
-        unsigned char *op
-        unsigned char *flags
-        unsigned char *state
-        int32_t *seq
-        gs_arena_result *arena
         int64_t *chunk_nbytes
-        int32_t *group_begin
-        int32_t *group_member
+        gs_arena_result *arena
 
 cdef extern from "ggml_sched/api.h" nogil:
     enum: GS_API_MAJOR
@@ -235,50 +200,31 @@ cdef extern from "ggml_sched/api.h" nogil:
         pass
 
     ctypedef struct gs_graph_size:
-        int32_t n_tensors
-        int32_t n_nodes
-        int32_t n_leafs
-        int32_t n_src
-        int32_t n_params
-        int32_t n_deps
+        int32_t n_tensors, n_nodes, n_leafs, n_src, n_params, n_deps
 
     ctypedef struct gs_graph_arrays:
         gs_layout *layout
         int32_t *view_src
-        int64_t *view_offs
-        unsigned char *flags
         int32_t *src_begin
         int32_t *src
-        unsigned char *slot
         int32_t *param_begin
         int32_t *param
         int32_t *node
         int32_t *leaf
         int32_t *dep_begin
         int32_t *dep
+        int64_t *view_offs
+        unsigned char *flags
+        unsigned char *slot
 
     ctypedef struct gs_pack_result:
-        int64_t arena
-        int64_t bound
-        int64_t proven
-        int64_t tries
-        int32_t method
-        int32_t optimal
+        int64_t arena, bound, proven, tries
+        int32_t method, optimal
 
     ctypedef struct gs_api:
-        int32_t major
-        int32_t minor
-        size_t size
-        size_t size_layout
-        size_t size_policy
-        size_t size_arena_result
-        size_t size_error
-        size_t size_graph_size
-        size_t size_graph_arrays
-        size_t size_backend_info
-        size_t size_problem
-        size_t size_plan
-        size_t size_pack_result
+        int32_t major, minor
+        size_t size, size_layout, size_policy, size_arena_result, size_error, size_graph_size, size_graph_arrays
+        size_t size_backend_info, size_problem, size_plan, size_pack_result
         int (*graph_new)(const gs_graph_size *size, gs_graph_arrays *fill, gs_api_graph **graph,
                          gs_error *error) noexcept nogil
         int (*graph_refill)(gs_api_graph *graph, const gs_graph_size *size, gs_graph_arrays *fill,
@@ -308,7 +254,9 @@ cdef extern from "ggml_sched/api.h" nogil:
         const char *(*type_name)(int type) noexcept nogil
         int (*type_of_name)(const char *name) noexcept nogil
         int (*type_traits)(int type, gs_type_traits *traits) noexcept nogil
-        int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil
+        int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int in_order,
+                            int64_t *offset) noexcept nogil
+        int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept
     # Declared if Python.h is included; the caller holds the GIL; raises ImportError.

@@ -9,12 +9,13 @@ object.  Invariant: every handle that a caller has is complete, and a function t
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, strcmp
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
-    flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_lay_out, flat_same_wiring,
+    flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_given_bytes, flat_lay_out,
+    flat_lay_out_given, flat_same_wiring,
 )
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
 from ggml_sched.core.plan.make cimport gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive
@@ -68,14 +69,19 @@ cdef int graph_refill(gs_api_graph *graph, const gs_graph_size *size, gs_graph_a
         box.block, box.room = block, bytes
     box.size = size[0]
     box.filling += 1
-    box.finished = False
+    box.finished = box.trimmed = False
     flat_lay_out(&box.g, box.block, size)
-    fill.layout, fill.view_src, fill.view_offs, fill.flags = box.g.layout, box.g.view_src, box.g.view_offs, box.g.flags
-    fill.src_begin, fill.src, fill.slot = box.g.src_begin, box.g.src, box.g.slot
-    fill.param_begin, fill.param = box.g.param_begin, box.g.param
-    fill.node, fill.leaf = box.g.node, box.g.leaf
-    fill.dep_begin, fill.dep = box.g.dep_begin, box.g.dep
+    show_arrays(&box.g, fill)
     return GS_OK
+
+
+cdef void show_arrays(const gs_graph *g, gs_graph_arrays *found) noexcept nogil:
+    """Store the addresses of a graph's arrays that are not derived."""
+    found.layout, found.view_src, found.view_offs, found.flags = g.layout, g.view_src, g.view_offs, g.flags
+    found.src_begin, found.src, found.slot = g.src_begin, g.src, g.slot
+    found.param_begin, found.param = g.param_begin, g.param
+    found.node, found.leaf = g.node, g.leaf
+    found.dep_begin, found.dep = g.dep_begin, g.dep
 
 
 cdef int graph_new(const gs_graph_size *size, gs_graph_arrays *fill, gs_api_graph **graph,
@@ -108,6 +114,22 @@ cdef int graph_finish(gs_api_graph *graph, gs_error *error) noexcept nogil:
     return status
 
 
+cdef int graph_trim(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil:
+    cdef gs_graph_box *box = <gs_graph_box *>graph
+    cdef int64_t bytes
+    cdef void *block
+    if box == NULL or kept == NULL or not box.finished:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL or not finished, or kept is NULL")
+    bytes = flat_given_bytes(&box.size)
+    block = realloc(box.block, max(bytes, 1))
+    if block != NULL:       # otherwise the arrays stay where they are
+        box.block, box.room = block, bytes
+    flat_lay_out_given(&box.g, box.block, &box.size)
+    box.trimmed = True
+    show_arrays(&box.g, kept)
+    return GS_OK
+
+
 cdef void graph_free(gs_api_graph *graph) noexcept nogil:
     cdef gs_graph_box *box = <gs_graph_box *>graph
     if box != NULL:
@@ -138,8 +160,9 @@ cdef int graph_same_wiring(const gs_api_graph *a, const gs_api_graph *b) noexcep
 cdef int graph_fingerprint(const gs_api_graph *graph, uint64_t *fingerprint, uint64_t *wiring,
                            gs_error *error) noexcept nogil:
     cdef const gs_graph_box *box = <const gs_graph_box *>graph
-    if box == NULL or not box.finished or fingerprint == NULL or wiring == NULL:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL or not finished, or fingerprint or wiring is NULL")
+    if box == NULL or not box.finished or box.trimmed or fingerprint == NULL or wiring == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0,
+                      b"graph is NULL, trimmed or not finished, or fingerprint or wiring is NULL")
     flat_fingerprint(&box.g, NULL, fingerprint, wiring)
     return GS_OK
 
@@ -168,8 +191,8 @@ cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_p
                       gs_error *error) noexcept nogil:
     """Check graph and problem, and make a handle with their request and an empty plan."""
     cdef int status
-    if graph == NULL or problem == NULL or not graph.finished:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"problem is NULL, or graph is NULL or not finished")
+    if graph == NULL or problem == NULL or not graph.finished or graph.trimmed:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"problem is NULL, or graph is NULL, trimmed or not finished")
     box[0] = <gs_plan_box *>calloc(1, sizeof(gs_plan_box))
     if box[0] == NULL:
         return refuse(error, GS_NO_HOST_MEMORY, sizeof(gs_plan_box), 0, b"no host memory for a plan")
@@ -245,11 +268,11 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     return GS_OK
 
 
-cdef int plan_compact(const gs_api_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil:
+cdef int plan_compact(const gs_api_plan *reserved, const int64_t *size, int in_order, int64_t *offset) noexcept nogil:
     cdef const gs_plan_box *box = <const gs_plan_box *>reserved
     if box == NULL or size == NULL or offset == NULL:
         return GS_BAD_ARGUMENT
-    return gs_plan_compact(&box.c, size, offset)
+    return gs_plan_compact(&box.c, size, in_order != 0, offset)
 
 
 cdef void plan_find_exclusive(gs_api_plan *plan) noexcept nogil:
@@ -363,5 +386,6 @@ functions.type_name = gs_type_name
 functions.type_of_name = type_of_name
 functions.type_traits = type_traits
 functions.plan_compact = plan_compact
+functions.graph_trim = graph_trim
 
 api = PyCapsule_New(&functions, GS_API_CAPSULE, NULL)

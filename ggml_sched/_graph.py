@@ -10,20 +10,22 @@ from ggml_sched.core.graph.tensor import (
     Lease,
     NodeTable,
     Tensor,
-    any_staged,
+    apply_staged,
     bind_resident,
+    check_graph_plan,
     checked_alloc_size,
     computed,
     measure_buffer,
     new_buffer,
     register_tensor_data,
+    staged_leafs,
     wait_for_queued,
 )
 from ggml_sched.core.graph.types import Type, inplace_ops, op_names, op_numbers
 
 __all__ = [
     "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "Home", "Lease",
-    "NodeTable", "Tensor", "Type", "any_staged", "bind_resident", "checked_alloc_size", "computed",
-    "inplace_ops", "measure_buffer", "new_buffer", "op_names", "op_numbers", "register_tensor_data",
-    "wait_for_queued",
+    "NodeTable", "Tensor", "Type", "apply_staged", "bind_resident", "check_graph_plan", "checked_alloc_size",
+    "computed", "inplace_ops", "measure_buffer", "new_buffer", "op_names", "op_numbers", "register_tensor_data",
+    "staged_leafs", "wait_for_queued",
 ]

@@ -115,6 +115,14 @@ class Buffer(BufferBase):
             raise ValueError(f"a buffer of backend {self.backend.name!r} is filled with bytes: {value} is no byte")
         return index(value)
 
+    def _check_range(self, offset: int, size: int) -> None:
+        """BackendError for bytes outside the buffer, and for a closed one."""
+        if self.closed:
+            raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
+        if offset < 0 or offset > self.size - size:
+            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
+                               f"of backend {self.backend.name!r}")
+
     def __enter__(self) -> Buffer:
         return self
 

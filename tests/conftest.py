@@ -64,6 +64,17 @@ def _numbers_of_this_test(request, monkeypatch):
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(crc32(request.node.name.encode())))
 
 
+# -- graphs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ctx():
+    """The context of the tensors that a test makes."""
+    from ggml_sched import Context
+
+    return Context("test")
+
+
 # -- every plan that a test makes is verified ------------------------------------------------------
 
 SMALL, LARGEST = 50, 500

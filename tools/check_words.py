@@ -33,7 +33,7 @@ BANISHED = {
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".c", ".h", ".cpp", ".cu", ".cuh", ".md", ".toml", ".yaml", ".yml"}
 OWN = {"tools/check_words.py", "tests/package/test_glossary.py", "CHANGELOG.md"}
 """Files that name the words in order to replace them."""
-PATTERN = re.compile("|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(BANISHED)), re.I)
+PATTERN = re.compile(rf"\b(?:{'|'.join(f'(?P<w{i}>{words})' for i, words in enumerate(BANISHED))})\b", re.I)
 
 
 def repository() -> list[str]:

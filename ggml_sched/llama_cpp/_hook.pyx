@@ -217,11 +217,16 @@ cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names)
                  for b in range(c.n_backends)],
         "needs": [_need(c, view, i) for i in range(view.plan.n)],
         "residents": _residents(c, view),
+        "is_scheduler": bool(c.key.is_scheduler),
     }
 
 
-cdef list _last(bint schedulers):
-    """The last plans of all caches: of those of schedulers, or of those of graph allocators."""
+def last_planned():
+    """For each graph allocator and scheduler of the process that has planned a graph, oldest first: its last plan.
+
+    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
+    `recorded_backends` takes them; `held`: bytes of the buffers that each backend holds; `is_scheduler`.
+    """
     cdef gh_plan_cache *c
     cdef gh_plan_view view
     cdef int n = 0, at = 0
@@ -234,8 +239,7 @@ cdef list _last(bint schedulers):
             try:
                 if gh_plan_view_open(c, &view):
                     try:
-                        if c.key.is_scheduler == schedulers:
-                            found.append(_view_of(c, &view, names))
+                        found.append(_view_of(c, &view, names))
                     finally:
                         gh_plan_view_close(&view)
             finally:
@@ -243,17 +247,3 @@ cdef list _last(bint schedulers):
         at += 1
         if at >= n:
             return found
-
-
-def last_planned():
-    """For each graph allocator of the process that has planned a graph, oldest first: the plan of its last graph.
-
-    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
-    `recorded_backends` takes them; `held`: bytes of the buffers that each backend holds.
-    """
-    return _last(False)
-
-
-def last_scheduled():
-    """The same for each scheduler, with backends for arenas."""
-    return _last(True)

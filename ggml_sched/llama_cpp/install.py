@@ -15,12 +15,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
 
 from ggml_sched.errors import BackendError
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader  # not at run time: it imports ten more modules
 
 __all__ = ["LEVELS", "HookError", "check", "clear_counters", "counters", "hook", "install", "installed", "last_error",
            "served"]
@@ -164,7 +160,9 @@ def _make_scheduler(base: str) -> bool:
         new.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_bool,
                         ctypes.c_bool]
         free.argtypes = [ctypes.c_void_p]
-        scheduler = new(ctypes.byref(ctypes.c_void_p(backend)), None, 1, 16, False, False)
+        # For graphs of one node: a scheduler for 16 takes more than malloc's threshold for mappings, which rises when
+        # they are freed; then llama.cpp's own larger arrays take pages of the heap instead of untouched mappings.
+        scheduler = new(ctypes.byref(ctypes.c_void_p(backend)), None, 1, 1, False, False)
         free(scheduler)
     except AttributeError:
         return False
@@ -199,28 +197,19 @@ class _Watch:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = cast("Loader", _Checked(spec.loader))
+            # Of this loader alone, which find_spec has just made.
+            spec.loader.exec_module = _checked(spec.loader.exec_module)  # type: ignore[assignment, method-assign]
         return spec
 
 
-class _Checked:
-    """A module loader that lets another load the module, and then calls `check`."""
+def _checked(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """A loader's `exec_module` that calls `check` once the module was executed."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
         try:
             check()
         except HookError as error:
             warnings.warn(f"ggml_sched.llama_cpp: {error}", RuntimeWarning, stacklevel=2)
+
+    return exec_module

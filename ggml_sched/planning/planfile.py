@@ -119,7 +119,7 @@ def plan_from_dict(data, given: Graph, backends: Sequence[Backend], where: str =
     if made.n_tensors != len(graph.tensors) or len(made.buffer_sizes) != len(backends):
         raise FileFormatError(f"{where}: {made.n_tensors} tensors over {len(made.buffer_sizes)} backends, not "
                               f"{len(graph.tensors)} over {len(backends)}")
-    _compare_tensors(data["plan"], graph, where)
+    _compare_tensors(data["plan"], graph, made, where)
     needs = _needs(graph, made, backends)
     if data.get("needs") != needs:
         raise PlacementError(f"{where}: support queries have other results than when the plan was made: "
@@ -144,13 +144,20 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
         raise FileFormatError(f"{where}: {error}") from error
 
 
-def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
-    """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph."""
+def _compare_tensors(values: dict, graph: Graph, made: PlanData, where: str) -> None:
+    """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph.
+
+    A node that reuses the memory of a view in place is no view in the graph; its view offset is that in its root.
+    """
     arrays = arrays_of(graph)
-    for field, expected in (("op", arrays["op"]), ("view_offs", arrays["view_offs"]),
-                            ("src", np.diff(arrays["src_begin"]))):
+    offsets, places = arrays["view_offs"].tolist(), values["offset"]
+    for i, root in enumerate(values["root"][:made.n_tensors]):
+        if made.is_inplace(i) and root >= 0:
+            offsets[i] = places[i] - places[root]
+    for field, expected in (("op", arrays["op"].tolist()), ("view_offs", offsets),
+                            ("src", np.diff(arrays["src_begin"]).tolist())):
         found = [len(row) for row in values["src"]] if field == "src" else values[field]
-        for i, of_tensor in enumerate(expected.tolist()):
+        for i, of_tensor in enumerate(expected):
             if found[i] != of_tensor:
                 what = "sources" if field == "src" else field
                 raise FileFormatError(
@@ -161,16 +168,28 @@ def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: Plan
                   where: str) -> None:
     """Raise FileFormatError if an id has memory of a wrong size, or shares memory and is neither a view nor reused in
     place.  `needs` is the result of `_needs`."""
+    least = list(values["size"])    # of each owner of memory, the bytes that in-place reuse never frees
+    for i, place in enumerate(values["offset"]):
+        if made.is_inplace(i):
+            owner = _owner(values["root"], i)
+            least[owner] = min(least[owner], place - values["offset"][owner] + values["size"][i])
     for i, (_, need) in enumerate(needs):
-        shares = made.is_inplace(i) + (i < made.n_tensors and graph.tensors[i].is_view)
-        if shares != (made.root(i) >= 0):     # 1 for a view or in-place reuse; 2, for both, is refused
+        is_view = i < made.n_tensors and graph.tensors[i].is_view
+        if made.is_inplace(i) + is_view != (made.root(i) >= 0):     # both a view and in-place reuse is refused, too
             raise FileFormatError(f"{where}: id {i} shares the memory of id {made.root(i)}")
-        if made.root(i) >= 0 or made.offset(i) < 0:
+        if is_view or made.offset(i) < 0:
             continue
-        alignment = backends[made.memory_index(i)].alignment
-        if made.size(i) != -(-need // alignment) * alignment or not 0 <= values["rest"][i] <= made.size(i):
-            raise FileFormatError(f"{where}: id {i} needs {need} bytes, aligned to {alignment}; it has {made.size(i)}, "
-                                  f"of which {values['rest'][i]} stay")
+        alignment, size, rest = backends[made.memory_index(i)].alignment, values["size"][i], values["rest"][i]
+        if size != -(-need // alignment) * alignment or made.root(i) < 0 and not least[i] <= rest <= size:
+            raise FileFormatError(f"{where}: id {i} needs {need} bytes, aligned to {alignment}; it has {size}, "
+                                  f"of which {rest} stay")
+
+
+def _owner(roots: list[int], i: int) -> int:
+    """The id whose memory id i shares; i itself if it shares none."""
+    while roots[i] >= 0:
+        i = roots[i]
+    return i
 
 
 # -- descriptions of graph and backends ------------------------------------------------------------------------

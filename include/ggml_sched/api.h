@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 #define GS_API_MAJOR 2
-#define GS_API_MINOR 0
+#define GS_API_MINOR 1
 #define GS_API_MODULE "ggml_sched._capi"
 #define GS_API_CAPSULE "ggml_sched._capi.api"
 
@@ -186,10 +186,18 @@ typedef struct gs_api {
     int (*type_traits)(int type, gs_type_traits *traits); /* GS_BAD_ARGUMENT for an unknown number */
 
     /* The offsets that plan_replay would choose for ids of size[i] bytes, without making a plan; both arrays have the
-     * plan's `n` entries.  Sizes are rounded up to the alignment of their arena; GS_BAD_ARGUMENT for a size above the
-     * plan's.  The caller has checked that the plan serves: views have the plan's offsets in their roots, and in-place
-     * reuse is still allowed.  Only for plans whose policy packs.  GS_NO_HOST_MEMORY. */
-    int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset);
+     * plan's `n` entries.  With `in_order`, offsets in the order of the plan's: of two ids that are alive at the same
+     * time the lower one stays the lower one, and none rises; this may take more memory.  Sizes are rounded up to the
+     * alignment of their arena; GS_BAD_ARGUMENT for a size above the plan's.  The caller has checked that the plan
+     * serves: views have the plan's offsets in their roots, and in-place reuse is still allowed.  Only for plans whose
+     * policy packs.  GS_NO_HOST_MEMORY. */
+    int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int in_order, int64_t *offset);
+
+    /* Free the arrays that graph_finish has derived, of a finished graph from which no more plans are made: nearly
+     * half of its memory.  *kept receives the arrays that the caller has filled, whose addresses may change.  The graph
+     * still serves as `reserved_graph`, for graph_equal and for graph_same_wiring, until it is refilled.
+     * GS_BAD_ARGUMENT. */
+    int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error);
 } gs_api;
 
 /* GS_OK if the functions and structs of `api` are those of this header; else GS_BAD_ARGUMENT, with both versions in

@@ -273,8 +273,7 @@ def test_a_graph_may_be_a_view_of_nodes_or_a_list():
     backend.graph_plan_compute(backend.graph_plan_create([]))
 
 
-def test_tensors_of_another_backend_are_named():
-    ctx = gs.Context()
+def test_tensors_of_another_backend_are_named(ctx):
     a, b = ctx.tensor("f32", (4,), "a"), ctx.tensor("f32", (4,), "b")
     node = ctx.set_name(ctx.add(a, b), "sum")
     here, there = gs.CpuBackend(1, "here"), gs.CpuBackend(1, "there")
@@ -319,9 +318,8 @@ def test_a_failing_kernel_is_named_and_chained(monkeypatch):
     backend.graph_compute(graph)
 
 
-def test_elements_without_end_in_few_bytes_are_refused():
+def test_elements_without_end_in_few_bytes_are_refused(ctx):
     """Strides of 0 describe any number of elements; computing them would not end."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     views = [ctx.view_4d(x, *ne, 0, 0, 0) for ne in ((4, 2**40, 1, 1), (4, 2**20, 2**20, 2**18))]
     views.append(ctx.restore("VIEW", "f32", (2**31 - 1, 2**30, 1, 1), (0, 0, 0, 0), (x,), x))
@@ -345,8 +343,7 @@ def test_elements_without_end_in_few_bytes_are_refused():
         assert some.numpy().sum() == 4 << 16, "elements may share bytes, as those of a broadcast do"
 
 
-def test_an_array_that_the_host_cannot_hold_is_a_typed_error(monkeypatch):
-    ctx = gs.Context()
+def test_an_array_that_the_host_cannot_hold_is_a_typed_error(ctx, monkeypatch):
     x = ctx.tensor("f32", 4, "x")
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)
@@ -373,8 +370,7 @@ def test_numbers_of_threads_out_of_range(n):
         backend.set_n_threads(1.5)
 
 
-def test_copies_between_cpu_backends_leave_the_gaps_of_a_view_alone():
-    ctx = gs.Context()
+def test_copies_between_cpu_backends_leave_the_gaps_of_a_view_alone(ctx):
     a, b = ctx.tensor("f32", (4, 4)), ctx.tensor("f32", (4, 4))
     left, right = (ctx.view_2d(t, 2, 4, t.nb[1], 4) for t in (a, b))
     one, two = gs.CpuBackend(1, "one"), gs.CpuBackend(1, "two")
@@ -408,9 +404,8 @@ def test_memory_at_any_address_gives_the_same_bits():
     assert len(seen) == 1
 
 
-def test_a_node_that_no_kernel_computes_is_named(monkeypatch):
+def test_a_node_that_no_kernel_computes_is_named(ctx, monkeypatch):
     monkeypatch.delitem(KERNELS, "SCALE")
-    ctx = gs.Context()
     out = ctx.set_name(ctx.scale(ctx.tensor("f32", (4,), "x"), 2.0), "twice")
     with gs.CpuBackend(1, kernels="numpy") as backend:
         backend.alloc_tensors(ctx)

@@ -47,7 +47,7 @@ def test_calls_are_recorded_held_up_changed_and_observed(make):
         backend.fail_next("alloc_buffer", gs.BackendError("never"))
 
 
-def test_poison_refusals_offloads_and_reads():
+def test_poison_refusals_offloads_and_reads(ctx):
     other = gs.CpuBackend(1, "other")
     backend = device(name="A", poison=POISON, refuses={"SQR"}, offloads={"MUL_MAT"}, reads=[other, "third"],
                      attributes={"concurrent_copies": True})
@@ -55,7 +55,6 @@ def test_poison_refusals_offloads_and_reads():
     out = bytearray(8)
     backend.alloc_buffer(8).read(0, memoryview(out))
     assert out == bytes([POISON]) * 8
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 4), "x")
     assert not backend.supports_op(ctx.sqr(x)) and backend.supports_op(ctx.neg(x))
     assert backend.offload_op(ctx.mul_mat(x, x)) and not backend.offload_op(ctx.neg(x))

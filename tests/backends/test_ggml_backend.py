@@ -184,8 +184,7 @@ def test_ids_in_a_devices_memory_are_fetched_and_checked(device_memory, bad):
     check_bad_id(get_rows, bad)
 
 
-def test_ids_that_a_node_has_computed_are_looked_at_before_they_are_used():
-    ctx = gs.Context()
+def test_ids_that_a_node_has_computed_are_looked_at_before_they_are_used(ctx):
     a, x = ctx.tensor("f32", (8, 4), "a"), ctx.tensor("f32", (3,), "x")
     out = ctx.scale(ctx.set_name(ctx.get_rows(a, ctx.cast(ctx.scale(x, 2.0), "i32")), "rows"), 3.0)
     with ggml_here.backend() as backend:
@@ -201,8 +200,7 @@ def test_ids_that_a_node_has_computed_are_looked_at_before_they_are_used():
             backend.graph_plan_compute(plan)
 
 
-def test_an_order_of_nans_is_an_order():
-    ctx = gs.Context()
+def test_an_order_of_nans_is_an_order(ctx):
     x, table = ctx.tensor("f32", (300, 4)), ctx.tensor("f32", (1, 300, 4))
     order = ctx.argsort(x, "desc")
     out = ctx.get_rows(table, ctx.view_2d(order, 40, 4, order.nb[1]))
@@ -345,8 +343,7 @@ def test_other_memory_is_not_packed():
         assert not buffer.packs
 
 
-def test_pages_of_a_file_come_back(tmp_path):
-    ctx = gs.Context()
+def test_pages_of_a_file_come_back(ctx, tmp_path):
     w, x = ctx.tensor("q4_0", (256, 640), "w"), ctx.tensor("f32", (256, 1), "x")
     out, row = ctx.mul_mat(w, x), ctx.get_rows(w, ctx.tensor("i32", (1,), "id"))
     blocks = RNG.integers(0, 255, w.nbytes).astype(np.uint8)
@@ -415,8 +412,7 @@ def test_results_of_argsort_are_checked_only_where_they_may_be_out_of_range():
     assert in_child(attack) == 0
 
 
-def test_a_compute_that_failed_half_way_leaves_no_packed_weight_of_before():
-    ctx = gs.Context()
+def test_a_compute_that_failed_half_way_leaves_no_packed_weight_of_before(ctx):
     weight, new = ctx.tensor("q4_0", (64, 32)), ctx.tensor("q4_0", (64, 32))
     x, table, given = ctx.tensor("f32", (64,)), ctx.tensor("f32", (8, 4)), ctx.tensor("i32", (2,))
     y, change, ids = ctx.mul_mat(weight, x), ctx.cpy(new, weight), ctx.dup(given)
@@ -572,8 +568,7 @@ def test_after_an_end_there_are_errors():
             use()
 
 
-def test_what_ggml_does_not_compute_is_a_typed_error_that_names_it():
-    ctx = gs.Context()
+def test_what_ggml_does_not_compute_is_a_typed_error_that_names_it(ctx):
     out = ctx.set_name(ctx.silu(ctx.transpose(ctx.tensor("f32", (8, 4)))), "strange")
     with ggml_here.backend() as backend:
         backend.alloc_tensors(ctx)
@@ -586,10 +581,9 @@ def test_what_ggml_does_not_compute_is_a_typed_error_that_names_it():
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), gs.UnsupportedOp)
 
 
-def test_memory_that_may_not_be_written_is_refused():
+def test_memory_that_may_not_be_written_is_refused(ctx):
     memory = np.zeros(4096, np.uint8)
     memory.flags.writeable = False
-    ctx = gs.Context()
     out = ctx.set_name(ctx.scale(ctx.tensor("f32", (8,)), 2.0), "out")
     with ggml_here.backend() as backend:
         for i, t in enumerate(ctx.tensors):
@@ -598,8 +592,7 @@ def test_memory_that_may_not_be_written_is_refused():
             backend.graph_compute(gs.Graph(out))
 
 
-def test_tensors_without_an_address_here_are_named():
-    ctx = gs.Context()
+def test_tensors_without_an_address_here_are_named(ctx):
     x, y = ctx.tensor("f32", (16,), "x"), ctx.tensor("f32", (16,), "y")
     out = ctx.set_name(ctx.add(x, y), "sum")
     with ggml_here.backend() as backend:
@@ -613,8 +606,7 @@ def test_tensors_without_an_address_here_are_named():
                 backend.graph_compute(gs.GraphView([out]))
 
 
-def test_a_result_over_its_source_is_computed_as_if_read_before_written():
-    ctx = gs.Context()
+def test_a_result_over_its_source_is_computed_as_if_read_before_written(ctx):
     a = ctx.tensor("f32", (8, 8), "a")
     flipped = ctx.cpy(ctx.transpose(a), a)
     shifted = ctx.cpy(ctx.view_1d(a, 56), ctx.view_1d(a, 56, 32))

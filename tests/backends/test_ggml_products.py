@@ -116,10 +116,9 @@ def test_few_columns_by_floats_are_ours(isa, type, n, is_ours):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-def test_products_by_what_is_no_weight_are_ggmls(type):
+def test_products_by_what_is_no_weight_are_ggmls(ctx, type):
     """Those of attention: views of caches, and matrices of many heads."""
     k, m = 259, 37
-    ctx = gs.Context()
     cache, heads, x = ctx.tensor(type, (k, m)), ctx.tensor(type, (k, m, 2)), ctx.tensor("f32", (k, 1, 2))
     column = ctx.view_2d(x, k, 1, x.nb[1], 0)
     outs = [ctx.mul_mat(ctx.view_2d(cache, k, m, cache.nb[1], 0), column), ctx.mul_mat(heads, x)]
@@ -154,8 +153,7 @@ def test_weights_that_ggml_has_packed_are_ggmls(type):
 # -- shapes and places ------------------------------------------------------------------
 
 
-def test_rows_of_views_and_rows_that_share_memory():
-    ctx = gs.Context()
+def test_rows_of_views_and_rows_that_share_memory(ctx):
     a, b = ctx.tensor("q5_0", (128, 40)), ctx.tensor("f32", (96, 30))
     some = ctx.view_2d(a, 64, 21, a.nb[1], 3 * a.nb[1] + a.nb[1] // 2)
     out = ctx.mul_mat(some, ctx.view_2d(b, 64, 11, 40, 8))     # windows that overlap
@@ -163,8 +161,7 @@ def test_rows_of_views_and_rows_that_share_memory():
 
 
 @pytest.mark.parametrize("n", [0, 3])
-def test_without_columns_there_is_nothing_to_compute(n):
-    ctx = gs.Context()
+def test_without_columns_there_is_nothing_to_compute(ctx, n):
     a, b = ctx.tensor("q8_0", (64, 5)), ctx.tensor("f32", (64, 0, n or 1))
     assert bits(ours(), ctx, ctx.mul_mat(a, b), {a: weights("q8_0", 5, 64)}) == b""
 

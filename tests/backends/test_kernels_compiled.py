@@ -51,8 +51,7 @@ SPECIAL = np.float32([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88
 
 
 @pytest.mark.parametrize("kind", UNARY)
-def test_functions_of_one_element_to_the_last_bits(kind, isa):
-    ctx = gs.Context()
+def test_functions_of_one_element_to_the_last_bits(ctx, kind, isa):
     x = np.concatenate([SPECIAL, np.linspace(-12, 12, 3000), np.linspace(-1e-3, 1e-3, 200)]).astype(np.float32)
     a = ctx.tensor("f32", (x.size,))
     if kind == "XIELU":
@@ -81,8 +80,7 @@ def test_zeros_have_the_signs_that_ggml_gives_them(isa):
 
 
 @pytest.mark.parametrize("kind", ["EXP", "TANH", "SIGMOID", "SILU"])
-def test_exponentials_are_within_two_units_in_the_last_place(kind, isa):
-    ctx = gs.Context()
+def test_exponentials_are_within_two_units_in_the_last_place(ctx, kind, isa):
     x = np.linspace(-87, 88, 40001).astype(np.float32)
     a = ctx.tensor("f32", (x.size,))
     got, _ = run(ctx, ctx.unary(a, kind), {a: x}, "compiled")
@@ -93,8 +91,7 @@ def test_exponentials_are_within_two_units_in_the_last_place(kind, isa):
     assert units.max() <= (2.5 if kind in ("EXP", "TANH") else 4)
 
 
-def test_a_row_of_one_element_has_any_stride(isa):
-    ctx = gs.Context()
+def test_a_row_of_one_element_has_any_stride(ctx, isa):
     a = ctx.tensor("f32", (8,))
     turned = ctx.permute(a, 1, 0, 2, 3)
     check(ctx, ctx.add(turned, turned), {a: np.arange(8)})
@@ -163,11 +160,10 @@ def test_numbers_of_no_row_are_errors_that_name_the_node(make, bad, isa):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_attention_to_a_nan_gives_nan_in_its_row_alone(rows, isa):
+def test_attention_to_a_nan_gives_nan_in_its_row_alone(ctx, rows, isa):
     """For a row that attends to one NaN cell only, and for one that attends to others, too."""
     rng = np.random.default_rng(9)
     d, heads, keys = 32, 2, 90
-    ctx = gs.Context()
     q, k, v = (ctx.tensor("f32", (d, n, heads)) for n in (rows, keys, keys))
     mask = ctx.tensor("f32", (keys, rows))
     x, m = random(rng, d, keys, heads), np.full((rows, keys), -np.inf, np.float32)
@@ -223,9 +219,8 @@ def one_of_each(ctx: gs.Context):
     yield ctx.flash_attn_ext(f32(8, 2, 4), f32(8, 6, 4), f32(8, 6, 4), ctx.tensor("f16", (6, 2)))
 
 
-def test_unsupported_nodes_are_not_computed():
+def test_unsupported_nodes_are_not_computed(ctx):
     """With a source too many."""
-    ctx = gs.Context()
     nodes = list(one_of_each(ctx))
     more = ctx.tensor("f32", (8, 4))
     nodes += [ctx.restore(n.op, n.type, n.ne, n.nb, (*n.src, more), n.view_src, n.view_offs, n.op_params)

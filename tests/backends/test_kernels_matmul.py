@@ -112,12 +112,11 @@ def test_one_matrix_meets_all_the_batches_that_share_it(kernels, type, shape):
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q6_K"])
 @pytest.mark.parametrize("n", [1, 4, 17])
-def test_views_of_a_cache_and_permuted_activations(kernels, type, n):
+def test_views_of_a_cache_and_permuted_activations(ctx, kernels, type, n):
     heads, kv_heads, n_kv, n_ctx = 6, 2, 35, 50
     d = block_size(type) if type in BLOCKS else 40
     held, w = weights(type, n_ctx, kv_heads, d)
     x = normal(n, heads, d)
-    ctx = gs.Context()
     cache, q = ctx.tensor(type, (d * kv_heads, n_ctx)), ctx.tensor("f32", (d, heads, n))
     head = cache.nb[1] // kv_heads
     keys = ctx.permute(ctx.view_3d(cache, d, kv_heads, n_kv, head, cache.nb[1], 7 * cache.nb[1]), 0, 2, 1, 3)
@@ -127,12 +126,11 @@ def test_views_of_a_cache_and_permuted_activations(kernels, type, n):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-def test_values_that_lie_transposed_in_their_cache(kernels, type):
+def test_values_that_lie_transposed_in_their_cache(ctx, kernels, type):
     """Rows of one channel over the positions."""
     d, heads, kv_heads, n_kv, n_ctx, n = 8, 6, 2, 5, 9, 3
     held, w = weights(type, kv_heads * d, n_ctx)
     x = normal(heads, n, n_kv)
-    ctx = gs.Context()
     cache, scores = ctx.tensor(type, (n_ctx, d * kv_heads)), ctx.tensor("f32", (n_kv, n, heads))
     values = ctx.view_3d(cache, n_kv, d, kv_heads, cache.nb[1], d * cache.nb[1])
     got = compute(ctx, ctx.mul_mat(values, scores), {cache: held, scores: x})
@@ -151,11 +149,10 @@ def test_products_of_nothing(kernels, type):
 
 @pytest.mark.parametrize("type", [*FLOATS, "q4_0"])
 @pytest.mark.parametrize("type_b", FLOATS)
-def test_activations_of_any_type_and_stride(kernels, type, type_b):
+def test_activations_of_any_type_and_stride(ctx, kernels, type, type_b):
     k, m, n = 96, 19, 11
     held, w = weights(type, m, k)
     _, x = weights(type_b, k, n)
-    ctx = gs.Context()
     a, b = ctx.tensor(type, (k, m)), ctx.tensor(type_b, (n, k))
     got = compute(ctx, ctx.mul_mat(a, ctx.transpose(b)), {a: held, b: x})
     assert_product(got, w, met(type, x.T))
@@ -163,12 +160,11 @@ def test_activations_of_any_type_and_stride(kernels, type, type_b):
 
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 @pytest.mark.parametrize(("n_used", "slots", "n_tokens"), [(2, 1, 1), (3, 3, 5), (2, 1, 40)])
-def test_tokens_meet_the_experts_that_they_chose(kernels, type, n_used, slots, n_tokens):
+def test_tokens_meet_the_experts_that_they_chose(ctx, kernels, type, n_used, slots, n_tokens):
     k, m, n_expert = block_size(type) if type in BLOCKS else 40, 37, 5
     held, w = weights(type, n_expert, m, k)
     x = normal(n_tokens, slots, k)
     names = RNG.integers(0, n_expert - 1, (n_tokens, n_used)).astype(np.int32)  # the last one is never chosen
-    ctx = gs.Context()
     a, b = ctx.tensor(type, (k, m, n_expert)), ctx.tensor("f32", (k, slots, n_tokens))
     ids = ctx.tensor("i32", (n_used, n_tokens))
     got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names}).reshape(n_tokens, n_used, m)
@@ -220,23 +216,21 @@ def test_eight_bits_are_close_to_exact_products(isa, type, n):
     assert ((got - want) ** 2).sum() <= 1e-4 * (want**2).sum()
 
 
-def test_an_expert_that_no_token_chose_is_not_read(isa):
+def test_an_expert_that_no_token_chose_is_not_read(ctx, isa):
     """Its weights are NaN, and stay out of every result."""
     held = weights("q8_0", 3, 8, 32)[0].copy()
     held[1, :, :, :2] = np.float16([np.nan]).view(np.uint8)
     x, names = normal(6, 1, 32), np.int32([[0], [2], [0], [2], [2], [0]])
-    ctx = gs.Context()
     a, b, ids = ctx.tensor("q8_0", (32, 8, 3)), ctx.tensor("f32", (32, 1, 6)), ctx.tensor("i32", (1, 6))
     got = without_ggml(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
     assert np.isfinite(got).all()
 
 
-def test_there_may_be_more_experts_than_work_for_them(isa):
+def test_there_may_be_more_experts_than_work_for_them(ctx, isa):
     """Their counts need more memory than the products; computed twice, because it is not cleared between."""
     n_expert, n_tokens = 1 << 18, 3
     held, w = weights("f32", n_expert, 2, 4)
     x, names = normal(n_tokens, 1, 4), np.int32([[n_expert - 1, 7], [0, n_expert - 1], [5, 6]])
-    ctx = gs.Context()
     a, b = ctx.tensor("f32", (4, 2, n_expert)), ctx.tensor("f32", (4, 1, n_tokens))
     ids = ctx.tensor("i32", (2, n_tokens))
     out = ctx.mul_mat_id(a, b, ids)
@@ -255,10 +249,9 @@ def test_there_may_be_more_experts_than_work_for_them(isa):
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("n", [1, 9])
-def test_what_a_product_before_has_left_stays_out(isa, type, n):
+def test_what_a_product_before_has_left_stays_out(ctx, isa, type, n):
     """The work memory is full of NaN, and the rows do not fill it."""
     long, (held, w), x = weights(type, 5, 256)[0], weights(type, 5, 201), normal(n, 201)
-    ctx = gs.Context()
     first = ctx.mul_mat(ctx.tensor(type, (256, 5), "long"), ctx.tensor("f32", (256, n), "nans"))
     second = ctx.mul_mat(ctx.tensor(type, (201, 5), "held"), ctx.tensor("f32", (201, n), "x"))
     with gs.CpuBackend(1) as backend:

@@ -106,8 +106,7 @@ def test_threads_sleep_when_no_plan_runs():
     backend.close()
 
 
-def test_small_calls_start_no_thread():
-    ctx = gs.Context()
+def test_small_calls_start_no_thread(ctx):
     x = ctx.tensor("f32", (64, 4))
     out = ctx.rms_norm(ctx.add(x, x), 1e-5)
     with gs.CpuBackend(4) as backend:
@@ -277,8 +276,7 @@ def test_the_thread_sanitizer_sees_no_race(tmp_path):
     assert done.returncode == 0, (done.stdout + done.stderr)[:4000]
 
 
-def test_a_list_of_calls_refuses_what_is_not_in_it():
-    ctx = gs.Context()
+def test_a_list_of_calls_refuses_what_is_not_in_it(ctx):
     x = ctx.tensor("f32", (4,))
     with gs.CpuBackend(1) as backend:
         node = ctx.neg(x)
@@ -298,8 +296,7 @@ def test_a_list_of_calls_refuses_what_is_not_in_it():
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
-def test_nothing_is_computed_behind_a_call_that_failed(n_threads):
-    ctx = gs.Context()
+def test_nothing_is_computed_behind_a_call_that_failed(ctx, n_threads):
     table, ids, x = ctx.tensor("f32", (32, 4)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (256, 700))
     picked, later = ctx.set_name(ctx.get_rows(table, ids), "picked"), ctx.sqr(x)
     with gs.CpuBackend(n_threads) as backend:
@@ -316,7 +313,7 @@ def test_nothing_is_computed_behind_a_call_that_failed(n_threads):
         assert raw(later) != before
 
 
-def test_memory_that_is_not_what_it_seems_is_left_to_others():
+def test_memory_that_is_not_what_it_seems_is_left_to_others(ctx):
     """Read-only, too short, not on the host, or closed: nodes there have no compiled call."""
     def read_only(memory: np.ndarray) -> np.ndarray:
         memory = memory.view()
@@ -326,7 +323,6 @@ def test_memory_that_is_not_what_it_seems_is_left_to_others():
     def gone(memory: np.ndarray) -> np.ndarray:
         raise gs.BackendError("no memory")
 
-    ctx = gs.Context()
     x, y = ctx.tensor("f32", (64,)), ctx.tensor("f32", (64,))
     node = ctx.add(x, y)
     with gs.CpuBackend(1) as backend:
@@ -346,8 +342,7 @@ def test_memory_that_is_not_what_it_seems_is_left_to_others():
         assert [added(which, read_only) for which in range(3)] == [1, 1, 0]
 
 
-def test_elements_without_end_are_left_to_others():
-    ctx = gs.Context()
+def test_elements_without_end_are_left_to_others(ctx):
     one = ctx.tensor("f32", (1,))
     views = [ctx.restore("VIEW", "f32", (n, 1, 1, 1), (0, 0, 0, 0), (one,), view_src=one) for n in (1 << 20, 1 << 37)]
     nodes = [ctx.sum_rows(view) for view in views]

@@ -32,8 +32,7 @@ def causal(n_kv: int, n_rows: int, *outer: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_past", [0, 2, 9])
-def test_diag_mask(n_past):
-    ctx = gs.Context()
+def test_diag_mask(ctx, n_past):
     a = ctx.tensor("f32", (5, 3, 2))
     x = random(RNG, 5, 3, 2)
     future = np.triu(np.ones((3, 5), bool), n_past + 1)
@@ -75,8 +74,7 @@ def test_soft_max(type, max_bias, with_sinks):
         assert_close(compute(ctx, out, values), want)
 
 
-def test_soft_max_of_large_values_does_not_overflow_and_masked_rows_are_nan():
-    ctx = gs.Context()
+def test_soft_max_of_large_values_does_not_overflow_and_masked_rows_are_nan(ctx):
     a = ctx.tensor("f32", (3, 2))
     x = np.float32([[1e4, 1e4, -1e4], [-INF, -INF, -INF]])
     assert_close(compute(ctx, ctx.soft_max(a), {a: x}), [[0.5, 0.5, 0], [np.nan] * 3])
@@ -126,8 +124,7 @@ def test_rope(mode, type):
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-def test_rope_with_factors_and_yarn(mode):
-    ctx = gs.Context()
+def test_rope_with_factors_and_yarn(ctx, mode):
     a, pos, ff = ctx.tensor("f32", (64, 2, 3)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (40,))
     x, p, f = random(RNG, 64, 2, 3), np.int32([5, 0, 99]), random(RNG, 40, low=1, high=4)
     numbers = {
@@ -145,8 +142,7 @@ def test_rope_with_factors_and_yarn(mode):
     assert_close(compute(ctx, plain, {a: x, pos: p, ff: f}), rotated(x[None], p, 64, mode == "neox", 5e5, 0.5, f))
 
 
-def test_rope_of_a_view_and_in_place():
-    ctx = gs.Context()
+def test_rope_of_a_view_and_in_place(ctx):
     a, pos = ctx.tensor("f32", (20, 4, 300)), ctx.tensor("i32", (300,))
     x, p = random(RNG, 20, 4, 300), np.arange(300, dtype=np.int32)
     view = ctx.view_3d(a, 12, 2, 300, 2 * a.nb[1], a.nb[2], 16)
@@ -224,9 +220,8 @@ def test_flash_attention_of_few_and_of_many_rows(size, type):
         assert_attention(type, size, "f16", (), max_bias, softcap, with_sinks)
 
 
-def test_flash_attention_over_a_permuted_cache():
+def test_flash_attention_over_a_permuted_cache(ctx):
     d, n_head, n_kv_head, n_kv, n_rows = 8, 4, 2, 6, 3
-    ctx = gs.Context()
     q, cache = ctx.tensor("f32", (d, n_head, n_rows)), ctx.tensor("f16", (d * n_kv_head, 10))
     view = ctx.permute(ctx.view_3d(cache, d, n_kv_head, n_kv, d * 2, cache.nb[1]), 0, 2, 1, 3)
     x, c = random(RNG, d, n_head, n_rows), random(RNG, d * n_kv_head, 10)
@@ -237,9 +232,8 @@ def test_flash_attention_over_a_permuted_cache():
 
 @pytest.mark.parametrize("type", ["f32", "f16"])
 @pytest.mark.parametrize(("d", "n_rows", "n_kv"), [(4, 3, 5), (64, 1, 90), (64, 3, 90), (64, 20, 90)])
-def test_flash_attention_never_looks_at_masked_cells(d, n_rows, n_kv, type):
+def test_flash_attention_never_looks_at_masked_cells(ctx, d, n_rows, n_kv, type):
     """Unused cells of a KV cache hold anything; ggml's result does not depend on them."""
-    ctx = gs.Context()
     q, k, v = ctx.tensor("f32", (d, n_rows, 2)), ctx.tensor(type, (d, n_kv, 1)), ctx.tensor(type, (d, n_kv, 1))
     mask, sinks = ctx.tensor("f32", (n_kv, n_rows)), ctx.tensor("f32", (2,))
     x, y, z = random(RNG, d, n_rows, 2), random(RNG, d, n_kv), random(RNG, d, n_kv)
@@ -256,8 +250,7 @@ def test_flash_attention_never_looks_at_masked_cells(d, n_rows, n_kv, type):
         assert not got.reshape(n_rows, 2, d)[1:2].any()
 
 
-def test_flash_attention_of_no_rows_and_no_cells():
-    ctx = gs.Context()
+def test_flash_attention_of_no_rows_and_no_cells(ctx):
     q, none = ctx.tensor("f32", (4, 3, 2)), ctx.tensor("f32", (4, 0, 2))
     assert not compute(ctx, ctx.flash_attn_ext(q, none, none), {}).any()
     k = ctx.tensor("f32", (4, 3, 2))

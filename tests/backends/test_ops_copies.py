@@ -26,8 +26,7 @@ def values_of(type: str, *ne: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("type", [*PLAIN, "bf16", *QUANTISED])
-def test_dup_and_cont_keep_every_bit(type):
-    ctx = gs.Context()
+def test_dup_and_cont_keep_every_bit(ctx, type):
     n = 2 * width(32, type)
     a = ctx.tensor(type, (n, 3, 2))
     x = values_of(type, n, 3, 2)
@@ -45,8 +44,7 @@ def test_dup_and_cont_keep_every_bit(type):
         assert np.array_equal(compute(ctx, flat, {a: x}), held.swapaxes(1, 2).reshape(-1))
 
 
-def test_cont_of_a_transposed_with_other_extents():
-    ctx = gs.Context()
+def test_cont_of_a_transposed_with_other_extents(ctx):
     a = ctx.tensor("f32", (4, 6))
     x = random(RNG, 4, 6)
     assert np.array_equal(compute(ctx, ctx.cont(ctx.transpose(a), (3, 8)), {a: x}), x.T.reshape(8, 3))
@@ -66,8 +64,7 @@ def test_cast_between_floats_and_blocks(source, to):
 
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("source", FLOATS)
-def test_cast_of_turned_floats_and_of_special_values(source, to):
-    ctx = gs.Context()
+def test_cast_of_turned_floats_and_of_special_values(ctx, source, to):
     a, b = ctx.tensor(source, (37, 21, 4)), ctx.tensor(source, (9,))
     x, y = random(RNG, 37, 21, 4), np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e30, 3e38, 0.6249])
     want = stored(stored(x, source).astype(np.float32), to).swapaxes(1, 2)
@@ -76,16 +73,14 @@ def test_cast_of_turned_floats_and_of_special_values(source, to):
     assert np.isnan(got[4]) and got[:4].tolist() == [0, 0, np.inf, -np.inf]
 
 
-def test_cast_between_f32_and_i32():
-    ctx = gs.Context()
+def test_cast_between_f32_and_i32(ctx):
     a, b = ctx.tensor("f32", (4,)), ctx.tensor("i32", (2,))
     assert compute(ctx, ctx.cast(a, "i32"), {a: np.float32([1.9, -1.9, 0, 7])}).tolist() == [1, -1, 0, 7]
     assert compute(ctx, ctx.cast(b, "f32"), {b: np.int32([3, -4])}).tolist() == [3, -4]
 
 
 @pytest.mark.parametrize("to", ["f32", "f16", "bf16", "q8_0"])
-def test_cpy_into_a_cache_of_another_shape(to):
-    ctx = gs.Context()
+def test_cpy_into_a_cache_of_another_shape(ctx, to):
     a, cache = ctx.tensor("f32", (32, 2, 3)), ctx.tensor(to, (512,))
     x, c = random(RNG, 32, 2, 3), random(RNG, 512)
     size = gs.Type[to.upper()]
@@ -97,8 +92,7 @@ def test_cpy_into_a_cache_of_another_shape(to):
         assert np.array_equal(got, stored(want.reshape(-1), to))
 
 
-def test_cpy_leaves_the_rest_of_its_target_alone():
-    ctx = gs.Context()
+def test_cpy_leaves_the_rest_of_its_target_alone(ctx):
     a, b = ctx.tensor("f32", (3, 2)), ctx.tensor("f32", (4, 4))
     target = ctx.view_2d(b, 2, 3, b.nb[1], 4)
     x, y = random(RNG, 3, 2), random(RNG, 4, 4)
@@ -113,9 +107,8 @@ def test_cpy_leaves_the_rest_of_its_target_alone():
         assert np.array_equal(b.numpy(), want)
 
 
-def test_cpy_between_overlapping_rows_of_one_tensor():
+def test_cpy_between_overlapping_rows_of_one_tensor(ctx):
     """A cache that moves its rows down: read everything, then write."""
-    ctx = gs.Context()
     a = ctx.tensor("f32", (400, 300))
     x = random(RNG, 400, 300)
     out = ctx.cpy(ctx.view_2d(a, 400, 299, a.nb[1]), ctx.view_2d(a, 400, 299, a.nb[1], a.nb[1]))
@@ -123,8 +116,7 @@ def test_cpy_between_overlapping_rows_of_one_tensor():
 
 
 @pytest.mark.parametrize("ne", [(0,), (1,), (3, 0, 2)])
-def test_copies_of_nothing_and_of_one(ne):
-    ctx = gs.Context()
+def test_copies_of_nothing_and_of_one(ctx, ne):
     a = ctx.tensor("f32", ne)
     x = random(RNG, *ne)
     for out in (ctx.dup(a), ctx.cont(a), ctx.cast(a, "f16"), ctx.repeat(a, a), ctx.concat(a, a, 0)):
@@ -133,8 +125,7 @@ def test_copies_of_nothing_and_of_one(ne):
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("type", ["f32", "i32", "f16"])
-def test_set(type, inplace):
-    ctx = gs.Context()
+def test_set(ctx, type, inplace):
     a, b = ctx.tensor(type, (6, 5)), ctx.tensor(type, (3, 2))
     x, y = values_of(type, 6, 5), values_of(type, 3, 2)
     out = ctx.set(a, b, 2 * a.nb[1], a.nbytes, a.nbytes, a.nb[1] + 2 * a.nb[0], inplace)
@@ -144,8 +135,7 @@ def test_set(type, inplace):
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "i32", "i16"])
-def test_repeat(type):
-    ctx = gs.Context()
+def test_repeat(ctx, type):
     a, like = ctx.tensor(type, (3, 2, 1, 2)), ctx.tensor("f32", (6, 2, 5, 4))
     x = values_of(type, 3, 2, 1, 2)
     assert np.array_equal(compute(ctx, ctx.repeat(a, like), {a: x}), np.tile(x.astype(PLAIN[type]), (2, 5, 1, 2)))
@@ -158,8 +148,7 @@ def test_repeat(type):
 
 @pytest.mark.parametrize("dim", range(4))
 @pytest.mark.parametrize("type", ["f32", "f16", "i8", "q8_0"])
-def test_concat(type, dim):
-    ctx = gs.Context()
+def test_concat(ctx, type, dim):
     ne = [32, 2, 3, 2]
     other = list(ne)
     other[dim] = 64 if dim == 0 else 5
@@ -170,16 +159,14 @@ def test_concat(type, dim):
     assert np.array_equal(got, np.concatenate(held, axis=3 - dim))
 
 
-def test_concat_of_strided():
-    ctx = gs.Context()
+def test_concat_of_strided(ctx):
     a, b = ctx.tensor("f32", (4, 3)), ctx.tensor("f32", (3, 2))
     x, y = random(RNG, 4, 3), random(RNG, 3, 2)
     got = compute(ctx, ctx.concat(ctx.transpose(a), b, 1), {a: x, b: y})
     assert np.array_equal(got, np.concatenate([x.T, y]))
 
 
-def test_pad():
-    ctx = gs.Context()
+def test_pad(ctx):
     a = ctx.tensor("f32", (3, 2, 2))
     x = random(RNG, 3, 2, 2)
     want = np.pad(x, [(0, 0), (0, 1), (0, 2)])[None]
@@ -188,8 +175,7 @@ def test_pad():
     assert_close(compute(ctx, both, {a: x}), np.pad(x, [(0, 0), (2, 0), (1, 2)]))
 
 
-def test_views_compute_nothing_and_see_their_root():
-    ctx = gs.Context()
+def test_views_compute_nothing_and_see_their_root(ctx):
     a = ctx.tensor("f32", (4, 6))
     x = random(RNG, 4, 6)
     doubled = ctx.add(a, a)

@@ -43,8 +43,7 @@ def test_binary_broadcasts(op, type):
 @pytest.mark.parametrize("type_b", FLOATS)
 @pytest.mark.parametrize("type_a", FLOATS)
 @pytest.mark.parametrize("op", BINARY)
-def test_binary_types(op, type_a, type_b):
-    ctx = gs.Context()
+def test_binary_types(ctx, op, type_a, type_b):
     a, b = ctx.tensor(type_a, (33, 5)), ctx.tensor(type_b, (33, 5))
     x, y = random(RNG, 33, 5), random(RNG, 33, 5, low=0.5)
     got = compute(ctx, getattr(ctx, op)(a, b), {a: x, b: y})
@@ -53,8 +52,7 @@ def test_binary_types(op, type_a, type_b):
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("op", BINARY)
-def test_binary_of_permuted_and_sliced_operands(op, type):
-    ctx = gs.Context()
+def test_binary_of_permuted_and_sliced_operands(ctx, op, type):
     a, b = ctx.tensor(type, (4, 6, 3)), ctx.tensor("f32", (8, 9, 3))
     left = ctx.permute(a, 1, 0, 2, 3)
     right = ctx.view_3d(b, 6, 4, 3, b.nb[1] * 2, b.nb[2], 4)
@@ -63,8 +61,7 @@ def test_binary_of_permuted_and_sliced_operands(op, type):
     assert_close(got, BINARY[op](stored(x, type).swapaxes(1, 2), y.astype(float)[:, 0:8:2, 1:7]), type)
 
 
-def test_binary_in_place_writes_through_to_the_root():
-    ctx = gs.Context()
+def test_binary_in_place_writes_through_to_the_root(ctx):
     a, b = ctx.tensor("f32", (4, 6)), ctx.tensor("f32", (3,))
     rows = ctx.view_2d(a, 3, 2, a.nb[1] * 2, 4)
     x, y = random(RNG, 4, 6), random(RNG, 3)
@@ -72,33 +69,29 @@ def test_binary_in_place_writes_through_to_the_root():
     assert_close(got, x[0:4:2, 1:4].astype(float) + 2 * y)
 
 
-def test_an_in_place_node_reads_before_it_writes():
+def test_an_in_place_node_reads_before_it_writes(ctx):
     """The second operand is a row of the first, which the node overwrites."""
-    ctx = gs.Context()
     a = ctx.tensor("f32", (300, 400))
     x = random(RNG, 300, 400)
     got = compute(ctx, ctx.add(a, ctx.view_1d(a, 300, 7 * a.nb[1]), inplace=True), {a: x})
     assert_close(got, x.astype(float) + x[7])
 
 
-def test_large_nodes_are_cut_without_a_seam():
-    ctx = gs.Context()
+def test_large_nodes_are_cut_without_a_seam(ctx):
     for type in FLOATS:
         a, b = ctx.tensor(type, (1000, 3, 70)), ctx.tensor("f32", (1000, 1, 70))
         x, y = random(RNG, 1000, 3, 70), random(RNG, 1000, 1, 70)
         assert_close(compute(ctx, ctx.mul(a, b), {a: x, b: y}), stored(x, type) * y, type)
 
 
-def test_division_by_zero_and_overflow_follow_ieee():
-    ctx = gs.Context()
+def test_division_by_zero_and_overflow_follow_ieee(ctx):
     a, b = ctx.tensor("f32", (5,)), ctx.tensor("f32", (5,))
     x, y = [1, -1, 0, 3e38, np.nan], [0, 0, 0, 1e-10, 1]
     got = compute(ctx, ctx.div(a, b), {a: np.float32(x), b: np.float32(y)})
     assert_close(got, [np.inf, -np.inf, np.nan, np.inf, np.nan])
 
 
-def test_add1_and_add_id():
-    ctx = gs.Context()
+def test_add1_and_add_id(ctx):
     a, one = ctx.tensor("f32", (5, 3)), ctx.tensor("f32", (1,))
     x = random(RNG, 5, 3)
     assert_close(compute(ctx, ctx.add1(a, one), {a: x, one: np.float32([2.5])}), x + 2.5)
@@ -119,8 +112,7 @@ SIMPLE = {
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("op", SIMPLE)
-def test_simple(op, type):
-    ctx = gs.Context()
+def test_simple(ctx, op, type):
     arguments = {"scale": (1.5, -0.25), "clamp": (-0.5, 1.0)}.get(op, ())
     for ne in ((7, 3, 2, 2), (1,), (0, 3)):
         a = ctx.tensor(type, ne)
@@ -128,8 +120,7 @@ def test_simple(op, type):
         assert_close(compute(ctx, getattr(ctx, op)(a, *arguments), {a: x}), SIMPLE[op](stored(x, type)), type)
 
 
-def test_scale_without_bias_keeps_the_sign_of_zero():
-    ctx = gs.Context()
+def test_scale_without_bias_keeps_the_sign_of_zero(ctx):
     a = ctx.tensor("f32", (2,))
     assert np.signbit(compute(ctx, ctx.scale(a, -1.0), {a: np.float32([0, 1])})).all()
 
@@ -177,10 +168,9 @@ HALVES = ("gelu", "gelu_quick")
 
 
 @pytest.mark.parametrize("kind", HALVES)
-def test_gelu_is_a_function_of_halves(kind):
+def test_gelu_is_a_function_of_halves(ctx, kind):
     every = np.arange(1 << 16).astype(np.uint16).view(np.float16)
     x = every[np.abs(every) < 10].astype(np.float32)
-    ctx = gs.Context()
     a = ctx.tensor("f32", x.shape)
     got, want = compute(ctx, ctx.unary(a, kind), {a: x}), UNARY[kind](x.astype(np.float64))
     assert (got == got.astype(np.float16)).all()
@@ -194,8 +184,7 @@ def test_gelu_is_a_function_of_halves(kind):
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("kind", UNARY)
-def test_unary(kind, type):
-    ctx = gs.Context()
+def test_unary(ctx, kind, type):
     for ne in ((31, 3, 2), (1,), (4, 0)):
         a = ctx.tensor(type, ne)
         x = random(RNG, *ne, low=-4, high=4)
@@ -204,8 +193,7 @@ def test_unary(kind, type):
 
 
 @pytest.mark.parametrize("kind", UNARY)
-def test_unary_of_permuted_and_sliced(kind):
-    ctx = gs.Context()
+def test_unary_of_permuted_and_sliced(ctx, kind):
     a = ctx.tensor("f32", (9, 8, 2))
     x = random(RNG, 9, 8, 2, low=-4, high=4)
     view = ctx.transpose(ctx.view_3d(a, 5, 4, 2, 2 * a.nb[1], a.nb[2], 8))
@@ -219,8 +207,7 @@ def test_unary_of_permuted_and_sliced(kind):
 @pytest.mark.parametrize(
     "kind", ["silu", "gelu", "gelu_quick", "gelu_erf", "sigmoid", "tanh", "softplus", "elu", "relu"]
 )
-def test_unary_far_out(kind):
-    ctx = gs.Context()
+def test_unary_far_out(ctx, kind):
     a = ctx.tensor("f32", (6,))
     x = np.float32([-1e30, -200, -12, 12, 200, 1e18])
     want = {
@@ -232,15 +219,13 @@ def test_unary_far_out(kind):
     assert_close(compute(ctx, ctx.unary(a, kind), {a: x}), want, "f32")
 
 
-def test_round_is_exact_next_to_a_half():
-    ctx = gs.Context()
+def test_round_is_exact_next_to_a_half(ctx):
     a = ctx.tensor("f32", (6,))
     x = np.float32([0.49999997, 0.5, -0.5, 2.5, -2.5, 8388609])
     assert compute(ctx, ctx.unary(a, "round"), {a: x}).tolist() == [0, 1, -1, 3, -3, 8388609]
 
 
-def test_xielu():
-    ctx = gs.Context()
+def test_xielu(ctx):
     a = ctx.tensor("f32", (8,))
     words = np.float32([0.8, 1.2, 0.5, -1e-6]).view(np.int32).tolist()
     out = ctx.restore("UNARY:XIELU", "f32", (8, 1, 1, 1), (4, 32, 32, 32), (a,), op_params=(15, *words))
@@ -260,8 +245,7 @@ GATES = {
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("kind", GATES)
-def test_glu(kind, type):
-    ctx = gs.Context()
+def test_glu(ctx, kind, type):
     gate = UNARY[GATES[kind]]
     tolerance = "f16" if GATES[kind] in HALVES and type == "f32" else type
     for ne in ((14, 3, 2), (2,), (6, 0), (128, 4), (2200, 37)):
@@ -277,8 +261,7 @@ def test_glu(kind, type):
         assert_close(compute(ctx, ctx.glu_split(b, c, kind), values), gate(left) * right, tolerance)
 
 
-def test_glu_of_strided_rows():
-    ctx = gs.Context()
+def test_glu_of_strided_rows(ctx):
     a = ctx.tensor("f32", (12, 6))
     view = ctx.view_2d(a, 8, 3, 2 * a.nb[1], 8)
     x = random(RNG, 12, 6)

@@ -57,8 +57,7 @@ TOLERANT = sorted(op for op, kernel in KERNELS.items() if kernel.inplace)
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("op", TOLERANT)
-def test_a_tolerated_source_may_be_the_destination(op, type):
-    ctx = gs.Context()
+def test_a_tolerated_source_may_be_the_destination(ctx, op, type):
     node = build(ctx, op, type)
     if node is None:
         pytest.skip(f"{op} has no kernel for {type}")
@@ -82,9 +81,8 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
             buffer.close()
 
 
-def test_a_source_that_is_not_tolerated_is_copied_first():
+def test_a_source_that_is_not_tolerated_is_copied_first(ctx):
     """Planners never place a result over such a source; a caller may, and the result is right."""
-    ctx = gs.Context()
     a, b = ctx.tensor("f32", (16, 16)), ctx.tensor("f32", (16, 16))
     node = ctx.mul_mat(a, b)
     with gs.CpuBackend(1) as backend:
@@ -117,8 +115,7 @@ def test_every_op_that_a_context_makes_has_a_kernel():
     }
 
 
-def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too():
-    ctx = gs.Context()
+def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too(ctx):
     f32, f16, q8, i32, k = (ctx.tensor(t, (256, 4)) for t in ("f32", "f16", "q8_0", "i32", "iq3_s"))
     nodes = {
         ctx.add(i32, i32): False,
@@ -158,9 +155,8 @@ def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too(
         "ARANGE", "SUM", "SET", "PAD", "REPEAT", "GLU:SWIGLU",
     ],
 )
-def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
+def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(ctx, op):
     """Graph files give every field; nothing there was checked by an op's method."""
-    ctx = gs.Context()
     a, b = ctx.tensor("f32", (5, 7)), ctx.tensor("i32", (3, 2))
     backend = gs.CpuBackend(1)
     for src in ((), (a,), (a, b), (b, a), (None, a), (a, None), (a, b, a, b, a, b)):
@@ -173,8 +169,7 @@ def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
         assert not backend.supports_op(node), src
 
 
-def test_types_of_weights():
-    ctx = gs.Context()
+def test_types_of_weights(ctx):
     backend = gs.CpuBackend(1)
     for type in FLOATS + QUANTISED:
         n = width(32, type)

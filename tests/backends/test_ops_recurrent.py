@@ -22,8 +22,7 @@ def conv(sx: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("d_conv", "d_inner", "n_tokens", "n_seqs"),
                          [(4, 12, 5, 2), (1, 3, 4, 1), (4, 6, 1, 3), (3, 300, 130, 1), (4, 5, 0, 1)])
-def test_ssm_conv(d_conv, d_inner, n_tokens, n_seqs):
-    ctx = gs.Context()
+def test_ssm_conv(ctx, d_conv, d_inner, n_tokens, n_seqs):
     sx, c = ctx.tensor("f32", (d_conv - 1 + n_tokens, d_inner, n_seqs)), ctx.tensor("f32", (d_conv, d_inner))
     x, f = random(RNG, *sx.ne[:3]), random(RNG, d_conv, d_inner)
     assert_close(compute(ctx, ctx.ssm_conv(sx, c), {sx: x, c: f}), conv(x, f), scale=10)
@@ -107,10 +106,9 @@ def test_other_numbers_of_kept_states_are_refused():
         assert backend.supports_op(node) is supported
 
 
-def test_a_scan_reads_views_of_one_projection():
+def test_a_scan_reads_views_of_one_projection(ctx):
     """B and C lie side by side in the rows of one product, as mamba's graph has them."""
     d_state, n_head, n_tokens = 4, 6, 3
-    ctx = gs.Context()
     both = ctx.tensor("f32", (2 * d_state, n_tokens))
     row = both.nb[1]
     b, c = (ctx.view_4d(both, d_state, 1, n_tokens, 1, 4 * d_state, row, row * n_tokens, 4 * d_state * i)

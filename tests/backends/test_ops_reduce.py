@@ -32,22 +32,19 @@ EPS = {"norm": (1e-5,), "rms_norm": (1e-5,), "l2_norm": (1e-5,)}
 
 @pytest.mark.parametrize("ne", SHAPES, ids=str)
 @pytest.mark.parametrize("op", ROWS)
-def test_rows(op, ne):
-    ctx = gs.Context()
+def test_rows(ctx, op, ne):
     a = ctx.tensor("f32", ne)
     x = random(RNG, *ne)
     assert_close(compute(ctx, getattr(ctx, op)(a, *EPS.get(op, ())), {a: x}), ROWS[op](x.astype(float)), scale=10)
 
 
 @pytest.mark.parametrize("op", ROWS)
-def test_rows_of_permuted_and_sliced(op):
-    ctx = gs.Context()
+def test_rows_of_permuted_and_sliced(ctx, op):
     a, view, x, rows = strided(ctx)
     assert_close(compute(ctx, getattr(ctx, op)(view, *EPS.get(op, ())), {a: x}), ROWS[op](rows.astype(float)))
 
 
-def test_rows_of_nothing():
-    ctx = gs.Context()
+def test_rows_of_nothing(ctx):
     none, empty_rows = ctx.tensor("f32", (4, 0)), ctx.tensor("f32", (0, 3))
     for op in ROWS:
         assert compute(ctx, getattr(ctx, op)(none, *EPS.get(op, ())), {}).size == 0
@@ -56,8 +53,7 @@ def test_rows_of_nothing():
     assert compute(ctx, ctx.sum(empty_rows), {}).tolist() == [0]
 
 
-def test_norm_of_zeros_and_huge_values_follows_ieee():
-    ctx = gs.Context()
+def test_norm_of_zeros_and_huge_values_follows_ieee(ctx):
     a = ctx.tensor("f32", (4,))
     assert compute(ctx, ctx.rms_norm(a, 0.0), {a: np.zeros(4)}).tolist() != [0, 0, 0, 0]  # 0 / 0
     assert compute(ctx, ctx.l2_norm(a, 1e-6), {a: np.zeros(4)}).tolist() == [0, 0, 0, 0]
@@ -65,8 +61,7 @@ def test_norm_of_zeros_and_huge_values_follows_ieee():
 
 
 @pytest.mark.parametrize("type", FLOATS)
-def test_sum(type):
-    ctx = gs.Context()
+def test_sum(ctx, type):
     a = ctx.tensor(type, (300, 7, 2))
     x = random(RNG, 300, 7, 2)
     assert_close(compute(ctx, ctx.sum(a), {a: x}), stored(x, type).sum(), type, scale=100)
@@ -74,8 +69,7 @@ def test_sum(type):
 
 
 @pytest.mark.parametrize("n_groups", [1, 2, 3, 4, 6])
-def test_group_norm(n_groups):
-    ctx = gs.Context()
+def test_group_norm(ctx, n_groups):
     a = ctx.tensor("f32", (5, 3, 6, 2))
     x = random(RNG, 5, 3, 6, 2).astype(float)
     want = np.empty_like(x)
@@ -87,8 +81,7 @@ def test_group_norm(n_groups):
     assert_close(compute(ctx, ctx.group_norm(a, n_groups, 1e-6), {a: x.astype(np.float32)}), want)
 
 
-def test_argmax_takes_the_first_of_equals():
-    ctx = gs.Context()
+def test_argmax_takes_the_first_of_equals(ctx):
     a = ctx.tensor("f32", (5, 3))
     x = np.float32([[1, 3, 3, 2, 0], [-1, -1, -1, -1, -1], [0, 0, 0, 0, 9]])
     got = compute(ctx, ctx.argmax(a), {a: x})
@@ -99,8 +92,7 @@ def test_argmax_takes_the_first_of_equals():
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_argsort(order):
-    ctx = gs.Context()
+def test_argsort(ctx, order):
     for ne in ((9, 4, 2), (1, 3), (0, 2), (16, 5), (17, 5), (3000, 50)):
         a = ctx.tensor("f32", ne)
         x = RNG.permuted(np.arange(int(np.prod(ne)), dtype=np.float32).reshape(ne[::-1]), axis=-1)
@@ -109,8 +101,7 @@ def test_argsort(order):
         assert np.array_equal(sorted_, np.sort(x, axis=-1)[..., :: 1 if order == "asc" else -1])
 
 
-def test_argsort_keeps_the_order_of_equals_and_puts_nan_last():
-    ctx = gs.Context()
+def test_argsort_keeps_the_order_of_equals_and_puts_nan_last(ctx):
     a = ctx.tensor("f32", (5,))
     x = np.float32([2, np.nan, 1, 2, 1])
     assert compute(ctx, ctx.argsort(a), {a: x}).tolist() == [2, 4, 0, 3, 1]
@@ -125,8 +116,7 @@ def test_argsort_keeps_the_order_of_equals_and_puts_nan_last():
             assert np.array_equal(compute(ctx, node, {a: x}).reshape(want.shape), want), node
 
 
-def test_top_k():
-    ctx = gs.Context()
+def test_top_k(ctx):
     a, view, x, rows = strided(ctx)
     for k in (0, 1, 3, 4):
         got = compute(ctx, ctx.top_k(view, k), {a: x})
@@ -134,8 +124,7 @@ def test_top_k():
         assert np.array_equal(got.reshape(want.shape), want)
 
 
-def test_arange():
-    ctx = gs.Context()
+def test_arange(ctx):
     for start, stop, step in ((0, 10, 1), (1.5, -2, -0.25), (3, 3, 1), (0, 1, 0.3)):
         out = ctx.arange(start, stop, step)
         assert_close(compute(ctx, out, {}), start + step * np.arange(out.n_elements))

@@ -22,8 +22,7 @@ def test_get_rows(type):
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q4_1"])
-def test_get_rows_of_batches_and_strided_tables(type):
-    ctx = gs.Context()
+def test_get_rows_of_batches_and_strided_tables(ctx, type):
     table, ids = ctx.tensor(type, (32, 8, 3, 2)), ctx.tensor("i32", (4, 3, 2))
     x, names = random(RNG, 32, 8, 3, 2), RNG.integers(0, 4, (2, 3, 4)).astype(np.int32)
     every_other = ctx.view_4d(table, 32, 4, 3, 2, 2 * table.nb[1], table.nb[2], table.nb[3], table.nb[1])
@@ -50,8 +49,7 @@ def test_set_rows(type, type_ids):
         assert np.array_equal(got, want)
 
 
-def test_set_rows_of_batches_in_a_view():
-    ctx = gs.Context()
+def test_set_rows_of_batches_in_a_view(ctx):
     cache, rows, ids = (ctx.tensor("f16", (4, 6, 4)), ctx.tensor("f32", (4, 2, 4, 1)), ctx.tensor("i64", (2, 2)))
     x, y = random(RNG, 4, 6, 4), random(RNG, 4, 2, 4, 1)
     view = ctx.view_3d(cache, 4, 3, 4, 2 * cache.nb[1], cache.nb[2])

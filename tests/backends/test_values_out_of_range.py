@@ -10,10 +10,9 @@ INTEGERS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
 
 
 @pytest.mark.parametrize("type", INTEGERS)
-def test_integers_outside_a_type_are_refused_by_value_and_range(type):
+def test_integers_outside_a_type_are_refused_by_value_and_range(ctx, type):
     bits = INTEGERS[type]
     low, high = -(2**bits), 2**bits - 1
-    ctx = gs.Context()
     t = ctx.tensor(type, 2, "t")
     buffer = gs.CpuBackend(1).alloc_tensors(ctx)
     t.set([low, high])
@@ -28,8 +27,7 @@ def test_integers_outside_a_type_are_refused_by_value_and_range(type):
 
 
 @pytest.mark.parametrize("type", INTEGERS)
-def test_unsigned_integers_and_bools_that_fit_are_taken(type):
-    ctx = gs.Context()
+def test_unsigned_integers_and_bools_that_fit_are_taken(ctx, type):
     t = ctx.tensor(type, 2, "t")
     buffer = gs.CpuBackend(1).alloc_tensors(ctx)
     for values in (np.array([0, 100], np.uint8), np.array([0, 100], np.uint64), [True, False], [0, 100],
@@ -39,8 +37,7 @@ def test_unsigned_integers_and_bools_that_fit_are_taken(type):
     buffer.close()
 
 
-def test_a_view_of_an_input_and_a_strided_tensor_are_checked_too():
-    ctx = gs.Context()
+def test_a_view_of_an_input_and_a_strided_tensor_are_checked_too(ctx):
     x = ctx.tensor("i32", (2, 2), "x", input=True)
     column = ctx.set_name(ctx.view_2d(x, 1, 2, 8), "column")
     out = ctx.cont(ctx.transpose(x))
@@ -65,8 +62,7 @@ NOT_NUMBERS = {
 
 @pytest.mark.parametrize("type", ["f32", "f16", "f64", "bf16", "q4_0", "q8_0", "mxfp4", *INTEGERS])
 @pytest.mark.parametrize("what", NOT_NUMBERS)
-def test_what_is_no_real_number_is_refused(what, type):
-    ctx = gs.Context()
+def test_what_is_no_real_number_is_refused(ctx, what, type):
     t = ctx.tensor(type, 32, "t")
     buffer = gs.CpuBackend(1).alloc_tensors(ctx)
     with pytest.raises(TypeError, match="'t'.*cannot take"):
@@ -76,8 +72,7 @@ def test_what_is_no_real_number_is_refused(what, type):
 
 
 @pytest.mark.parametrize("type", INTEGERS)
-def test_floats_are_not_cut_to_integers(type):
-    ctx = gs.Context()
+def test_floats_are_not_cut_to_integers(ctx, type):
     t = ctx.tensor(type, 2, "t")
     buffer = gs.CpuBackend(1).alloc_tensors(ctx)
     for values in ([1.0, 2.0], [np.nan, 0], [np.inf, 0], np.float16([1, 2])):
@@ -86,8 +81,7 @@ def test_floats_are_not_cut_to_integers(type):
     buffer.close()
 
 
-def test_integers_become_the_nearest_floats():
-    ctx = gs.Context()
+def test_integers_become_the_nearest_floats(ctx):
     tensors = {kind: ctx.tensor(kind, 2, kind) for kind in ("f64", "f32", "f16", "bf16")}
     buffer = gs.CpuBackend(1).alloc_tensors(ctx)
     given = [2**24 + 1, -(2**40)]
@@ -102,8 +96,7 @@ def test_integers_become_the_nearest_floats():
     buffer.close()
 
 
-def test_blocks_are_bytes_and_as_many_as_there_are():
-    ctx = gs.Context()
+def test_blocks_are_bytes_and_as_many_as_there_are(ctx):
     t = ctx.tensor("q8_0", 32, "t")
     buffer = gs.CpuBackend(1).alloc_tensors(ctx)
     t.set(np.zeros(34, np.uint8))
@@ -130,8 +123,7 @@ def test_a_buffer_is_filled_with_bytes(backend):
         buffer.clear(np.uint8(255))
 
 
-def test_a_type_is_not_a_bool():
-    ctx = gs.Context()
+def test_a_type_is_not_a_bool(ctx):
     for wrong in (True, False):
         with pytest.raises(TypeError, match="a type is"):
             ctx.tensor(wrong, 4)
@@ -139,8 +131,7 @@ def test_a_type_is_not_a_bool():
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "iq4_nl"])
-def test_an_integer_beyond_all_floats_is_refused(kind):
-    ctx = gs.Context()
+def test_an_integer_beyond_all_floats_is_refused(ctx, kind):
     t = ctx.tensor(kind, 32, "t")
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)
@@ -151,8 +142,7 @@ def test_an_integer_beyond_all_floats_is_refused(kind):
             t.set([2**1024 - 1] * 32)
 
 
-def test_a_large_tensor_is_endless_only_if_its_elements_share_bytes():
-    ctx = gs.Context()
+def test_a_large_tensor_is_endless_only_if_its_elements_share_bytes(ctx):
     large = ctx.tensor("f32", 1 << 37, "large")
     assert endless(large) is None
     view = ctx.restore("VIEW", "f32", large.ne, (0, 0, 0, 0), (large,), view_src=large, name="view")

@@ -102,7 +102,7 @@ def test_an_older_or_newer_package_is_an_import_error_that_says_both_versions(do
     header = documented / "ggml_sched"
     shutil.copytree(Path(INCLUDE, "ggml_sched"), header)
     text = (header / "api.h").read_text()
-    for old, new in (("GS_API_MAJOR 2", "GS_API_MAJOR 3"), ("GS_API_MINOR 0", "GS_API_MINOR 7"),
+    for old, new in (("GS_API_MAJOR 2", "GS_API_MAJOR 3"), ("GS_API_MINOR 1", "GS_API_MINOR 7"),
                      ("char message[256]", "char message[512]")):
         changed = header / ("status.h" if "message" in old else "api.h")
         before = changed.read_text()
@@ -118,7 +118,7 @@ try:
 except ImportError as error:
     print(error)
 """)
-        assert "the C API of ggml_sched is 2.0, compiled against " in done.stdout
+        assert "the C API of ggml_sched is 2.1, compiled against " in done.stdout
     assert text == (header / "api.h").read_text()
 
 

@@ -287,6 +287,30 @@ def test_a_graph_that_is_filled_is_equal_to_a_finished_one():
         assert table.graph_equal(filled.refill(arrays).handle, one.handle)
 
 
+def test_a_trimmed_graph_has_its_contents_and_makes_no_plans():
+    arrays = arrays_of(small())
+    with CGraph(arrays) as graph, CGraph(arrays) as equal:
+        assert functions().graph_trim(graph.handle, byref(graph.fill), None) == BAD_ARGUMENT
+        plan = CPlan.made(graph.finish(), one_backend())
+        before, equal_plan = plan.arrays(), plan_of(equal.finish())
+        for _ in range(2):
+            graph.trim()
+            assert all(np.array_equal(graph.array(name, len(arrays[name])), arrays[name]) for name in GRAPH_ARRAYS
+                       if name != "layout")
+        assert np.array_equal(graph.array("layout", len(arrays["layout"]))["ne"], arrays["layout"]["ne"])
+        assert functions().graph_equal(graph.handle, equal.handle) == 1
+        assert functions().graph_same_wiring(equal.handle, graph.handle) == 1
+        assert plan.arrays() == before
+        replayed = plan.replay(graph, equal, one_backend())
+        assert replayed is not None and replayed.arrays()["offset"] == before["offset"]
+        for refused in (lambda: plan_of(graph), graph.fingerprint, lambda: plan.replay(graph, graph, one_backend())):
+            with pytest.raises(Refused, match="trimmed"):
+                refused()
+        replayed.free()
+        plan.free()
+        assert plan_of(graph.refill(arrays).finish()) == equal_plan
+
+
 def test_parameters_tell_graphs_apart_but_wirings_not():
     def scaled(factor: float) -> CGraph:
         ctx = gs.Context()
@@ -308,6 +332,7 @@ def test_null_is_an_error_or_nothing():
     assert table.graph_new(None, None, None, None) == BAD_ARGUMENT
     assert table.graph_refill(None, None, None, None) == BAD_ARGUMENT
     assert table.graph_fingerprint(None, None, None, None) == BAD_ARGUMENT
+    assert table.graph_trim(None, None, None) == BAD_ARGUMENT
     assert table.plan_new(None, None, None, None) == BAD_ARGUMENT
     assert table.plan_replay(None, None, None, None, None, None, None) == BAD_ARGUMENT
     handle = c_void_p(1)

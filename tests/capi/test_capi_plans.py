@@ -215,16 +215,19 @@ def test_compacted_offsets_are_those_of_a_replayed_plan():
         sizes, want, largest = found.arrays()["size"], found.arrays()["offset"], plan.arrays()["size"]
         offsets = (ctypes.c_int64 * len(want))()
 
-        def compact(sizes) -> int:
-            return functions().plan_compact(plan.handle, (ctypes.c_int64 * len(sizes))(*sizes), offsets)
+        def compact(sizes, in_order: bool = False) -> int:
+            return functions().plan_compact(plan.handle, (ctypes.c_int64 * len(sizes))(*sizes), in_order, offsets)
 
         assert compact(sizes) == 0 and list(offsets) == list(want)
-        assert list(want) != list(plan.arrays()["offset"])
-        assert compact(largest) == 0 and list(offsets) == list(plan.arrays()["offset"])
+        was = list(plan.arrays()["offset"])
+        assert list(want) != was
+        assert compact(sizes, in_order=True) == 0 and list(offsets) != was
+        assert all(now <= before for now, before in zip(offsets, was, strict=True))
+        assert compact(largest) == 0 and list(offsets) == was
         for i in (0, len(sizes) - 1):
             assert compact([*largest[:i], largest[i] + 1, *largest[i + 1:]]) == BAD_ARGUMENT
             assert compact([*largest[:i], -1, *largest[i + 1:]]) == BAD_ARGUMENT
-        assert functions().plan_compact(None, offsets, offsets) == BAD_ARGUMENT
+        assert functions().plan_compact(None, offsets, False, offsets) == BAD_ARGUMENT
         found.free()
         plan.free()
 
@@ -363,9 +366,8 @@ def test_threads_read_one_graph_and_plan_at_once():
     shared.free()
 
 
-def test_more_places_than_ids_are_no_memory():
+def test_more_places_than_ids_are_no_memory(ctx):
     n = 20_000
-    ctx = gs.Context()
     leafs = [ctx.tensor("f32", (1,)) for _ in range(n)]
     for t in leafs:
         ctx.set_input(t)

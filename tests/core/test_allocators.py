@@ -41,11 +41,6 @@ class WatchedBuffer(gs.Buffer):
         self.backend.said.append(("free_buffer", ""))
 
 
-@pytest.fixture
-def ctx():
-    return gs.Context("test")
-
-
 # -- constructors -------------------------------------------------------------------------------
 
 

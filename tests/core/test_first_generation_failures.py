@@ -101,11 +101,10 @@ def test_smaller_tensors_than_measured_need_no_more_memory():
         assert len(set(offsets[:3])) == 3 and len({*offsets[2:5], offsets[0]}) == 4
 
 
-def test_hand_placed_tensors_do_not_spoil_the_measured_size():
+def test_hand_placed_tensors_do_not_spoil_the_measured_size(ctx):
     """Inputs are placed by hand before measuring and before the real pass, as ggml's programs did."""
     sizes, sources = [64, 128, 192, 64, 64, 64, 128], [[], [], [], [], [1, 3], [], []]
     graph, made = nodes_of_sizes(sizes, sources)
-    ctx = gs.Context()
     hand = ctx.tensor("i8", 192, "by hand", input=True)
     allocator = gs.GraphAllocator()
     with gs.TensorAllocator.measure(64) as measuring:
@@ -138,8 +137,7 @@ def test_a_misaligned_buffer_of_the_measured_size_is_refused_not_overrun():
 
 @pytest.mark.parametrize(("policy", "rounds"), [("seed", 50), ("default", 50),
                                                 pytest.param("default", 500, marks=pytest.mark.soak)])
-def test_more_than_four_backends(policy, rounds):
-    ctx = gs.Context()
+def test_more_than_four_backends(ctx, policy, rounds):
     backends = [gs.DryBackend(f"B{i}") for i in range(20)]
     weights = [weight_of(backend) for backend in backends]
     x = ctx.tensor("f32", 8, "x", input=True)
@@ -196,9 +194,8 @@ def test_a_tensor_used_17_times_in_a_split(policy):
         assert total.numpy().tolist() == [2002] * 4
 
 
-def test_more_than_16_inputs_of_a_split():
+def test_more_than_16_inputs_of_a_split(ctx):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     weights, inputs = [weight_of(a, 4) for _ in range(100)], [weight_of(b, 4) for _ in range(100)]
     total = weights[0]
     for weight, x in zip(weights, inputs, strict=True):
@@ -209,8 +206,7 @@ def test_more_than_16_inputs_of_a_split():
         assert [c.tensor for c in plan.copies] == inputs
 
 
-def test_more_than_256_free_blocks():
-    ctx = gs.Context()
+def test_more_than_256_free_blocks(ctx):
     with gs.TensorAllocator.measure(32) as tallocr:
         tensors = [ctx.tensor("i8", 32) for _ in range(3001)]
         for t in tensors:
@@ -223,8 +219,7 @@ def test_more_than_256_free_blocks():
         assert len(tallocr.free_blocks) == 1
 
 
-def test_more_than_1024_live_tensors_in_a_graph():
-    ctx = gs.Context()
+def test_more_than_1024_live_tensors_in_a_graph(ctx):
     leafs = [ctx.tensor("f32", 16, input=True) for _ in range(1500)]
     total = leafs[0]
     halves = [ctx.sqr(x) for x in leafs]
@@ -238,9 +233,8 @@ def test_more_than_1024_live_tensors_in_a_graph():
 
 
 @POLICIES
-def test_assignments_work_before_and_after_planning(policy):
+def test_assignments_work_before_and_after_planning(ctx, policy):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
     y = ctx.sqr(x)
     z = ctx.sqr(y)
@@ -266,9 +260,8 @@ def test_assignments_work_before_and_after_planning(policy):
 
 
 @POLICIES
-def test_an_assigned_leaf_lives_where_it_was_asked_to(policy):
+def test_an_assigned_leaf_lives_where_it_was_asked_to(ctx, policy):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x")
     y = ctx.sqr(x)
     with gs.Scheduler([a, b], policy=policy) as sched:
@@ -283,8 +276,7 @@ def test_an_assigned_leaf_lives_where_it_was_asked_to(policy):
 
 
 @POLICIES
-def test_a_graph_with_nothing_allocated_beforehand(policy):
-    ctx = gs.Context()
+def test_a_graph_with_nothing_allocated_beforehand(ctx, policy):
     x = ctx.tensor("f32", 4, "x", input=True)
     y = ctx.scale(ctx.sqr(x), 2.0)
     check_computes(gs.Graph(y), policy, {x: np.arange(4.0)}, {y: [0, 2, 8, 18]},
@@ -303,8 +295,7 @@ def test_an_empty_graph(policy, n_backends):
 
 
 @POLICIES
-def test_a_graph_of_leafs_only(policy):
-    ctx = gs.Context()
+def test_a_graph_of_leafs_only(ctx, policy):
     graph = gs.Graph(ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y"))
     assert check_computes(graph, policy, {}, {}, backends=devices(2)).splits == ()
 
@@ -312,8 +303,7 @@ def test_a_graph_of_leafs_only(policy):
 @pytest.mark.parametrize("flagged", [True, False])
 @pytest.mark.parametrize("n_backends", [1, 3])
 @POLICIES
-def test_a_graph_of_views_only(policy, n_backends, flagged):
-    ctx = gs.Context()
+def test_a_graph_of_views_only(ctx, policy, n_backends, flagged):
     x = ctx.tensor("f32", 6, "x", input=flagged)
     y = ctx.transpose(ctx.reshape(x, 3, 2))
     part = ctx.view_1d(y, 2, 8)
@@ -360,8 +350,7 @@ def test_measuring_twice(policy):
 
 
 @POLICIES
-def test_the_same_graph_computed_twice(policy):
-    ctx = gs.Context()
+def test_the_same_graph_computed_twice(ctx, policy):
     x = ctx.tensor("f32", 4, "x", input=True)
     y = ctx.sqr(ctx.relu(ctx.scale(x, 3.0)))
     graph = gs.Graph(y)
@@ -388,8 +377,7 @@ def test_the_same_graph_allocated_twice_stays_where_it_is():
         assert tallocr.free_blocks == blocks
 
 
-def test_a_full_buffer():
-    ctx = gs.Context()
+def test_a_full_buffer(ctx):
     with gs.TensorAllocator.from_backend(gs.DryBackend("dry", 64), 192) as tallocr:
         a, b, c = (ctx.tensor("i8", 64, name) for name in "abc")
         for t in (a, b, c):
@@ -405,9 +393,8 @@ def test_a_full_buffer():
         assert tallocr.alloc(d) == 64
 
 
-def test_a_graph_that_does_not_fit_leaves_everything_as_it_was():
+def test_a_graph_that_does_not_fit_leaves_everything_as_it_was(ctx):
     graph, made = nodes_of_sizes([64, 128, 256], [[], [0], [0, 1]])
-    ctx = gs.Context()
     held = ctx.tensor("i8", 64)
     allocator = gs.GraphAllocator()
     with gs.TensorAllocator.from_backend(gs.DryBackend("dry", 64), 448) as tallocr:
@@ -447,9 +434,8 @@ def test_unsupported_ops_move(policy):
 
 
 @POLICIES
-def test_an_op_that_nobody_supports(policy):
+def test_an_op_that_nobody_supports(ctx, policy):
     backends = [gs.DryBackend(name, supports_op=lambda node: node.op != "ADD") for name in "AB"]
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x")
     y = ctx.set_name(ctx.add(x, x), "the sum")
     with gs.Scheduler(backends, policy=policy) as sched:
@@ -502,8 +488,7 @@ def test_the_callers_graph_is_never_changed(policy):
     assert facts(graph) == before
 
 
-def test_graph_allocation_never_changes_the_graph():
-    ctx = gs.Context()
+def test_graph_allocation_never_changes_the_graph(ctx):
     x = ctx.tensor("f32", 64, "x")
     y = ctx.relu(ctx.scale(x, 2.0))
     graph = gs.Graph(y)
@@ -554,9 +539,8 @@ def test_two_schedulers_do_not_share_state():
 # -- stale hash slots, dangling buffers --------------------------------------------------------
 
 
-def test_runs_do_not_influence_each_other():
+def test_runs_do_not_influence_each_other(ctx):
     """In-place reuse is the same whatever was allocated before, and however tensors lie in memory."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 64, "x")
     chain = [x]
     for _ in range(50):
@@ -577,8 +561,7 @@ def test_runs_do_not_influence_each_other():
             tallocr.reset()
 
 
-def test_measuring_leaves_no_addresses_behind():
-    ctx = gs.Context()
+def test_measuring_leaves_no_addresses_behind(ctx):
     x = ctx.tensor("f32", 64, "x")
     t = ctx.sqr(x)
     with gs.TensorAllocator.measure(64) as tallocr:
@@ -602,8 +585,7 @@ def test_a_closed_arena_leaves_no_dangling_addresses():
 # -- tensors of size zero ----------------------------------------------------------------------
 
 
-def test_size_zero_takes_and_frees_nothing():
-    ctx = gs.Context()
+def test_size_zero_takes_and_frees_nothing(ctx):
     with gs.TensorAllocator.from_backend(gs.DryBackend("dry", 64), 256) as tallocr:
         empty, a, b = ctx.tensor("f32", 0, "empty"), ctx.tensor("i8", 128, "a"), ctx.tensor("i8", 128, "b")
         tallocr.alloc(empty)
@@ -620,9 +602,8 @@ def test_size_zero_takes_and_frees_nothing():
 
 
 @POLICIES
-def test_size_zero_tensors_in_a_graph(policy):
+def test_size_zero_tensors_in_a_graph(ctx, policy):
     """The empty node dies first, at the address of a live tensor, which must not be freed with it."""
-    ctx = gs.Context()
     empty = ctx.tensor("f32", 0, "empty", input=True)
     x = ctx.tensor("f32", 4, "x", input=True)
     e = ctx.dup(empty)
@@ -637,9 +618,8 @@ def test_size_zero_tensors_in_a_graph(policy):
 
 
 @POLICIES
-def test_outputs_survive_the_compute(policy):
+def test_outputs_survive_the_compute(ctx, policy):
     """Every flagged intermediate of a chain that would run in one place holds its own value afterwards."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
     t, kept = x, {}
     for i in range(12):
@@ -650,8 +630,7 @@ def test_outputs_survive_the_compute(policy):
 
 
 @POLICIES
-def test_an_output_that_took_over_memory_keeps_it_when_its_views_are_gone(policy):
-    ctx = gs.Context()
+def test_an_output_that_took_over_memory_keeps_it_when_its_views_are_gone(ctx, policy):
     x = ctx.tensor("f32", 4, "x", input=True)
     source = ctx.sqr(x)
     kept = ctx.set_output(ctx.relu(source))             # runs in place of `source`
@@ -663,8 +642,7 @@ def test_an_output_that_took_over_memory_keeps_it_when_its_views_are_gone(policy
 
 
 @POLICIES
-def test_final_results_survive_without_a_flag(policy):
-    ctx = gs.Context()
+def test_final_results_survive_without_a_flag(ctx, policy):
     x = ctx.tensor("f32", 4, "x", input=True)
     first = ctx.sqr(x)
     t = ctx.dup(x)
@@ -674,8 +652,7 @@ def test_final_results_survive_without_a_flag(policy):
 
 
 @POLICIES
-def test_inputs_are_not_taken_over_in_place(policy):
-    ctx = gs.Context()
+def test_inputs_are_not_taken_over_in_place(ctx, policy):
     x = ctx.tensor("f32", 4, "x", input=True)
     v = ctx.reshape(x, 2, 2)
     y = ctx.relu(ctx.scale(v, -1.0))
@@ -723,9 +700,8 @@ def test_late_inputs_of_a_graph_allocator_are_loaded_in_time():
 
 
 @POLICIES
-def test_what_is_computed_into_an_input_is_what_is_read_back(policy):
+def test_what_is_computed_into_an_input_is_what_is_read_back(ctx, policy):
     """...and the next compute starts again from what was set."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     y = ctx.tensor("f32", 4, "y")
     z = ctx.add(x, y, inplace=True)

@@ -22,11 +22,6 @@ def names(tensors) -> list[str]:
 # -- order --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ctx():
-    return gs.Context("test")
-
-
 def named(ctx, name: str, t: gs.Tensor) -> gs.Tensor:
     return ctx.set_name(t, name)
 
@@ -326,22 +321,19 @@ def test_equal_graphs_may_come_by_their_views_in_different_ways():
     assert len(prints) == 1
 
 
-def test_parameters_are_no_part_of_the_wiring():
+def test_parameters_are_no_part_of_the_wiring(ctx):
     """A plan that was reserved serves a graph that differs in them."""
-    ctx = gs.Context()
     a = ctx.tensor("f32", 4)
     one, other = gs.Graph(ctx.scale(a, 2.0)), gs.Graph(ctx.scale(a, 3.0))
     assert one.wiring == other.wiring and one.fingerprint != other.fingerprint
 
 
-def test_silu_and_relu_differ():
-    ctx = gs.Context()
+def test_silu_and_relu_differ(ctx):
     a = ctx.tensor("f32", 4)
     assert gs.Graph(ctx.silu(a)).fingerprint != gs.Graph(ctx.relu(a)).fingerprint
 
 
-def test_order_is_part_of_the_fingerprint():
-    ctx = gs.Context()
+def test_order_is_part_of_the_fingerprint(ctx):
     a = ctx.tensor("f32", 4)
     x, y = ctx.sqr(a), ctx.sqrt(a)
     one = gs.Graph.from_order([a, x, y], [x, y], [a])

@@ -40,8 +40,7 @@ def words(*given):
     return (*given, *[0] * (16 - len(given)))
 
 
-def test_a_table_has_the_facts_of_its_nodes():
-    ctx = gs.Context()
+def test_a_table_has_the_facts_of_its_nodes(ctx):
     a = ctx.tensor("f16", (8, 3), "a", input=True)
     b = ctx.tensor("f32", (8, 3), "b")
     x = ctx.set_output(ctx.restore("SOFT_MAX", "f32", (8, 3, 1, 1), (4, 32, 96, 96), (a, None, b), op_params=(7, -1)))
@@ -69,8 +68,7 @@ def test_families_and_their_members(make, op, sub_op):
     assert found["params"] == words(*node.op_params)
 
 
-def test_sources_that_are_nodes_are_found_in_the_table():
-    ctx = gs.Context()
+def test_sources_that_are_nodes_are_found_in_the_table(ctx):
     x = ctx.tensor("f32", 4)
     y = ctx.sqr(x)
     z = ctx.add(y, x)
@@ -80,8 +78,7 @@ def test_sources_that_are_nodes_are_found_in_the_table():
     assert NodeTable((z,)).tensors == (z, y, x) and NodeTable(()).tensors == ()
 
 
-def test_data_is_where_the_bytes_are():
-    ctx = gs.Context()
+def test_data_is_where_the_bytes_are(ctx):
     x = ctx.tensor("f32", (4, 3), "x")
     view = ctx.view_1d(x, 4, 16)
     y = ctx.sqr(view)
@@ -97,9 +94,8 @@ def test_data_is_where_the_bytes_are():
         assert NodeTable([y, view]).fields(1)["data"] is None
 
 
-def test_data_of_nothing():
+def test_data_of_nothing(ctx):
     """No address, one that a lease has ended, or one in a buffer whose addresses mean nothing."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     y = ctx.sqr(x)
     assert NodeTable([x]).fields(0)["data"] is None
@@ -115,7 +111,6 @@ def test_data_of_nothing():
 
 
 @pytest.mark.parametrize("wrong", [None, "x", 3])
-def test_a_table_of_what_is_no_tensor(wrong):
-    ctx = gs.Context()
+def test_a_table_of_what_is_no_tensor(ctx, wrong):
     with pytest.raises(TypeError):
         NodeTable([ctx.tensor("f32", 4), wrong])

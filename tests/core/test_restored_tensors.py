@@ -109,24 +109,21 @@ def test_a_file_that_means_nothing_is_refused_by_name(case):
 
 
 @pytest.mark.parametrize("op", [op for op in op_names() if op not in ("NONE", "ARANGE", "CUSTOM")])
-def test_every_op_that_reads_needs_what_it_reads(op):
-    ctx = gs.Context()
+def test_every_op_that_reads_needs_what_it_reads(ctx, op):
     for src in ((), (None,), (None, ctx.tensor("f32", 4))):
         with pytest.raises(gs.GraphError, match=f"'t'.*{op}.*source 0"):
             ctx.restore(op, "f32", (4,), (4, 16, 16, 16), src, name="t")
 
 
-def test_blocks_lie_side_by_side():
+def test_blocks_lie_side_by_side(ctx):
     """The bytes of a row are counted so: blocks closer than they are wide would end outside the tensor."""
-    ctx = gs.Context()
     for apart in (0, 4, 33, 35, 68):
         with pytest.raises(gs.GraphError, match=f"'t'.*q8_0 blocks of 34 bytes.*{apart}"):
             ctx.restore("NONE", "q8_0", (64, 2), (apart, 68, 136, 136), name="t")
     assert ctx.restore("NONE", "q8_0", (64, 2), (34, 68, 136, 136)).nbytes == 136
 
 
-def test_from_order_checks_what_is_a_node():
-    ctx = gs.Context()
+def test_from_order_checks_what_is_a_node(ctx):
     x = ctx.tensor("f32", 4, "x")
     y = ctx.set_name(ctx.sqr(x), "y")
     z = ctx.set_name(ctx.sqr(y), "z")
@@ -137,8 +134,7 @@ def test_from_order_checks_what_is_a_node():
     assert gs.Graph.from_order([x, y, z], [y, z], [x]).nodes == (y, z)
 
 
-def test_nothing_is_written_to_elements_that_share_bytes():
-    ctx = gs.Context()
+def test_nothing_is_written_to_elements_that_share_bytes(ctx):
     x, y = ctx.tensor("f32", (4, 3), "x"), ctx.tensor("f32", 12, "y")
     wide = ctx.set_name(ctx.view_2d(y, 4, 3, 8), "wide")
     for write in (lambda: ctx.cpy(x, wide), lambda: ctx.scale(wide, 2.0, inplace=True),
@@ -217,9 +213,8 @@ def test_a_root_that_only_a_leaf_looks_at_is_placed(policy):
             assert node.numpy().tolist() == [16, 25, 36, 49]
 
 
-def test_a_wrong_file_changes_no_tensor_of_its_context():
+def test_a_wrong_file_changes_no_tensor_of_its_context(ctx):
     """A refused file adds no tensor to the context."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     with pytest.raises(gs.GraphError):
         ctx.restore("VIEW", "f32", (4,), (4, 16, 16, 16), (x,))

@@ -327,8 +327,7 @@ def test_refusals_name_the_op_and_the_numbers(op, args, kwargs, says):
 
 
 @pytest.mark.parametrize("op", ["relu", "mul_mat", "reshape", "permute", "view_1d", "soft_max", "get_rows"])
-def test_something_that_is_no_tensor_is_a_type_error(op):
-    ctx = gs.Context()
+def test_something_that_is_no_tensor_is_a_type_error(ctx, op):
     for wrong in (None, 3, "x", object()):
         with pytest.raises(TypeError):
             getattr(ctx, op)(wrong, wrong)
@@ -355,8 +354,7 @@ INTS = {
 
 
 @pytest.mark.parametrize("op", INTS)
-def test_an_int_is_never_cut_from_something_else(op):
-    ctx = gs.Context()
+def test_an_int_is_never_cut_from_something_else(ctx, op):
     a, _ = ctx.tensor("f32", (8, 8), "the source"), ctx.tensor("i32", 1)
     for call in INTS[op]:
         for wrong in (2.7, 2.0, "2", np.float32(2), None, 2j):
@@ -371,9 +369,8 @@ def test_an_int_is_never_cut_from_something_else(op):
     assert ctx.view_1d(a, np.int32(3), np.uint8(4)).ne[0] == ctx.top_k(a, np.int64(3)).ne[0] == 3
 
 
-def test_elements_that_63_bits_do_not_count_are_refused():
+def test_elements_that_63_bits_do_not_count_are_refused(ctx):
     """With strides of 0 they take few bytes; their product once came out as 0, and fitted an empty tensor."""
-    ctx = gs.Context()
     a = ctx.tensor("f32", 4, "the source")
     with pytest.raises(gs.GraphError, match="the source"):
         ctx.view_4d(a, 4, 2**40, 2**40, 1, 0, 0, 0)
@@ -383,8 +380,7 @@ def test_elements_that_63_bits_do_not_count_are_refused():
     assert ctx.view_4d(a, 4, 2**40, 2**40, 0, 0, 0, 0).nbytes == 0, "no elements at all"
 
 
-def test_op_params_hold_what_was_given():
-    ctx = gs.Context()
+def test_op_params_hold_what_was_given(ctx):
     a = ctx.tensor("f32", (8, 8), "the source")
     for beyond in (2**31, -2**31 - 1, 2**40):
         with pytest.raises(gs.GraphError, match=r"the source.*int32"):
@@ -404,8 +400,7 @@ def test_op_params_hold_what_was_given():
     ("f32", (4, -1)), ("f32", (2**200,)), ("q4_0", (31,)), ("q4_0", (16, 2)), ("q4_0", (1,)), ("f32", ()),
     ("f32", (1, 1, 1, 1, 1)), ("q4_K", (128,)), ("f64", (2**60, 2)),
 ])
-def test_leafs_that_cannot_be(kind, ne):
-    ctx = gs.Context()
+def test_leafs_that_cannot_be(ctx, kind, ne):
     with pytest.raises(gs.GraphError):
         ctx.tensor(kind, ne)
     assert ctx.tensors == ()
@@ -439,8 +434,7 @@ def test_types_that_are_no_types(wrong):
         gs.Context().tensor(wrong, 4)
 
 
-def test_types_by_name_number_and_member():
-    ctx = gs.Context()
+def test_types_by_name_number_and_member(ctx):
     for kind in gs.Type:
         for spelling in (kind, int(kind), str(kind), str(kind).upper()):
             if spelling == str(kind).upper() and spelling.lower() != str(kind).lower():
@@ -449,9 +443,8 @@ def test_types_by_name_number_and_member():
         assert ctx.tensor(kind, kind.block_size).nbytes == kind.type_size
 
 
-def test_results_that_overflow():
+def test_results_that_overflow(ctx):
     """Each case has small sources and an impossibly large result."""
-    ctx = gs.Context()
     row = ctx.tensor("i8", (1, 2**40), "row")
     column = ctx.tensor("i8", (1, 2**40), "column")
     with pytest.raises(gs.GraphError, match="MUL_MAT"):
@@ -464,8 +457,7 @@ def test_results_that_overflow():
             call()
 
 
-def test_a_view_of_a_view_is_a_view_of_the_root():
-    ctx = gs.Context()
+def test_a_view_of_a_view_is_a_view_of_the_root(ctx):
     a = ctx.tensor("f32", 100, "a")
     outer = ctx.view_1d(a, 50, 40)
     inner = ctx.view_1d(outer, 10, 20)
@@ -478,8 +470,7 @@ def test_a_view_of_a_view_is_a_view_of_the_root():
         ctx.view_1d(outer, 1, 2**63 - 20)
 
 
-def test_views_of_permuted_tensors_keep_their_strides():
-    ctx = gs.Context()
+def test_views_of_permuted_tensors_keep_their_strides(ctx):
     a = ctx.tensor("f32", (4, 3, 2), "a")
     t = ctx.transpose(a)
     assert (t.ne, t.nb) == ((3, 4, 2, 1), (16, 4, 48, 96)) and not t.is_contiguous
@@ -503,8 +494,7 @@ def test_in_place_variants_are_views_of_their_first_source(op):
     assert t.view_src is a and t.view_offs == 0 and (t.ne, t.nb) == (a.ne, a.nb)
 
 
-def test_op_params_are_ggmls_words():
-    ctx = gs.Context()
+def test_op_params_are_ggmls_words(ctx):
     a = ctx.tensor("f32", (8, 4, 3))
     assert ctx.scale(a, 0.5).op_params == (0x3F000000,)
     assert ctx.scale(a, 0.0).op_params == ()
@@ -520,8 +510,7 @@ def test_op_params_are_ggmls_words():
     assert ctx.scale(a, 1.0, -0.0).op_params == (0x3F800000, -2**31)
 
 
-def test_trailing_zeros_of_given_op_params_are_cut():
-    ctx = gs.Context()
+def test_trailing_zeros_of_given_op_params_are_cut(ctx):
     a = ctx.tensor("f32", 4)
     for given, kept in (((0, 3, 0, 0), (0, 3)), ((0,) * 16, ()), ((-1,) * 16, (-1,) * 16)):
         assert ctx.restore("SCALE", "f32", a.ne, a.nb, (a,), op_params=given).op_params == kept
@@ -569,9 +558,8 @@ def test_names_are_those_of_the_moment_an_op_was_called():
             assert made[k].name == names[k] == made[k].name
 
 
-def test_names_with_many_endings():
+def test_names_with_many_endings(ctx):
     """More than fit into the number that holds them."""
-    ctx = gs.Context()
     t = ctx.tensor("f32", (4, 4), "x")
     for n in range(1, 100):
         t = ctx.transpose(ctx.permute(t, 0, 1, 2, 3))
@@ -579,8 +567,7 @@ def test_names_with_many_endings():
             assert t.name == "x" + " (permuted) (transposed)" * n
 
 
-def test_names_of_copies():
-    ctx = gs.Context()
+def test_names_of_copies(ctx):
     a, b, nameless = ctx.tensor("f32", 4, "a"), ctx.tensor("f32", 4, "b"), ctx.tensor("f32", 4)
     copy = ctx.cpy(ctx.view_1d(a, 4), ctx.view_1d(b, 4))
     assert (copy.name, ctx.cpy(a, nameless).name) == ("b (view) (copy of a (view))", "a (copy)")

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the CUDA backend: a context, and backends that a test needs only one of."""
+"""Fixtures of the tests of the CUDA backend: backends that a test needs only one of."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,6 @@ import cupy_devices
 import pytest
 
 import ggml_sched as gs
-
-
-@pytest.fixture
-def ctx() -> gs.Context:
-    return gs.Context()
 
 
 @pytest.fixture

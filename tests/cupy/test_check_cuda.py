@@ -1,8 +1,6 @@
 """tools/check_cuda.py: it parses the output of ptxas, and the package's kernels neither spill registers nor use a
 stack."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Flash attention on the device: sizes and types that take different code paths."""
 
-from __future__ import annotations
-
 import cupy_kernels
 import numpy as np
 import pytest

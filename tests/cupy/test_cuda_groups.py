@@ -1,7 +1,5 @@
 """Fused kernels: which nodes they fuse, and that results equal those of the single kernels."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import configs

@@ -1,7 +1,5 @@
 """The builder of launches: arguments, addresses, work memory, refused nodes, 64-bit indices."""
 
-from __future__ import annotations
-
 import cupy_kernels
 import numpy as np
 import op_results

@@ -1,8 +1,6 @@
 """Products of prompts by the device's matrix library, simulated in NumPy: pieces, batches, strides, and when it is
 used."""
 
-from __future__ import annotations
-
 import cupy_kernels
 import numpy as np
 import pytest

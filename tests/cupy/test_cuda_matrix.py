@@ -3,8 +3,6 @@
 Columns that meet blocks are rounded to 8 bits, or, `exact`, not: the errors that these may make differ by magnitudes.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 

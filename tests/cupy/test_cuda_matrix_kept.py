@@ -1,7 +1,5 @@
 """Columns rounded to 8 bits for one product serve later products, as long as the columns do not change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import cupy_devices

@@ -4,8 +4,6 @@ Every test there that computes through `op_results.compute` runs here over `cupy
 chosen for the CPU.
 """
 
-from __future__ import annotations
-
 import cupy_kernels
 import pytest
 from load_tests import load_tests

@@ -1,7 +1,5 @@
 """Rows rearranged inside their bytes: there and back, and products of them with the bits of ggml's order."""
 
-from __future__ import annotations
-
 import cupy_kernels
 import numpy as np
 import op_results

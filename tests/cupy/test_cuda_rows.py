@@ -1,7 +1,5 @@
 """Rows by number on the device, blocks that it makes, ids that name nothing."""
 
-from __future__ import annotations
-
 import cupy_kernels
 import numpy as np
 import op_results

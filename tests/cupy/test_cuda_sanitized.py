@@ -4,8 +4,6 @@ Processes that are started for it run tests of ops: odd sizes, views, every type
 the sources must end such a process, with a report of their line.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ARGSORT and TOP_K of rows that fit one block, and of longer ones."""
 
-from __future__ import annotations
-
 import cupy_kernels
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """CUDA kernels against the oracle: NaN and infinity, results over their sources, any node of a file."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import cupy_kernels

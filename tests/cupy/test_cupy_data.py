@@ -1,7 +1,5 @@
 """Memory of a CUDA device and copies to and from it, on emulated devices whose work runs as late as possible."""
 
-from __future__ import annotations
-
 import cupy_devices as devices
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Creating and closing a CUDA backend: without CuPy, after a fork, in any order, after errors."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from contextlib import suppress

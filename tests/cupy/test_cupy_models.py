@@ -1,7 +1,5 @@
 """Models on CUDA backends: the CPU's logits, alone, on two devices and with the CPU; one wait for a token."""
 
-from __future__ import annotations
-
 import cupy_devices as devices
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Rearranged weights of a CUDA device: only the kernels of matrix products read the rearranged bytes."""
 
-from __future__ import annotations
-
 import cupy_devices as devices
 import numpy as np
 import pytest
@@ -201,9 +199,8 @@ def test_devices_do_not_copy_bytes_of_one_order_as_those_of_the_other(way):
                 assert not getattr(backend, way)(src, dst)
 
 
-def test_only_weights_whose_rows_allow_it_are_rearranged():
+def test_only_weights_whose_rows_allow_it_are_rearranged(ctx):
     with devices.backend() as cuda, devices.backend(repack=False) as plain:
-        ctx = gs.Context()
         kinds = {str(kind): ctx.tensor(kind, (width(kind), 2), str(kind)) for kind in gs.Type
                  if packs(kind, width(kind)) if kind in FIELDS}
         short = ctx.tensor("q4_0", (32 * 7, 4), "short")

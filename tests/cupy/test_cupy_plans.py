@@ -1,7 +1,5 @@
 """Plans of a CUDA backend: eager once, captured, replayed; what they hold, and what ends them."""
 
-from __future__ import annotations
-
 import threading
 
 import cupy_devices as devices
@@ -112,9 +110,8 @@ def test_tensors_elsewhere_and_nodes_without_a_kernel_are_refused(cuda, cpu):
         cuda.graph_plan_create(gs.GraphView([strange]))
 
 
-def test_a_callback_sees_each_node_and_may_stop():
+def test_a_callback_sees_each_node_and_may_stop(ctx):
     with devices.backend(seed=2) as cuda, gs.Scheduler([cuda]) as sched:
-        ctx = gs.Context()
         x = ctx.tensor("f32", 8, "x", input=True)
         graph = gs.Graph(ctx.mul(ctx.add(x, x), x))
         sched.alloc(graph)

@@ -4,8 +4,6 @@ The scenarios are tests of other files.  Without a bug they pass for every seed;
 that no detection is luck.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from types import SimpleNamespace
 

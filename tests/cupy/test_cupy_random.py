@@ -5,8 +5,6 @@ missing event, an early reuse of memory or of staging shows as other bits than t
 has memory of its own.  The CPU gets ops that both compute to the last bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

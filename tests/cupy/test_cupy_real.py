@@ -2,8 +2,6 @@
 their effects need a machine with a GPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

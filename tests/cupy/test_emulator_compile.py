@@ -1,7 +1,5 @@
 """Kernels are compiled for the host once for each content, into a folder that is the user's alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

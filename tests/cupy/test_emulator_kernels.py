@@ -1,7 +1,5 @@
 """The emulated device detects errors of kernels and launches: races, barriers, arguments, sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cuda_emulator import EmulatedDevice

@@ -1,7 +1,5 @@
 """CUDA's intrinsics on the host do what a GPU's do: shuffles, votes, conversions, bytes in words, atomics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cupy_sources import Bench, needs_compiler

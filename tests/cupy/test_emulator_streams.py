@@ -2,8 +2,6 @@
 memory, calls that CUDA forbids during capture.  Mostly with copies, which race as kernels do.
 """
 
-from __future__ import annotations
-
 import pickle
 import threading
 

@@ -1,8 +1,6 @@
 """bench/gpu.py works without a GPU: it runs all parts on the emulated device, detects wrong results, and continues
 after a part fails."""
 
-from __future__ import annotations
-
 import cupy_devices
 import gpu
 import gpu_right

@@ -167,10 +167,9 @@ def test_what_is_prepared_anew_is_freed_before():
     assert made_and_freed(a, b) == (3, 3)
 
 
-def test_weights_that_moved_end_what_was_prepared():
+def test_weights_that_moved_end_what_was_prepared(ctx):
     backend = preparing()
     w = resident(backend, "w", np.full(64, 5.0))
-    ctx = gs.Context()
     y = ctx.set_output(ctx.sqr(w))
     graph, other = gs.Graph(y), squares(64, 2)
     with gs.Scheduler([backend]) as scheduler:
@@ -196,9 +195,8 @@ def test_an_assignment_that_changed_ends_what_was_prepared():
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-def test_graphs_that_share_tensors_take_turns(policy):
+def test_graphs_that_share_tensors_take_turns(ctx, policy):
     backend = preparing()
-    ctx = gs.Context()
     x = ctx.tensor("f32", 64, "x", input=True)
     y = ctx.set_output(ctx.sqr(x))
     z = ctx.set_output(ctx.sqr(y))

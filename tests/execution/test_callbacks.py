@@ -195,10 +195,9 @@ def test_stopping_at_a_node_that_was_asked_for(at):
 
 
 @pytest.mark.parametrize("wanted", [(), ("write",), ("late",), ("write", "late")])
-def test_writes_go_back_whether_asked_for_or_not(wanted):
+def test_writes_go_back_whether_asked_for_or_not(ctx, wanted):
     here, there = backends(2)
     cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 1), "x", input=True)
     row = ctx.tensor("i64", (1,), "row", input=True)
     write = ctx.set_name(ctx.set_rows(cache, ctx.scale(x, 2.0), row), "write")
@@ -219,11 +218,10 @@ def test_writes_go_back_whether_asked_for_or_not(wanted):
 
 
 @pytest.mark.parametrize("wanted", [(), ("read",), ("end",), ("read", "end")])
-def test_backends_wait_for_each_other_whether_nodes_are_observed_or_not(wanted):
+def test_backends_wait_for_each_other_whether_nodes_are_observed_or_not(ctx, wanted):
     """A node's backend is done before it is observed; its alloc dependencies on other backends stay until then."""
     log = []
     made = [noted(name, log, waits=True) for name in ("w0", "w1")]
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64,), "x", input=True)
     first = ctx.set_name(ctx.scale(x, 3.0), "first")
     read = ctx.set_name(ctx.scale(x, 2.0), "read")

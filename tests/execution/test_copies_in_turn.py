@@ -42,10 +42,9 @@ def test_the_ring_s_memory_is_in_the_plan(copies):
     assert tuple(map(scheduler.buffer_size, backends)) == plan.buffer_sizes
 
 
-def test_weights_have_one_place():
+def test_weights_have_one_place(ctx):
     a, host = gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="host")
     w = weights_on(host, w=np.eye(4, dtype=np.float32))["w"]
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     graph = gs.Graph(ctx.mul_mat(w, x))
     with gs.Scheduler([a, host], copies=3) as scheduler:
@@ -242,11 +241,10 @@ def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
             assert np.array_equal(value.numpy().reshape(2, n), expected)
 
 
-def test_a_copy_that_a_node_writes_through_has_one_place():
+def test_a_copy_that_a_node_writes_through_has_one_place(ctx):
     """Its write-back is immediate, so no other compute fills the slot."""
     a, b = gs.DryBackend("a"), gs.DryBackend("b")
     cache = weights_on(b, "any", cache=np.zeros((2, 4), np.float32))["cache"]
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     write = ctx.cpy(ctx.sqr(x), cache)
     graph = gs.Graph(write)
@@ -258,12 +256,11 @@ def test_a_copy_that_a_node_writes_through_has_one_place():
     assert {name: len(offsets) for (name, _), offsets in rings(plan).items()} == {"x": 3, write.name: 1}
 
 
-def test_experts_that_a_node_writes_on_the_device_travel_whole():
+def test_experts_that_a_node_writes_on_the_device_travel_whole(ctx):
     """The node writes to the copy, which the product then reads: it may change some experts only."""
     device, host = recorded("device"), recorded("host")
     old = np.arange(27, dtype=np.float32).reshape(3, 3, 3)
     experts = weights_on(host, "any", e=old)["e"]
-    ctx = gs.Context()
     x, ids = ctx.tensor("f32", (3, 1, 2), "x", input=True), ctx.tensor("i32", (1, 2), "ids", input=True)
     row = ctx.tensor("f32", (3, 1, 3), "row", input=True)
     stored = ctx.set(experts, row, 12, 36, 108, 0, inplace=True)
@@ -303,12 +300,11 @@ def test_experts_that_are_not_there_are_left_to_the_kernel_to_refuse():
     assert said[0] == said[1]
 
 
-def test_nothing_is_pushed_to_a_backend_that_takes_no_data_while_it_computes():
+def test_nothing_is_pushed_to_a_backend_that_takes_no_data_while_it_computes(ctx):
     here, there = gs.CpuBackend(1, name="here"), gs.CpuBackend(1, name="there")
     cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
     pushed = []
     here.cpy_tensor_async = lambda src, dst: bool(pushed.append(dst))
-    ctx = gs.Context()
     x, row = ctx.tensor("f32", (4, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
     graph = gs.Graph(ctx.set_rows(cache, x, row))
     with gs.Scheduler([here, there]) as scheduler:

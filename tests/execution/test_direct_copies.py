@@ -110,8 +110,7 @@ def test_staged_bytes_are_what_set_keeps():
         assert graph.nodes[0].numpy().tolist() == [6] * 8
 
 
-def test_what_does_not_wait_on_the_host_is_not_staged():
-    ctx = gs.Context()
+def test_what_does_not_wait_on_the_host_is_not_staged(ctx):
     weight, leaf = ctx.tensor("f32", 4, "w"), ctx.tensor("f32", 4, "x")
     view = ctx.reshape(leaf, 2, 2)
     out = ctx.set_output(ctx.add(leaf, weight))
@@ -132,9 +131,8 @@ def test_what_does_not_wait_on_the_host_is_not_staged():
         assert not leaf.stage(data)                     # the scheduler is closed
 
 
-def test_bytes_are_not_kept_for_a_leaf_that_has_its_data_at_once():
+def test_bytes_are_not_kept_for_a_leaf_that_has_its_data_at_once(ctx):
     """A leaf of a graph allocator, whose memory is exclusively its own: code that reads it expects the data there."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     graph = gs.Graph(ctx.add(x, ctx.sqr(x)))
     with gs.TensorAllocator.from_memory(np.zeros(4096, np.uint8), 1) as tallocr:
@@ -207,10 +205,9 @@ class Slow(gs.CpuBackend):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_what_is_on_its_way_stays_alive_until_the_device_was_waited_for(watched, monkeypatch):
+def test_what_is_on_its_way_stays_alive_until_the_device_was_waited_for(ctx, watched, monkeypatch):
     staged = _steps.staged
     monkeypatch.setattr(_steps, "staged", lambda src, dst: Kept(staged(src, dst)))
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x")
     y = ctx.sqr(x)
     z = ctx.set_output(ctx.scale(y, 2.0))

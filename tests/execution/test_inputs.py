@@ -15,8 +15,7 @@ def graph_of(*outputs):
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("flagged", [False, True])
 @pytest.mark.parametrize("policy", ["default", "seed"])
-def test_an_input_that_was_never_set_is_an_error_that_names_it(policy, flagged, queued):
-    ctx = gs.Context()
+def test_an_input_that_was_never_set_is_an_error_that_names_it(ctx, policy, flagged, queued):
     x, y = ctx.tensor("f32", 4, "x", input=flagged), ctx.tensor("f32", 4, "forgotten", input=flagged)
     graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
     with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as scheduler:
@@ -33,8 +32,7 @@ def test_an_input_that_was_never_set_is_an_error_that_names_it(policy, flagged, 
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_zero_sets_inputs_that_were_never_set_to_zeros(queued):
-    ctx = gs.Context()
+def test_zero_sets_inputs_that_were_never_set_to_zeros(ctx, queued):
     x, y = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y", input=True)
     graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
     backend = gs.CpuBackend(1)
@@ -53,8 +51,7 @@ def test_zero_sets_inputs_that_were_never_set_to_zeros(queued):
             scheduler.compute(gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "w"))), zero=False)
 
 
-def test_a_view_that_was_set_sets_its_root():
-    ctx = gs.Context()
+def test_a_view_that_was_set_sets_its_root(ctx):
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     row = ctx.view_1d(x, 4, x.nb[1])
     graph = gs.Graph(ctx.set_output(ctx.sqr(x)), row)
@@ -65,9 +62,8 @@ def test_a_view_that_was_set_sets_its_root():
         assert graph.nodes[0].numpy().tolist() == [[0] * 4, [9] * 4]
 
 
-def test_what_nothing_reads_need_not_be_set():
+def test_what_nothing_reads_need_not_be_set(ctx):
     """A leaf that a node writes to first, an empty one, and one that is only viewed."""
-    ctx = gs.Context()
     x, out = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "out")
     nothing, seen = ctx.tensor("f32", (4, 0), "nothing"), ctx.tensor("f32", 4, "seen")
     written = ctx.cpy(x, out)
@@ -79,8 +75,7 @@ def test_what_nothing_reads_need_not_be_set():
         assert graph.nodes[1].numpy().tolist() == [9] * 4
 
 
-def test_what_is_read_before_it_is_written_must_be_set():
-    ctx = gs.Context()
+def test_what_is_read_before_it_is_written_must_be_set(ctx):
     x, acc = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "acc")
     graph = gs.Graph(ctx.cpy(ctx.add(acc, x), acc))
     other = gs.Graph(ctx.add(acc, x, inplace=True))
@@ -185,8 +180,7 @@ def test_an_input_that_was_never_set_cannot_be_read():
         assert x.numpy().tolist() == [[1, 0, 0, 0], [2, 0, 0, 0]] and row.numpy().tolist() == [2, 0, 0, 0]
 
 
-def test_a_dry_backend_misses_nothing():
-    ctx = gs.Context()
+def test_a_dry_backend_misses_nothing(ctx):
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x", input=True)))
     with gs.Scheduler([gs.DryBackend("A"), gs.DryBackend("B")]) as scheduler:
         assert scheduler.compute(graph)
@@ -195,9 +189,8 @@ def test_a_dry_backend_misses_nothing():
 # -- destinations -----------------------------------------------------------------------------------
 
 
-def test_an_input_goes_to_each_backend_that_reads_it_and_to_no_other():
+def test_an_input_goes_to_each_backend_that_reads_it_and_to_no_other(ctx):
     a, b, host = (device(name=name, records=DATA_WRITES) for name in ("a", "b", "host"))
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     row = ctx.view_1d(x, 4, x.nb[1])
     one, two = ctx.sqr(x), ctx.scale(row, 2.0)
@@ -220,9 +213,8 @@ def test_an_input_goes_to_each_backend_that_reads_it_and_to_no_other():
 
 @pytest.mark.parametrize("output", [False, True])
 @pytest.mark.parametrize("policy", ["default", "seed"])
-def test_a_leaf_that_a_node_wrote_to_can_be_read_as_its_writer_can(policy, output):
+def test_a_leaf_that_a_node_wrote_to_can_be_read_as_its_writer_can(ctx, policy, output):
     """Unless the leaf is an output, later nodes use its memory."""
-    ctx = gs.Context()
     a, x = ctx.tensor("f32", 64, "a", input=True), ctx.tensor("f32", 64, "x")
     if output:
         ctx.set_output(x)
@@ -246,9 +238,8 @@ def test_a_leaf_that_a_node_wrote_to_can_be_read_as_its_writer_can(policy, outpu
         assert x.numpy().tolist() == [1] * 64       # what the caller sets waits on the host
 
 
-def test_a_leaf_that_was_set_and_written_gives_what_was_written():
+def test_a_leaf_that_was_set_and_written_gives_what_was_written(ctx):
     """What the caller set waits on the host for the next compute; a view of the writing node is no view of that."""
-    ctx = gs.Context()
     a, x = ctx.tensor("f32", 8, "a", input=True), ctx.set_output(ctx.tensor("f32", 8, "x", input=True))
     write = ctx.set_output(ctx.cpy(ctx.add(a, x), x))
     part = ctx.view_1d(write, 4)
@@ -270,9 +261,8 @@ def test_a_leaf_that_was_set_and_written_gives_what_was_written():
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
 @pytest.mark.parametrize("computed", [False, True])
-def test_a_graph_whose_arena_was_closed_is_allocated_again(policy, computed):
+def test_a_graph_whose_arena_was_closed_is_allocated_again(ctx, policy, computed):
     backends = [gs.CpuBackend(1, name) for name in "ab"]
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
     one = ctx.sqr(x)
     two = ctx.set_output(ctx.add(one, x))

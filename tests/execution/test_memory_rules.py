@@ -370,9 +370,8 @@ def test_a_budget_must_be_for_a_backend_of_the_scheduler():
 
 
 @pytest.mark.parametrize("alignment", [1, 32, 256])
-def test_the_size_of_a_whole_context_is_known_before_it_is_allocated(alignment):
+def test_the_size_of_a_whole_context_is_known_before_it_is_allocated(ctx, alignment):
     backend = gs.DryBackend("D", alignment=alignment)
-    ctx = gs.Context()
     tensors = [ctx.tensor("f32", n, f"t{n}") for n in (1, 7, 64, 0, 100)]
     view = ctx.view_1d(tensors[2], 8, 32)
     size = backend.alloc_tensors_size(ctx)
@@ -402,9 +401,8 @@ def test_a_context_that_does_not_fit_stays_without_memory():
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
-def test_tensors_of_no_bytes_take_none(policy):
+def test_tensors_of_no_bytes_take_none(ctx, policy):
     device, host = devices(2)
-    ctx = gs.Context()
     x, nothing = ctx.tensor("f32", (8, 4), "x", input=True), ctx.tensor("f32", (8, 0), "nothing", input=True)
     empty = ctx.scale(ctx.sqr(nothing), 2.0)
     out = ctx.sqr(x)
@@ -419,10 +417,9 @@ def test_tensors_of_no_bytes_take_none(policy):
         np.testing.assert_array_equal(out.numpy(), np.full((4, 8), 9, F32))
 
 
-def test_in_place_through_a_view_with_an_offset_takes_the_right_bytes():
+def test_in_place_through_a_view_with_an_offset_takes_the_right_bytes(ctx):
     """A window of a tensor, changed by an op that the graph makes in place."""
     backend = poisoned("CPU")
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 6), "x", input=True)
     h = ctx.sqr(x)
     window = ctx.view_2d(h, 4, 2, h.nb[1], 2 * h.nb[1])
@@ -439,10 +436,9 @@ def test_in_place_through_a_view_with_an_offset_takes_the_right_bytes():
         np.testing.assert_array_equal(out.numpy(), expected + 80)
 
 
-def test_memory_of_a_dead_tensor_is_used_again():
+def test_memory_of_a_dead_tensor_is_used_again(ctx):
     """A long chain of tensors that no kernel computes in place needs two at a time."""
     backend = gs.DryBackend("D")
-    ctx = gs.Context()
     h = ctx.tensor("f32", (32, 32), "x", input=True)
     for _ in range(50):
         h = ctx.cont(ctx.transpose(h))

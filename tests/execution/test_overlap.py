@@ -44,10 +44,9 @@ def overlapping(first, second):
 @pytest.mark.parametrize("concurrent", [True, False])
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("order", ["the host last", "the host first", "in between"])
-def test_two_equal_backends_work_at_the_same_time(order, copies, concurrent):
+def test_two_equal_backends_work_at_the_same_time(ctx, order, copies, concurrent):
     """Whichever of them is the host, where inputs are placed: what the caller sets does not queue behind it."""
     first, host = sleeper("device", concurrent), sleeper("host", concurrent)
-    ctx = gs.Context()
     x = ctx.tensor("f32", (8, 2), "x", input=True)
     if order == "the host last":
         nodes = ((ctx.sqr(x), first),)

@@ -176,12 +176,11 @@ def test_graphs_take_turns(kind, pair, n_backends, copies, refused, wishes, worl
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-def test_the_poison_is_seen(policy, monkeypatch):
+def test_the_poison_is_seen(ctx, policy, monkeypatch):
     """An input that was not loaded reads as poison: the tests above would notice."""
     run = executor.run_in_order
     monkeypatch.setattr(executor, "run_in_order", lambda steps, alive: run(
         [s for s in steps if not isinstance(s, BoundLoad)], alive))
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     y = ctx.dup(x)
     with poisoned() as backend, gs.Scheduler([backend], policy=policy) as sched:

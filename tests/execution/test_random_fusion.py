@@ -54,9 +54,8 @@ def test_a_device_that_runs_late_gets_its_groups():
         assert backend.fused == [("UNARY:NEG", "UNARY:RELU")] * 3
 
 
-def test_the_overwritten_memory_is_seen():
+def test_the_overwritten_memory_is_seen(ctx):
     """A group that does not keep its source: the tests above would notice."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
     t = ctx.relu(ctx.neg(x))
     with Fusing("F", lambda graph: [(0, 1)]) as backend, gs.Scheduler([backend]) as sched:
@@ -75,8 +74,7 @@ def test_the_overwritten_memory_is_seen():
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_the_inner_result_is_never_written_unless_the_backend_goes_one_by_one(one_by_one):
-    ctx = gs.Context()
+def test_the_inner_result_is_never_written_unless_the_backend_goes_one_by_one(ctx, one_by_one):
     x = ctx.tensor("f32", 4, "x", input=True)
     inner = ctx.sum_rows(x)
     t = ctx.add(x, inner)

@@ -47,9 +47,8 @@ def test_a_result_is_read_after_its_compute_only(backend):
         assert out.numpy().tolist() == [9] * 4
 
 
-def test_a_graph_that_comes_back_has_no_results_until_it_is_computed(backend):
+def test_a_graph_that_comes_back_has_no_results_until_it_is_computed(ctx, backend):
     scheduler, graph, _, out = squares(backend)
-    ctx = gs.Context()
     other = gs.Graph(ctx.set_output(ctx.scale(ctx.tensor("f32", 64, "other", input=True), 2.0)))
     with scheduler:
         scheduler.compute(graph)
@@ -84,8 +83,7 @@ def test_a_compute_that_failed_leaves_no_results(backend, queued):
         assert out.numpy().tolist() == [25] * 4
 
 
-def test_after_a_stop_there_are_the_results_up_to_it(backend):
-    ctx = gs.Context()
+def test_after_a_stop_there_are_the_results_up_to_it(ctx, backend):
     x = ctx.tensor("f32", 4, "x", input=True)
     nodes = [ctx.set_name(ctx.set_output(ctx.scale(x, float(k))), f"n{k}") for k in range(1, 4)]
     graph = gs.Graph(*nodes)
@@ -98,8 +96,7 @@ def test_after_a_stop_there_are_the_results_up_to_it(backend):
             nodes[2].numpy()
 
 
-def test_an_empty_result_is_always_there(backend):
-    ctx = gs.Context()
+def test_an_empty_result_is_always_there(ctx, backend):
     nothing = ctx.set_output(ctx.sqr(ctx.tensor("f32", (4, 0), "nothing", input=True)))
     busy = ctx.tensor("f32", 64, "busy", input=True)
     graph = gs.Graph(nothing, ctx.neg(ctx.sqr(ctx.neg(busy))))
@@ -111,8 +108,7 @@ def test_an_empty_result_is_always_there(backend):
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
-def test_a_result_whose_memory_was_reused_is_refused_and_an_output_is_not(policy):
-    ctx = gs.Context()
+def test_a_result_whose_memory_was_reused_is_refused_and_an_output_is_not(ctx, policy):
     x = ctx.tensor("f32", (64,), "x", input=True)
     doubled = ctx.set_name(ctx.scale(x, 2.0), "doubled")
     kept = ctx.set_output(ctx.set_name(ctx.scale(x, 3.0), "kept"))
@@ -134,9 +130,8 @@ def test_a_result_whose_memory_was_reused_is_refused_and_an_output_is_not(policy
         np.testing.assert_array_equal(x.numpy(), np.arange(64))
 
 
-def test_a_view_of_an_input_takes_data_before_the_compute():
+def test_a_view_of_an_input_takes_data_before_the_compute(ctx):
     """The data of an input waits on the host, as a whole: what a view gets is put into it."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     row, column = ctx.view_1d(x, 4, 16), ctx.view_2d(x, 1, 2, 16, 4)
     out = ctx.set_output(ctx.add(x, ctx.repeat(ctx.cont(column), x)))
@@ -194,9 +189,8 @@ def test_a_leaf_is_as_it_was_set_when_the_compute_stops_before_its_writer(policy
         assert x.numpy().tolist() == [8] * 64
 
 
-def test_a_leaf_is_as_it_was_set_when_its_graph_comes_back(backend):
+def test_a_leaf_is_as_it_was_set_when_its_graph_comes_back(ctx, backend):
     scheduler, graph, x = accumulator("default", backend)
-    ctx = gs.Context()
     other = gs.Graph(ctx.set_output(ctx.scale(ctx.tensor("f32", 4096, "other", input=True), 2.0)))
     scheduler.reserve(other)
     with scheduler:
@@ -207,8 +201,7 @@ def test_a_leaf_is_as_it_was_set_when_its_graph_comes_back(backend):
         assert x.numpy().tolist() == [7] * 64
 
 
-def test_setting_a_part_of_a_leaf_keeps_what_the_graph_has_written_to_the_rest(backend):
-    ctx = gs.Context()
+def test_setting_a_part_of_a_leaf_keeps_what_the_graph_has_written_to_the_rest(ctx, backend):
     a, x = ctx.tensor("f32", 8, "a", input=True), ctx.tensor("f32", 8, "x", input=True)
     graph = gs.Graph(ctx.set_output(ctx.cpy(ctx.scale(a, 2.0), x)))
     part = ctx.view_1d(x, 4, 16)

@@ -8,8 +8,7 @@ import ggml_sched as gs
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(2, 6), (4, 3), (1, 12), (1, 4, 3), (13,), (2, 2, 3)])
-def test_an_array_of_another_shape_is_refused(shape, dtype):
-    ctx = gs.Context()
+def test_an_array_of_another_shape_is_refused(ctx, shape, dtype):
     t = ctx.tensor("f32", (4, 3), "t")
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)
@@ -21,8 +20,7 @@ def test_an_array_of_another_shape_is_refused(shape, dtype):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(3, 4), (12,), (1, 3, 4), (1, 1, 3, 4)])
-def test_extents_of_one_in_front_do_not_matter(shape, dtype):
-    ctx = gs.Context()
+def test_extents_of_one_in_front_do_not_matter(ctx, shape, dtype):
     t = ctx.tensor("f32", (4, 3), "t")
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)

@@ -33,7 +33,7 @@ def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
                 data = written({**metadata, key: value}, tensors)
             except (TypeError, ValueError, OverflowError):
                 continue        # what no file can hold
-            began = time.perf_counter()
+            began = time.process_time()
             try:
                 with open_gguf(data) as f:
                     same = ARCHITECTURES[arch].hparams(f) == usual
@@ -42,7 +42,7 @@ def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
                         runner.run([1, 2], outputs=[1])
             except gs.Error:
                 refused += 1
-            assert time.perf_counter() - began < 1, (key, value)
+            assert time.process_time() - began < 1, (key, value)
     assert refused > 50
 
 

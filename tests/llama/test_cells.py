@@ -207,9 +207,8 @@ def test_what_cannot_be_made_anew_stays_as_it_is():
         visible(cells, [(0, 0)], 1 << 20)
 
 
-def test_inputs_of_a_token_are_rows_of_their_type():
+def test_inputs_of_a_token_are_rows_of_their_type(ctx):
     """What is written to their bytes fits them."""
-    ctx = gs.Context()
     ids = ctx.tensor("i32", 1)
     for kind in ("i8", "i32", "f32"):
         with pytest.raises(ValueError, match="not a row of i64"):
@@ -235,8 +234,7 @@ def test_lists_of_tokens_are_equally_long_and_masks_are_of_rows_that_there_are()
     assert cells.n_used == 1 and cells.rows_in_use() == 1
 
 
-def test_inputs_of_a_token_are_of_rows_that_there_are():
-    ctx = gs.Context()
+def test_inputs_of_a_token_are_of_rows_that_there_are(ctx):
     tokens, mask = ctx.tensor("i32", 1, "tokens", input=True), ctx.tensor("f32", (6, 1), "mask", input=True)
     graph = gs.Graph(ctx.cont(tokens), ctx.scale(mask, 1.0))
     inputs = TokenInputs(tokens, None, None, [], [(mask, 0)], None)

@@ -106,11 +106,11 @@ def test_every_truncation_and_every_flipped_bit_is_refused(load, tmp_path):
             data = bytearray(state)
             data[at] ^= 1 << rng.randrange(8)
             flipped.append(bytes(data))
-        start = time.perf_counter()
+        start = time.process_time()
         for data in cut + flipped:
             with pytest.raises(StateFormatError):
                 model.restore(io.BytesIO(data))
-        assert time.perf_counter() - start < 0.05 * len(cut + flipped)
+        assert time.process_time() - start < 0.05 * len(cut + flipped)
         path = tmp_path / "state"
         path.write_bytes(state + b"x")
         with pytest.raises(StateFormatError, match="more bytes"):

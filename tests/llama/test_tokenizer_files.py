@@ -26,10 +26,10 @@ SECONDS = 1.0
 
 
 def refused(metadata: dict, field: str, match: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TokenizerError, match=match) as error:
         Tokenizer.from_metadata(metadata, "model.gguf")
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert error.value.field == field
     assert str(error.value).startswith(f"model.gguf: {field}: ")
 
@@ -153,11 +153,11 @@ def test_errors_are_pickled_with_their_field():
 
 def test_long_tokens_that_merge_in_many_ways_load_quickly():
     tokens = ["<unk>", "<s>", "</s>", *("a" * n for n in range(1, 513))]
-    start = time.perf_counter()
+    start = time.process_time()
     tokenizer = Tokenizer.from_metadata({
         "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.scores": [0.0] * len(tokens)})
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     ids = tokenizer.encode("a" * 1000, add_special=False)
     assert [tokens[i] for i in ids[-2:]] == ["a" * 512, "a" * 488]
 

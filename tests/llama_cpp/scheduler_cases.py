@@ -119,7 +119,7 @@ def run_all(g: Ggml, backends: list[int], ours: bool, seeds: range, parallel: bo
                     if (view(node).view_src is None or view(node).src[1]) and pick.random() < 0.3:
                         g.backend_sched_set_tensor_backend(scheduler, node, backends[int(pick.integers(len(backends)))])
             found.append(compute(g, scheduler, made, seed))
-            written += sum(len(said["plan"]["write_backs"]) for said in hook().last_scheduled()) if choose else 0
+            written += sum(len(said["plan"]["write_backs"]) for said in hook().last_planned()) if choose else 0
             made[0].close()
     g.backend_sched_free(scheduler)
     found.append([w.own.get(w.store).tobytes() for w in stores])

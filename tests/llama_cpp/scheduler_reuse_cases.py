@@ -169,7 +169,7 @@ def next_scheduler(library: str) -> None:
     g.backend_sched_free(s)
     hook().clear_counters()
     s = g.scheduler(backends, True)
-    assert hook().last_scheduled() == [], "nothing was asked yet"
+    assert hook().last_planned() == [], "nothing was asked yet"
     assert g.backend_sched_reserve(s, graph_of(12)[0].graph)
     assert all(small <= most for small, most in zip(sizes(s), large, strict=True)) and sizes(s) != large
     assert hook().served()["planned"] == 1, hook().served()
@@ -177,7 +177,7 @@ def next_scheduler(library: str) -> None:
     assert hook().served()["planned"] == 1 and hook().served()["equal"] == 1, hook().served()
     stock = g.scheduler(backends, False)
     want = compute(g, stock, graph_of(96), 5)
-    assert compute(g, s, graph_of(96), 5) == want and len(hook().last_scheduled()) == 1
+    assert compute(g, s, graph_of(96), 5) == want and len(hook().last_planned()) == 1
     # The same tensors where other memory holds a weight, which other backends read.
     made = graph_of(96)
     g.backend_sched_reset(s)

@@ -36,7 +36,7 @@ def memory_that_others_read() -> None:
         graph.expand(back)
         for _ in range(4):
             graph.allocate(s, {product: device.handle, back: device.handle, out: other.handle})
-            copies[other.name, comes_back] = len(hook().last_scheduled()[0]["plan"]["copies"])
+            copies[other.name, comes_back] = len(hook().last_planned()[0]["plan"]["copies"])
             graph.put(x, values)
             assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
         g.backend_sched_synchronize(s)
@@ -236,7 +236,7 @@ def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
         out = graph.op("add", product, y)
         graph.expand(out)
         graph.allocate(s, dict.fromkeys((norm, product, out), device.handle))
-        assert largest == 1 << 40 or len(hook().last_scheduled()[0]["plan"]["arenas"][0][3]) > 1, "buffers of A"
+        assert largest == 1 << 40 or len(hook().last_planned()[0]["plan"]["arenas"][0][3]) > 1, "buffers of A"
         read = view(norm).src[0]
         assert b"#" in view(view(read).view_src or read).name, "a copy"
         a, b = bench.span(read), bench.span(product)

@@ -1,6 +1,7 @@
 """The hook is installed before llama.cpp is loaded, raises when it is too late, and changes no token of llama.cpp."""
 
 import importlib.util
+import platform
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,30 @@ def test_hooking_loads_no_more_of_the_core_than_the_planner():
     loaded = run(code)
     assert "ggml_sched.core.plan.make" in loaded and [name for name in not_needed if name in loaded] == []
     assert "False" in run("import ggml_sched.llama_cpp, sys; print('importlib.resources' in sys.modules)")
+
+
+@needs_llama_cpp
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc")
+def test_checking_leaves_malloc_s_threshold_for_mappings():
+    """glibc raises the threshold to the largest mapping that was freed; ggml's scheduler then takes heap pages."""
+    code = """if True:
+        import ctypes, sys
+        if sys.argv[1] == "hooked":
+            import ggml_sched.llama_cpp
+        import llama_cpp
+
+        class Counts(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+
+        libc = ctypes.CDLL(None)
+        libc.mallinfo.restype, libc.malloc.restype = Counts, ctypes.c_void_p
+        def is_mapped(nbytes):
+            before = libc.mallinfo().hblks
+            libc.malloc(ctypes.c_size_t(nbytes))
+            return libc.mallinfo().hblks > before
+        print(next(kib for kib in range(64, 4096, 16) if is_mapped(kib << 10)))
+    """
+    assert int(run("", "-c", code, "hooked")) <= max(int(run("", "-c", code, "stock")), 256)
 
 
 def test_off_leaves_everything_alone_until_it_is_asked_for():

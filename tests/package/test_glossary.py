@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| word |")]
 
 
+@cache
 def declared() -> set[str]:
     """Names of modules, and names that the package or its headers declare: classes, functions, structs, macros,
     enumerators."""

@@ -51,8 +51,7 @@ def test_the_memory_stays_until_the_node_is_done_and_no_longer(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("through", ["view", "view of the keeping node's source"])
-def test_a_view_keeps_its_root(policy, through):
-    ctx = gs.Context()
+def test_a_view_keeps_its_root(ctx, policy, through):
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     held = ctx.sqr(x)
     part = ctx.view_1d(held, 64, 256)
@@ -65,8 +64,7 @@ def test_a_view_keeps_its_root(policy, through):
     assert plan.data.sequence[death(plan, held)] == graph.id_of(node)
 
 
-def test_a_node_does_not_take_over_what_it_keeps_though_it_reads_it_too():
-    ctx = gs.Context()
+def test_a_node_does_not_take_over_what_it_keeps_though_it_reads_it_too(ctx):
     held = ctx.sqr(ctx.tensor("f32", 64, "x", input=True))
     node = ctx.neg(held)
     taken = gs.Scheduler([gs.DryBackend("A")]).plan(gs.Graph(node))
@@ -98,8 +96,7 @@ def test_the_data_is_there_when_the_node_is_done(policy):
     np.testing.assert_array_equal(seen[True, "out"], seen[False, "out"])
 
 
-def test_the_graph_holds_what_is_kept_and_computes_it_before():
-    ctx = gs.Context()
+def test_the_graph_holds_what_is_kept_and_computes_it_before(ctx):
     x = ctx.tensor("f32", 64, "x", input=True)
     leaf = ctx.tensor("f32", 64, "leaf")
     aside = ctx.neg(ctx.view_1d(leaf, 32))
@@ -180,13 +177,12 @@ def test_a_smaller_graph_is_replayed_only_where_it_keeps_the_same():
             assert (plan.methods == ("replayed",)) is keep
 
 
-def test_another_order_of_the_nodes_respects_it():
+def test_another_order_of_the_nodes_respects_it(ctx):
     for reader in ("relu", "sqr"):
         case = Case(reader=reader)
         with gs.Scheduler([gs.DryBackend("A")], reorder=True) as scheduler:
             plan = scheduler.plan(case.graph)
             plan.verify()
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     # Without the dependency the small result comes first: fewer bytes are alive after it than after the large one.
     large, small = ctx.repeat(x, ctx.tensor("f32", (64, 64), "like")), ctx.sum_rows(x)
@@ -207,9 +203,8 @@ def test_the_first_generations_allocator_keeps_it_too():
             assert (ends[-1] in shared) is not keep
 
 
-def test_other_backends_wait_for_the_node_that_keeps_their_data():
+def test_other_backends_wait_for_the_node_that_keeps_their_data(ctx):
     backends = [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
-    ctx = gs.Context()
     x, y = (ctx.tensor("f32", (64, 4), name, input=True) for name in "xy")
     held, node = ctx.sqr(x), ctx.neg(ctx.sqr(y))
     ctx.keep_until(held, node)
@@ -233,8 +228,7 @@ def test_other_backends_wait_for_the_node_that_keeps_their_data():
         assert scheduler.compute(graph, lambda t: True) and (node.numpy() == -9).all()
 
 
-def test_what_cannot_be_kept_or_cannot_keep_is_refused_by_name():
-    ctx = gs.Context()
+def test_what_cannot_be_kept_or_cannot_keep_is_refused_by_name(ctx):
     x = ctx.tensor("f32", 64, "the leaf", input=True)
     node = ctx.set_name(ctx.sqr(x), "the node")
     view = ctx.set_name(ctx.view_1d(node, 32), "the view")
@@ -271,8 +265,7 @@ def test_graph_files_hold_it(tmp_path):
 
 @pytest.mark.parametrize("deps, error", [([99], gs.FileFormatError), (["0"], gs.FileFormatError),
                                          (7, gs.FileFormatError), ([-1], gs.FileFormatError), ([2], gs.GraphError)])
-def test_wrong_dependencies_in_a_file_name_the_tensor(deps, error):
-    ctx = gs.Context()
+def test_wrong_dependencies_in_a_file_name_the_tensor(ctx, deps, error):
     x = ctx.tensor("f32", 4, "x", input=True)
     data = graph_to_dict(gs.Graph(ctx.neg(ctx.sqr(x))))
     data["tensors"][1]["deps"] = deps

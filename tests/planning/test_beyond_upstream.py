@@ -75,9 +75,8 @@ def test_an_unused_leaf_that_grows_disturbs_nobody(unused_first):
 
 
 @pytest.mark.parametrize("view", ["reshape", "view_1d", "two reshapes"])
-def test_reuse_through_a_view_is_kept(view):
+def test_reuse_through_a_view_is_kept(ctx, view):
     backend = gs.DryBackend("D")
-    ctx = gs.Context()
     x = ctx.tensor("f32", (256, 4), "x")
     a = ctx.sqr(ctx.add(x, x))
     if view == "reshape":
@@ -97,10 +96,9 @@ def test_reuse_through_a_view_is_kept(view):
 # -- host weights are sent on every compute --------------------------------------------------------
 
 
-def test_a_host_weight_that_a_node_writes_to_is_sent_again():
+def test_a_host_weight_that_a_node_writes_to_is_sent_again(ctx):
     device, host = devices(2)
     w = resident(host, "w", values(8, 8))
-    ctx = gs.Context()
     x = ctx.tensor("f32", (8, 2), "x", input=True)
     before = ctx.set_name(ctx.mul_mat(w, x), "before")
     halved = ctx.set_name(ctx.scale(w, 0.5, inplace=True), "halved")
@@ -147,12 +145,11 @@ def expectation(kind, held, x):
 @pytest.mark.parametrize("forced", ["by the caller", "by supports_op"])
 @pytest.mark.parametrize("where", ["resident", "in the arena"])
 @pytest.mark.parametrize("kind", WRITES)
-def test_a_write_through_a_view_reaches_a_root_on_another_backend(kind, where, forced):
+def test_a_write_through_a_view_reaches_a_root_on_another_backend(ctx, kind, where, forced):
     op = {"cpy": "CPY", "set_rows": "SET_ROWS", "inplace": "ADD", "set": "SET"}[kind]
     by_caller = forced == "by the caller"
     device, host = poisoned("D"), poisoned("HOST", refuses=() if by_caller else (op,))
     start = values(4, 8)
-    ctx = gs.Context()
     if where == "resident":
         cache = resident(host, "cache", start, usage="any")
     else:
@@ -195,10 +192,9 @@ def test_a_write_through_a_view_reaches_a_root_on_another_backend(kind, where, f
 
 @pytest.mark.parametrize("through", ["the node", "a view", "the leaf"])
 @pytest.mark.parametrize("resides", [True, False])
-def test_a_copy_of_memory_that_a_node_has_written_to_is_made_on_every_compute(resides, through):
+def test_a_copy_of_memory_that_a_node_has_written_to_is_made_on_every_compute(ctx, resides, through):
     """The leaf itself was not set again, but what was written into it has changed."""
     device, host = devices(2)
-    ctx = gs.Context()
     cache = (resident(host, "cache", values(2, 8), "any") if resides
              else ctx.tensor("f32", (8, 2), "cache", input=True))
     x = ctx.tensor("f32", (8, 2), "x", input=True)
@@ -223,10 +219,9 @@ def test_a_copy_of_memory_that_a_node_has_written_to_is_made_on_every_compute(re
 # -- best fit over several chunks takes the last chunk that fits -----------------------------------
 
 
-def test_best_fit_over_several_chunks_takes_the_best():
+def test_best_fit_over_several_chunks_takes_the_best(ctx):
     """Two chunks with a hole each, 512 bytes in the first and 2,048 in the second: 256 go to the first."""
     backend = gs.DryBackend("D", alignment=32, max_buffer_size=8192)
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x")
 
     def block(size, tag):

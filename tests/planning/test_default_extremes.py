@@ -15,10 +15,9 @@ F32 = np.float32
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
-def test_fifty_thousand_holes(policy):
+def test_fifty_thousand_holes(ctx, policy):
     """100,000 tensors alive at once; then every other one dies, in no simple order; then the rest."""
     n = 100_000
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
     parts = [ctx.scale(x, 1.0) for _ in range(n)]
     ends = [ctx.sum(parts[k * 77_777 % (n // 2) * 2]) for k in range(n // 2)]
@@ -30,8 +29,7 @@ def test_fifty_thousand_holes(policy):
 
 
 @pytest.mark.parametrize("sizes", [[2**63 - 1], [2**63 - 64, 63], [2**62, 2**62 - 1]])
-def test_an_arena_of_all_that_63_bits_hold(sizes):
-    ctx = gs.Context()
+def test_an_arena_of_all_that_63_bits_hold(ctx, sizes):
     parts = [ctx.dup(ctx.tensor("i8", size)) for size in sizes]
     with gs.Scheduler([gs.DryBackend("D", alignment=1)]) as sched:
         plan = verified(sched.plan(gs.Graph(*parts)))
@@ -41,8 +39,7 @@ def test_an_arena_of_all_that_63_bits_hold(sizes):
             sched.plan(more)
 
 
-def test_no_chunk_ends_beyond_63_bits():
-    ctx = gs.Context()
+def test_no_chunk_ends_beyond_63_bits(ctx):
     graph = gs.Graph(*[ctx.dup(ctx.tensor("i8", 2**47 + 1)) for _ in range(32_767)])
     with gs.Scheduler([gs.DryBackend("D", alignment=1, max_buffer_size=2**60)]) as sched:
         assert sched.plan(graph).chunk_sizes == ((2**47 + 1,) * 32_767,)
@@ -71,11 +68,10 @@ def test_three_thousand_streamed_weights():
 
 
 @pytest.mark.parametrize("n, check", [(500, verified), (10_000, lambda plan: plan)])
-def test_a_tensor_read_by_n_nodes_on_each_of_two_backends(n, check):
+def test_a_tensor_read_by_n_nodes_on_each_of_two_backends(ctx, n, check):
     """Moving a seam counts the readers of each tensor; this stays fast when every node reads one tensor."""
     first, second = gs.DryBackend("D0"), gs.DryBackend("D1")
     wa, wb = resident_tensor(first, 4, "wa"), resident_tensor(second, 4, "wb")
-    ctx = gs.Context()
     x = h = ctx.tensor("f32", 4, "x", input=True)
     for weight in (wa, wb):
         h = ctx.add(h, weight)
@@ -85,9 +81,8 @@ def test_a_tensor_read_by_n_nodes_on_each_of_two_backends(n, check):
         assert len(check(sched.plan(gs.Graph(ctx.add(h, wa)))).splits) == 3
 
 
-def test_a_chain_of_ten_thousand_nodes():
+def test_a_chain_of_ten_thousand_nodes(ctx):
     backend = poisoned("CPU")
-    ctx = gs.Context()
     x = h = ctx.tensor("f32", 4, "x", input=True)
     for _ in range(10_000):
         h = ctx.neg(h)
@@ -104,10 +99,9 @@ def test_a_chain_of_ten_thousand_nodes():
 
 
 @pytest.mark.parametrize("n_backends", [1, 3])
-def test_a_leaf_that_only_unused_views_name_beside_nodes(n_backends):
+def test_a_leaf_that_only_unused_views_name_beside_nodes(ctx, n_backends):
     """Such a leaf once had no backend, and the allocator wrote in front of the first arena."""
     with gs.Scheduler(devices(n_backends)) as sched:
-        ctx = gs.Context()
         x = ctx.tensor("f32", 4, "x", input=True)
         looked_at = ctx.tensor("f32", 4, "looked at")
         out = ctx.neg(x)

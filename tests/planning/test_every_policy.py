@@ -16,9 +16,8 @@ def plan_of(graph: gs.Graph, backends, policy: Policy, assigned=None) -> Plan:
 
 
 @pytest.mark.parametrize("first, second", [(8, 16), (16, 32), (32, 48)])
-def test_a_leaf_that_packing_puts_where_a_node_was_is_loaded_late(first, second):
+def test_a_leaf_that_packing_puts_where_a_node_was_is_loaded_late(ctx, first, second):
     """The walk over the nodes gives such a leaf unused memory; packing into one buffer then moves it."""
-    ctx = gs.Context()
     node = ctx.neg(ctx.tensor("f32", first, "early", input=True))
     late = ctx.tensor("f32", second, "late", input=True)
     graph = gs.Graph(ctx.concat(late, node, 0))

@@ -133,8 +133,7 @@ def test_nonsense_is_an_error_that_names_the_backend_and_the_nodes(offer, said):
         assert scheduler.plan(Case().graph).data.groups == ((1, 2),)
 
 
-def test_a_view_computes_nothing_and_is_in_no_group():
-    ctx = gs.Context()
+def test_a_view_computes_nothing_and_is_in_no_group(ctx):
     t = ctx.relu(ctx.reshape(ctx.neg(ctx.tensor("f32", (4, 2), "x", input=True)), 8))
     backend = offering("A", [(0, 1, 2)])
     with gs.Scheduler([backend]) as scheduler, pytest.raises(gs.BackendError, match="computes nothing"):
@@ -173,9 +172,8 @@ def test_backends_do_not_get_the_groups_of_others():
     ("reads what a member writes", False),
     ("keeps a member", False), ("keeps a source", True), ("reads a source", True), ("nothing to do with it", True),
 ])
-def test_a_node_between_the_members_must_not_notice(between, kept):
+def test_a_node_between_the_members_must_not_notice(ctx, between, kept):
     """Members are `first` and `last`; `n` stands between them."""
-    ctx = gs.Context()
     x, y = (ctx.tensor("f32", (8, 2), name, input=True) for name in "xy")
     cache = ctx.tensor("f32", (8, 2), "cache", input=True)
     source = ctx.sqr(x)
@@ -213,8 +211,7 @@ def test_a_node_between_the_members_must_not_notice(between, kept):
     assert (plan.data.groups == ((at[first], at[last]),)) is kept
 
 
-def test_groups_may_overlap_in_the_order_of_nodes():
-    ctx = gs.Context()
+def test_groups_may_overlap_in_the_order_of_nodes(ctx):
     a, b = (ctx.tensor("f32", (8, 2), name, input=True) for name in "ab")
     p, q = ctx.neg(a), ctx.neg(b)
     r, s = ctx.abs(p), ctx.abs(q)
@@ -243,9 +240,8 @@ def test_a_group_that_something_goes_back_from_in_its_midst_is_not_kept():
 
 
 @pytest.mark.parametrize("group", [(1, 3), (0, 1, 3)], ids=["source", "member"])
-def test_sources_and_members_stay_until_the_last_member_is_done(group):
+def test_sources_and_members_stay_until_the_last_member_is_done(ctx, group):
     """Though no member reads them any more: a backend may compute all where the last stands, after `between`."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     first = ctx.sqr(x)
     second = ctx.sum_rows(first)
@@ -258,8 +254,7 @@ def test_sources_and_members_stay_until_the_last_member_is_done(group):
     assert death(plan, first) == death(plan, between) == graph.id_of(last)
 
 
-def test_members_take_each_other_over_and_nothing_from_outside():
-    ctx = gs.Context()
+def test_members_take_each_other_over_and_nothing_from_outside(ctx):
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     source = ctx.sqr(x)
     nodes = [source, ctx.neg(source)]
@@ -279,9 +274,8 @@ def test_members_take_each_other_over_and_nothing_from_outside():
     assert [plan.data.is_inner(graph.id_of(t)) for t in nodes] == [False, True, True, False, False]
 
 
-def test_a_member_gives_no_tail_back_before_the_last_is_done():
+def test_a_member_gives_no_tail_back_before_the_last_is_done(ctx):
     """The second member takes over the front of the first, whose memory a backend may write once more."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     first = ctx.sqr(x)
     front = ctx.neg(ctx.view_1d(first, 64))
@@ -295,8 +289,7 @@ def test_a_member_gives_no_tail_back_before_the_last_is_done():
     assert not begin < plan.offset_of(between) + between.nbytes <= begin + size
 
 
-def test_what_somebody_else_reads_later_is_needed_and_what_the_caller_reads_too():
-    ctx = gs.Context()
+def test_what_somebody_else_reads_later_is_needed_and_what_the_caller_reads_too(ctx):
     x = ctx.tensor("f32", (8, 2), "x", input=True)
     names = {}
     names["read later"] = a = ctx.neg(x)
@@ -334,17 +327,15 @@ def test_a_member_in_memory_of_its_own_outside_the_plan_is_needed():
         memory.close()
 
 
-def test_members_without_bytes():
-    ctx = gs.Context()
+def test_members_without_bytes(ctx):
     x = ctx.tensor("f32", (0, 4), "x", input=True)
     t = ctx.relu(ctx.neg(x))
     plan = planned(gs.Graph(t), offering("A", [(0, 1)]))
     assert plan.data.groups == ((0, 1),)
 
 
-def test_a_group_that_a_leaf_is_loaded_in_the_midst_of_is_not_kept():
+def test_a_group_that_a_leaf_is_loaded_in_the_midst_of_is_not_kept(ctx):
     """Leafs are born with their first readers here, where others have lived; the second member reads one."""
-    ctx = gs.Context()
     x, late = (ctx.tensor("f32", (64, 4), name, input=True) for name in ("x", "late"))
     h = ctx.sum_rows(ctx.mul_mat(x, x))
     inner = ctx.neg(h)
@@ -451,8 +442,7 @@ def test_memory_that_a_group_still_needs_is_refused(new, old, reason):
         assert check(replace(moved(facts, new, old), groups=(), inner=frozenset())) == []
 
 
-def test_a_member_that_takes_over_what_comes_from_outside_is_refused():
-    ctx = gs.Context()
+def test_a_member_that_takes_over_what_comes_from_outside_is_refused(ctx):
     source = ctx.set_name(ctx.sqr(ctx.tensor("f32", (64, 4), "x", input=True)), "source")
     inner = ctx.set_name(ctx.neg(source), "inner")
     graph = gs.Graph(ctx.set_name(ctx.relu(inner), "last"))
@@ -463,8 +453,7 @@ def test_a_member_that_takes_over_what_comes_from_outside_is_refused():
     assert "'inner'" in found[0].message and "group" in found[0].message
 
 
-def test_data_that_is_said_to_be_nowhere_and_is_read_is_refused():
-    ctx = gs.Context()
+def test_data_that_is_said_to_be_nowhere_and_is_read_is_refused(ctx):
     a = ctx.set_name(ctx.sqr(ctx.tensor("f32", (64, 4), "x", input=True)), "a")
     b = ctx.set_name(ctx.norm(a, 1e-5), "b")
     graph = gs.Graph(ctx.add(ctx.norm(b, 1e-5), a))
@@ -515,8 +504,7 @@ def seeing(offer, name="F"):
     return backend
 
 
-def test_a_view_names_groups_by_the_nodes_that_compute_and_what_is_needed():
-    ctx = gs.Context()
+def test_a_view_names_groups_by_the_nodes_that_compute_and_what_is_needed(ctx):
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     a = ctx.reshape(ctx.sqr(x), 8)
     b = ctx.neg(a)
@@ -553,10 +541,9 @@ def test_nodes_outside_of_groups_are_needed_where_another_view_reads_them():
     assert len(view.nodes) == 3 and view.needed == {0, 2}
 
 
-def test_a_group_whose_members_read_copies():
+def test_a_group_whose_members_read_copies(ctx):
     """Both members are twins, and the second one reads the first one's twin."""
     backend, host = seeing(lambda graph: [(graph.position_of(n), graph.position_of(m))]), gs.CpuBackend(1, "C")
-    ctx = gs.Context()
     x, y = (ctx.tensor("f32", 8, name, input=True) for name in "xy")
     p, q = ctx.sqr(x), ctx.neg(y)
     n = ctx.add(p, q)
@@ -637,14 +624,13 @@ def test_a_reserved_plan_does_not_serve_a_graph_of_which_other_groups_are_offere
     assert other.methods != ("replayed",) and other.data.groups == ()
 
 
-def test_reordered_graphs_are_asked_about_in_their_order():
+def test_reordered_graphs_are_asked_about_in_their_order(ctx):
     seen = []
 
     def offer(graph):
         seen.append([t.op for t in graph.nodes])
         return NORM_MUL(graph)
 
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     w = ctx.tensor("f32", 64, "w", input=True)
     # Large results early, small ones of each late: the other order is better.

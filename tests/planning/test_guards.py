@@ -117,13 +117,12 @@ def test_kept_experts_travel_once_and_whole():
             assert np.array_equal(mixed.numpy(), expected(given).reshape(2, 1, 8))
 
 
-def test_ids_that_a_node_writes_over_are_those_of_their_time():
+def test_ids_that_a_node_writes_over_are_those_of_their_time(ctx):
     """Experts copied before the node runs would be those of the previous compute's ids."""
     device, host = poisoned("device", offloads=("MUL_MAT_ID",)), poisoned("host")
     rng = np.random.default_rng(4)
     values = [rng.integers(-2, 3, (3, 8, 8)).astype(F32) for _ in range(3)]
     experts = [resident(host, f"e{k}", v) for k, v in enumerate(values)]
-    ctx = gs.Context()
     x = ctx.tensor("f32", (8, 1, 1), "x", input=True)
     fresh, ids = ctx.tensor("i32", (1, 1), "fresh", input=True), ctx.tensor("i32", (1, 1), "ids", input=True)
     written = ctx.cpy(fresh, ids)
@@ -149,11 +148,10 @@ def test_ids_that_a_node_writes_over_are_those_of_their_time():
 
 
 @pytest.mark.parametrize("takes_data", [False, True])
-def test_copies_are_pushed_to_who_takes_data_while_it_computes(takes_data):
+def test_copies_are_pushed_to_who_takes_data_while_it_computes(ctx, takes_data):
     """A backend that takes no data while it computes copies in its own turn: its queue must not wait for others."""
     a, b = poisoned("a"), poisoned("b")
     b.concurrent_copies = takes_data
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
     first = ctx.sqr(x)
     second = ctx.set_output(ctx.neg(first))
@@ -188,10 +186,9 @@ def test_a_copy_is_made_again_after_a_node_wrote_to_its_source():
                 assert (before.numpy() == total).all() and (after.numpy() == total * k).all()
 
 
-def test_what_does_not_fit_even_streamed_is_refused():
+def test_what_does_not_fit_even_streamed_is_refused(ctx):
     device, host = gs.DryBackend("device"), gs.DryBackend("host")
     device.offload_op = lambda node: True
-    ctx = gs.Context()
     value = ctx.tensor("f32", (64, 4), "x", input=True)
     for _ in range(2):
         value = ctx.mul_mat(resident_tensor(host, (64, 64)), value)
@@ -274,11 +271,10 @@ def test_only_weights_are_kept_where_they_were_copied_to():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not_shared(shared):
+def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not_shared(ctx, shared):
     """A node without sources could be computed anywhere."""
     slow = device(gs.DryBackend, "slow", reads=["fast"])
     fast = device(gs.DryBackend, "fast", reads=["slow"] if shared else [])
-    ctx = gs.Context()
     product = ctx.mul_mat(resident_tensor(slow, (8, 8)), ctx.tensor("f32", 8, "x", input=True))
     count = ctx.arange(0, 8, 1)
     graph = gs.Graph(product, count)
@@ -291,9 +287,8 @@ def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not
         assert plan.backend_of(count) is slow
 
 
-def test_a_plan_depends_on_the_largest_buffer_that_a_backend_allows():
+def test_a_plan_depends_on_the_largest_buffer_that_a_backend_allows(ctx):
     backend = gs.DryBackend("a")
-    ctx = gs.Context()
     x = ctx.tensor("f32", 64, "x", input=True)
     graph = gs.Graph(ctx.set_output(ctx.sqr(x)), ctx.set_output(ctx.neg(x)))
     with gs.Scheduler([backend]) as scheduler:

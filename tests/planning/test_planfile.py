@@ -69,6 +69,21 @@ def test_plans_in_chunks_and_rings_come_back_the_same(tmp_path):
     assert same(plan, pickle.loads(pickle.dumps(plan)))
 
 
+def test_a_plan_that_reuses_a_view_in_place_comes_back_the_same(tmp_path):
+    ctx, backends = gs.Context(), [gs.DryBackend("A")]
+    large = ctx.repeat(ctx.tensor("f32", (64, 1), "x", input=True), ctx.tensor("f32", (64, 16), "like"))
+    part = ctx.set_name(ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1])), "part")
+    graph = gs.Graph(ctx.set_output(part))
+    plan = gs.Scheduler(backends).plan(graph)
+    i = graph.id_of(part)
+    assert plan.data.is_inplace(i) and plan_values(plan.data)["view_offs"][i] == 5 * 256
+    assert same(plan, gs.load_plan(saved(plan, tmp_path), graph, backends))
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    data["plan"]["view_offs"][i] = 0
+    with pytest.raises(gs.FileFormatError, match="'part' has view_offs 0, the graph 1280"):
+        plan_from_dict(data, graph, backends)
+
+
 def test_programs_and_plan_data_are_values():
     backends, graph, _ = two_devices()
     plan = gs.Scheduler(backends).plan(graph)
@@ -110,9 +125,8 @@ def test_a_loaded_plan_computes(tmp_path):
         assert scheduler.alloc(graph).backend_of(hidden) is not a
 
 
-def test_an_adopted_plan_is_used_though_the_graph_was_allocated_before():
+def test_an_adopted_plan_is_used_though_the_graph_was_allocated_before(ctx):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 8, "x", input=True)))
     (node,) = graph.nodes
     with gs.Scheduler([a, b]) as wished:
@@ -171,10 +185,9 @@ def refused(path, graph, backends, error, match):
         gs.load_plan(path, graph, backends)
 
 
-def test_another_graph_is_refused(tmp_path):
+def test_another_graph_is_refused(ctx, tmp_path):
     backends, graph, _ = two_devices()
     path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
-    ctx = gs.Context()
     refused(path, gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x"))), backends, gs.GraphError, "made for graph [0-9a-f]{32}")
 
 
@@ -193,9 +206,8 @@ def test_other_backends_are_refused_with_the_reason(tmp_path):
     refused(path, graph, [other, b], gs.PlacementError, "concurrent_copies True")
 
 
-def test_other_answers_are_refused_with_the_tensor(tmp_path):
+def test_other_answers_are_refused_with_the_tensor(ctx, tmp_path):
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx = gs.Context()
     graph = gs.Graph(ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x")), "square"))
     path = saved(gs.Scheduler([a, b], policy="seed").plan(graph), tmp_path)
     refused(path, graph, [dry_device("A", supports_op=lambda t: t.op != "SQR"), b], gs.PlacementError,
@@ -325,6 +337,20 @@ def test_memory_that_the_graph_contradicts_is_refused(field, value):
     data["plan"][field][next(i for i, t in enumerate(graph.tensors) if t.name == "h")] = value
     with pytest.raises(gs.Error, match="plan: (id|'h' has)|wrong-overwritten: "):
         plan_from_dict(data, graph, backends).verify()
+
+
+def test_a_birth_after_the_first_use_is_refused():
+    """The memory of x serves z later; if x were born after z, z would have been overwritten."""
+    backend, ctx = gs.CpuBackend(1), gs.Context()
+    x = ctx.tensor("f32", 8, "x", input=True)
+    z = ctx.set_output(ctx.norm(ctx.set_output(ctx.clamp(x, 0, 1)), 1e-5))
+    graph = gs.Graph(z)
+    plan = gs.Scheduler([backend]).plan(graph)
+    assert plan.offset_of(z) == plan.offset_of(x)
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    data["plan"]["birth"][graph.id_of(x)] = 2
+    with pytest.raises(gs.HazardError, match="wrong-overwritten: "):
+        plan_from_dict(data, graph, [backend]).verify()
 
 
 def test_a_tensor_without_one_of_its_sources_is_refused():

@@ -95,11 +95,10 @@ def test_a_file_keeps_the_order(tmp_path):
             gs.load_plan(tmp_path / "plan.json", twin, [backend])
 
 
-def test_flags_set_after_the_graph_was_made_do_not_reach_the_other_order():
+def test_flags_set_after_the_graph_was_made_do_not_reach_the_other_order(ctx):
     """Nor do alloc dependencies added later: both orders are of the graph as it was made."""
     graph, x, large = wide(4)
     before = reorder(graph)
-    ctx = gs.Context()
     late = ctx.set_name(ctx.sqr(x), "late")
     for t in large:
         ctx.set_output(t)
@@ -117,9 +116,8 @@ def test_flags_set_after_the_graph_was_made_do_not_reach_the_other_order():
         assert plan.buffer_sizes == gs.Scheduler([gs.DryBackend("A")]).plan(before).buffer_sizes
 
 
-def test_the_other_order_keeps_what_the_graph_keeps():
+def test_the_other_order_keeps_what_the_graph_keeps(ctx):
     graph, x, large = wide(4)
-    ctx = gs.Context()
     ctx.keep_until(large[0], graph.nodes[-1])
     kept = gs.Graph(*large, graph.nodes[-1])
     assert reorder(kept).deps == kept.deps == {graph.nodes[-1]: (large[0],)}

@@ -198,8 +198,7 @@ def test_explain_tells_of_writes_that_go_back():
     assert "written to there and copied back" in scheduler.plan(gs.Graph(write)).explain(write)
 
 
-def test_explain_of_an_unused_leaf():
-    ctx = gs.Context()
+def test_explain_of_an_unused_leaf(ctx):
     x = ctx.tensor("f32", (4,), "x")
     plan = gs.Scheduler([gs.DryBackend("A")], policy="seed").plan(gs.Graph(x))
     assert plan.explain(x) == "'x' (NONE f32 4): no node of the graph uses it, so it has no memory"
@@ -229,8 +228,7 @@ def test_dot_has_clusters_colours_and_dashed_copies(plan):
     assert dot.count("{") == dot.count("}")
 
 
-def test_dot_escapes_names():
-    ctx = gs.Context()
+def test_dot_escapes_names(ctx):
     out = ctx.set_name(ctx.scale(ctx.tensor("f32", (4,), 'say "hi"\\'), 2.0), "two\nlines")
     dot = gs.Scheduler([gs.DryBackend('"A"')], policy="seed").plan(gs.Graph(out)).to_dot()
     assert r'label="say \"hi\"\\\nNONE f32 4"' in dot

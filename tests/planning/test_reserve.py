@@ -199,8 +199,7 @@ def test_a_smaller_graph_that_a_backend_does_not_run_is_planned_anew():
         assert plan.backend_of(small.nodes[0]) is other
 
 
-def test_a_reset_forgets_what_was_reserved():
-    ctx = gs.Context()
+def test_a_reset_forgets_what_was_reserved(ctx):
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", (8, 4), "x")))
     small = gs.Graph(ctx.sqr(ctx.tensor("f32", (8, 2), "x")))
     with gs.Scheduler([gs.DryBackend("A")]) as scheduler:

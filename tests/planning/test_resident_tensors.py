@@ -41,8 +41,7 @@ def test_a_resident_tensor_without_a_home_is_refused_by_name(policy, resident, e
             scheduler.plan(graph)
 
 
-def test_one_that_nothing_uses_needs_none():
-    ctx = gs.Context()
+def test_one_that_nothing_uses_needs_none(ctx):
     x = ctx.tensor("f32", 4, "x", input=True)
     w = ctx.restore("NONE", "f32", (4,), (4, 16, 16, 16), name="unused", resident="weight")
     y = ctx.sqr(x)

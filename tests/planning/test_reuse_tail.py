@@ -1,9 +1,13 @@
 """A result smaller than the source that it reuses in place frees the tail of that memory."""
 
+import json
+
 import numpy as np
+import pytest
 from devices import device
 
 import ggml_sched as gs
+from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict
 
 
 def heir_of_a_part(ctx, rows=4):
@@ -26,6 +30,23 @@ def test_the_tail_serves_later_nodes():
     assert plan.buffer_sizes == plan.live_bytes == (x.nbytes + large.nbytes,)
 
 
+@pytest.mark.parametrize("rest", [0, 192, 512, 4096])
+def test_no_plan_file_changes_what_can_be_read_by_another_tail(rest):
+    """`front` can be read at the end; if its memory had kept 512 bytes, `room` would have overwritten a part of it."""
+    graph, _, large, _ = heir_of_a_part(gs.Context())
+    backends = [gs.DryBackend("A")]
+    plan = gs.Scheduler(backends).plan(graph)
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    data["plan"]["rest"][graph.id_of(large)] = rest
+    if rest < plan.data.trimmed(graph.id_of(large))[1]:
+        with pytest.raises(gs.FileFormatError, match=f"it has 4096, of which {rest} stay"):
+            plan_from_dict(data, graph, backends)
+        return
+    loaded = plan_from_dict(data, graph, backends)
+    loaded.verify()
+    assert loaded.facts.overwritten == plan.facts.overwritten
+
+
 def test_a_heir_that_would_keep_more_than_it_saves_gets_memory_of_its_own():
     graph, x, large, _ = heir_of_a_part(gs.Context(), rows=12)
     taker = graph.nodes[2]
@@ -36,8 +57,7 @@ def test_a_heir_that_would_keep_more_than_it_saves_gets_memory_of_its_own():
     assert plan.buffer_sizes == plan.live_bytes == (256 + 2 * 3072,)
 
 
-def test_of_two_sources_the_one_that_keeps_less_memory_taken_is_taken_over():
-    ctx = gs.Context()
+def test_of_two_sources_the_one_that_keeps_less_memory_taken_is_taken_over(ctx):
     x = ctx.tensor("f32", (64, 1), "x", input=True)
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
     part = ctx.relu(ctx.view_1d(large, 64))                         # the front of large
@@ -109,9 +129,8 @@ def test_a_view_at_an_offset_that_is_not_aligned_keeps_its_part():
     assert finer.data.is_inplace(graph.id_of(taker))
 
 
-def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own():
+def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own(ctx):
     """It takes the last row, and lives on while another large tensor is needed."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64, 1), "x", input=True)
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
     taker = ctx.relu(ctx.view_1d(large, 64, 15 * 256))
@@ -123,12 +142,11 @@ def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own
     assert plan.buffer_sizes[0] == x.nbytes + 32 + large.nbytes + taker.nbytes
 
 
-def test_a_row_that_a_backend_wants_larger_does_not_reach_into_memory_given_back():
+def test_a_row_that_a_backend_wants_larger_does_not_reach_into_memory_given_back(ctx):
     """A result of the same layout may have a larger alloc_size than its source."""
     def alloc_size(inherited, tensor):
         return inherited(tensor) * (4 if tensor.op == "SQR" else 1)
 
-    ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
     front = ctx.relu(ctx.view_1d(large, 64))

@@ -152,8 +152,7 @@ CHANGES = {
 }
 
 
-def test_each_part_of_a_kind_counts():
-    ctx = gs.Context()
+def test_each_part_of_a_kind_counts(ctx):
     a, b = ctx.tensor("f32", (4, 2), "a"), ctx.tensor("f32", (4, 2), "b")
     c, e = ctx.tensor("f32", (4, 3), "c"), ctx.tensor("i32", (4, 2), "e")
     d = ctx.restore("NONE", "f32", (4, 2, 1, 1), (4, 32, 64, 64), name="d")
@@ -188,8 +187,7 @@ def test_kinds_that_meet_in_the_table_are_told_apart():
         assert len({kinds[t] for t in nodes}) == len(nodes)
 
 
-def test_empty_slots_at_the_end_are_none():
-    ctx = gs.Context()
+def test_empty_slots_at_the_end_are_none(ctx):
     a = ctx.tensor("f32", 4)
     assert ctx.restore("SQR", "f32", a.ne, a.nb, (a, None, None)).src == (a,)
     assert ctx.restore("CUSTOM", "f32", a.ne, a.nb, (None, a, None)).src == (None, a)
@@ -226,8 +224,7 @@ def colliding(ctx):
     return [ctx.sqr(leaf) for leaf in leafs]
 
 
-def test_nodes_whose_hashes_collide_are_of_different_kinds():
-    ctx = gs.Context()
+def test_nodes_whose_hashes_collide_are_of_different_kinds(ctx):
     one, other = colliding(ctx)
     graph = gs.Graph(one, other)
     # The hashes collide, and so do the first halves of the fingerprints: therefore fingerprints have a second half.
@@ -238,8 +235,7 @@ def test_nodes_whose_hashes_collide_are_of_different_kinds():
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_answers_about_kinds_whose_hashes_collide_are_kept_apart(together):
-    ctx = gs.Context()
+def test_answers_about_kinds_whose_hashes_collide_are_kept_apart(ctx, together):
     one, other = colliding(ctx)
     fussy, host = asked("fussy", supports_op=lambda node: node.src[0].nb[3] == 0), gs.DryBackend("host")
     with gs.Scheduler([fussy, host]) as scheduler:
@@ -418,9 +414,8 @@ def test_a_size_that_makes_no_sense_is_not_remembered(size):
     plan(devices, layers(1))
 
 
-def test_the_memory_of_answers_is_bounded():
+def test_the_memory_of_answers_is_bounded(ctx):
     """Evicted answers are queried again, and graphs of more kinds than are kept are planned right."""
-    ctx = gs.Context()
     x = ctx.tensor("f32", 4)
     backend = asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
     devices = Devices((backend, gs.DryBackend("host")))

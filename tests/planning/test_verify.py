@@ -413,8 +413,7 @@ def test_plans_of_random_graphs_are_sound(block, policy):
         assert problems(plan_of(random_case(Random(seed)), policy)) == [], seed
 
 
-def test_large_graphs_are_checked_in_reasonable_time():
-    ctx = gs.Context()
+def test_large_graphs_are_checked_in_reasonable_time(ctx):
     x = ctx.tensor("f32", (4,), "x")
     parts = [ctx.mul(x, x) for _ in range(1500)]
     total = parts[0]
@@ -424,8 +423,7 @@ def test_large_graphs_are_checked_in_reasonable_time():
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-def test_small_and_empty_plans_are_sound(policy):
-    ctx = gs.Context()
+def test_small_and_empty_plans_are_sound(ctx, policy):
     x, nothing = ctx.tensor("f32", (4,), "x"), ctx.tensor("f32", (0, 4), "nothing")
     outputs = [x, ctx.reshape(x, 2, 2), ctx.scale(nothing, 2.0), ctx.scale(x, 2.0, inplace=True)]
     for graph in (gs.Graph(), *map(gs.Graph, outputs)):
@@ -434,9 +432,8 @@ def test_small_and_empty_plans_are_sound(policy):
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-def test_plans_over_several_buffers_are_sound(policy):
+def test_plans_over_several_buffers_are_sound(ctx, policy):
     a = gs.DryBackend("A", max_buffer_size=512)
-    ctx = gs.Context()
     parts = [ctx.scale(ctx.tensor("f32", (64,), f"x{k}"), 2.0) for k in range(6)]
     facts = gs.Scheduler([a], policy=policy).plan(gs.Graph(*parts)).facts
     assert len(facts.arena_sizes) > 1 and check(facts) == []
@@ -506,17 +503,15 @@ gs.Scheduler([gs.DryBackend("A")]).plan(gs.Graph(ctx.view_1d(c, 4), ctx.add(x, x
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-def test_a_node_with_memory_where_its_op_is_not_supported_is_refused(policy):
+def test_a_node_with_memory_where_its_op_is_not_supported_is_refused(ctx, policy):
     a, b = gs.DryBackend("A", supports_op=lambda t: t.op != "SCALE"), gs.DryBackend("B")
-    ctx = gs.Context()
     y = ctx.set_name(ctx.scale(ctx.tensor("f32", (8,), "x"), 1.0), "y")
     a.alloc_tensors(ctx)
     with pytest.raises(gs.PlacementError, match="'y'.*'A'"):
         gs.Scheduler([a, b], policy=policy).plan(gs.Graph(y))
 
 
-def test_reuse_at_a_views_offset_is_sound_there_and_nowhere_else():
-    ctx = gs.Context()
+def test_reuse_at_a_views_offset_is_sound_there_and_nowhere_else(ctx):
     x = ctx.tensor("f32", (64, 1), "x", input=True)
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
     taker = ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1]))

@@ -137,7 +137,8 @@ CALLS = {
     "type_name": CFUNCTYPE(c_char_p, c_int),
     "type_of_name": CFUNCTYPE(c_int, c_char_p),
     "type_traits": CFUNCTYPE(c_int, c_int, POINTER(TypeTraits)),
-    "plan_compact": CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p),
+    "plan_compact": CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_void_p),
+    "graph_trim": CFUNCTYPE(c_int, c_void_p, POINTER(GraphArrays), ERROR),
 }
 
 
@@ -257,6 +258,13 @@ class CGraph:
     def finish(self) -> CGraph:
         call("graph_finish", self.handle)
         return self
+
+    def trim(self) -> None:
+        call("graph_trim", self.handle, byref(self.fill))
+
+    def array(self, name: str, n: int) -> np.ndarray:
+        """The array in the graph's memory, of n entries."""
+        return at(getattr(self.fill, name), GRAPH_ARRAYS[name], n)
 
     def fingerprint(self) -> tuple[int, int]:
         """The same two hashes as Graph.fingerprint and Graph.wiring."""

@@ -108,8 +108,7 @@ def test_the_callback_sees_both_and_stops():
         assert (a.used, b.used) == used
 
 
-def test_leafs_that_were_never_set_are_zero_on_both():
-    ctx = gs.Context()
+def test_leafs_that_were_never_set_are_zero_on_both(ctx):
     graph = gs.Graph(ctx.add(ctx.tensor("f32", (4,), "a"), ctx.tensor("f32", (4,), "b")))
     seen = []
     gs.compare(graph, gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b"),
@@ -133,10 +132,9 @@ def test_errors_are_typed_and_nothing_is_left():
     assert a.used == used and small_one.used == 0
 
 
-def test_the_module_is_a_module_and_can_be_called():
+def test_the_module_is_a_module_and_can_be_called(ctx):
     import ggml_sched.testing.compare as module
 
-    ctx = gs.Context()
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x")))
     with gs.CpuBackend(1) as a, gs.CpuBackend(1) as b:
         assert module is gs.compare and module.__name__ == "ggml_sched.testing.compare"

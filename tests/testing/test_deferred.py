@@ -278,13 +278,12 @@ def without(program, k, wait):
 
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
-def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backends(extra):
+def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backends(ctx, extra):
     """A load left out while its leaf is not set again; whatever id the leaf has, some compute has to wait for
     others."""
     world = DeferredQueues(0)
     a, b = DeferredBackend("a", world), device(DeferredBackend, "b", queues=world, reads=["a"])
     acc = weights_on(b, "any", acc=np.zeros(8, np.float32))["acc"]
-    ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
     others = [ctx.tensor("f32", 8, f"other {k}", input=True) for k in range(extra)]
     there = ctx.sqr(x)

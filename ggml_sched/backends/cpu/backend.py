@@ -9,14 +9,14 @@ Corresponds to ggml's CPU backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
 
 import numpy as np
 
-from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
+from ggml_sched._graph import BufferBase, Tensor, apply_staged, check_graph_plan, computed, staged_leafs
 from ggml_sched.backend import as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend, allocate
@@ -67,37 +67,6 @@ def _named(backend_name: str, node: Tensor) -> Iterator[None]:
         raise BackendError(message) from error
 
 
-class StagedLeafs:
-    """Makes the calls that load the inputs of a GraphAllocator, each right before the first node that uses it.
-
-    They cannot be loaded earlier, as until then their memory may hold other tensors.  Inputs of a scheduler are loaded
-    by its own steps, not here.
-    """
-
-    def __init__(self) -> None:
-        self._met: set[Tensor] = set()
-
-    def calls(self, node: Tensor) -> list[Call]:
-        found: list[Call] = []
-        for tensor in (node, *node.src, *node.deps):
-            if tensor is not None:
-                root = tensor.root
-                lease = root.lease
-                if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
-                        and root not in self._met):
-                    self._met.add(root)
-                    found.append(partial(_load, root))
-        root = node.view_src
-        if root in self._met and node.computes:
-            found.append(partial(setattr, root, "overwritten", True))
-        return found
-
-
-def _load(leaf: Tensor) -> None:
-    if leaf.stash:
-        leaf.buffer.write(leaf.offset, memoryview(leaf.stash))
-
-
 class Stretch:
     """A backend step: calls of a list, from number `first` to the list's present end, run one after the other."""
 
@@ -121,15 +90,18 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
 
     Without a pool the oracle computes all nodes.  `allocate(size)` returns work memory for the compiled calls.
     """
-    staged = StagedLeafs()
+    staged = staged_leafs(nodes)
     steps: list[Step] = []
     if pool is None:
-        for node in nodes:
-            steps += [(call, node) for call in staged.calls(node) + resolve(node, resolver)]
+        for i, node in enumerate(nodes):
+            steps += [(call, node) for call in loads_of(staged.get(i, ())) + resolve(node, resolver)]
         return steps, None, 0
     working = computed(nodes)
     compiled = CallList(resolver.name, working, resolver.memory_of, allocate)
-    loads = loads_of(nodes, staged) if any_staged(nodes) else {}
+    loads: dict[int, list[Step]] = {}       # {how many nodes are computed before: steps to run at that point}
+    for i, pairs in staged.items():
+        before = sum(node.computes for node in nodes[:i])
+        loads.setdefault(before, []).extend((call, nodes[i]) for call in loads_of(pairs))
     number = n_compiled = 0
     for stop in sorted({*loads, len(working)}):
         while number < stop:
@@ -147,16 +119,9 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
     return steps, compiled, n_compiled
 
 
-def loads_of(nodes: tuple[Tensor, ...], staged: StagedLeafs) -> dict[int, list[Step]]:
-    """The calls that load inputs, as steps: {how many nodes are computed before: steps to run at that point}."""
-    found: dict[int, list[Step]] = {}
-    number = 0
-    for node in nodes:
-        calls = staged.calls(node)
-        if calls:
-            found.setdefault(number, []).extend((call, node) for call in calls)
-        number += node.computes
-    return found
+def loads_of(pairs: Iterable[tuple[Tensor, bool]]) -> list[Call]:
+    """The calls for pairs of `staged_leafs`."""
+    return [partial(apply_staged, leaf, written) for leaf, written in pairs]
 
 
 def run_steps(steps: list[Step], name: str) -> None:
@@ -202,12 +167,7 @@ class CpuPlan:
         self.resolver.buffers.clear()
 
     def run(self) -> None:
-        if self._freed:
-            raise BackendError(f"backend {self.resolver.name!r}: this graph plan was freed")
-        for buffer in self._buffers:
-            if buffer.closed:
-                raise PlacementError(f"backend {self.resolver.name!r}: a graph plan uses a buffer of backend "
-                                     f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+        check_graph_plan(self.resolver.name, self._freed, self._buffers)
         # Keep the memory of all buffers alive: another thread may close one while calls run over its addresses.
         held = None if self._compiled is None else self._compiled.held()  # noqa: F841
         if self._flat is not None:

@@ -66,11 +66,8 @@ class CpuBuffer(Buffer):
             self.backend.give_back(self.size)
 
     def _range(self, offset: int, size: int) -> np.ndarray:
-        memory = self.memory
-        if offset < 0 or offset > self.size - size:
-            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
-                               f"of backend {self.backend.name!r}")
-        return memory[offset : offset + size]
+        self._check_range(offset, size)
+        return self.memory[offset : offset + size]
 
 
 class HostBackend(Backend):

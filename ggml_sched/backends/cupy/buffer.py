@@ -15,7 +15,6 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import Buffer
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.device import Memory
-from ggml_sched.errors import BackendError
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.backend import CupyBackend
@@ -111,11 +110,7 @@ class DeviceBuffer(Buffer):
 
     def address(self, offset: int, size: int) -> int:
         """The device address of a range; BackendError outside the buffer, or when it is closed."""
-        if self._memory is None:
-            raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
-        if offset < 0 or offset > self.size - size:
-            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
-                               f"of backend {self.backend.name!r}")
+        self._check_range(offset, size)
         return self.base + offset
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched._graph import BufferBase, Tensor, check_graph_plan, staged_leafs
 from ggml_sched.backends.cupy.buffer import DeviceBuffer
 from ggml_sched.backends.cupy.device import CapturedGraph, DeviceError, Function, KernelArguments, Stream
 from ggml_sched.backends.cupy.fault import Numbers
@@ -20,12 +20,12 @@ from ggml_sched.backends.cupy.launch import Builder, Launch
 from ggml_sched.backends.cupy.ops import build, build_group
 from ggml_sched.backends.cupy.ops.library import PRODUCT
 from ggml_sched.backends.cupy.repack import is_packed
-from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp
+from ggml_sched.errors import UnsupportedOp
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.backend import CupyBackend
 
-__all__ = ["DevicePlan", "Load"]
+__all__ = ["DevicePlan"]
 
 
 AGAIN = 4
@@ -34,23 +34,18 @@ READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 """Ops whose first source may be rearranged weights."""
 
 
-class Load(NamedTuple):
-    """Load the data that the caller has set for an input that a GraphAllocator placed."""
+class Staged(NamedTuple):
+    """A pair of `staged_leafs`: load the data of an input that a GraphAllocator placed, or note that it is
+    overwritten."""
 
     leaf: Tensor
+    written: bool
 
     def issue(self, backend: CupyBackend) -> None:
-        if self.leaf.stash:
+        if self.written:
+            self.leaf.overwritten = True
+        elif self.leaf.stash:
             backend.put_leaf(self.leaf)
-
-
-class Overwrite(NamedTuple):
-    """Note that a node has written to an input that a GraphAllocator placed: it is not loaded again."""
-
-    leaf: Tensor
-
-    def issue(self, backend: CupyBackend) -> None:
-        self.leaf.overwritten = True
 
 
 class _Product(NamedTuple):
@@ -74,27 +69,6 @@ class _Ready(NamedTuple):
 
     def issue(self, backend: CupyBackend) -> None:
         self.function.launch(self.grid, self.block, self.packed, self.shared, backend.stream)
-
-
-def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
-    """{position of a node: loads and overwrites of inputs before it}: an input is loaded just before its first reader,
-    because its memory may hold other tensors until then.
-
-    Only inputs that a GraphAllocator placed: a scheduler loads those of its plans itself.
-    """
-    seen: set[Tensor] = set()
-    found: dict[int, list[Load | Overwrite]] = {}
-    for position, node in enumerate(nodes):
-        for tensor in (node, *node.src, *node.deps):
-            root = None if tensor is None else tensor.root
-            lease = None if root is None else root.lease
-            if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
-                    and root not in seen):
-                seen.add(root)
-                found.setdefault(position, []).append(Load(root))
-        if node.view_src in seen and node.computes:
-            found.setdefault(position, []).append(Overwrite(node.view_src))
-    return found
 
 
 def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
@@ -133,8 +107,8 @@ class DevicePlan:
         self.freed = False
         self.work_size = 0
         self._nodes, self._groups, self._needed = tuple(nodes), tuple(groups), needed
-        self._steps: list[Launch | Load | Overwrite] = []
-        self._ready: list[_Ready | _Product | Load | Overwrite] = []
+        self._steps: list[Launch | Staged] = []
+        self._ready: list[_Ready | _Product | Staged] = []
         self._buffers: tuple[BufferBase, ...] = tuple({t.buffer for node in nodes if node.computes
                                                        for t in (node, *node.src)
                                                        if t is not None and t.buffer is not None})
@@ -153,10 +127,10 @@ class DevicePlan:
                           blas=backend.blas is not None)
         group_at = {group[-1]: group for group in self._groups}
         computed_later = {i for group in self._groups for i in group[:-1]}
-        loads = staged_leafs(nodes)
-        steps: list[Launch | Load | Overwrite] = []
+        staged = staged_leafs(nodes)
+        steps: list[Launch | Staged] = []
         for i, node in enumerate(nodes):
-            steps += loads.get(i, ())
+            steps += [Staged(*pair) for pair in staged.get(i, ())]
             if not node.computes:
                 continue
             if i in group_at:
@@ -170,7 +144,7 @@ class DevicePlan:
         self._runs, self._generation = 0, -1
         self._capture_at = 1
         self.work_size = builder.work_size
-        self._captures = backend.capture and not loads and not any(
+        self._captures = backend.capture and not staged and not any(
             isinstance(step, Launch) and step.kernel == PRODUCT for step in steps)
         self._straightened = straightened
 
@@ -181,7 +155,7 @@ class DevicePlan:
             self._build(backend)
 
     def __len__(self) -> int:
-        """The number of launches, loads and overwrites."""
+        """The number of launches, and of loads and overwrites of inputs."""
         return len(self._steps)
 
     def free(self) -> None:
@@ -197,12 +171,7 @@ class DevicePlan:
 
     def check(self, name: str) -> None:
         """BackendError for a freed plan, PlacementError for one with a closed buffer."""
-        if self.freed:
-            raise BackendError(f"backend {name!r}: this graph plan was freed")
-        for buffer in self._buffers:
-            if buffer.closed:
-                raise PlacementError(f"backend {name!r}: a graph plan uses a buffer of backend "
-                                     f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+        check_graph_plan(name, self.freed, self._buffers)
 
     def run(self, backend: CupyBackend) -> None:
         """Queue the launches: the first run issues them one by one, the second captures a graph, which is then
@@ -233,7 +202,7 @@ class DevicePlan:
 
     def _pack(self, backend: CupyBackend, generation: int) -> None:
         """Pack arguments with the present addresses of work memory and error word."""
-        ready: list[_Ready | _Product | Load | Overwrite] = []
+        ready: list[_Ready | _Product | Staged] = []
         for step in self._steps:
             if not isinstance(step, Launch):
                 ready.append(step)

@@ -1,6 +1,6 @@
 """The typed view of _ggml, written by hand.  Addresses and handles of ggml's are ints."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
 from typing_extensions import disjoint_base
@@ -44,8 +44,7 @@ class OwnProducts: ...
 
 @disjoint_base
 class GraphPlan:
-    def __new__(cls, backend: BackendBase, device: Device, nodes: tuple[Tensor, ...], staged: Callable[[Tensor],
-                list[Callable[[], object]]]) -> Self: ...
+    def __new__(cls, backend: BackendBase, device: Device, nodes: tuple[Tensor, ...]) -> Self: ...
     device: Final[Device]
     freed: Final[bool]
     def free(self) -> None: ...

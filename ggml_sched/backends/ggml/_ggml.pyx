@@ -24,6 +24,7 @@ from ggml_sched._c cimport *
 from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
 from ggml_sched.backends.cpu._kernels cimport Products, gs_run_parts, gs_shared_call
 
+from ggml_sched._graph import apply_staged, check_graph_plan, staged_leafs
 from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp, no_host_memory
 
 cdef extern from "sys/mman.h" nogil:

@@ -19,7 +19,6 @@ from operator import index
 from ggml_sched._graph import Tensor, op_numbers
 from ggml_sched.backend import Buffer, as_nodes
 from ggml_sched.backends.cpu._kernels import isa
-from ggml_sched.backends.cpu.backend import StagedLeafs
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
@@ -156,7 +155,7 @@ class GgmlBackend(GgmlBase, HostBackend):
     def graph_plan_create(self, graph) -> GraphPlan:
         self._require_open()
         with self._lock:
-            return GraphPlan(self, self._device, as_nodes(graph), StagedLeafs().calls)
+            return GraphPlan(self, self._device, as_nodes(graph))
 
     def graph_plan_free(self, plan: GraphPlan) -> None:
         with self._lock:

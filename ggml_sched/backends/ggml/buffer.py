@@ -12,7 +12,6 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.backends.cpu.buffer import CpuBuffer
 from ggml_sched.backends.ggml._ggml import Device, RepackedWeight
-from ggml_sched.errors import BackendError
 
 __all__ = ["DeviceBuffer", "HostBuffer"]
 
@@ -58,9 +57,5 @@ class DeviceBuffer(Buffer):
         self.backend.give_back(self.size)
 
     def _range(self, offset: int, size: int) -> tuple[int, int]:
-        if self.closed:
-            raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
-        if offset < 0 or offset > self.size - size:
-            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
-                               f"of backend {self.backend.name!r}")
+        self._check_range(offset, size)
         return self.handle, self.base + offset

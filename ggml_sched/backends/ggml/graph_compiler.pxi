@@ -15,7 +15,7 @@ cdef class Segment:
     """Consecutive nodes of a split between which nothing must be checked or loaded: one ggml graph."""
 
     cdef Py_ssize_t first           # index of its first node in the split
-    cdef list loads                 # functions to call before the segment runs: they load inputs
+    cdef list loads                 # pairs of `staged_leafs` to apply before the segment runs
     cdef gx_ids *ids                # owned; row ids to check before the segment runs
     cdef int n_ids
     cdef void *graph                # ggml_cgraph
@@ -29,9 +29,8 @@ cdef class Segment:
 # no_gc_clear: `release` needs the device, so the garbage collector must not clear that field before.
 @cython.no_gc_clear
 cdef class GraphPlan:
-    """`GraphPlan(backend, device, nodes, staged)`: compiles the nodes.  Raises UnsupportedOp, PlacementError,
-    BackendError or OutOfMemory, which name the node.  `staged(node)` returns functions that load leafs before the node
-    runs."""
+    """`GraphPlan(backend, device, nodes)`: compiles the nodes.  Raises UnsupportedOp, PlacementError,
+    BackendError or OutOfMemory, which name the node."""
 
     cdef object backend
     cdef readonly Device device
@@ -49,7 +48,7 @@ cdef class GraphPlan:
     cdef BufferBase placed          # the buffer of the last tensor in check_place, as neighbours mostly share one
     cdef readonly bint freed
 
-    def __cinit__(self, backend, Device device not None, tuple nodes, staged):
+    def __cinit__(self, backend, Device device not None, tuple nodes):
         cdef list work = []
         cdef Tensor t
         for t in nodes:
@@ -60,7 +59,7 @@ cdef class GraphPlan:
         self.segments, self.packs, self.written = [], [], []
         self.check_places()
         self.make_tensors()
-        self.make_segments(staged)
+        self.make_segments()
         self.use_packed_weights()
         if self.device.has_host_plans and self.device.api.custom >= 0 and backend.own_products:
             self.own = own_products(self.table, self.made, self.device, backend.own_products)
@@ -218,7 +217,7 @@ cdef class GraphPlan:
 
     # -- segments -------------------------------------------------------------------------
 
-    cdef int make_segments(self, staged) except -1:
+    cdef int make_segments(self) except -1:
         """Cut the split into segments, and list the row ids to check before each."""
         cdef dict found = {}        # {(ids tensor, number of rows): True} that the present segment checks already
         cdef list checks = []       # for each segment a list of (node, source slot of its ids, number of rows)
@@ -227,10 +226,11 @@ cdef class GraphPlan:
         cdef Py_ssize_t i, written
         cdef int slot
         cdef int64_t rows = 0
-        cdef bint is_staged = self.has_staged(), cut
+        cdef dict staged = staged_leafs(self.table.tensors[:self.table.n])
+        cdef bint cut
         for i in range(self.table.n):
             t = <Tensor>PyTuple_GET_ITEM(self.table.tensors, i)
-            loads = staged(t) if is_staged else None
+            loads = staged.get(i)
             slot = ids_slot(&self.table.nodes[i], &rows)
             ids = None if slot < 0 else t.src[slot]
             cut = segment is None or loads
@@ -255,15 +255,6 @@ cdef class GraphPlan:
         for segment, wanted in zip(self.segments, checks):
             self.fill_checks(segment, wanted)
         return 0
-
-    cdef bint has_staged(self):
-        """Whether some leaf belongs to a GraphAllocator, whose inputs are loaded here; a scheduler loads its own."""
-        cdef Tensor t
-        for t in self.table.tensors:
-            t = t if t.view_src is None else t.view_src
-            if t._lease is not None and t._lease.stages and not t._lease.transient:
-                return True
-        return False
 
     cdef int fill_checks(self, Segment segment, list wanted) except -1:
         cdef gx_ids *ids

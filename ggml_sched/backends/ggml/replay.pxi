@@ -58,20 +58,15 @@ cdef int replay(GraphPlan program) except -1:
     cdef list held = []         # keeps memory alive: another thread may close a buffer while kernels run
     cdef int status, k, n = device.n_threads
     cdef int64_t bad = 0
-    if program.freed:
-        raise BackendError(f"backend {program.backend.name!r}: this graph plan was freed")
-    for buffer in program.buffers:
-        if buffer.closed:
-            raise PlacementError(f"backend {program.backend.name!r}: a graph plan uses a buffer of backend "
-                                 f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
-        if device.host:
-            held.append(getattr(buffer, "memory", None))
+    check_graph_plan(program.backend.name, program.freed, program.buffers)
+    for buffer in program.buffers if device.host else ():
+        held.append(getattr(buffer, "memory", None))
     for t, packed, address in program.packs:
         if not packed.is_of(t):
             packed.load(t, <void *><uintptr_t>address)
     for segment in program.segments:
-        for load in segment.loads:
-            load()
+        for leaf, written in segment.loads:
+            apply_staged(leaf, written)
         if device.has_host_plans and segment.n_threads != n:
             segment.n_threads = 0       # if `reserve` raises, the next run makes the plan again
             segment.plan = device.api.call.graph_plan(segment.graph, n, device.pool)

@@ -1,14 +1,18 @@
 # Compaction: moving the offsets of a replayed, smaller walk to the low end of each arena.
 #
 # A reservation chooses offsets for the tensors of a large batch.  The smaller tensors of a small batch at the same
-# offsets touch pages scattered over the whole arena.  So owners of memory move down, the lowest first, each to the end
-# of the highest memory below it that is alive at the same time.  Invariant: of two owners that are alive at the same
-# time the lower one stays the lower one, so that they do not overlap; if no size has grown, no offset rises.
-# Time is linear in owners, plus a radix sort; long lifetimes are processed in blocks of positions.
+# offsets touch pages scattered over the whole arena.  So each arena is packed anew for the smaller sizes, by the
+# methods of packing that take about linear time.  Where the result is larger than the lower bound of the arena, and
+# where an arena has several chunks, owners of memory sink instead: they move down, the lowest first, each to the end of
+# the highest memory below it that is alive at the same time.  An arena keeps the smaller result of both.
+# Invariant: owners that are alive at the same time do not overlap, and no arena is larger than it was.  Sinking keeps
+# their order: of two such owners the lower one stays the lower one, and no offset rises if no size has grown.
+# Time is linear in owners, plus radix sorts; long lifetimes are processed in blocks of positions.
 
 cdef enum:
     SKYLINE_BITS = 6
     SKYLINE_BLOCK = 64          # positions of the walk in one block
+    COMPACT_MAX_CARRIED = 48    # packing is quick if an owner is born beside at most so many others, in the mean
 
 
 ctypedef struct gs_skyline:     # of one arena: the end of the allocated memory at each position of the walk
@@ -44,61 +48,137 @@ cdef void skyline_raise(gs_skyline *s, int32_t first, int32_t last, int64_t top)
             k += 1
 
 
-cdef int64_t keys_by_offset(const gs_plan *p, uint64_t *keys) noexcept nogil:
-    """Write a key for each owner of memory, sorted by offset, the id in its low bits; returns the number of keys."""
-    cdef int64_t n = 0
+ctypedef struct gs_owners:      # of one arena
+    int32_t n
+    bint some_trimmed           # some owner has a freed tail
+    int32_t *id
+    int32_t *birth
+    int32_t *stop               # the position behind its death
+    int64_t *size
+    uint64_t *keys              # [2 n + 1] scratch of sorting
+
+
+cdef void list_owners(const gs_plan *p, int32_t arena, gs_owners *o) noexcept nogil:
+    """List the owners of memory in an arena."""
+    cdef int32_t i
+    o.n = 0
+    o.some_trimmed = False
+    for i in range(p.n):
+        if p.root[i] < 0 and p.arena_of[i] == arena and p.birth[i] >= 0 and p.size[i]:
+            o.id[o.n] = i
+            o.birth[o.n] = p.birth[i]
+            o.stop[o.n] = p.death[i] + 1
+            o.size[o.n] = p.size[i]
+            o.some_trimmed |= p.rest[i] < p.size[i]
+            o.n += 1
+
+
+cdef bint sort_by_offset(const gs_plan *p, gs_owners *o) noexcept nogil:
+    """Fill the keys of all owners, sorted by offset, the id in the low bits; False if the offsets do not fit."""
     cdef int32_t i
     cdef int shift = 0, n_bytes = 0
     cdef int64_t bits = 0
-    for i in range(p.n):
-        if p.root[i] < 0 and p.arena_of[i] >= 0 and p.birth[i] >= 0 and p.size[i]:
-            keys[n] = <uint64_t>i
-            bits |= p.offset[i]
-            n += 1
+    for i in range(o.n):
+        bits |= p.offset[o.id[i]]
     while bits and not (bits >> shift) & 1:
         shift += 1
     bits >>= shift
     while n_bytes < 8 and bits >> (8 * n_bytes):
         n_bytes += 1
     if p.n > PACK_INDEX_MASK or n_bytes > 5:
-        return 0            # the offsets do not fit in keys: no owner moves
-    for i in range(n):
-        keys[i] |= (<uint64_t>p.offset[keys[i]] >> shift) << PACK_INDEX_BITS
-    if n:
-        pack_sort_keys(keys, n, PACK_INDEX_BITS, n_bytes)
-    return n
+        return False
+    for i in range(o.n):
+        o.keys[i] = <uint64_t>o.id[i] | <uint64_t>(p.offset[o.id[i]] >> shift) << PACK_INDEX_BITS
+    pack_sort_keys(o.keys, o.n, PACK_INDEX_BITS, n_bytes)
+    return True
 
 
-cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas) noexcept nogil:
-    """Move the offsets of all owners in the arenas down, by the plan's sizes; each owner stays in its chunk.
+cdef int64_t sink_owners(gs_plan *p, gs_owners *o, int64_t stride, gs_skyline *s) noexcept nogil:
+    """Move the offsets of owners down; each stays in its chunk.  Returns the end of the highest one.
 
-    Lifetimes, freed tails and in-place reuse do not change.  GS_NO_HOST_MEMORY.
+    No owner moves if offsets are too large to be sorted; the result is then INT64_MAX.
+    """
+    cdef int64_t at, end = 0
+    cdef int32_t k, id, last
+    if not sort_by_offset(p, o):
+        return INT64_MAX
+    for k in range(o.n):
+        id = <int32_t>(o.keys[k] & PACK_INDEX_MASK)
+        at = p.offset[id] - p.offset[id] % stride if stride else 0
+        at = max(at, skyline_over(s, p.birth[id], p.death[id]))
+        p.offset[id] = at
+        end = max(end, at + p.size[id])
+        last = p.trimmed[id] if p.rest[id] < p.size[id] else p.death[id]
+        skyline_raise(s, p.birth[id], last, at + p.size[id])
+        skyline_raise(s, last + 1, p.death[id], at + p.rest[id])
+    return end
+
+
+cdef int repack(const gs_plan *p, const gs_owners *o, gs_pack *pack, gs_pack_result *result) noexcept nogil:
+    """Pack an arena in about linear time; the offsets are in pack.best, and the caller frees `pack`.
+
+    An arena of INT64_MAX bytes: it is not packed, because that takes long or sums of sizes overflow.
+    GS_NO_HOST_MEMORY.
+    """
+    cdef int status = pack_prepare(pack, o.n, p.n_seq + 1, o.birth, o.stop, o.size)
+    memset(result, 0, sizeof(gs_pack_result))
+    if status == GS_OK and pack.n_carried <= COMPACT_MAX_CARRIED * <int64_t>pack.n:
+        # With this capacity the work ends with the first packing, without a search.
+        status = pack_prepared(pack, INT64_MAX, 0, result)
+    else:
+        result.arena = INT64_MAX
+    return GS_NO_HOST_MEMORY if status == GS_NO_HOST_MEMORY else GS_OK
+
+
+cdef int compact_arena(gs_plan *p, gs_owners *o, gs_skyline *s) noexcept nogil:
+    """Choose new offsets for the owners of one arena of one chunk.  GS_NO_HOST_MEMORY."""
+    cdef gs_pack pack
+    cdef gs_pack_result result
+    cdef int64_t end = INT64_MAX
+    cdef int32_t i
+    cdef int status = repack(p, o, &pack, &result)
+    # Packing does not use freed tails, so that an arena which has some may become smaller by sinking.
+    if status == GS_OK and (o.some_trimmed or not result.optimal):
+        end = sink_owners(p, o, 0, s)
+    if status == GS_OK and result.arena < end:
+        for i in range(pack.n):
+            p.offset[o.id[pack.id[i]]] = pack.best[i]
+    pack_free(&pack)
+    return status
+
+
+cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas, bint in_order) noexcept nogil:
+    """Move the offsets of all owners to the low end of their arenas, by the plan's sizes; each stays in its chunk.
+
+    Lifetimes, freed tails and in-place reuse do not change.  `in_order`: owners sink in all arenas.
+    GS_NO_HOST_MEMORY.
     """
     cdef int64_t n_blocks = (p.n_seq >> SKYLINE_BITS) + 1
     cdef int64_t n_heights = n_blocks * (SKYLINE_BLOCK + 2)
-    cdef uint64_t *keys = <uint64_t *>malloc((2 * <int64_t>p.n + 1) * sizeof(uint64_t))
-    cdef int64_t *heights = <int64_t *>calloc(max(n_arenas, 1) * n_heights, sizeof(int64_t))
+    cdef int64_t n = p.n
+    cdef gs_owners o
     cdef gs_skyline s
-    cdef int64_t at, n, k
-    cdef int32_t id, last
-    if keys == NULL or heights == NULL:
-        free(keys)
-        free(heights)
+    cdef int32_t i
+    cdef int status = GS_OK
+    s.height = <int64_t *>malloc(n_heights * sizeof(int64_t) + (2 * n + 1) * sizeof(uint64_t)
+                                 + n * (sizeof(int64_t) + 3 * sizeof(int32_t)))
+    if s.height == NULL:
         return GS_NO_HOST_MEMORY
-    n = keys_by_offset(p, keys)
-    for k in range(n):
-        id = <int32_t>(keys[k] & PACK_INDEX_MASK)
-        s.height = heights + p.arena_of[id] * n_heights
-        s.cover = s.height + n_blocks * SKYLINE_BLOCK
-        s.most = s.cover + n_blocks
-        at = arenas[p.arena_of[id]].stride
-        at = p.offset[id] - p.offset[id] % at if at else 0
-        at = max(at, skyline_over(&s, p.birth[id], p.death[id]))
-        p.offset[id] = at
-        last = p.trimmed[id] if p.rest[id] < p.size[id] else p.death[id]
-        skyline_raise(&s, p.birth[id], last, at + p.size[id])
-        skyline_raise(&s, last + 1, p.death[id], at + p.rest[id])
-    free(keys)
-    free(heights)
+    s.cover = s.height + n_blocks * SKYLINE_BLOCK
+    s.most = s.cover + n_blocks
+    o.keys = <uint64_t *>(s.most + n_blocks)
+    o.size = <int64_t *>(o.keys + 2 * n + 1)
+    o.id = <int32_t *>(o.size + n)
+    o.birth = o.id + n
+    o.stop = o.birth + n
+    for i in range(n_arenas):
+        list_owners(p, i, &o)
+        if status == GS_OK and o.n:
+            memset(s.height, 0, n_heights * sizeof(int64_t))
+            if in_order or arenas[i].stride:
+                sink_owners(p, &o, arenas[i].stride, &s)
+            else:
+                status = compact_arena(p, &o, &s)
+    free(s.height)
     plan_follow_owners(p)
-    return GS_OK
+    return status

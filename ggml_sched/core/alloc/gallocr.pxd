@@ -108,4 +108,4 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
                      bint leafs_first, int32_t *failed) noexcept nogil
 cdef bint walk_can_replay(gs_walk *f, const gs_plan *measured, const gs_backend_info *backends) noexcept nogil
 cdef void walk_replay(gs_walk *f, const gs_plan *measured) noexcept nogil
-cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas) noexcept nogil
+cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas, bint in_order) noexcept nogil

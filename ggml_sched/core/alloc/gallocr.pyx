@@ -17,7 +17,10 @@ from libc.string cimport memcpy, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.types cimport layout_equal
-from ggml_sched.core.pack.solve cimport PACK_INDEX_BITS, PACK_INDEX_MASK, blocks_give, blocks_take, pack_sort_keys
+from ggml_sched.core.pack.solve cimport (
+    PACK_INDEX_BITS, PACK_INDEX_MASK, blocks_give, blocks_take, gs_pack, pack_free, pack_prepare, pack_prepared,
+    pack_sort_keys,
+)
 
 include "walk.pxi"
 include "walk_replay.pxi"

@@ -27,26 +27,59 @@ include "fingerprint.pxi"
 include "kinds.pxi"
 
 
+cdef int64_t flat_given_bytes(const gs_graph_size *size) noexcept nogil:
+    """The bytes of the arrays of a gs_graph that are not derived, for counts below 2**31."""
+    cdef int64_t n = size.n_tensors, n_src = size.n_src
+    cdef int64_t n_ids = (3 * n + 2 + size.n_params + n_src + size.n_nodes + size.n_leafs
+                          + (n + 1 + size.n_deps if size.n_deps else 0))
+    return n * <int64_t>(sizeof(gs_layout) + sizeof(int64_t) + 1) + n_ids * <int64_t>sizeof(int32_t) + n_src
+
+
+cdef inline int64_t derived_begin(const gs_graph_size *size) noexcept nogil:
+    """Where the derived arrays begin in a block: behind the given ones, at an address for 64-bit integers."""
+    return (flat_given_bytes(size) + 7) // 8 * 8
+
+
 cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil:
     """The bytes of all arrays of a gs_graph with these counts, which are below 2**31."""
-    cdef int64_t n = size.n_tensors, n_src = size.n_src
-    cdef int64_t n_ids = (13 * n + 3 + 2 * n_src + size.n_params + 2 * <int64_t>size.n_nodes + size.n_leafs
-                          + (n + 1 + size.n_deps if size.n_deps else 0))
-    return n * <int64_t>(sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * <int64_t>sizeof(int32_t) + n_src
+    cdef int64_t n = size.n_tensors
+    return (derived_begin(size) + (10 * n + 1 + size.n_src + size.n_nodes) * <int64_t>sizeof(int32_t)
+            + n * <int64_t>(2 * sizeof(int64_t) + 2))
 
 
-cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
-    """Set the array pointers into a block of flat_bytes bytes; g.layout is its start."""
-    cdef int64_t n = size.n_tensors, n_src = size.n_src
+cdef void flat_lay_out_given(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
+    """Set the pointers of the arrays that are not derived into a block of at least flat_given_bytes bytes.
+
+    g.layout is the block's start.  The pointers of derived arrays become NULL.
+    """
+    cdef int64_t n = size.n_tensors
     memset(g, 0, sizeof(gs_graph))
     g.n_tensors, g.n_nodes, g.n_leafs = size.n_tensors, size.n_nodes, size.n_leafs
     # Arrays of wide elements first, so that each array is aligned.
     g.layout = <gs_layout *>block
     g.view_offs = <int64_t *>(g.layout + n)
-    g.nbytes = g.view_offs + n
+    g.view_src = <int32_t *>(g.view_offs + n)
+    g.src_begin = g.view_src + n
+    g.param_begin = g.src_begin + n + 1
+    g.param = g.param_begin + n + 1
+    g.src = g.param + size.n_params
+    g.node = g.src + size.n_src
+    g.leaf = g.node + size.n_nodes
+    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
+    if size.n_deps:
+        g.dep_begin = g.leaf + size.n_leafs
+        g.dep = g.dep_begin + n + 1
+        g.slot = <unsigned char *>(g.dep + size.n_deps)
+    g.flags = g.slot + size.n_src
+
+
+cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
+    """Set the array pointers into a block of flat_bytes bytes; g.layout is its start."""
+    cdef int64_t n = size.n_tensors
+    flat_lay_out_given(g, block, size)
+    g.nbytes = <int64_t *>(<char *>block + derived_begin(size))
     g.layout_hash = <uint64_t *>(g.nbytes + n)
-    g.view_src = <int32_t *>(g.layout_hash + n)
-    g.position = g.view_src + n
+    g.position = <int32_t *>(g.layout_hash + n)
     g.memory = g.position + n
     g.view = g.memory + n
     g.root = g.view + n
@@ -56,22 +89,10 @@ cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noex
     g.first_view = g.n_viewers + 2 * n
     g.next_view = g.first_view + n
     g.reader_begin = g.next_view + n
-    g.src_begin = g.reader_begin + n + 1
-    g.param_begin = g.src_begin + n + 1
-    g.param = g.param_begin + n + 1
-    g.src = g.param + size.n_params
-    g.reader = g.src + n_src
-    g.node = g.reader + n_src
-    g.work = g.node + size.n_nodes
-    g.leaf = g.work + size.n_nodes
-    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
-    if size.n_deps:
-        g.dep_begin = g.leaf + size.n_leafs
-        g.dep = g.dep_begin + n + 1
-        g.slot = <unsigned char *>(g.dep + size.n_deps)
-    g.op = g.slot + n_src
+    g.reader = g.reader_begin + n + 1
+    g.work = g.reader + size.n_src
+    g.op = <unsigned char *>(g.work + size.n_nodes)
     g.role = g.op + n
-    g.flags = g.role + n
 
 
 cdef int flat_alloc(gs_graph *g, const gs_graph_size *size) except -1:

@@ -140,26 +140,55 @@ def computed(tuple nodes not None):
     return nodes if len(found) == len(nodes) else tuple(found)
 
 
-def any_staged(tuple nodes not None):
-    """Whether a source, root or alloc dependency of the nodes has its data staged on the host, where no scheduler loads
-    it."""
+def staged_leafs(tuple nodes not None):
+    """The leafs with staged data that nodes use: {index of a node: pairs (leaf, whether the node writes to it)}.
+
+    A backend calls `apply_staged` with each pair just before the node, because until then the leaf's memory may hold
+    other tensors.  Only leafs that a GraphAllocator placed: a scheduler loads those of its plans itself.
+    """
+    cdef dict found = {}
+    cdef set seen = set()
     cdef Tensor t, s
-    for t in nodes:
-        if t is None:
-            raise TypeError("a node is a Tensor, not None")
-        if is_staged(t):
-            return True
+    cdef Py_ssize_t i
+    for i in range(len(nodes)):
+        t = <Tensor?>nodes[i]
+        add_staged(t, i, found, seen)
         for s in t.src:
-            if s is not None and is_staged(s):
-                return True
-        if t._deps is not None:
-            for s in t._deps:
-                if is_staged(s):
-                    return True
-    return False
+            if s is not None:
+                add_staged(s, i, found, seen)
+        for s in t._deps or ():
+            add_staged(s, i, found, seen)
+        if seen and t.layout.op > GS_OP_TRANSPOSE and t.view_src in seen:
+            found.setdefault(i, []).append((t.view_src, True))
+    return found
 
 
-cdef inline bint is_staged(Tensor t) noexcept:
-    """Whether a tensor's address belongs to a lease that keeps data staged on the host, and is not a scheduler's."""
-    cdef Lease lease = (t if t.view_src is None else t.view_src)._lease
-    return lease is not None and lease.stages and not lease.transient
+cdef int add_staged(Tensor t, Py_ssize_t i, dict found, set seen) except -1:
+    """List the root of a tensor that node i uses, if it is a leaf with staged data that no node before i uses."""
+    cdef Tensor root = t if t.view_src is None else t.view_src
+    cdef Lease lease = root._lease
+    if (lease is not None and lease.stages and not lease.transient and root.layout.op == GS_OP_NONE
+            and root not in seen):
+        seen.add(root)
+        found.setdefault(i, []).append((root, False))
+    return 0
+
+
+def apply_staged(Tensor leaf not None, bint written):
+    """Write the staged data of a leaf to its memory; or, if a node is about to write there, note that the data is
+    overwritten."""
+    if written:
+        leaf.overwritten = True
+    elif leaf.stash:
+        leaf.c_buffer().write(leaf._offset, memoryview(leaf.stash))
+
+
+def check_graph_plan(name, bint freed, tuple buffers not None):
+    """BackendError for a freed graph plan of the backend `name`, PlacementError for one that uses a closed buffer."""
+    cdef BufferBase buffer
+    if freed:
+        raise BackendError(f"backend {name!r}: this graph plan was freed")
+    for buffer in buffers:
+        if buffer.closed:
+            raise PlacementError(f"backend {name!r}: a graph plan uses a buffer of backend {buffer.backend.name!r} "
+                                 f"({buffer.size} bytes) that is closed")

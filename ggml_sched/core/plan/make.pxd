@@ -12,8 +12,8 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, bint *serves,
                         int32_t *failed) noexcept nogil
 # The offsets that gs_plan_replay would choose for ids of these sizes, without making a plan: the reserved plan's, or
-# lower ones where the graph needs less memory.
-cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil
+# others at the low end of the arenas where the graph needs less memory; in_order: in the order of the reserved ones.
+cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, bint in_order, int64_t *offset) noexcept nogil
 cdef void gs_plan_free(gs_plan *p) noexcept nogil
 # Allocate the arrays of a plan, by its counts.
 cdef int plan_alloc_assign(gs_plan *p) noexcept nogil

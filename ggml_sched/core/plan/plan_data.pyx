@@ -264,8 +264,7 @@ cdef class PlanData:
     def is_overwritten(self, int32_t i):
         """Whether another tensor's data is in the memory of node or leaf i at the end of a compute."""
         cdef gs_plan *f = &self.c
-        cdef int32_t k, owner, at = -1
-        cdef int64_t size
+        cdef int32_t k, r, owner, at = -1
         self.check(i)
         if f.offset[i] < 0:
             return False
@@ -278,10 +277,11 @@ cdef class PlanData:
                 at = k
             elif at >= 0 and f.state[f.seq[k]] & GS_STATE_INPLACE and plan_owner(f, f.seq[k]) == owner:
                 return True
-        size = f.rest[owner] if at >= f.trimmed[owner] else f.size[owner]
+        # The bytes of i itself, of a view those of its root; what else its owner holds may be overwritten.
+        r = i if f.root[i] < 0 or f.state[i] & GS_STATE_INPLACE else f.root[i]
         for k in range(f.n):
-            if (k != owner and f.arena_of[k] == f.arena_of[owner] and f.birth[k] > at
-                    and f.offset[k] < f.offset[owner] + size and f.offset[owner] < f.offset[k] + f.size[k]):
+            if (k != owner and f.arena_of[k] == f.arena_of[r] and f.birth[k] > at
+                    and f.offset[k] < f.offset[r] + f.size[r] and f.offset[r] < f.offset[k] + f.size[k]):
                 return True
         return False
 

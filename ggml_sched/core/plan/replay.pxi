@@ -70,7 +70,7 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
         walk_replay(&walk, reserved)
         if r.p.policy.offsets == GS_OFFSETS_PACKED and reserved.n_slots == 0 and takes_less(&walk.p, reserved):
             mark_shared(&walk.p)
-            status = compact_offsets(&walk.p, r.p.n_backends, reserved.arena)
+            status = compact_offsets(&walk.p, r.p.n_backends, reserved.arena, False)
         if status == GS_OK:
             status = plan_repeat(p, r, reserved, &walk)
         serves[0] = status == GS_OK
@@ -91,8 +91,8 @@ cdef void mark_shared(gs_plan *p) noexcept nogil:
         plan_mark_late(p, i)
 
 
-cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil:
-    """The offsets that a replay of a reserved plan gives ids of size[i] bytes, aligned.
+cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, bint in_order, int64_t *offset) noexcept nogil:
+    """The offsets that a replay of a reserved plan gives ids of size[i] bytes, aligned; or those that keep its order.
 
     GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size above that of the reserved plan.
     """
@@ -106,7 +106,7 @@ cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *
             return GS_BAD_ARGUMENT
     if reserved.n_slots or not takes_less(&p, reserved):
         return GS_OK
-    return compact_offsets(&p, reserved.n_backends, reserved.arena)
+    return compact_offsets(&p, reserved.n_backends, reserved.arena, in_order)
 
 
 cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, gs_walk *walk) noexcept nogil:

@@ -28,26 +28,30 @@ bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n)
 
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n)
 {
-    gh_arena_free(a, lib);
-    a->chunk = calloc((size_t)(n > 0 ? n : 1), sizeof *a->chunk);
-    if (a->chunk == NULL) {
+    const int32_t n_chunks = n > a->n_chunks ? n : a->n_chunks;
+    gh_chunk *chunks = calloc((size_t)(n_chunks > 0 ? n_chunks : 1), sizeof *chunks);
+    if (chunks == NULL) {
         return false;
     }
-    for (int32_t i = 0; i < n; i++) {
-        gh_chunk *chunk = &a->chunk[i];
-        chunk->buffer = lib->backend_buft_alloc_buffer(a->buft, (size_t)nbytes[i]);
+    for (int32_t i = 0; i < n_chunks; i++) {
+        const int64_t held = i < a->n_chunks ? a->chunk[i].nbytes : 0, needed = i < n ? nbytes[i] : 0;
+        chunks[i].nbytes = held > needed ? held : needed;
+    }
+    gh_arena_free(a, lib);
+    a->chunk = chunks;
+    for (; a->n_chunks < n_chunks; a->n_chunks++) {
+        gh_chunk *chunk = &chunks[a->n_chunks];
+        chunk->buffer = lib->backend_buft_alloc_buffer(a->buft, (size_t)chunk->nbytes);
         if (chunk->buffer == NULL) {
             if (lib->log_internal != NULL) {
                 lib->log_internal(GH_LOG_ERROR, "ggml_sched: %s refused a compute buffer of %lld bytes\n",
-                         lib->backend_buft_name(a->buft), (long long)nbytes[i]);
+                         lib->backend_buft_name(a->buft), (long long)chunk->nbytes);
             }
             gh_arena_free(a, lib);
             return false;
         }
-        a->n_chunks = i + 1;
         lib->backend_buffer_set_usage(chunk->buffer, GH_USAGE_COMPUTE);
         chunk->base = lib->backend_buffer_get_base(chunk->buffer);
-        chunk->nbytes = nbytes[i];
     }
     return true;
 }

@@ -76,8 +76,9 @@ void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft);
 /* Whether the arena has at least n buffers, and buffer i has at least nbytes[i] bytes. */
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
 
-/* Replace the buffers by n buffers of these bytes.  The old ones are freed first: a device may not have memory for
- * both. False: the device refused, or there is no host memory; the arena is empty then. */
+/* Replace the buffers by at least n, of which buffer i has nbytes[i] bytes; none is smaller than the old one, so that
+ * what was reserved before still fits.  The old ones are freed first: a device may not have memory for both.  False:
+ * the device refused, and the arena is empty then; or there is no host memory. */
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n);
 
 /* Whether some buffer of the n arenas has an init_tensor function, which must be called for each tensor placed in it.

@@ -113,6 +113,12 @@ static inline bool is_node(const gh_item *item)
     return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
 }
 
+/* Whether a node is written by the client before the graph runs, in memory that the plan gives it. */
+static inline bool is_input(const gh_item *item)
+{
+    return item->role == GH_ROLE_PLACED && is_node(item) && item->tensor->flags & GH_FLAG_INPUT;
+}
+
 /* Choose the op with which a tensor appears in the planner's graph, and whether it is an alias.  An op that the planner
  * does not have, and a view that lacks its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
 static void classify(gh_reader *r, gh_item *item)
@@ -238,6 +244,14 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
         put_src(r, n_src, s, k);
         last = k;
     }
+    /* The leaf that add_input_leafs adds for a node, which is then a view of it, is the node's last source. */
+    if (is_input(&r->item[id])) {
+        if (last + 1 >= GH_MAX_SRC) {
+            return GS_BAD_ARGUMENT;
+        }
+        r->src[*n_src] = -1;
+        r->slot[(*n_src)++] = (unsigned char)(last + 1);
+    }
     /* A view without an op is no view to the planner, but the tensor that it views gets an id: a signature compares all
      * tensors that the graph names. */
     if (r->item[id].role == GH_ROLE_ALIAS && read_id(r, t->view_src, position) < 0) {
@@ -323,7 +337,7 @@ static int add_input_leafs(gh_reader *r)
     for (int32_t i = 0; i < r->n; i++) {
         gh_item *item = &r->item[i];
         int32_t leaf;
-        if (item->role != GH_ROLE_PLACED || !is_node(item) || !(item->tensor->flags & GH_FLAG_INPUT)) {
+        if (!is_input(item)) {
             continue;
         }
         leaf = add_planner_tensor(r, GS_OP_NONE);
@@ -337,6 +351,7 @@ static int add_input_leafs(gh_reader *r)
         r->item[leaf].root = i;
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
+        r->src[r->src_begin[i + 1] - 1] = leaf;
     }
     /* A node that is an input is now a view of its leaf.  Its views become views of the leaf: a root is no view. */
     for (int32_t i = 0; i < r->n && r->n_all > r->n; i++) {
@@ -364,25 +379,8 @@ static int wire(gh_reader *r)
         return status;
     }
     r->n_all = r->n;
+    r->src_begin[r->n] = n_src;
     status = add_input_leafs(r);
-    /* A node that is an input is a view of the leaf added for it, and so reads it: insert it as the last source. */
-    for (id = r->n; id < r->n_all && status == GS_OK; id++) {
-        const int32_t node = r->item[id].root;
-        const int32_t at = node + 1 < r->n ? r->src_begin[node + 1] : n_src;
-        const int32_t n = at - r->src_begin[node];
-        const int slot = n > 0 ? r->slot[at - 1] + 1 : 0;
-        if (slot >= GH_MAX_SRC) {
-            return GS_BAD_ARGUMENT;
-        }
-        memmove(r->src + at + 1, r->src + at, (size_t)(n_src - at) * sizeof(int32_t));
-        memmove(r->slot + at + 1, r->slot + at, (size_t)(n_src - at));
-        r->src[at] = id;
-        r->slot[at] = (unsigned char)slot;
-        n_src++;
-        for (int32_t k = node + 1; k < r->n; k++) {
-            r->src_begin[k]++;
-        }
-    }
     for (id = r->n; id <= r->n_all; id++) {
         r->src_begin[id] = n_src;
     }

@@ -194,16 +194,6 @@ static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
     return &w->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
 }
 
-/* Store that tensor `id` names tensor `source` as its source k.  False without memory. */
-static bool set_source(gh_wiring *w, int32_t id, int k, int32_t source)
-{
-    int32_t *link = source_link(w, &w->item[id], k);
-    if (link != NULL) {
-        *link = source;
-    }
-    return link != NULL;
-}
-
 /* Store the ids of the tensors that a tensor names.  They are not always the sources of the planner's graph, to which
  * an alias is the tensor that it views.  A graph with a tensor that names one without an id is not plain. */
 static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
@@ -211,7 +201,10 @@ static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
     const gx_tensor *t = s->tensor[id];
     for (int k = 0; k < GS_MAX_SRC; k++) {
         const int32_t source = t->src[k] != NULL ? gh_reader_id(r, t->src[k]) : -1;
-        if (source >= 0 && !set_source(s->wiring, id, k, source)) {
+        int32_t *link = source >= 0 ? source_link(s->wiring, &s->wiring->item[id], k) : NULL;
+        if (link != NULL) {
+            *link = source;
+        } else if (source >= 0) {
             return false;
         }
         s->plain &= t->src[k] == NULL || source >= 0;

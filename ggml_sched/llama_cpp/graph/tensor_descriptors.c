@@ -21,15 +21,11 @@ static inline void shape_of(int64_t shape[8], const gx_tensor *t)
 
 static uint32_t hash_of(const int64_t shape[8], int32_t type, int32_t op, uint64_t view_offs)
 {
-    const uint64_t mixed = ((uint64_t)(uint32_t)op << 32 | (uint32_t)type)
-                         + (uint64_t)shape[0] * UINT64_C(0x9e3779b97f4a7c15)
-                         + (uint64_t)shape[1] * UINT64_C(0xc2b2ae3d27d4eb4f)
-                         + (uint64_t)shape[2] * UINT64_C(0x165667b19e3779f9)
-                         + (uint64_t)shape[3] * UINT64_C(0xd6e8feb86659fd93)
-                         + (uint64_t)shape[5] * UINT64_C(0xff51afd7ed558ccd)
-                         + (uint64_t)shape[6] * UINT64_C(0xc4ceb9fe1a85ec53)
-                         + view_offs * UINT64_C(0xa0761d6478bd642f);
-    return (uint32_t)((mixed * UINT64_C(0xe7037ed1a0b428db)) >> 32);
+    uint64_t h = gs_mix((uint64_t)(uint32_t)op << 32 | (uint32_t)type, view_offs);
+    for (int k = 0; k < 8; k++) {
+        h = gs_mix(h, (uint64_t)shape[k]);
+    }
+    return (uint32_t)(h >> 32);
 }
 
 static void fill_table(const gh_descriptors *descriptors, int32_t *bucket, uint32_t mask)

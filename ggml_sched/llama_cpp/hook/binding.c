@@ -105,11 +105,8 @@ static bool choose_copies(const gh_sched *s, gh_plan_entry *e)
     }
     GH_SWAP(gh_copies, copies[0], copies[1]);
     copies->n = 0;
-    if (s->n_originals > copies->room) {
-        if (!gh_grow(&copies->copy, sizeof *copies->copy, s->n_originals)) {
-            return false;
-        }
-        copies->room = s->n_originals;
+    if (!gh_make_room(&copies->copy, sizeof *copies->copy, &copies->room, s->n_originals)) {
+        return false;
     }
     copies->n = s->n_originals;
     return true;
@@ -282,11 +279,8 @@ bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
 static bool make_parts(gh_sched *s, const gh_plan *p, void *graph)
 {
     const int32_t n = p->view.n_splits;
-    if (n > s->room_part) {
-        if (!gh_grow(&s->part, sizeof *s->part, n)) {
-            return false;
-        }
-        s->room_part = n;
+    if (!gh_make_room(&s->part, sizeof *s->part, &s->room_part, n)) {
+        return false;
     }
     gh_number_graph(s->lib, graph);
     for (int32_t i = 0; i < n; i++) {

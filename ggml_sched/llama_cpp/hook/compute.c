@@ -78,46 +78,40 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
     }
 }
 
-/* Compute nodes first .. stop - 1 of a split with the client's callback, as ggml does.  The callback is called for each
- * node and returns whether it wants the result.  Nodes up to the first that it wants are computed together; then it is
- * called with that node's result, and returns whether to go on: if not, *stopped becomes true. */
-static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
+/* Whether the client's callback, if there is one, wants the result of a node. */
+static bool is_wanted(const gh_sched *s, gx_tensor *node)
+{
+    return s->callback != NULL && s->callback(node, true, s->callback_user);
+}
+
+/* Compute nodes first .. stop - 1 of a split; nothing once *stopped is true.  The client's callback is called as by
+ * ggml: for each node, and it returns whether it wants the result.  Nodes up to the first that it wants are computed
+ * together; then it is called with that node's result, and returns whether to go on: if not, *stopped becomes true. */
+static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
 {
     gx_tensor **nodes = s->lib->graph_nodes(part);
-    for (int i = first; i < stop && !*stopped; i++) {
-        bool is_read = s->callback(nodes[i], true, s->callback_user);
-        const int from = i;
-        gh_part some;
-        int status;
-        while (!is_read && i < stop - 1) {
-            is_read = s->callback(nodes[++i], true, s->callback_user);
+    while (first < stop && !*stopped) {
+        int end = s->callback != NULL ? first + 1 : stop, status;
+        bool is_read = is_wanted(s, nodes[first]);
+        gh_part some, *run = part;
+        while (!is_read && end < stop) {
+            is_read = is_wanted(s, nodes[end++]);
         }
-        some = s->lib->graph_view(part, from, i + 1);
-        status = s->lib->backend_graph_compute_async(s->backend[b], &some);
+        if (first > 0 || end < s->lib->graph_n_nodes(part)) {
+            some = s->lib->graph_view(part, first, end);
+            run = &some;
+        }
+        status = s->lib->backend_graph_compute_async(s->backend[b], run);
         if (status != GH_STATUS_SUCCESS) {
             return status;
         }
-        s->lib->backend_synchronize(s->backend[b]);
-        *stopped = is_read && !s->callback(nodes[i], false, s->callback_user);
+        if (s->callback != NULL) {
+            s->lib->backend_synchronize(s->backend[b]);
+            *stopped = is_read && !s->callback(nodes[end - 1], false, s->callback_user);
+        }
+        first = end;
     }
     return GH_STATUS_SUCCESS;
-}
-
-/* Compute nodes first .. stop - 1 of a split, with the callback if there is one; nothing once *stopped is true. */
-static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
-{
-    gh_part some;
-    if (first >= stop || *stopped) {
-        return GH_STATUS_SUCCESS;
-    }
-    if (s->callback != NULL) {
-        return run_nodes(s, b, part, first, stop, stopped);
-    }
-    if (first == 0 && stop == s->lib->graph_n_nodes(part)) {
-        return s->lib->backend_graph_compute_async(s->backend[b], part);
-    }
-    some = s->lib->graph_view(part, first, stop);
-    return s->lib->backend_graph_compute_async(s->backend[b], &some);
 }
 
 /* Compute node number `at` of a split, whose result belongs in another backend's memory (a write-back): the node is
@@ -127,7 +121,7 @@ static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *cop
     gx_tensor *node = s->lib->graph_nodes(part)[at];
     void *const buffer = node->buffer, *const data = node->data, *const extra = node->extra;
     gh_part one = s->lib->graph_view(part, at, at + 1);
-    bool is_read = s->callback != NULL && s->callback(node, true, s->callback_user);
+    const bool is_read = is_wanted(s, node);
     int status;
     node->buffer = copy->buffer;
     node->data = copy->data;

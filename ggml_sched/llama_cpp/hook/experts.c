@@ -60,17 +60,9 @@ static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, 
 static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_experts)
 {
     const size_t nbytes = s->lib->nbytes(ids);
-    if (nbytes > s->room_ids) {
-        if (!gh_grow(&s->ids, 1, (int64_t)nbytes)) {
-            return false;
-        }
-        s->room_ids = nbytes;
-    }
-    if ((size_t)n_experts > s->room_experts) {
-        if (!gh_grow(&s->is_used, 1, n_experts)) {
-            return false;
-        }
-        s->room_experts = (size_t)n_experts;
+    if (!gh_make_room(&s->ids, 1, &s->room_ids, (int64_t)nbytes)
+        || !gh_make_room(&s->is_used, 1, &s->room_experts, n_experts)) {
+        return false;
     }
     s->lib->backend_tensor_get_async(s->backend[backend], ids, s->ids, 0, nbytes);
     s->lib->backend_synchronize(s->backend[backend]);

@@ -18,7 +18,7 @@ typedef struct gh_gallocr {
     gh_plan_cache *cache;
     int32_t n_bufts;
     int32_t *arena_of;      /* [n_bufts] arena (a backend of the cache) of each; equal types share one */
-    int32_t *chosen;        /* [n_nodes + n_leafs] arenas that the client chose for the graph reserved last; -1: none */
+    signed char *chosen;    /* [n_nodes + n_leafs] arenas that the client chose for the graph reserved last; -1: none */
     int32_t n_nodes;        /* of the graph that `chosen` is for                                */
     int32_t n_leafs;        /* of the graph that `chosen` is for                                */
     int32_t room;
@@ -40,10 +40,10 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
     const gh_gallocr *a = owner;
     gh_demand *demand = &e->demand;
     demand->n = a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs;
-    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, demand->n)) {
+    if (!gh_make_room(&demand->value, sizeof *a->chosen, &demand->room, demand->n)) {
         return false;
     }
-    gh_copy(demand->value, a->chosen, demand->n, sizeof *demand->value);
+    gh_copy(demand->value, a->chosen, demand->n, sizeof *a->chosen);
     return true;
 }
 
@@ -225,11 +225,11 @@ GH_EXPORT void ggml_gallocr_free(gh_gallocr *a)
 /* -- reserving ----------------------------------------------------------------------------------------------------- */
 
 /* Translate the client's buffer ids to arenas; -1: the allocator has no such buffer.  ids NULL: all in the first. */
-static void take_arenas(const gh_gallocr *a, const int *ids, int32_t *arena, int32_t n)
+static void take_arenas(const gh_gallocr *a, const int *ids, signed char *arena, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
-        arena[i] = ids == NULL || a->cache->n_backends == 1       ? 0
-                 : ids[i] >= 0 && ids[i] < a->n_bufts ? a->arena_of[ids[i]] : -1;
+        arena[i] = ids == NULL || a->cache->n_backends == 1 ? 0
+                 : ids[i] >= 0 && ids[i] < a->n_bufts ? (signed char)a->arena_of[ids[i]] : -1;
     }
 }
 

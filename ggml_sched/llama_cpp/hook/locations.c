@@ -264,28 +264,6 @@ size_t gh_plan_nbytes(const gh_plan *p, int pool)
     return total;
 }
 
-/* Grow the buffers of one pool to `need`.  No buffer becomes smaller, so that what was reserved before still fits. */
-static int grow_pool(gh_plan_cache *c, int pool, const int64_t *need, int32_t n)
-{
-    gh_arena *a = &c->pool[pool];
-    const int32_t n_sizes = n > a->n_chunks ? n : a->n_chunks;
-    int64_t *sizes = malloc((size_t)n_sizes * sizeof *sizes + 1);
-    bool grown;
-    if (sizes == NULL) {
-        return GS_NO_HOST_MEMORY;
-    }
-    for (int32_t k = 0; k < n_sizes; k++) {
-        sizes[k] = k < n ? need[k] : 0;
-        if (k < a->n_chunks && a->chunk[k].nbytes > sizes[k]) {
-            sizes[k] = a->chunk[k].nbytes;
-        }
-    }
-    gh_count_one(GH_COUNT_GROWN);
-    grown = gh_arena_grow(a, c->lib, sizes, n_sizes);
-    free(sizes);
-    return grown ? GS_OK : GS_OUT_OF_MEMORY;
-}
-
 bool gh_pools_grow(gh_plan_cache *c, const gh_plan *p, void (*wait)(void *owner), gs_error *error)
 {
     bool waited = wait == NULL;
@@ -300,8 +278,9 @@ bool gh_pools_grow(gh_plan_cache *c, const gh_plan *p, void (*wait)(void *owner)
             gh_count_one(GH_COUNT_SYNCHRONISED);
             waited = true;
         }
-        error->status = grow_pool(c, pool, need, n);
-        if (error->status != GS_OK) {
+        gh_count_one(GH_COUNT_GROWN);
+        if (!gh_arena_grow(&c->pool[pool], c->lib, need, n)) {
+            error->status = GS_OUT_OF_MEMORY;
             error->backend = c->first_of[pool];
             error->value = 0;
             for (int32_t k = 0; k < n; k++) {

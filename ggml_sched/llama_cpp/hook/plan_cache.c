@@ -83,8 +83,8 @@ static bool covers(const gh_plan_entry *e, const gh_plan_entry *other)
 void gh_plan_cache_evict(gh_plan_cache *c, int i)
 {
     gh_plan_entry_clear(c->entry[i]);
-    c->spare[c->n_spare++] = c->entry[i];
-    c->entry[i] = c->entry[--c->n_entries];
+    c->n_entries--;
+    GH_SWAP(gh_plan_entry *, c->entry[i], c->entry[c->n_entries]);
 }
 
 /* Evict entries, used by the present owner, whose graphs the new plan of e serves as well. */
@@ -99,31 +99,32 @@ static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
     }
 }
 
-/* Make the scratch entry, which is filled, an entry that lookups find; evicts another where the cache is full. */
+/* Let lookups find the entry behind the others, which is filled; evicts another where the cache is full. */
 static gh_plan_entry *insert(gh_plan_cache *c, int flags)
 {
-    gh_plan_entry *e = c->scratch;
+    const int filled = c->n_entries;
+    gh_plan_entry *e = c->entry[filled];
     int at;
     evict_covered(c, e);
     at = entry_to_evict(c, e->reuses);
     if (at >= 0) {
         gh_plan_cache_evict(c, at);
     }
-    c->entry[c->n_entries++] = e;
-    c->scratch = NULL;
+    GH_SWAP(gh_plan_entry *, c->entry[filled], c->entry[c->n_entries]);
+    c->n_entries++;
     return touch(c, e, flags);
 }
 
-/* Let c->scratch be an empty entry to fill: an evicted one or a new one.  False without memory. */
-static bool make_scratch(gh_plan_cache *c)
+/* An empty entry to fill, behind the others: an evicted one or a new one.  NULL without memory. */
+static gh_plan_entry *empty_entry(gh_plan_cache *c)
 {
-    if (c->scratch == NULL) {
-        c->scratch = c->n_spare > 0 ? c->spare[--c->n_spare] : calloc(1, sizeof *c->scratch);
+    gh_plan_entry **e = &c->entry[c->n_entries];
+    if (*e != NULL) {
+        gh_plan_entry_clear(*e);
+    } else {
+        *e = calloc(1, sizeof **e);
     }
-    if (c->scratch != NULL) {
-        gh_plan_entry_clear(c->scratch);
-    }
-    return c->scratch != NULL;
+    return *e;
 }
 
 /* -- finding ------------------------------------------------------------------------------------------------------- */
@@ -190,7 +191,7 @@ static gh_plan_entry *find_equal(gh_plan_cache *c, void *graph, int flags, bool 
     return NULL;
 }
 
-/* Let the scratch entry e reuse the plan of `base`, if that is of a larger graph of the same wiring. */
+/* Let the new entry e reuse the plan of `base`, if that is of a larger graph of the same wiring. */
 static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base, void *graph)
 {
     gs_error error = {0};
@@ -240,11 +241,10 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
     return GS_OK;
 }
 
-/* Read a graph that no entry matches, plan it and insert an entry for it.  Backends may reorder the nodes of each
+/* Read a graph that no entry matches, plan it and insert the entry e for it.  Backends may reorder the nodes of each
  * split; since only a plan says where splits begin, the graph is then planned a second time in the new order. */
-static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs_error *error)
+static gh_plan_entry *read_and_plan(gh_plan_cache *c, gh_plan_entry *e, void *graph, int flags, gs_error *error)
 {
-    gh_plan_entry *e = c->scratch;
     bool same = true;
     int status = read_graph(c, e, graph, error);
     if (status == GS_OK) {
@@ -270,23 +270,24 @@ static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs
 
 gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error)
 {
-    gh_plan_entry *e = find_equal(c, graph, flags, false, placed);
+    gh_plan_entry *e = find_equal(c, graph, flags, false, placed), *empty;
     memset(error, 0, sizeof *error);
     error->tensor = error->backend = error->index = -1;
     if (e != NULL) {
         return touch(c, e, flags);
     }
     gh_plan_cache_compact(c);
-    if (!make_scratch(c)) {
-        error->status = GS_NO_HOST_MEMORY;
-        return NULL;
-    }
     e = find_equal(c, graph, flags, true, NULL);
     if (e != NULL) {
         return touch(c, e, flags);
     }
-    e = flags & GH_REUSE ? find_larger(c, c->scratch, graph, flags) : NULL;
-    return e != NULL ? e : read_and_plan(c, graph, flags, error);
+    empty = empty_entry(c);
+    if (empty == NULL) {
+        error->status = GS_NO_HOST_MEMORY;
+        return NULL;
+    }
+    e = flags & GH_REUSE ? find_larger(c, empty, graph, flags) : NULL;
+    return e != NULL ? e : read_and_plan(c, empty, graph, flags, error);
 }
 
 gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,

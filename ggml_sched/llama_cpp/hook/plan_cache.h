@@ -50,6 +50,7 @@
     }
 
 #define GH_MAX_BACKENDS 16  /* most backends of a scheduler: ggml's own limit                               */
+#define GH_MAX_BUFTS 64     /* most types of the buffers in which a scheduler's graph has resident tensors          */
 #define GH_N_ENTRIES 24     /* most entries of a cache: room for every wiring that a client builds, and GH_N_REUSING */
 #define GH_N_REUSING 4      /* most entries that reuse another entry's plan: one more evicts the oldest             */
 
@@ -57,27 +58,27 @@ typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;
 
 /* What the planner is given besides a graph, for each id: where it is or must be, its bytes, and what backends answered
- * to support queries.  A gh_problem is filled again and again: its arrays grow and are freed by gh_problem_free alone.
- */
+ * to support queries.  A gh_problem is filled again and again: its memory grows and is freed by gh_problem_free alone.
+ * All arrays lie in `memory`, one behind the other. */
 typedef struct gh_problem {
     int32_t n;              /* how many ids the planner's graph has                                 */
     int32_t n_backends;
-    int32_t *resident;      /* [n] backend whose memory holds the tensor; -1: the planner places it  */
-    int32_t *assigned;      /* [n] backend that the client chose for the tensor; -1: none           */
     int64_t *nbytes;        /* [n_backends][n] bytes that each tensor takes on each backend         */
+    int32_t *assigned;      /* [n] backend that the client chose for the tensor; -1: none           */
+    int32_t *resident;      /* [n] backend whose memory holds the tensor; -1: the planner places it  */
     bool some_larger;       /* some tensor takes more than its own bytes; else the planner needs no nbytes */
     bool some_assigned;     /* some `assigned` is not -1                                            */
     /* Of schedulers only: */
-    bool has_answers;       /* whether the arrays below have room for n ids                         */
+    bool has_answers;       /* whether the problem has the arrays below                             */
     int32_t *buffer;        /* [n] of a resident tensor: the number of its buffer's type, below n_buffers */
     unsigned char *usage;   /* [n] GS_USAGE_*                                                       */
     unsigned char *supports; /* [n_backends][n] whether the backend computes the node               */
     unsigned char *offloads; /* [n_backends][n] whether it computes the node although weights are on the host */
-    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that type of buffer    */
+    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that type of buffer, then zeros */
     int32_t n_buffers;      /* how many types the buffers of resident tensors have                  */
-    int32_t room;
-    int32_t room_backends;
-    int32_t room_buffers;
+    int64_t answer_bytes;   /* bytes of `resident` and the arrays behind it                         */
+    void *memory;
+    int64_t room;           /* bytes of `memory`                                                    */
 } gh_problem;
 
 /* A source of a node that the plan has the node read through a copy. */
@@ -103,6 +104,7 @@ typedef struct gh_plan {
     int32_t n_pairs;
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
+    bool shares_graph;      /* the graph is that of another plan, which frees it                            */
     gs_graph_arrays arrays;
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
     char *names;            /* the names, one behind the other, each ending with a zero byte                */
@@ -127,10 +129,11 @@ typedef struct gh_plan {
 } gh_plan;
 
 /* Where the client wants tensors of a graph to be; a cached plan serves only the same demand.  Of an allocator with
- * several buffer types: the arena of each node and then of each leaf; -1: none of its arenas.  Of a scheduler: the ids
- * of all tensors that the client assigned, -1: not in the graph, and then the backend of each. */
+ * several buffer types: the arena of each node and then of each leaf, as signed char; -1: none of its arenas.  Of a
+ * scheduler: the ids of all tensors that the client assigned, as int32_t, -1: not in the graph, and then the backend of
+ * each. */
 typedef struct gh_demand {
-    int32_t *value;         /* [n] arenas; or ids, then backends                                            */
+    void *value;            /* [n] arenas; or ids, then backends                                            */
     int32_t n;
     int32_t room;
 } gh_demand;
@@ -212,11 +215,9 @@ struct gh_plan_cache {
     gh_reader reader;       /* of the graph that was read last                                              */
     gh_signature moved;     /* scratch of find_equal: the tensors of the graph that is looked up            */
     gh_problem problem;     /* scratch: the problem of a graph that may reuse a plan                        */
-    gh_plan_entry *entry[GH_N_ENTRIES];
+    gh_plan_entry *entry[GH_N_ENTRIES + 1]; /* lookups find the first n_entries.  The one behind them is being filled;
+                             * the rest are evicted, or NULL, and not freed: a client's graph may name their copies */
     int n_entries;
-    gh_plan_entry *spare[GH_N_ENTRIES + 1]; /* evicted, not freed: a client's graph may still name its copies */
-    int n_spare;
-    gh_plan_entry *scratch; /* the entry that is being filled; no lookup finds it yet                       */
     uint64_t clock;         /* counts uses of entries                                                       */
     uint64_t born;          /* the clock when the cache was released last: entries not used since were made for the
                              * owner before, and support queries are repeated before such an entry serves    */
@@ -246,7 +247,7 @@ gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c);
 /* Free the descriptors that only evicted entries had, once there are many. */
 void gh_plan_cache_compact(gh_plan_cache *c);
 
-/* Evict entry number i; the last one takes its position. */
+/* Evict entry number i, which changes places with the last one. */
 void gh_plan_cache_evict(gh_plan_cache *c, int i);
 
 /* -- registry.c */
@@ -268,7 +269,7 @@ void gh_plan_cache_unlock(gh_plan_cache *c);
 
 /* -- plan_entry.c */
 
-/* Make room in a problem for n ids; `has_answers`: also in the arrays of schedulers.  False without memory. */
+/* Make room in a problem for n ids; `has_answers`: also for the arrays of schedulers.  False without memory. */
 bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers);
 
 /* Whether two problems differ at most in the bytes of tensors; the second function: in bytes and assignments. */

@@ -1,26 +1,35 @@
 /* ggml_sched/llama_cpp/hook/plan_entry.c -- memory of cache entries, plans and problems.  See plan_cache.h. */
 #include "plan_cache.h"
 
-
 bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers)
 {
-    if (n > p->room || n_backends > p->room_backends || p->has_answers != has_answers) {
-        const int64_t answers = (int64_t)n * n_backends;
-        if (!gh_grow(&p->resident, sizeof *p->resident, n) || !gh_grow(&p->assigned, sizeof *p->assigned, n)
-            || !gh_grow(&p->nbytes, sizeof *p->nbytes, answers)
-            || (has_answers && (!gh_grow(&p->buffer, sizeof *p->buffer, n) || !gh_grow(&p->usage, 1, n)
-                                || !gh_grow(&p->supports, 1, answers) || !gh_grow(&p->offloads, 1, answers)))) {
-            p->room = 0;
+    const int64_t m = n_backends, n_answers = n * m, n_readers = m * GH_MAX_BUFTS;
+    const int64_t answer_bytes = (int64_t)sizeof(int32_t) * n
+                               + (has_answers ? ((int64_t)sizeof(int32_t) + 1) * n + 2 * n_answers + n_readers : 0);
+    const int64_t room = (int64_t)sizeof(int64_t) * n_answers + (int64_t)sizeof(int32_t) * n + answer_bytes;
+    if (room > p->room) {
+        if (!gh_grow(&p->memory, 1, room)) {
             return false;
         }
-        p->room = n;
-        p->room_backends = n_backends;
-        p->has_answers = has_answers;
+        p->room = room;
     }
     p->n = n;
     p->n_backends = n_backends;
     p->n_buffers = 0;
     p->some_larger = p->some_assigned = false;
+    p->has_answers = has_answers;
+    p->answer_bytes = answer_bytes;
+    p->nbytes = p->memory;
+    p->assigned = (int32_t *)(p->nbytes + n_answers);
+    p->resident = p->assigned + n;
+    if (has_answers) {
+        p->buffer = p->resident + n;
+        p->usage = (unsigned char *)(p->buffer + n);
+        p->supports = p->usage + n;
+        p->offloads = p->supports + n_answers;
+        p->reads_buffer = p->offloads + n_answers;
+        memset(p->reads_buffer, 0, (size_t)n_readers);
+    }
     return true;
 }
 
@@ -31,25 +40,13 @@ bool gh_problem_same(const gh_problem *a, const gh_problem *b)
 
 bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b)
 {
-    const int64_t n = a->n, m = a->n_backends;
-    return n == b->n && m == b->n_backends && a->has_answers == b->has_answers && a->n_buffers == b->n_buffers
-        && gh_same(a->resident, b->resident, n, sizeof *a->resident)
-        && (!a->has_answers
-            || (gh_same(a->buffer, b->buffer, n, sizeof *a->buffer) && gh_same(a->usage, b->usage, n, 1)
-                && gh_same(a->reads_buffer, b->reads_buffer, m * a->n_buffers, 1)
-                && gh_same(a->supports, b->supports, m * n, 1) && gh_same(a->offloads, b->offloads, m * n, 1)));
+    return a->n == b->n && a->n_backends == b->n_backends && a->has_answers == b->has_answers
+        && a->n_buffers == b->n_buffers && gh_same(a->resident, b->resident, a->answer_bytes, 1);
 }
 
 void gh_problem_free(gh_problem *p)
 {
-    free(p->resident);
-    free(p->assigned);
-    free(p->nbytes);
-    free(p->buffer);
-    free(p->usage);
-    free(p->supports);
-    free(p->offloads);
-    free(p->reads_buffer);
+    free(p->memory);
     memset(p, 0, sizeof *p);
 }
 
@@ -68,7 +65,9 @@ void gh_plan_drop(gh_plan *p)
         return;
     }
     gh_api->plan_free(p->plan);
-    gh_api->graph_free(p->graph);
+    if (!p->shares_graph) {
+        gh_api->graph_free(p->graph);
+    }
     free(p->name_at);
     free(p->names);
     free(p->deps.dep);

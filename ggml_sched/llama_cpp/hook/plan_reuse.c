@@ -135,13 +135,15 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     }
 }
 
-/* Fill e->compact with offsets at the low end of the buffers, so that a small graph touches few pages of memory.
- * False: there is no valid choice, and the plan's own offsets are used. */
-static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size)
+/* Fill e->compact with offsets at the low end of the buffers, so that a small graph touches few pages of memory;
+ * in_order: in the order of the plan's offsets.  False: fused kernels would conflict, or there is no other choice than
+ * the plan's own offsets. */
+static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size,
+                         bool in_order)
 {
     const gs_plan *v = &plan->view;
     if (plan->is_repacked || c->key.overlaps || !gh_grow(&e->compact, sizeof *e->compact, v->n)
-        || gh_api->plan_compact(plan->plan, size, e->compact) != GS_OK) {
+        || gh_api->plan_compact(plan->plan, size, in_order, e->compact) != GS_OK) {
         return false;
     }
     for (int32_t id = 0; id < v->n; id++) {
@@ -161,7 +163,7 @@ static bool choose_offsets(const gh_plan_cache *c, const gh_plan *plan, gh_plan_
     bool serves = size != NULL;
     if (serves) {
         take_sizes(c, plan, problem, size);
-        e->is_compact = make_compact(c, plan, e, size);
+        e->is_compact = make_compact(c, plan, e, size, false) || make_compact(c, plan, e, size, true);
         serves = e->is_compact || gh_plan_find_conflict(plan, &e->signature, c->lib, plan->places.offset,
                                                         plan->view.size, 0) < 0;
     }

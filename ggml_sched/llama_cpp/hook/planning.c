@@ -44,9 +44,14 @@ gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backe
     return q;
 }
 
-/* Build p->graph, the planner's graph of the graph that was read, with p's alloc dependencies. */
+/* Build p->graph, the planner's graph of the graph that was read, with p's alloc dependencies; a graph that is another
+ * plan's stays as it is. */
 static int build_graph(gh_plan_cache *c, gh_plan *p, gs_error *error)
 {
+    if (p->shares_graph) {
+        p->graph = NULL;
+        p->shares_graph = false;
+    }
     /* The input flag is for placement among several backends.  On one it is left out, so that an input's memory is free
      * for reuse after its last reader. */
     return gh_build_planner_graph(&c->reader, c->key.is_scheduler && c->n_backends > 1, &p->deps, &p->graph,
@@ -123,7 +128,7 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
         status = inspect(c, p, &conflict);
         added = status == GS_OK ? add_deps(c, p, conflict) : status;
         if (added == 0) {
-            return gh_plan_take_names(p, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
+            return GS_OK;
         }
         drop_plan(p);
         status = added > 0 ? build_graph(c, p, error) : GS_NO_HOST_MEMORY;
@@ -135,10 +140,10 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
     return GS_OUT_OF_MEMORY;
 }
 
-/* Build the planner's graph of the plan of e, and fill its problem. */
+/* Build the planner's graph of the plan of e, unless it shares another plan's, and fill its problem. */
 static int prepare(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
-    const int status = build_graph(c, e->plan, error);
+    const int status = e->plan->shares_graph ? GS_OK : build_graph(c, e->plan, error);
     for (int b = 0; b < c->n_backends; b++) {
         e->plan->max_size[b] = gh_max_buffer(c->key.type[b].max_size);
     }
@@ -155,6 +160,11 @@ static int plan_with_rows(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
     int status = GS_NO_HOST_MEMORY;
     e->plan = gh_plan_new();
     if (e->plan != NULL && gh_plan_take_graph(e->plan, &c->reader)) {
+        if (raised->deps.n == 0) {
+            e->plan->graph = raised->graph;
+            e->plan->arrays = raised->arrays;
+            e->plan->shares_graph = true;
+        }
         status = prepare(c, e, error);
         status = status == GS_OK ? plan_until_sound(c, e, error) : status;
     }
@@ -163,6 +173,8 @@ static int plan_with_rows(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
     }
     if (status == GS_OK && stays) {
         GH_SWAP(gh_plan *, e->plan, raised);
+    } else if (e->plan != NULL) {
+        GH_SWAP(bool, e->plan->shares_graph, raised->shares_graph);
     }
     gh_plan_drop(raised);
     return status;
@@ -179,6 +191,12 @@ int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error
     }
     status = (flags & GH_PIN) != 0 && gh_size_hints_raise_rows(e) ? plan_with_rows(c, e, error)
                                                                    : plan_until_sound(c, e, error);
+    if (status == GS_OK) {
+        status = gh_api->graph_trim(e->plan->graph, &e->plan->arrays, error);
+    }
+    if (status == GS_OK && !gh_plan_take_names(e->plan, &c->reader)) {
+        status = GS_NO_HOST_MEMORY;
+    }
     if (status == GS_OK) {
         gh_count_one(GH_COUNT_PLANNED);
     }

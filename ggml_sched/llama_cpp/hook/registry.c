@@ -17,13 +17,9 @@ static struct {
 
 static void destroy(gh_plan_cache *c)
 {
-    for (int i = 0; i < c->n_entries; i++) {
+    for (int i = 0; i <= GH_N_ENTRIES; i++) {
         gh_plan_entry_free(c->entry[i]);
     }
-    for (int i = 0; i < c->n_spare; i++) {
-        gh_plan_entry_free(c->spare[i]);
-    }
-    gh_plan_entry_free(c->scratch);
     gh_descriptors_free(&c->descriptors);
     gh_reader_free(&c->reader);
     gh_signature_free(&c->moved);

@@ -119,19 +119,6 @@ static bool take_order(const gh_reader *r, const gh_signature *signature, gh_pla
     return done;
 }
 
-/* Store the backend that the plan of e chose for each tensor in s->kept: the second plan takes these as assignments. */
-static bool keep_placement(gh_sched *s, const gh_plan_entry *e)
-{
-    gh_assignments_clear(&s->kept);
-    for (int32_t id = 0; id < e->plan->n; id++) {
-        if (e->plan->view.assign[id] >= 0
-            && !gh_assignments_set(&s->kept, gh_entry_tensor(e, id), e->plan->view.assign[id])) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Read the reordered graph, and give e a new plan for it.  Nodes have other ids now than in the signature, which is of
  * the client's order: the plan's `order` translates them. */
 static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
@@ -141,7 +128,6 @@ static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
     if (status != GS_OK) {
         return status;
     }
-    gh_plan_drop(e->plan);
     e->plan = gh_plan_new();
     return e->plan != NULL && gh_plan_take_graph(e->plan, r) && take_order(r, &e->signature, e->plan)
                    && take_deps(s, e->plan)
@@ -151,11 +137,15 @@ static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
 int gh_sched_plan_reordered(void *owner, gh_plan_entry *e, void *graph, gs_error *error)
 {
     gh_sched *s = owner;
-    int status = keep_placement(s, e) ? read_reordered(s, e, graph) : GS_NO_HOST_MEMORY;
-    s->uses_kept = true;
+    gh_plan *first = e->plan;
+    int status;
+    e->plan = NULL;
+    status = read_reordered(s, e, graph);
+    s->first = first;
     if (status == GS_OK) {
         status = gh_plan_graph(s->cache, e, 0, error);
     }
-    s->uses_kept = false;
+    s->first = NULL;
+    gh_plan_drop(first);
     return status;
 }

@@ -8,8 +8,6 @@
 
 #include <stdio.h>
 
-#define GH_MAX_BUFTS 64
-
 /* -- the client's assignments -------------------------------------------------------------------------------------- */
 
 void gh_assignments_clear(gh_assignments *a)
@@ -99,14 +97,15 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
     const gh_sched *s = owner;
     const gh_assignments *a = &s->assignments;
     gh_demand *demand = &e->demand;
-    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, 2 * (int64_t)a->n)) {
+    int32_t *id;
+    if (!gh_make_room(&demand->value, sizeof *id, &demand->room, 2 * (int64_t)a->n)) {
         return false;
     }
+    id = demand->value;
     demand->n = 2 * a->n;
     for (int32_t i = 0; i < a->n; i++) {
-        demand->value[i] = id_of(&e->signature, e->signature.tensor, a->tensor[i],
-                                 i > 0 ? demand->value[i - 1] + 1 : 0);
-        demand->value[a->n + i] = a->backend[i];
+        id[i] = id_of(&e->signature, e->signature.tensor, a->tensor[i], i > 0 ? id[i - 1] + 1 : 0);
+        id[a->n + i] = a->backend[i];
     }
     return true;
 }
@@ -119,9 +118,6 @@ typedef struct {
     void *buft[GH_MAX_BUFTS];
     int32_t resident[GH_MAX_BUFTS];
     int32_t n;
-    void *last;             /* the buffer that was looked up last; its type and usage follow */
-    int32_t last_type;
-    unsigned char last_usage;
 } buffer_types;
 
 /* The index of a buffer type, which is added if it is new; -1: too many.  NULL is the type of memory without a buffer,
@@ -147,70 +143,56 @@ static int32_t intern_type(const gh_sched *s, buffer_types *types, void *buft)
     return types->n++;
 }
 
-/* Let types->last_type and last_usage be those of a buffer.  False: too many types. */
-static bool look_up_buffer(const gh_sched *s, buffer_types *types, void *buffer)
+/* Fill q->reads_buffer: which backends read each type of buffer. */
+static void collect_readers(const gh_sched *s, gh_problem *q, const buffer_types *types)
 {
-    if (types->n > 0 && types->last == buffer) {
-        return true;
-    }
-    types->last = buffer;
-    types->last_usage = buffer != NULL && s->lib->backend_buffer_get_usage(buffer) == GH_USAGE_WEIGHTS
-                            ? GS_USAGE_WEIGHTS : GS_USAGE_ANY;
-    types->last_type = intern_type(s, types, buffer != NULL ? s->lib->backend_buffer_get_type(buffer) : NULL);
-    return types->last_type >= 0;
-}
-
-/* Fill q->reads_buffer: which backends read each type of buffer.  False without memory. */
-static bool collect_readers(const gh_sched *s, gh_problem *q, const buffer_types *types)
-{
-    const int32_t n = types->n;
-    if (n * s->n_backends > q->room_buffers) {
-        if (!gh_grow(&q->reads_buffer, 1, (int64_t)n * s->n_backends)) {
-            return false;
-        }
-        q->room_buffers = n * s->n_backends;
-    }
-    q->n_buffers = n;
-    for (int32_t k = 0; k < n; k++) {
+    q->n_buffers = types->n;
+    for (int32_t k = 0; k < types->n; k++) {
         for (int b = 0; b < s->n_backends; b++) {
-            q->reads_buffer[b * n + k] = b == types->resident[k]
-                                      || (types->buft[k] != NULL
-                                          && s->lib->backend_supports_buft(s->backend[b], types->buft[k]));
+            q->reads_buffer[b * types->n + k] = b == types->resident[k]
+                                             || (types->buft[k] != NULL
+                                                 && s->lib->backend_supports_buft(s->backend[b], types->buft[k]));
         }
     }
-    return true;
 }
 
 /* Fill the assignments of a problem, and for each tensor that has memory its backend, kind of buffer and usage. */
 static int collect_residents(const gh_sched *s, const gh_plan_entry *e, gh_problem *q, gs_error *error)
 {
     const gh_plan *p = e->plan;
-    const gh_assignments *assignments = s->uses_kept ? &s->kept : &s->assignments;
     buffer_types types = {.n = 0};
     for (int32_t id = 0; id < p->n_all; id++) {
         gx_tensor *t = id < p->n ? gh_entry_tensor(e, id) : NULL;
-        q->assigned[id] = t != NULL && s->n_backends > 1 ? gh_assignments_get(assignments, t) : -1;
+        q->assigned[id] = t == NULL || s->n_backends == 1 ? -1
+                        : s->first != NULL ? s->first->view.assign[p->order[id]]
+                                           : gh_assignments_get(&s->assignments, t);
         q->some_assigned |= q->assigned[id] >= 0;
         q->resident[id] = -1;
         q->buffer[id] = 0;
         q->usage[id] = GS_USAGE_ANY;
         if (t != NULL && p->role[id] == GH_ROLE_EXTERNAL) {
-            if (!look_up_buffer(s, &types, t->buffer)) {
+            void *buffer = t->buffer;
+            void *buffer_type = buffer != NULL ? s->lib->backend_buffer_get_type(buffer) : NULL;
+            const int32_t type = intern_type(s, &types, buffer_type);
+            if (type < 0) {
                 error->tensor = id;
                 snprintf(error->message, sizeof error->message,
                          "the tensors of a graph lie in more than %d types of buffers: %.64s is in one more",
                          GH_MAX_BUFTS, t->name);
                 return GS_BAD_ARGUMENT;
             }
-            q->resident[id] = types.resident[types.last_type];
-            q->usage[id] = types.last_usage;
-            q->buffer[id] = types.last_type;
+            q->resident[id] = types.resident[type];
+            q->buffer[id] = type;
+            if (buffer != NULL && s->lib->backend_buffer_get_usage(buffer) == GH_USAGE_WEIGHTS) {
+                q->usage[id] = GS_USAGE_WEIGHTS;
+            }
         }
     }
     if (types.n == 0) {
         intern_type(s, &types, NULL);
     }
-    return collect_readers(s, q, &types) ? GS_OK : GS_NO_HOST_MEMORY;
+    collect_readers(s, q, &types);
+    return GS_OK;
 }
 
 /* -- nodes --------------------------------------------------------------------------------------------------------- */

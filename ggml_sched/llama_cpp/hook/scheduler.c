@@ -96,7 +96,6 @@ static void destroy(gh_sched *s)
         }
     }
     gh_assignments_free(&s->assignments);
-    gh_assignments_free(&s->kept);
     free(s->part);
     free(s->original);
     free(s->ids);

@@ -56,8 +56,8 @@ typedef struct gh_sched {
     gh_eval_callback callback;
     void *callback_user;
     gh_assignments assignments;
-    gh_assignments kept;    /* where every tensor was placed, while a reordered graph is planned again      */
-    bool uses_kept;         /* the assignments in `kept` count, not those in `assignments`                  */
+    const gh_plan *first;   /* while a reordered graph is planned again: its first plan, whose placement counts
+                             * instead of `assignments`; else NULL                                          */
     gh_plan_entry *current; /* the entry of the last graph, which the client's queries are about; NULL after a reset */
     bool is_allocated;      /* the graph of `current` has its addresses and copies, and may be computed     */
     int n_splits;           /* of the graph that was split last                                             */
@@ -70,8 +70,8 @@ typedef struct gh_sched {
     int32_t room_original;
     int32_t *ids;           /* scratch of experts.c: the ids of experts that tokens chose                   */
     unsigned char *is_used; /* [experts] scratch of experts.c: whether some token chose the expert          */
-    size_t room_ids;
-    size_t room_experts;
+    int32_t room_ids;       /* bytes                                                                        */
+    int32_t room_experts;
     gh_tensor_pairs deps;   /* pairs that backends named in the graph that they reordered last              */
     bool dep_failed;        /* a pair could not be stored: no memory                                        */
 } gh_sched;

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Set
+from functools import cached_property
 from math import inf
 
 from ggml_sched.planning.program import Step
-from ggml_sched.planning.verify.facts import Facts, holder, place_of, readable
+from ggml_sched.planning.verify.facts import Facts, place_of, readable
 from ggml_sched.planning.verify.problem import Problem
 
 __all__ = ["Memory", "check_dataflow"]
@@ -419,29 +420,38 @@ class _Execution:
             self.check_overwritten()
 
     def check_overwritten(self) -> None:
-        """Check `overwritten`: tensors not in it hold their value, and the memory of those in it was reused."""
+        """Check `overwritten`: tensors not in it hold their value, and the memory of those in it was used again."""
         facts = self.facts
         for i in sorted({i for i in facts.nodes if facts.computes(i)} | (self.leafs & self.written)):
             if facts.is_resident(i) or facts.offset[i] < 0 or i in facts.inner or not facts.nbytes[i]:
                 continue
             if i not in facts.overwritten:
                 self.compare(i, i, "after the compute, the caller may read", "wrong-overwritten", False)
-            elif self.read_ideal(i) == self.read_real(i, False) and not self.is_shared(i):
+            elif self.read_ideal(i) == self.read_real(i, False) and not self.is_reused(i):
                 self.report("wrong-overwritten",
                             f"{facts.label(i)} is declared overwritten, and no step has written over it")
 
-    def is_shared(self, i: int) -> bool:
-        """Whether the memory of i, padding included, is reused in place or overlaps that of another tensor."""
-        facts, owner = self.facts, holder(self.facts, i)
-        start, stop = facts.offset[owner], facts.offset[owner] + facts.size[owner]
-        for k in range(len(facts.name)):
-            if k != i and facts.offset[k] >= 0 and facts.address(k)[0] == facts.address(owner)[0]:
-                if holder(facts, k) == owner:
-                    if facts.is_inplace[k]:
-                        return True
-                elif start < facts.offset[k] + facts.size[k] and facts.offset[k] < stop:
-                    return True
-        return False
+    def is_reused(self, i: int) -> bool:
+        """Whether a tensor that is used first after i overlaps the memory of i, padding included."""
+        facts, root, first = self.facts, self.facts.memory(i), self.first_use
+        start, stop = facts.offset[root], facts.offset[root] + facts.padded(root)
+        return any(first[k] > first[i] and facts.offset[k] >= 0 and facts.view_of[k] < 0
+                   and facts.address(k)[0] == facts.address(root)[0]
+                   and start < facts.offset[k] + facts.padded(k) and facts.offset[k] < stop
+                   for k in first)
+
+    @cached_property
+    def first_use(self) -> dict[int, int]:
+        """{id: the first position in the sequence that computes it, makes it, or reads it or a view of it}."""
+        facts, n = self.facts, self.facts.n_tensors
+        found: dict[int, int] = {}
+        for k, i in enumerate(facts.sequence):
+            used = (*facts.reads[i], *facts.deps.get(i, ())) if i < n else (facts.copies[i - n][0],)
+            for p in (*used, i):
+                if p >= 0:
+                    found.setdefault(p, k)
+                    found.setdefault(facts.memory(p), k)
+        return found
 
     # -- bytes --
 

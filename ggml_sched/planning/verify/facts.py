@@ -183,6 +183,11 @@ class Facts:
     def is_resident(self, i: int) -> bool:
         return self.resident[i] is not None
 
+    def padded(self, i: int) -> int:
+        """The bytes of memory that id i takes in its arena: those that it needs, rounded up to the alignment."""
+        alignment = self.alignment[self.home[i]]
+        return -(-self.need[i] // alignment) * alignment
+
     def address(self, i: int) -> tuple[tuple, int]:
         """(memory, first byte in it): an arena, or the memory of a resident tensor."""
         if self.is_resident(i):
