@@ -157,3 +157,27 @@ def bench(session: nox.Session) -> None:
     program, *arguments = session.posargs
     session.log("it needs: pip install '.[bench,llama,ggml,peer]'")
     session.run("python", f"bench/{program}", *arguments)
+
+
+@nox.session(name="bench-compare")
+def bench_compare(session: nox.Session) -> None:
+    """Time `pytest bench` on a base and on this tree; a minimum that is a tenth longer fails.  `-- BASE -k pack`.
+
+    BASE is a commit, by default the one at which this branch left origin/main.  Both trees are built optimised, the
+    base in a folder that is removed.
+    """
+    base, *options = session.posargs if session.posargs[:1] and session.posargs[0][0] != "-" else ["", *session.posargs]
+    if not base:
+        base = session.run("git", "merge-base", "HEAD", "origin/main", external=True, silent=True).strip()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "base")
+        session.run("git", "worktree", "add", "--quiet", "--detach", str(tree), base, external=True)
+        try:
+            for where, more in ((tree, ["--benchmark-save=base"]),
+                                (ROOT, ["--benchmark-compare", "--benchmark-compare-fail=min:10%"])):
+                with session.chdir(where):
+                    session.run("python", "setup.py", "-q", "build_ext", "--inplace", env={"GGML_SCHED_BUILD": ""})
+                    session.run("python", "-m", "pytest", "bench", "-q", "--benchmark-only",
+                                f"--benchmark-storage=file://{folder}/times", *more, *options)
+        finally:
+            session.run("git", "worktree", "remove", "--force", str(tree), external=True)
