@@ -76,5 +76,16 @@ def docstring(app, kind, name, value, options, lines: list[str]) -> None:
     lines[:] = found
 
 
+PAGES = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changes.md"}
+"""Files beside docs/ that pages link to, and the pages of the site that have their text."""
+
+
+def page(app, name, source: list[str]) -> None:
+    """Links of a page to files that are pages of the site lead there."""
+    for file, target in PAGES.items():
+        source[0] = source[0].replace(f"]({file}", f"]({target}")
+
+
 def setup(app) -> None:
+    app.connect("source-read", page)
     app.connect("autodoc-process-docstring", docstring)

@@ -7,6 +7,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import pictures
 import pytest
 from processes import run_python
 
@@ -56,6 +57,17 @@ def test_every_public_object_has_a_docstring():
             assert inspect.getdoc(value), name
 
 
+def test_the_pictures_show_todays_plan():
+    """`python tools/pictures.py` draws them again."""
+    drawn = dict(pictures.drawings())
+    assert {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").glob("*.svg")} == drawn
+    plan = pictures.make_plan()
+    assert f"live bytes: {plan.live_bytes[0]:,}" in drawn["lifetimes.svg"]
+    for i in plan.data.sequence:
+        if plan.data.memory_index(i) == 0 and not plan.data.is_inplace(i):
+            assert f"{plan.data.size(i):,} at {plan.data.offset(i):,}" in drawn["lifetimes.svg"]
+
+
 @pytest.mark.soak
 def test_the_site_builds_without_a_warning_and_lists_every_public_object(tmp_path):
     if importlib.util.find_spec("furo") is None:
@@ -68,7 +80,8 @@ def test_the_site_builds_without_a_warning_and_lists_every_public_object(tmp_pat
         inventory = InventoryFile.load(file, "", lambda base, target: target)
     listed = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
     assert sorted(public_names() - listed) == []
-    assert {"ggml_sched.Scheduler.compute_async", "ggml_sched.llama.Model.eval_batch"} <= listed
+    assert {f"ggml_sched.{name}" for name in ("Scheduler.compute_async", "Context.mul_mat", "Backend.supports_op",
+                                             "llama.Model.eval_batch")} <= listed
     pages = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
     sources = {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")}
     assert sources <= pages
