@@ -20,22 +20,22 @@ class ArrayBuffer(gs.Buffer):
 
 
 class ArrayBackend(gs.Backend):
-    """Computes a few f32 ops; the scheduler sends the others elsewhere."""
+    """Computes a few ops of contiguous f32 matrices; the scheduler sends the others elsewhere."""
 
     OPS = {"ADD": np.add, "MUL": np.multiply, "MUL_MAT": lambda w, x: x @ w.T,
            "UNARY:RELU": lambda x: np.maximum(x, 0)}
 
     def supports_op(self, node):
-        tensors = [node, *node.src]
-        return node.op in self.OPS and all(t.type == gs.Type.F32 and t.is_contiguous for t in tensors)
+        return node.op in self.OPS and all(
+            t.type == gs.Type.F32 and t.is_contiguous and t.ne[2:] == (1, 1) for t in (node, *node.src))
 
     def alloc_buffer(self, size):
         return ArrayBuffer(self, size)
 
-    def graph_compute(self, graph):
-        for node in graph.nodes:
-            if node.computes:  # views need no work
-                self.view(node)[...] = self.OPS[node.op](*map(self.view, node.src))
+    def compute_node(self, node):
+        if not self.supports_op(node):  # never skip a node: its memory has other data
+            raise gs.UnsupportedOp(f"backend {self.name!r} does not compute {node!r}")
+        self.view(node)[...] = self.OPS[node.op](*map(self.view, node.src))
 
     def view(self, t):
         memory = t.buffer.memory[t.offset : t.offset + t.nbytes]

@@ -1,5 +1,6 @@
-"""For authors of backends: tests of what a backend must do (contract), a comparison of two backends (compare),
-injected failures (faults, faulty), and a device that runs queued work as late as it may (deferred)."""
+"""For authors of backends: a suite of tests of what a backend must do (contract, and `pytest --pyargs
+ggml_sched.testing`), a comparison of two backends (compare), recorded calls (recording), injected failures (faults,
+faulty), and a device that runs queued work as late as it may (deferred)."""
 
 import sys
 

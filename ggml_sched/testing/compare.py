@@ -62,7 +62,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
             if not node.computes:
                 continue
             one, other = first.compute(node), second.compute(node)
-            difference = NodeDifference(node, *_distance(one, other))
+            difference = NodeDifference(node, *distance(one, other))
             if rtol is None or not difference.nmse <= rtol:
                 found.append(difference)
             if callback is not None and is_false(callback(node, one, other)):
@@ -120,7 +120,7 @@ class _Clone:
         self.close()
 
 
-def _distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+def distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """(largest |a - b|, nmse); equal infinities and NaNs in both are no difference."""
     if not a.size:
         return 0.0, 0.0

@@ -80,14 +80,19 @@ class DeferredQueues:
 class _Wait:
     """A task that makes the tasks after it in its queue wait for an event: it does not run before the event passes.
 
-    For an event of a backend that is not deferred, it waits on the host.
+    For an event of a backend outside these queues, it waits on the host.
     """
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event, queues: DeferredQueues) -> None:
         self.event = event
+        self.is_ours = isinstance(event.backend, DeferredBackend) and event.backend.queues is queues
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_ours or cast("DeferredEvent", self.event).passed
 
     def __call__(self) -> None:
-        if not isinstance(self.event, DeferredEvent):
+        if not self.is_ours:
             self.event.backend.event_synchronize(self.event)
 
 
@@ -127,7 +132,7 @@ class DeferredBackend(CpuBackend):
         if not self.queue:
             return False
         first = self.queue[0]
-        return not (isinstance(first, _Wait) and isinstance(first.event, DeferredEvent)) or first.event.passed
+        return not isinstance(first, _Wait) or first.is_ready
 
     def run_next(self) -> None:
         """Run the first task; its exception is kept for `synchronize`."""
@@ -161,7 +166,7 @@ class DeferredBackend(CpuBackend):
         self.queue.append(_Pass(recorded))
 
     def event_wait(self, event: Event) -> None:
-        self.queue.append(_Wait(event))
+        self.queue.append(_Wait(event, self.queues))
 
     def event_synchronize(self, event: Event) -> None:
         self.queues.run_until(lambda: cast("DeferredEvent", event).passed)

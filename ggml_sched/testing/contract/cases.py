@@ -1,0 +1,324 @@
+"""Small nodes of every op of the oracle, with the values of their sources: what a backend's kernels are tested with.
+
+A case makes its leafs and its nodes in a context; the last node is the result.  The values are the same each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+import ggml_sched as gs
+from ggml_sched.graph import quants
+
+__all__ = ["CASES", "PATTERNS", "Case", "Leafs"]
+
+QUANTISED_NMSE = 5e-4
+"""The error of products with quantised weights, for which a backend may round the other source to 8 bits."""
+ROUNDED = {"f16": 1e-6, "bf16": 1e-4}
+"""The error of results that are rounded to these types."""
+
+
+class Leafs:
+    """Makes the leafs of a case in `ctx`, and keeps their `values` until `set` gives them to the tensors."""
+
+    def __init__(self, name: str) -> None:
+        self.ctx = gs.Context(name)
+        self.values: dict[gs.Tensor, np.ndarray] = {}
+        self._rng = np.random.default_rng(crc32(name.encode()))
+
+    def floats(self, *ne: int, type: str = "f32", low: float = -2, high: float = 2) -> gs.Tensor:
+        """A leaf of extents `ne` with uniform values, which a quantised type rounds."""
+        leaf = self.ctx.tensor(type, ne, f"leaf{len(self.values)}")
+        values = self._rng.uniform(low, high, ne[::-1]).astype(np.float32)
+        self.values[leaf] = quants.quantize(values, leaf.type) if leaf.type.is_quantized else values
+        return leaf
+
+    def ids(self, n: int, *ne: int, type: str = "i32", distinct: bool = False) -> gs.Tensor:
+        """A leaf of indices below `n`; `distinct`: no two of a row are equal."""
+        leaf = self.ctx.tensor(type, ne, f"leaf{len(self.values)}")
+        rows = [self._rng.choice(n, ne[0], replace=not distinct) for _ in range(leaf.n_elements // ne[0])]
+        self.values[leaf] = np.array(rows).reshape(ne[::-1]).astype(type.replace("i", "int"))
+        return leaf
+
+    def numbers(self, n: int) -> gs.Tensor:
+        """A leaf of the i32 numbers 0 .. n - 1."""
+        leaf = self.ctx.tensor("i32", (n,), f"leaf{len(self.values)}")
+        self.values[leaf] = np.arange(n, dtype=np.int32)
+        return leaf
+
+    def mask(self, n_kv: int, n_tokens: int, type: str) -> gs.Tensor:
+        """A causal attention mask: 0 and -inf."""
+        leaf = self.ctx.tensor(type, (n_kv, n_tokens), f"leaf{len(self.values)}")
+        late = np.arange(n_kv) > np.arange(n_tokens)[:, None] + n_kv - n_tokens
+        self.values[leaf] = np.where(late, -np.inf, 0).astype(np.float32)
+        return leaf
+
+    def set(self) -> None:
+        """Give the tensors, which have addresses by now, their values."""
+        for leaf, values in self.values.items():
+            leaf.set(values)
+
+
+class Case(NamedTuple):
+    """A node to compute: `build(leafs)` makes it; `max_nmse` is added to the error that the suite permits."""
+
+    name: str
+    build: Callable[[Leafs], gs.Tensor]
+    max_nmse: float = 0.0
+    is_set: bool = False
+    """Whether each row of the result is a set, whose order is free."""
+
+    @property
+    def op(self) -> str:
+        return self.name.partition(" ")[0]
+
+    def made(self) -> tuple[Leafs, gs.Tensor]:
+        """New tensors of the case, without addresses: (its leafs, the node)."""
+        leafs = Leafs(self.name)
+        return leafs, leafs.ctx.set_name(self.build(leafs), "out")
+
+
+def _all() -> list[Case]:
+    return [*_binary(), *_unary(), *_reductions(), *_rows(), *_copies(), *_products(), *_attention(), *_recurrent()]
+
+
+def _binary() -> list[Case]:
+    found = []
+    for op in ("add", "sub", "mul", "div"):
+        def plain(leafs, op, x, y):
+            return getattr(leafs.ctx, op)(leafs.floats(*x), leafs.floats(*y, low=0.5))
+
+        def half(leafs, op):
+            return getattr(leafs.ctx, op)(leafs.floats(8, 4, type="f16"), leafs.floats(8, 4, type="f16", low=0.5))
+
+        def strided(leafs, op):
+            turned = leafs.ctx.transpose(leafs.floats(4, 8))
+            return getattr(leafs.ctx, op)(turned, leafs.floats(8, 4, low=0.5))
+
+        name = op.upper()
+        found += [Case(name, partial(plain, op=op, x=(8, 4), y=(8, 4))),
+                  Case(f"{name} of odd extents", partial(plain, op=op, x=(7, 3, 2, 2), y=(7, 3, 2, 2))),
+                  Case(f"{name} of each row and one", partial(plain, op=op, x=(8, 4, 3), y=(8,))),
+                  Case(f"{name} of each matrix and one", partial(plain, op=op, x=(8, 4, 3, 2), y=(8, 1, 3))),
+                  Case(f"{name} of a transposed source", partial(strided, op=op)),
+                  Case(f"{name} of f16", partial(half, op=op), ROUNDED["f16"])]
+
+    def add_id(leafs):
+        return leafs.ctx.add_id(leafs.floats(8, 2, 3), leafs.floats(8, 5), leafs.ids(5, 2, 3))
+
+    def add_number(leafs):
+        return leafs.ctx.add1(leafs.floats(8, 4), leafs.floats(1))
+
+    return [*found, Case("ADD1", add_number), Case("ADD_ID", add_id)]
+
+
+def _unary() -> list[Case]:
+    def one(leafs, make, low=-2.0, ne=(8, 4)):
+        return make(leafs.ctx, leafs.floats(*ne, low=low))
+
+    def gated(leafs, kind):
+        return leafs.ctx.glu(leafs.floats(8, 4), kind)
+
+    def gated_by_another(leafs, kind):
+        return leafs.ctx.glu_split(leafs.floats(8, 4), leafs.floats(8, 4), kind)
+
+    makers = {"SCALE": lambda ctx, x: ctx.scale(x, 0.5), "SCALE and bias": lambda ctx, x: ctx.scale(x, -1.5, 0.25),
+              "SQR": lambda ctx, x: ctx.sqr(x), "CLAMP": lambda ctx, x: ctx.clamp(x, -0.5, 1)}
+    found = [Case(name, partial(one, make=make)) for name, make in makers.items()]
+    found += [Case("SQRT", partial(one, make=lambda ctx, x: ctx.sqrt(x), low=0.1)),
+              Case("LOG", partial(one, make=lambda ctx, x: ctx.log(x), low=0.1))]
+    for kind in ("silu", "gelu", "gelu_quick", "gelu_erf", "relu", "tanh", "sigmoid", "neg", "abs", "exp", "expm1",
+                 "step", "sgn", "elu", "hardswish", "hardsigmoid", "softplus", "floor", "ceil", "round", "trunc"):
+        def make(ctx, x, kind=kind):
+            return ctx.unary(x, kind)
+
+        # Backends may look values of GELU up in a table of f16.
+        error = 1e-6 if kind.startswith("gelu") else 0.0
+        found += [Case(f"UNARY:{kind.upper()}", partial(one, make=make), error),
+                  Case(f"UNARY:{kind.upper()} of odd extents", partial(one, make=make, ne=(7, 3, 2, 2)), error)]
+    for kind in ("reglu", "geglu", "geglu_erf", "geglu_quick", "swiglu"):
+        error = 1e-6 if kind.startswith("geglu") else 0.0
+        found += [Case(f"GLU:{kind.upper()}", partial(gated, kind=kind), error),
+                  Case(f"GLU:{kind.upper()} of two sources", partial(gated_by_another, kind=kind), error)]
+    return [*found, Case("GLU:SWIGLU_OAI", lambda leafs: leafs.ctx.swiglu_oai(leafs.floats(8, 4), leafs.floats(8, 4)))]
+
+
+def _reductions() -> list[Case]:
+    def reduced(leafs, make, ne):
+        return make(leafs.ctx, leafs.floats(*ne))
+
+    makers = {
+        "SUM": lambda ctx, x: ctx.sum(x),
+        "SUM_ROWS": lambda ctx, x: ctx.sum_rows(x),
+        "MEAN": lambda ctx, x: ctx.mean(x),
+        "NORM": lambda ctx, x: ctx.norm(x, 1e-5),
+        "RMS_NORM": lambda ctx, x: ctx.rms_norm(x, 1e-5),
+        "L2_NORM": lambda ctx, x: ctx.l2_norm(x, 1e-5),
+        "GROUP_NORM": lambda ctx, x: ctx.group_norm(x, 2, 1e-5),
+        "ARGMAX": lambda ctx, x: ctx.argmax(x),
+        "ARGSORT": lambda ctx, x: ctx.argsort(x),
+        "ARGSORT from the largest": lambda ctx, x: ctx.argsort(x, "desc"),
+    }
+    found = []
+    for name, make in makers.items():
+        for ne, which in (((32, 4), ""), ((13, 3, 4), " of odd extents")):
+            if name.startswith("ARGMAX") and len(ne) > 2:
+                continue        # of matrices only
+            found.append(Case(name + which, partial(reduced, make=make, ne=ne)))
+    return [*found, Case("TOP_K", lambda leafs: leafs.ctx.top_k(leafs.floats(32, 4), 5), is_set=True),
+            Case("ARANGE", lambda leafs: leafs.ctx.arange(1, 9, 0.5))]
+
+
+def _rows() -> list[Case]:
+    def gathered(leafs, type, width):
+        return leafs.ctx.get_rows(leafs.floats(width, 6, type=type), leafs.ids(6, 5))
+
+    def scattered(leafs, type):
+        return leafs.ctx.set_rows(leafs.floats(32, 6, type=type), leafs.floats(32, 3),
+                                  leafs.ids(6, 3, type="i64", distinct=True))
+
+    found = []
+    for type in ("f32", "f16", "bf16", *map(str, sorted(quants.QUANTIZED))):
+        width = 256 if gs.Type[type.upper()].block_size > 32 else 32
+        found.append(Case(f"GET_ROWS of {type}", partial(gathered, type=type, width=width)))
+    for type, error in (("f32", 0.0), ("f16", ROUNDED["f16"]), ("q8_0", QUANTISED_NMSE)):
+        found.append(Case(f"SET_ROWS to {type}", partial(scattered, type=type), error))
+    return found
+
+
+def _copies() -> list[Case]:
+    def turned(leafs):
+        return leafs.ctx.cont(leafs.ctx.transpose(leafs.floats(8, 4)))
+
+    def permuted(leafs):
+        return leafs.ctx.cont(leafs.ctx.permute(leafs.floats(8, 4, 3), 0, 2, 1, 3))
+
+    def into_part(leafs):
+        whole = leafs.floats(16, 4)
+        return leafs.ctx.cpy(leafs.floats(8, 4), leafs.ctx.view_2d(whole, 8, 4, whole.nb[1], 32))
+
+    def converted(leafs, of, to):
+        return leafs.ctx.cpy(leafs.floats(32, 4, type=of), leafs.floats(32, 4, type=to))
+
+    def joined(leafs, dim, extents):
+        return leafs.ctx.concat(leafs.floats(8, 4, 3), leafs.floats(*extents), dim)
+
+    found = [Case("CONT of a transposed source", turned), Case("CONT of a permuted source", permuted),
+             Case("CPY to a part of each row", into_part),
+             Case("DUP", lambda leafs: leafs.ctx.dup(leafs.floats(8, 4))),
+             Case("REPEAT", lambda leafs: leafs.ctx.repeat(leafs.floats(4, 2), leafs.ctx.tensor("f32", (8, 4, 3)))),
+             Case("PAD", lambda leafs: leafs.ctx.pad(leafs.floats(8, 4), 3, 1)),
+             Case("SET", lambda leafs: leafs.ctx.set(leafs.floats(8, 4), leafs.floats(4, 2), 32, 128, 128, 40))]
+    for to, error in (("f32", 0.0), ("f16", ROUNDED["f16"]), ("bf16", ROUNDED["bf16"]), ("q8_0", QUANTISED_NMSE),
+                      ("q4_0", 2e-2)):
+        found.append(Case(f"CPY to {to}", partial(converted, of="f32", to=to), error))
+    for of in ("f16", "bf16"):
+        found.append(Case(f"CPY of {of}", partial(converted, of=of, to="f32")))
+    for dim, extents in enumerate(((5, 4, 3), (8, 2, 3), (8, 4, 1))):
+        found.append(Case(f"CONCAT along {dim}", partial(joined, dim=dim, extents=extents)))
+    return found
+
+
+def _products() -> list[Case]:
+    found = []
+    for type in ("f32", "f16", "bf16", *map(str, sorted(quants.QUANTIZED))):
+        width = 256 if gs.Type[type.upper()].block_size > 32 else 64
+        error = QUANTISED_NMSE if gs.Type[type.upper()].is_quantized else ROUNDED.get(type, 0.0)
+        for n in (1, 5):
+            def product(leafs, type=type, n=n, width=width):
+                return leafs.ctx.mul_mat(leafs.floats(width, 8, type=type), leafs.floats(width, n))
+
+            found.append(Case(f"MUL_MAT of {type} and {n} rows", product, error))
+
+    def batches(leafs):
+        return leafs.ctx.mul_mat(leafs.floats(16, 4, 2), leafs.floats(16, 3, 4, 2))
+
+    def permuted(leafs):
+        return leafs.ctx.mul_mat(leafs.ctx.permute(leafs.floats(16, 2, 4), 0, 2, 1, 3), leafs.floats(16, 3, 2))
+
+    def experts(leafs, type):
+        return leafs.ctx.mul_mat_id(leafs.floats(64, 8, 4, type=type), leafs.floats(64, 1, 5),
+                                    leafs.ids(4, 2, 5, distinct=True))
+
+    return [*found, Case("MUL_MAT of batches", batches), Case("MUL_MAT of a permuted source", permuted),
+            Case("MUL_MAT_ID of f32", partial(experts, type="f32")),
+            Case("MUL_MAT_ID of q8_0", partial(experts, type="q8_0"), QUANTISED_NMSE)]
+
+
+def _attention() -> list[Case]:
+    def masked(leafs, type):
+        return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, type), 0.3)
+
+    def sloped(leafs):
+        return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, "f32"), 0.3, 8.0)
+
+    def rotated(leafs, mode, n_dims):
+        return leafs.ctx.rope(leafs.floats(16, 4, 5), leafs.ids(50, 5), n_dims, mode)
+
+    def attended(leafs, kv, n):
+        k, v = (leafs.floats(32, 64, 2, type=kv) for _ in range(2))
+        return leafs.ctx.flash_attn_ext(leafs.floats(32, n, 4), k, v, leafs.mask(64, n, "f16"), 32**-0.5)
+
+    found = [Case("SOFT_MAX", lambda leafs: leafs.ctx.soft_max(leafs.floats(16, 5, 2))),
+             Case("SOFT_MAX and an f32 mask", partial(masked, type="f32")),
+             Case("SOFT_MAX and an f16 mask", partial(masked, type="f16")),
+             Case("SOFT_MAX and slopes", sloped),
+             Case("DIAG_MASK_INF", lambda leafs: leafs.ctx.diag_mask_inf(leafs.floats(8, 4, 2), 2)),
+             Case("DIAG_MASK_ZERO", lambda leafs: leafs.ctx.diag_mask_zero(leafs.floats(8, 4, 2), 2))]
+    found += [Case(f"ROPE {mode} of {n_dims} of 16", partial(rotated, mode=mode, n_dims=n_dims))
+              for mode in ("normal", "neox") for n_dims in (16, 8)]
+    # The products of attention may be rounded to f16.
+    found += [Case(f"FLASH_ATTN_EXT of {kv} and {n} rows", partial(attended, kv=kv, n=n), 5e-4)
+              for kv in ("f32", "f16") for n in (1, 5)]
+    return found
+
+
+def _recurrent() -> list[Case]:
+    def scanned(leafs):
+        state, head, n_head, n_tokens, n_seqs = 4, 8, 2, 3, 2
+        return leafs.ctx.ssm_scan(
+            leafs.floats(state, head, n_head, n_seqs), leafs.floats(head, n_head, n_tokens, n_seqs),
+            leafs.floats(n_head, n_tokens, n_seqs), leafs.floats(1, n_head, low=-1, high=0),
+            leafs.floats(state, 1, n_tokens, n_seqs), leafs.floats(state, 1, n_tokens, n_seqs), leafs.numbers(n_seqs))
+
+    return [Case("SSM_CONV", lambda leafs: leafs.ctx.ssm_conv(leafs.floats(6, 8, 2), leafs.floats(4, 8))),
+            Case("SSM_SCAN", scanned)]
+
+
+CASES: tuple[Case, ...] = tuple(_all())
+"""The cases of the suite; names begin with the op."""
+
+
+def _gated(leafs: Leafs) -> gs.Tensor:
+    ctx, x = leafs.ctx, leafs.floats(64, 3)
+    up, gate = leafs.floats(64, 32), leafs.floats(64, 32)
+    return ctx.swiglu_split(ctx.mul_mat(gate, x), ctx.mul_mat(up, x))
+
+
+def _scores(leafs: Leafs) -> gs.Tensor:
+    ctx = leafs.ctx
+    return ctx.soft_max(ctx.scale(ctx.mul_mat(leafs.floats(64, 16), leafs.floats(64, 5)), 0.125))
+
+
+PATTERNS: dict[str, Callable[[Leafs], gs.Tensor]] = {
+    "RMS_NORM, MUL": lambda b: b.ctx.mul(b.ctx.rms_norm(b.floats(32, 4), 1e-5), b.floats(32)),
+    "RMS_NORM, MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.ctx.rms_norm(b.floats(32, 4), 1e-5), b.floats(32)),
+                                              b.floats(32, 4)),
+    "NORM, MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.ctx.norm(b.floats(32, 4), 1e-5), b.floats(32)), b.floats(32)),
+    "ADD, ADD": lambda b: b.ctx.add(b.ctx.add(b.floats(32, 4), b.floats(32, 4)), b.floats(32, 4)),
+    "ADD, RELU": lambda b: b.ctx.relu(b.ctx.add(b.floats(32, 4), b.floats(32, 4))),
+    "MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.floats(32, 4), b.floats(32, 4)), b.floats(32, 4)),
+    "SILU, MUL": lambda b: b.ctx.mul(b.ctx.silu(b.floats(32, 4)), b.floats(32, 4)),
+    "MUL_MAT, ADD": lambda b: b.ctx.add(b.ctx.mul_mat(b.floats(64, 32), b.floats(64, 3)), b.floats(32)),
+    "MUL_MAT, ADD, RELU": lambda b: b.ctx.relu(b.ctx.add(b.ctx.mul_mat(b.floats(64, 32), b.floats(64, 3)),
+                                                         b.floats(32))),
+    "MUL_MAT, MUL_MAT, GLU": _gated,
+    "MUL_MAT, SCALE, SOFT_MAX": _scores,
+    "SCALE, TANH, SCALE": lambda b: b.ctx.scale(b.ctx.tanh(b.ctx.scale(b.floats(32, 4), 0.1)), 10),
+}
+"""Nodes that backends often compute as one kernel, by their ops."""

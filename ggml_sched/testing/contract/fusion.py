@@ -1,0 +1,97 @@
+"""Fusion groups: what the backend offers is sound, and computing a group as one gives what its members give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.testing.contract.base import Contract, declares, supported
+from ggml_sched.testing.contract.cases import Leafs
+
+__all__ = ["FusionContract"]
+
+
+class FusionContract(Contract):
+    """The groups in graphs of `patterns`, for backends that override `fusion_groups`."""
+
+    def test_groups_are_ascending_positions_of_nodes_that_compute(self, backend):
+        for _, graph, found in self._fused(backend):
+            taken: set[int] = set()
+            assert found == _groups(backend, graph), "the groups of one graph differ from call to call"
+            for group in found:
+                assert len(group) >= 2 and list(group) == sorted({*group}), group
+                assert group[0] >= 0 and group[-1] < len(graph.nodes), group
+                assert all(graph.nodes[k].computes for k in group), group
+                assert not taken & {*group}, f"{group} has nodes of another group"
+                taken |= {*group}
+
+    def test_a_group_computed_as_one_gives_what_its_members_give(self, device):
+        """With all results needed, and with those alone that nodes outside the group read."""
+        for leafs, graph, groups in self._fused(device):
+            inner = {k for group in groups for k in group[:-1]}
+            read = {k for k in inner for j, node in enumerate(graph.nodes)
+                    if graph.nodes[k] in node.src and not any({j, k} <= {*group} for group in groups)}
+            with device.alloc_tensors(leafs.ctx, usage="any") as memory:
+                leafs.set()
+                device.graph_compute(gs.GraphView(graph.nodes))
+                device.synchronize()
+                want = [node.numpy().copy() for node in graph.nodes]
+                for needed in (None, frozenset(range(len(graph.nodes))) - inner | read):
+                    memory.clear(0xCD)
+                    leafs.set()
+                    view = gs.GraphView(graph.nodes, groups, needed)
+                    device.graph_compute(view)
+                    device.synchronize()
+                    for k in view.needed:
+                        self.check(graph.nodes[k], want[k])
+
+    def test_a_scheduler_plans_its_groups(self, device):
+        for leafs, graph, groups in self._fused(device):
+            for leaf in leafs.values:
+                leafs.ctx.set_input(leaf)
+            out = leafs.ctx.set_output(graph.nodes[-1])
+            graph = gs.Graph(out)
+            with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
+                for node in graph.nodes:
+                    scheduler.set_tensor_backend(node, device)
+                plan = scheduler.alloc(graph)
+                plan.verify()
+                assert plan.groups, f"the plan has none of the groups {groups}"
+                leafs.set()
+                scheduler.compute(graph)
+                found = out.numpy().copy()
+            self.check_values(found, _by_the_oracle(leafs, graph), repr(out))
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    def _fused(self, backend: gs.Backend) -> Iterator[tuple[Leafs, gs.Graph, list[tuple[int, ...]]]]:
+        """(leafs, graph, its groups) of each pattern with groups; skips where there is none."""
+        if not declares(backend, "fusion_groups"):
+            pytest.skip(f"{backend!r} does not declare fusion_groups")
+        n_found = 0
+        for name, build in self.patterns.items():
+            leafs = Leafs(name)
+            out = build(leafs)
+            if supported(backend, out):
+                graph = gs.Graph(out)
+                groups = _groups(backend, graph)
+                if groups:
+                    n_found += 1
+                    yield leafs, graph, groups
+        if not n_found:
+            pytest.skip(f"{backend!r} fuses nothing of the suite's graphs: see Contract.patterns")
+
+
+def _by_the_oracle(leafs: Leafs, graph: gs.Graph) -> np.ndarray:
+    """The values of the last node by the NumPy kernels; every tensor gets new memory."""
+    with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(leafs.ctx):
+        leafs.set()
+        oracle.graph_compute(graph)
+        return graph.nodes[-1].numpy().copy()
+
+
+def _groups(backend: gs.Backend, graph: gs.Graph) -> list[tuple[int, ...]]:
+    return sorted(tuple(group) for group in backend.fusion_groups(graph))

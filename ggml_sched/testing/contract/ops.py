@@ -1,0 +1,167 @@
+"""Kernels: each supported node against the NumPy kernels, in place, in graphs, and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.testing.contract.base import Contract, may_be_in_place, oracle_result, supported
+from ggml_sched.testing.contract.cases import Case, Leafs
+
+__all__ = ["OpsContract"]
+
+
+class OpsContract(Contract):
+    """Support queries and results."""
+
+    def test_answers_about_nodes_have_the_types_that_the_planner_expects(self, backend):
+        for case in self.cases:
+            _, out = case.made()
+            for node in gs.Graph(out).nodes:
+                for answer in (backend.supports_op(node), backend.offload_op(node)):
+                    assert isinstance(answer, (bool, np.bool_)), f"{case.name}: {answer!r} for {node!r}"
+                assert isinstance(backend.inplace_sources(node.op), int), f"{case.name}: {node!r}"
+            size = backend.work_size(gs.Graph(out).nodes)
+            assert isinstance(size, int) and size >= 0, f"{case.name}: work_size gives {size!r}"
+
+    def test_answers_depend_on_the_kind_of_node_alone(self, backend):
+        if backend.answers_version is None:
+            pytest.skip(f"{backend!r} declares answers_version = None")
+        for case in self.cases:
+            _, before = case.made()
+            answers = backend.supports_op(before), backend.offload_op(before), backend.alloc_size(before)
+            leafs, out = case.made()
+            leafs.ctx.set_name(out, "another name")
+            with backend.alloc_tensors(leafs.ctx):
+                now = backend.supports_op(out), backend.offload_op(out), backend.alloc_size(out)
+            assert now == answers, f"{case.name}: other answers for another name and addresses"
+
+    def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device, case):
+        """A supported node has their values.  Another raises an exception or has their values, too: a node that is
+        skipped leaves old bytes in its memory."""
+        leafs, out = case.made()
+        device.alloc_tensors(leafs.ctx, usage="any").clear(0xCD)
+        try:
+            self._compute(device, leafs, out)
+        except Exception:
+            if supported(device, out):
+                raise
+            return
+        self.check(out, oracle_result(case), case)
+
+    def test_a_node_in_place_has_the_same_bits(self, device, inplace_case):
+        leafs, out = inplace_case.made()
+        mask = device.inplace_sources(out.op)
+        sources = [i for i in may_be_in_place(leafs, out) if mask >> i & 1]
+        if not sources or not supported(device, out):
+            pytest.skip(f"{device!r} does not declare that it computes {inplace_case.name} in place")
+        device.alloc_tensors(leafs.ctx)
+        self._compute(device, leafs, out)
+        apart = out.numpy().tobytes()
+        for i in sources:
+            leafs, out = inplace_case.made()
+            with _place(device, leafs, out, out.src[i]):
+                self._compute(device, leafs, out)
+                assert out.numpy().tobytes() == apart, f"over source {i}"
+
+    def test_two_nodes_of_one_graph_are_computed_in_order(self, device):
+        pair = self._pair(device)
+        device.alloc_tensors(pair.leafs.ctx)
+        pair.leafs.set()
+        device.graph_compute(pair.graph)
+        device.synchronize()
+        for node, want in zip(pair.nodes, pair.want, strict=True):
+            self.check(node, want)
+
+    def test_a_graph_plan_computes_its_graph_again(self, device):
+        pair = self._pair(device)
+        device.alloc_tensors(pair.leafs.ctx)
+        pair.leafs.set()
+        plan = device.graph_plan_create(pair.graph)
+        if plan is None:
+            pytest.skip(f"{device!r} makes no graph plans")
+        for _ in range(2):
+            for node in pair.nodes:
+                node.set(np.zeros(node.ne[::-1], np.float32))
+            pair.leafs.set()
+            device.graph_plan_compute(plan)
+            device.synchronize()
+            for node, want in zip(pair.nodes, pair.want, strict=True):
+                self.check(node, want)
+        device.graph_plan_free(plan)
+
+    def test_a_part_of_a_graph_is_computed_alone(self, device):
+        pair = self._pair(device)
+        first, second = pair.nodes
+        device.alloc_tensors(pair.leafs.ctx)
+        pair.leafs.set()
+        first.set(np.zeros(first.ne[::-1], np.float32))
+        device.graph_compute(gs.GraphView(pair.graph.nodes[pair.graph.nodes.index(first) + 1 :]))
+        device.graph_compute(gs.GraphView(()))
+        device.synchronize()
+        assert not first.numpy().any()
+        self.check(second, pair.want[1])
+
+    def test_after_a_failure_it_works(self, device):
+        """Nodes without addresses can not be computed: the backend raises an exception of its own choice."""
+        case = self._any(device)
+        with pytest.raises(Exception):  # noqa: B017 - a type of the backend's own choice
+            device.graph_compute(gs.Graph(case.made()[1]))
+            device.synchronize()
+        leafs, out = case.made()
+        device.alloc_tensors(leafs.ctx)
+        self._compute(device, leafs, out)
+        self.check(out, oracle_result(case), case)
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    def _compute(self, device: gs.Backend, leafs: Leafs, out: gs.Tensor) -> None:
+        leafs.set()
+        device.graph_compute(gs.Graph(out))
+        device.synchronize()
+
+    def _any(self, device: gs.Backend) -> Case:
+        """The first case with an f32 result of its own memory that the backend supports; skips where there is none."""
+        for case in self.cases:
+            _, out = case.made()
+            if out.type == gs.Type.F32 and out.view_src is None and out.src and supported(device, out):
+                return case
+        pytest.skip(f"{device!r} supports no case with an f32 result")
+
+    def _pair(self, device: gs.Backend) -> _Pair:
+        """Two nodes of the first supported case, with their values by the NumPy kernels."""
+        case = self._any(device)
+        with gs.CpuBackend(1, kernels="numpy") as oracle:
+            made = _Pair(case)
+            with oracle.alloc_tensors(made.leafs.ctx):
+                made.leafs.set()
+                oracle.graph_compute(made.graph)
+                want = [node.numpy().copy() for node in made.nodes]
+        return _Pair(case, want)
+
+
+class _Pair:
+    """Two nodes of one case, with leafs of their own, in one graph; `want` are their values."""
+
+    def __init__(self, case: Case, want: Sequence[np.ndarray] = ()) -> None:
+        self.leafs = Leafs(case.name)
+        self.nodes = [self.leafs.ctx.set_name(case.build(self.leafs), name) for name in ("first", "second")]
+        self.graph = gs.Graph(*self.nodes)
+        self.want = want
+
+
+def _place(device: gs.Backend, leafs: Leafs, out: gs.Tensor, under: gs.Tensor) -> gs.Buffer:
+    """Place all tensors one behind the other in a new buffer, `out` over `under`."""
+    roots = [t for t in leafs.ctx.tensors if t.view_src is None and t is not out]
+    offsets, end = [], 0
+    for tensor in roots:
+        offsets.append(end)
+        end += -(-max(device.alloc_size(tensor), device.alloc_size(out)) // device.alignment) * device.alignment
+    buffer = device.alloc_buffer(end)
+    for tensor, offset in zip(roots, offsets, strict=True):
+        gs.bind_resident(tensor, buffer, offset)
+    gs.bind_resident(out, buffer, under.offset)
+    return buffer

@@ -1,0 +1,198 @@
+"""Queues and events: work that returns before it is done, and order between backends."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.testing.contract.base import NBYTES, Contract, declares, small, supported, values
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
+
+__all__ = ["QueuesContract"]
+
+EVENT_METHODS = ("event_new", "event_record", "event_wait", "event_synchronize")
+
+
+class QueuesContract(Contract):
+    """Events of every backend, and queued computes; what `asynchronous` and `concurrent_copies` promise."""
+
+    def test_an_asynchronous_backend_overrides_the_methods_of_queues(self, backend):
+        if not backend.asynchronous and not declares(backend, *EVENT_METHODS):
+            pytest.skip(f"{backend!r} declares neither asynchronous nor events of its own")
+        missing = [method for method in ("synchronize", *EVENT_METHODS) if not declares(backend, method)]
+        assert missing == [], "the defaults are those of a backend that is done when a call returns"
+
+    def test_an_event_passes_after_what_was_queued_before_it(self, device):
+        ctx, x, y = small()
+        device.alloc_tensors(ctx)
+        given, got = values(1).tobytes(), bytearray(NBYTES)
+        event = device.event_new()
+        assert isinstance(event, gs.Event) and event.backend is device
+        device.set_tensor_async(x, memoryview(given))
+        device.get_tensor_async(x, memoryview(got))
+        device.event_record(event)
+        device.event_synchronize(event)
+        assert bytes(got) == given
+        device.event_wait(event)
+        device.set_tensor(y, values(1))
+        assert np.array_equal(y.numpy(), values(1))
+
+    def test_an_event_is_recorded_again(self, device):
+        ctx, x, _ = small()
+        device.alloc_tensors(ctx)
+        event, got = device.event_new(), bytearray(NBYTES)
+        for k in range(3):
+            given = values(k).tobytes()
+            device.set_tensor_async(x, memoryview(given))
+            device.get_tensor_async(x, memoryview(got))
+            device.event_record(event)
+            device.event_synchronize(event)
+            assert bytes(got) == given
+
+    def test_an_event_that_was_never_recorded_has_passed(self, device):
+        event = device.event_new()
+        device.event_synchronize(event)
+        device.event_wait(event)
+        device.synchronize()
+
+    def test_it_waits_for_events_of_other_backends(self, device):
+        """The other device runs its queue only when it is waited for."""
+        with DeferredBackend("deferred", DeferredQueues(0)) as other:
+            ctx, x, y = small()
+            gs.bind_resident(x, other.alloc_buffer(NBYTES), 0)
+            gs.bind_resident(y, device.alloc_buffer(NBYTES), 0)
+            got, given = bytearray(NBYTES), values(1).tobytes()
+            other.set_tensor_async(x, memoryview(given))
+            other.get_tensor_async(x, memoryview(got))
+            event = other.event_new()
+            other.event_record(event)
+            device.event_wait(event)
+            device.set_tensor_async(y, memoryview(got))
+            device.synchronize()
+            assert np.array_equal(y.numpy(), values(1))
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_queued_computes_beside_a_device_that_runs_late(self, device, seed):
+        """Every compute's result is added up on the other device, so that a compute that was lost is noticed."""
+        with DeferredBackend("deferred", DeferredQueues(seed)) as other:
+            self._add_up([device, other], 1 + seed % 2)
+
+    def test_queued_computes_beside_the_cpu(self, device):
+        with gs.CpuBackend(1, f"beside {device.name}") as cpu:
+            self._add_up([device, cpu], 2)
+
+    def test_two_of_it_in_one_scheduler(self, device):
+        second = self.second_backend()
+        if second is None:
+            pytest.skip("there is no second backend: see second_backend")
+        with second:
+            assert second.name != device.name, "names are unique within a scheduler"
+            with gs.CpuBackend(1, f"beside {device.name}") as cpu:
+                self._add_up([device, second, cpu], 1)
+
+    def test_another_thread_copies_while_it_computes(self, device):
+        if not device.concurrent_copies:
+            pytest.skip(f"{device!r} does not declare concurrent_copies")
+        case = self._binary(device)
+        ctx, x, y, out = self._node(case)
+        device.alloc_tensors(ctx)
+        other_ctx, other, _ = small()
+        device.alloc_tensors(other_ctx)
+        x.set(values(1))
+        y.set(values(2))
+        graph, failures = gs.Graph(out), []
+
+        def copy() -> None:
+            try:
+                for k in range(50):
+                    device.set_tensor(other, values(k))
+                    got = bytearray(NBYTES)
+                    device.get_tensor(other, got)
+                    assert bytes(got) == values(k).tobytes()
+            except BaseException as error:
+                failures.append(error)
+
+        copying = threading.Thread(target=copy)
+        copying.start()
+        try:
+            for _ in range(50):
+                device.graph_compute(graph)
+            device.synchronize()
+        finally:
+            copying.join()
+        assert failures == []
+        self.check(out, self._expected(case, values(1), values(2)))
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    def _binary(self, device: gs.Backend) -> str:
+        """An op of two f32 matrices, or of one, that the backend supports; skips where there is none."""
+        for op in ("add", "mul", "sub", "div", "mul_mat", "scale", "sqr", "relu", "silu", "neg", "cont", "rms_norm",
+                   "soft_max"):
+            if supported(device, self._node(op)[-1]):
+                return op
+        pytest.skip(f"{device!r} supports none of a few ops of f32 matrices")
+
+    def _node(self, op: str) -> tuple[gs.Context, gs.Tensor, gs.Tensor, gs.Tensor]:
+        ctx, x, y = small()
+        return ctx, x, y, ctx.set_name(_build(ctx, op, x, y), "out")
+
+    def _expected(self, op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        ctx, x, y, out = self._node(op)
+        with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(ctx):
+            x.set(a)
+            y.set(b)
+            oracle.graph_compute(gs.Graph(out))
+            return out.numpy().copy()
+
+    def _add_up(self, backends: list[gs.Backend], copies: int) -> None:
+        """Queue computes whose nodes alternate between the backends; the last backend adds up the results."""
+        device, last = backends[0], backends[-1]
+        op = self._binary(device)
+        home = gs.Context("sum")
+        total = home.tensor("f32", self._node(op)[-1].ne, "total")
+        last.alloc_tensors(home, usage="any").clear()
+        ctx = gs.Context()
+        x, y = ctx.tensor("f32", (8, 4), "x", input=True), ctx.tensor("f32", (8, 4), "y", input=True)
+        before = ctx.set_name(ctx.scale(x, 2.0), "before")
+        here = ctx.set_name(_build(ctx, op, before, y), "here")
+        steps = [here]
+        for _ in backends[1:-1]:
+            steps.append(ctx.set_name(_build(ctx, op, before, y), "second"))
+        result = here
+        for step in steps[1:]:
+            result = ctx.add(result, step)
+        out = ctx.cpy(ctx.add(total, result), total)
+        graph = gs.Graph(ctx.set_output(out))
+        with gs.Scheduler(backends, copies=copies) as scheduler:
+            on = dict(zip(steps, backends, strict=False))
+            for node in graph.nodes:
+                scheduler.set_tensor_backend(node, on.get(node, last))
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            assert plan.backend_of(here) is device
+            want = np.zeros(total.ne[1::-1], np.float32)
+            for k in range(6):
+                x.set(values(k))
+                if y in graph.tensors:
+                    y.set(values(k + 7))
+                scheduler.compute_async(graph)
+                want += len(steps) * self._expected(op, np.float32(2) * values(k), values(k + 7))
+            scheduler.synchronize()
+            self.check(total, want)
+
+
+def _build(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
+    """A node of an op that takes two tensors, one, or one and a number."""
+    match op:
+        case "scale":
+            return ctx.scale(x, 0.5)
+        case "rms_norm":
+            return ctx.rms_norm(x, 1e-5)
+        case "add" | "mul" | "sub" | "div" | "mul_mat":
+            return getattr(ctx, op)(x, y)
+        case _:
+            return getattr(ctx, op)(x)

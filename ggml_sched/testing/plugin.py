@@ -1,0 +1,126 @@
+"""The pytest plugin of the contract suite: its options, the backend's name above the tests, a summary below them.
+
+    pytest --pyargs ggml_sched.testing --backend mypackage:MyBackend
+
+loads it (see _ggml_sched_pytest.py, which the package installs beside itself).  Where the package is not installed, as
+in a working tree, add `-p ggml_sched.testing.plugin`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.testing.contract.base import declares, supported
+from ggml_sched.testing.contract.cases import CASES
+
+OPTION = "ggml_sched_backend"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ggml-sched", "the contract of a backend (ggml_sched.testing)")
+    group.addoption("--backend", dest=OPTION, metavar="MODULE:NAME", help=(
+        "a class over ggml_sched.Backend, or a function that returns a backend.  It is called with name= and memory= "
+        "if it has such parameters: with two names for tests of two backends, with memory for tests of a bound"))
+    group.addoption("--max-nmse", dest="ggml_sched_max_nmse", type=float, metavar="ERROR", help=(
+        "the permitted error of f32 results: sum((a - b)**2) / sum(b**2), default 1e-6"))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    factory = factory_of(config)
+    if factory is None:
+        return []
+    try:
+        return factory.description()
+    except Exception as error:
+        raise pytest.UsageError(f"--backend {factory.path}: {type(error).__name__}: {error}") from error
+
+
+class Factory:
+    """Makes backends: `make(name=, memory=)` passes what the function or class takes, else returns None."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        module_name, _, name = path.partition(":")
+        if not name:
+            raise pytest.UsageError(f"--backend {path}: MODULE:NAME is needed, such as mypackage:MyBackend")
+        # As `python -m pytest` does: a module in the working directory is found.
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            target: Any = import_module(module_name)
+            for part in name.split("."):
+                target = getattr(target, part)
+        except (ImportError, AttributeError) as error:
+            raise pytest.UsageError(f"--backend {path}: {error}") from error
+        if not callable(target):
+            raise pytest.UsageError(f"--backend {path}: {target!r} is neither a class nor a function")
+        self._make = cast("Callable[..., gs.Backend]", target)
+        self._parameters = _parameters(target)
+
+    def make(self, name: str | None = None, memory: int | None = None) -> gs.Backend | None:
+        """A backend; None if a name or a bound is given that the target has no parameter for."""
+        given: dict[str, object] = {}
+        for parameter, value in (("name", name), ("memory", memory)):
+            known = self._parameters.get(parameter)
+            if value is not None:
+                if known is None:
+                    return None
+                given[parameter] = value
+            elif parameter == "name" and known is inspect.Parameter.empty:
+                given["name"] = self.path.rpartition(":")[2]
+        try:
+            made = self._make(**given)
+        except Exception as error:
+            error.add_note(f"raised by --backend {self.path}, called with {given or 'nothing'}")
+            raise
+        if not isinstance(made, gs.Backend):
+            raise TypeError(f"--backend {self.path} returned {made!r}, which is no ggml_sched.Backend")
+        return made
+
+    def description(self) -> list[str]:
+        """Lines about the backend: what it declares, and the ops that it supports."""
+        backend = cast("gs.Backend", self.make())
+        with backend:
+            flags = [flag for flag in ("has_memory", "is_host", "asynchronous", "concurrent_copies", "takes_at_once")
+                     if getattr(backend, flag)]
+            flags += [method for method in ("event_record", "graph_plan_create", "cpy_tensor_from", "cpy_tensor_to",
+                                            "cpy_tensor_async", "fusion_groups", "offload_op", "work_size")
+                      if declares(backend, method)]
+            flags += ["a second one"] if "name" in self._parameters else []
+            flags += ["a bound on memory"] if "memory" in self._parameters else []
+            n_cases = sum(supported(backend, case.made()[1]) for case in CASES)
+            return [f"backend: {backend!r}, alignment {backend.alignment}",
+                    f"declares: {', '.join(flags) or 'nothing'}",
+                    f"supports: {n_cases} of {len(CASES)} cases of ops"]
+
+
+def _parameters(target: Callable[..., object]) -> dict[str, object]:
+    """{parameter: its default} of a class or a function; a class without an `__init__` of its own takes a name."""
+    if isinstance(target, type) and issubclass(target, gs.Backend) and target.__init__ is gs.Backend.__init__:
+        return {"name": inspect.Parameter.empty}
+    try:
+        return {name: parameter.default for name, parameter in inspect.signature(target).parameters.items()}
+    except ValueError:      # compiled, without a signature
+        return {}
+
+
+def factory_of(config: pytest.Config) -> Factory | None:
+    """The factory of --backend; None where the option is missing.  Raises UsageError for one that is wrong."""
+    path = config.getoption(OPTION, None)
+    if path is None:
+        return None
+    held = config.stash.get(FACTORY, None)
+    if held is None:
+        held = config.stash[FACTORY] = Factory(path)
+    return held
+
+
+FACTORY = pytest.StashKey[Factory]()

@@ -1,0 +1,246 @@
+"""The contract finds what is wrong with a backend, asks for nothing that a backend does not declare, and runs from one
+command."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from processes import run_python
+
+from ggml_sched.backends.cpu.oracle.registry import KERNELS
+from ggml_sched.testing.contract import CASES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GOOD = '''
+import numpy as np
+import ggml_sched as gs
+from ggml_sched.backends.cpu import run_nodes
+
+class Memory(gs.Buffer):
+    def __init__(self, backend, size):
+        super().__init__(backend, size)
+        self.bytes = np.zeros(size, np.uint8)
+
+    def write(self, offset, data):
+        self.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def read(self, offset, out):
+        out[:] = self.bytes[offset : offset + len(out)]
+
+class Good(gs.Backend):
+    """Computes negations alone."""
+    def supports_op(self, node):
+        return node.op == "UNARY:NEG"
+
+    def alloc_buffer(self, size):
+        return Memory(self, size)
+
+    def compute_node(self, node):
+        if not self.supports_op(node):
+            raise gs.UnsupportedOp(f"{self.name}: {node!r}")
+        run_nodes([node], lambda buffer: buffer.bytes)
+'''
+"""A module with a backend that has one op, which is none of those that other tests use."""
+
+WRONG = {
+    "skips": ("""
+        def compute_node(self, node):
+            if self.supports_op(node):
+                super().compute_node(node)
+        """, r"test_a_node_is_computed_as_the_numpy_kernels_do_or_refused\[ADD\]"),
+    "zeros": ("""
+        def compute_node(self, node):
+            super().compute_node(node)
+            node.set(np.zeros(node.ne[::-1], np.float32))
+        """, r"test_a_node_is_computed_as_the_numpy_kernels_do_or_refused\[UNARY:NEG\]"),
+    "spoils its source": ("""
+        def compute_node(self, node):
+            super().compute_node(node)
+            if node.src[0].offset == node.offset:
+                node.src[0].set(np.zeros(node.ne[::-1], np.float32))
+        """, r"test_a_node_in_place_has_the_same_bits\[UNARY:NEG\]"),
+    "reads from the start": ("""
+        def get_tensor_async(self, tensor, out, offset=0):
+            super().get_tensor_async(tensor, out, 0)
+        """, "test_parts_of_a_tensor_are_set_and_fetched"),
+    "writes too much": ("""
+        def set_tensor_async(self, tensor, data, offset=0):
+            super().set_tensor_async(tensor, data, offset)
+            tensor.buffer.bytes[tensor.offset + offset + len(data) :][:1] = 0
+        """, "test_setting_a_tensor_leaves_the_bytes_around_it"),
+    "is too small": ("""
+        def alloc_size(self, tensor):
+            return tensor.nbytes + (0 if tensor.buffer is None else 100)
+        """, "test_alloc_size_is_an_integer_of_at_least_the_tensors_bytes"),
+    "depends on names": ("""
+        def supports_op(self, node):
+            return super().supports_op(node) and node.name == "out"
+        """, "test_answers_depend_on_the_kind_of_node_alone"),
+    "answers None": ("""
+        def offload_op(self, node):
+            return None
+        """, "test_answers_about_nodes_have_the_types_that_the_planner_expects"),
+    "copies the gaps": ("""
+        def cpy_tensor_from(self, src, dst):
+            data = bytearray(src.nbytes)
+            src.backend.get_tensor(src, data)
+            self.set_tensor(dst, data)
+            return True
+        """, "test_a_copy_leaves_the_bytes_between_the_elements"),
+    "does not wait": ("""
+        def event_wait(self, event):
+            pass
+        """, "test_it_waits_for_events_of_other_backends"),
+    "is asynchronous without events": ("""
+        asynchronous = True
+        """, "test_an_asynchronous_backend_overrides_the_methods_of_queues"),
+    "takes data late": ("""
+        takes_at_once = True
+        late = None
+
+        def set_tensor_async(self, tensor, data, offset=0):
+            self.synchronize()
+            self.late = tensor, data, offset
+
+        def synchronize(self):
+            if self.late:
+                tensor, data, offset = self.late
+                self.late = None
+                tensor.buffer.write(tensor.offset + offset, data)
+
+        def get_tensor_async(self, tensor, out, offset=0):
+            self.synchronize()
+            super().get_tensor_async(tensor, out, offset)
+
+        def compute_node(self, node):
+            self.synchronize()
+            super().compute_node(node)
+        """, "test_data_that_it_takes_at_once_may_change_afterwards"),
+    "keeps its memory": ("""
+        used = 0
+
+        def __init__(self, name="mine", memory=1 << 30):
+            super().__init__(name)
+            self.memory = memory
+
+        def alloc_buffer(self, size):
+            if self.used + size > self.memory:
+                raise gs.OutOfMemory("no", self.name, size, self.memory - self.used)
+            self.used += size
+            return super().alloc_buffer(size)
+        """, "test_memory_that_was_freed_is_available_again"),
+    "fuses what is no node": ("""
+        def supports_op(self, node):
+            return node.op == "ADD"
+
+        def fusion_groups(self, graph):
+            return [(0, 1), (1, 2)]
+        """, "test_groups_are_ascending_positions_of_nodes_that_compute"),
+    "loses the results of a group": ("""
+        def supports_op(self, node):
+            return node.op == "ADD"
+
+        def fusion_groups(self, graph):
+            return [(0, 1)] if len(graph.nodes) == 2 else []
+
+        def graph_compute(self, graph):
+            super().graph_compute(gs.GraphView(graph.nodes[1:]) if getattr(graph, "groups", ()) else graph)
+        """, "test_a_group_computed_as_one_gives_what_its_members_give"),
+}
+"""{what is wrong: (the body of a class over Good, the test that fails)}."""
+
+
+@pytest.fixture
+def run_suite(tmp_path):
+    """Run the suite of a module's backend in a new process; the lines that it prints."""
+    def run(module: str, name: str, *options: str, status: int = 0) -> str:
+        (tmp_path / "mine.py").write_text(module)
+        done = run_python("-m", "pytest", "-p", "_ggml_sched_pytest", "-p", "no:cacheprovider", "--rootdir",
+                          str(tmp_path), "--pyargs", "ggml_sched.testing", "--backend", f"mine:{name}", "--tb=short",
+                          *options, cwd=tmp_path, status=status)
+        return done.stdout
+
+    return run
+
+
+def test_a_backend_of_one_op_passes(run_suite):
+    printed = run_suite(GOOD, "Good", "-W", "error")
+    assert "supports: 2 of " in printed and "declares: has_memory, a second one" in printed
+    assert " passed" in printed and "failed" not in printed
+
+
+def test_what_is_wrong_with_a_backend_fails_its_test(tmp_path):
+    """All in one run, as one process takes a second to start."""
+    classes, tests = "", ""
+    for k, (body, _) in enumerate(WRONG.values()):
+        classes += f"\nclass Wrong{k}(Good):\n{textwrap.indent(textwrap.dedent(body), '    ')}"
+        tests += f"\nclass TestWrong{k}(Few):\n    def new_backend(self):\n        return Wrong{k}('mine')\n"
+        if "memory" in body.partition("__init__")[2]:
+            tests += f"\n    def limited_backend(self, memory):\n        return Wrong{k}('mine', memory)\n"
+    module = f"""{GOOD}{classes}
+from ggml_sched.testing.contract import CASES, BackendContract
+
+class Few(BackendContract):
+    cases = [case for case in CASES if case.name in ("ADD", "UNARY:NEG")]
+
+    def new_backend(self):
+        return Good("good")
+
+class TestGood(Few):
+    pass
+{tests}"""
+    (tmp_path / "test_wrong.py").write_text(module)
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-q", "-rf", "--tb=no",
+                      "test_wrong.py", status=1, cwd=tmp_path)
+    failed = re.findall(r"^FAILED .*?::Test(\w+)::(.*)$", done.stdout, re.M)
+    assert [test for name, test in failed if name == "Good"] == []
+    for k, (what, (_, expected)) in enumerate(WRONG.items()):
+        found = [test for name, test in failed if name == f"Wrong{k}"]
+        assert any(re.match(expected, test) for test in found), (what, found)
+
+
+def test_parts_and_ops_are_selected(run_suite):
+    printed = run_suite(GOOD, "Good", "-k", "TestOps and NEG")
+    assert re.search(r" 4 passed, \d+ deselected", printed), printed
+
+
+@pytest.mark.parametrize("name, said", [
+    ("Missing", "has no attribute 'Missing'"), ("gs", "neither a class nor a function"),
+    ("broken", "ValueError: no device"), ("nothing", "returned None, which is no ggml_sched.Backend")])
+def test_a_backend_that_can_not_be_made_is_named(tmp_path, name, said):
+    module = "import ggml_sched as gs\ndef nothing(): pass\ndef broken(): raise ValueError('no device')\n"
+    (tmp_path / "mine.py").write_text(module)
+    done = run_python("-m", "pytest", "-p", "ggml_sched.testing.plugin", "--pyargs", "ggml_sched.testing", "--backend",
+                      f"mine:{name}", cwd=tmp_path, status=4)
+    assert said in done.stderr and f"--backend mine:{name}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_without_a_backend_nothing_passes(tmp_path):
+    done = run_python("-m", "pytest", "-p", "_ggml_sched_pytest", "--pyargs", "ggml_sched.testing", cwd=tmp_path,
+                      status=4)
+    assert "--backend MODULE:NAME" in done.stdout
+
+
+def test_other_runs_of_pytest_load_nothing(tmp_path):
+    (tmp_path / "test_other.py").write_text(
+        "import sys\ndef test_nothing_is_loaded():\n    assert 'ggml_sched' not in sys.modules\n")
+    run_python("-m", "pytest", "-p", "_ggml_sched_pytest", "-q", "test_other.py", cwd=tmp_path)
+    conftest = "def pytest_addoption(parser):\n    parser.addoption('--backend')\n"
+    (tmp_path / "conftest.py").write_text(conftest)
+    run_python("-m", "pytest", "-p", "_ggml_sched_pytest", "-q", "--backend", "x", "test_other.py", cwd=tmp_path)
+
+
+def test_every_op_of_the_numpy_kernels_has_a_case():
+    """Each case begins with its op's name."""
+    assert {case.op for case in CASES} == {case.made()[1].op for case in CASES}
+    assert [case.name for case in CASES if case.made()[1].op != case.op] == []
+    # No method of Context makes a XIELU node.
+    assert sorted({*KERNELS} - {case.op for case in CASES}) == ["UNARY:XIELU"]
+
+
+def test_cases_have_the_same_values_each_time():
+    for case in CASES[::10]:
+        (first, _), (second, _) = case.made(), case.made()
+        assert [v.tobytes() for v in first.values.values()] == [v.tobytes() for v in second.values.values()]

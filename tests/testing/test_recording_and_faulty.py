@@ -1,0 +1,116 @@
+"""Mixins that record the calls of any backend, and let some of them fail."""
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.testing.faulty import Faulty, FaultyCpuBackend
+from ggml_sched.testing.recording import Call, Recording
+
+
+class Memory(gs.Buffer):
+    def __init__(self, backend, size):
+        super().__init__(backend, size)
+        self.memory = np.zeros(size, np.uint8)
+
+    def write(self, offset, data):
+        self.memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def read(self, offset, out):
+        out[:] = self.memory[offset : offset + len(out)]
+
+
+class Squares(gs.Backend):
+    """Computes squares, node by node."""
+
+    def supports_op(self, node):
+        return node.op == "SQR"
+
+    def alloc_buffer(self, size):
+        return Memory(self, size)
+
+    def compute_node(self, node):
+        x, y = (t.buffer.memory[t.offset : t.offset + t.nbytes].view(np.float32) for t in (node.src[0], node))
+        np.multiply(x, x, y)
+
+
+class RecordedSquares(Recording, Squares):
+    pass
+
+
+class RecordedCpu(Recording, gs.CpuBackend):
+    pass
+
+
+class FaultySquares(Faulty, Squares):
+    pass
+
+
+def graph(*, root: bool = False):
+    """x -> 'square' = x^2, and with `root` -> 'root' = sqrt(square)."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    y = ctx.set_name(ctx.sqr(x), "square")
+    return x, gs.Graph(ctx.set_output(ctx.set_name(ctx.sqrt(y), "root") if root else y))
+
+
+def test_calls_are_recorded_in_order_with_their_arguments():
+    x, g = graph()
+    with gs.Scheduler([mine := RecordedSquares("mine")]) as scheduler:
+        scheduler.alloc(g)
+        x.set(np.arange(4, dtype=np.float32))
+        scheduler.compute(g)
+    first, second = mine.calls
+    assert first.method == "alloc_buffer" and second == Call("compute_node", (g.nodes[0],))
+    assert str(second) == "compute_node('square')"
+    assert [node.name for node in mine.computed] == ["square"]
+    assert mine.take() == [first, second] and mine.calls == []
+
+
+def test_nodes_of_graph_plans_are_recorded_as_often_as_they_are_computed():
+    x, g = graph(root=True)
+    with RecordedCpu(1) as cpu, gs.Scheduler([cpu], zero=True) as scheduler:
+        for _ in range(2):
+            scheduler.compute(g)
+        assert [node.name for node in cpu.computed] == ["square", "root"] * 2
+        assert cpu.count("graph_plan_create") == 1 and cpu.count("graph_plan_compute") == 2
+
+
+def test_methods_with_the_default_are_not_recorded():
+    """The scheduler does not call all of them."""
+    with pytest.raises(ValueError, match="'event_record' is not recorded"):
+        RecordedSquares("mine").count("event_record")
+    with pytest.raises(ValueError, match="'supports_op' is not recorded"):
+        RecordedSquares("mine").count("supports_op")
+
+
+def test_a_recorded_backend_gives_the_same_results():
+    x, g = graph()
+    for backend in (Squares("mine"), RecordedSquares("mine")):
+        with gs.Scheduler([backend]) as scheduler:
+            scheduler.alloc(g)
+            x.set(np.arange(4, dtype=np.float32))
+            scheduler.compute(g)
+            assert g.nodes[-1].numpy().tolist() == [0, 1, 4, 9]
+
+
+@pytest.mark.parametrize("make", [lambda: FaultySquares("mine"), lambda: FaultyCpuBackend(1, "mine")])
+def test_each_kind_fails_once_and_the_backend_works_afterwards(make):
+    x, g = graph()
+    with make() as faulty, gs.Scheduler([faulty]) as scheduler:
+        faulty.fail_at("alloc", 1)
+        with pytest.raises(gs.OutOfMemory):
+            scheduler.alloc(g)
+        scheduler.alloc(g)
+        faulty.fail_at("compute", 2)
+        for n in range(3):
+            x.set(np.arange(4, dtype=np.float32))
+            if n == 1:
+                with pytest.raises(gs.BackendError, match="'mine'"):
+                    scheduler.compute(g)
+            else:
+                scheduler.compute(g)
+                assert g.nodes[-1].numpy().tolist() == [0, 1, 4, 9]
+        faulty.fail_at("copy", 1)
+        with pytest.raises(gs.BackendError, match="getting 'square'"):
+            g.nodes[-1].numpy()
