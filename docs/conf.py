@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,9 @@ if any((ROOT / "ggml_sched").glob("_core.*.so")):    # compiled in place: docume
     sys.path.insert(0, str(ROOT))
 
 os.environ["GGML_SCHED"] = "off"    # documenting the hook does not install it
+
+from docutils import nodes  # noqa: E402
+from docutils.parsers.rst import Directive  # noqa: E402
 
 import ggml_sched as gs  # noqa: E402
 
@@ -76,6 +80,23 @@ def docstring(app, kind, name, value, options, lines: list[str]) -> None:
     lines[:] = found
 
 
+def signature(app, kind, name, value, options, arguments: str | None, result: str | None):
+    """The arguments of a compiled method, whose signature has `self` or `cls`, as of one in Python."""
+    return arguments and re.sub(r"^\((?:self|cls)(?:, )?", "(", arguments), result
+
+
+class CommandHelp(Directive):
+    """What `ggml-sched COMMAND --help` prints, as code: a directive with the name of the command, or with none."""
+
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        command = [sys.executable, "-m", "ggml_sched", *self.arguments, "--help"]
+        text = subprocess.run(command, env={**os.environ, "COLUMNS": "100", "PYTHONPATH": os.pathsep.join(sys.path)},
+                              capture_output=True, text=True, check=True).stdout
+        return [nodes.literal_block(text, text, language="text")]
+
+
 PAGES = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changes.md"}
 """Files beside docs/ that pages link to, and the pages of the site that have their text."""
 
@@ -87,5 +108,7 @@ def page(app, name, source: list[str]) -> None:
 
 
 def setup(app) -> None:
+    app.add_directive("command-help", CommandHelp)
     app.connect("source-read", page)
+    app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)

@@ -12,6 +12,7 @@ import pytest
 from processes import run_python
 
 import ggml_sched as gs
+from ggml_sched.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -66,6 +67,11 @@ def test_the_pictures_show_todays_plan():
     for i in plan.data.sequence:
         if plan.data.memory_index(i) == 0 and not plan.data.is_inplace(i):
             assert f"{plan.data.size(i):,} at {plan.data.offset(i):,}" in drawn["lifetimes.svg"]
+
+
+def test_the_reference_has_every_command():
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert re.findall(r"^```\{command-help\} (\w+)$", page, re.M) == [*COMMANDS]
 
 
 @pytest.mark.soak
