@@ -20,6 +20,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from out_of_tree import suite_in_new_environment
 from processes import run_python
 
 import ggml_sched as gs
@@ -437,6 +438,13 @@ def test_c_consumers_build_and_run_against_the_wheel(wheel, tmp_path):
             "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/capi/test_capi_consumers.py']))")
     done = run_python("-c", code, str(installed), cwd=tests, PYTHONPATH=str(installed), timeout=600)
     assert "skipped" not in done.stdout, done.stdout
+
+
+@pytest.mark.soak
+def test_a_backend_of_another_package_is_tested_against_the_wheel(wheel, tmp_path):
+    """By one command in an environment that has no source tree: `pytest`, with the options of its pyproject.toml."""
+    printed = suite_in_new_environment(tmp_path, wheel)
+    assert "backend: <FusedBackend 'arrays'>" in printed and " passed" in printed
 
 
 @pytest.mark.soak
