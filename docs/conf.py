@@ -20,6 +20,7 @@ os.environ["GGML_SCHED"] = "off"    # documenting the hook does not install it
 
 from docutils import nodes  # noqa: E402
 from docutils.parsers.rst import Directive  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import ggml_sched as gs  # noqa: E402
 
@@ -65,8 +66,23 @@ def text(line: str) -> str:
     return bullet + "".join(parts)
 
 
+def text_of_data(name: str) -> list[str]:
+    """The text under a constant, from the module below `name`'s that defines it."""
+    package, _, constant = name.rpartition(".")
+    for module in sorted(found for found in sys.modules if found.startswith(f"{package}.")):
+        if getattr(sys.modules[module], "__file__", "").endswith(".py"):
+            comments = ModuleAnalyzer.for_module(module).find_attr_docs()
+            if ("", constant) in comments:
+                return list(comments["", constant])
+    return []
+
+
 def docstring(app, kind, name, value, options, lines: list[str]) -> None:
     """Docstrings are plain text: an indented paragraph is code, and `x` is a name."""
+    if kind == "data" and lines[:1] == (type(value).__doc__ or "").splitlines()[:1]:
+        lines[:] = text_of_data(name)    # instead of the docstring of its type, such as that of dict
+    if lines[:1] and lines[0].startswith("Alias for field number"):
+        lines[:] = []    # of a NamedTuple, whose docstring describes its fields
     found: list[str] = []
     literal = False
     for line in "\n".join(lines).expandtabs().split("\n"):
