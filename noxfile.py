@@ -7,6 +7,7 @@ They run in the environment that is active, so that what `nox -s develop` has bu
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def install(session: nox.Session) -> None:
     """README's test command in a fresh environment of each Python: what a user gets."""
     session.install(".[test]")
     session.run("pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session(name="wheel-tests", venv_backend="virtualenv", python=PYTHONS)
+def wheel_tests(session: nox.Session) -> None:
+    """The wheel's tests, with the wheel, NumPy and pytest alone: `-- dist/NAME.whl`; without a name it builds one.
+
+    They run in a folder of their own, which holds tests/ and pyproject.toml: what is tested is what is installed.
+    """
+    what = [word for word in session.posargs if word.endswith((".whl", ".tar.gz"))]
+    session.install(*(what or ["."]), "pytest>=8")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "tests", Path(folder, "tests"), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        with session.chdir(folder):
+            session.run("pytest", *(word for word in session.posargs if word not in what), env={"PYTHONPATH": None})
 
 
 # -- style and types ----------------------------------------------------------------------------------

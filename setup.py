@@ -165,6 +165,11 @@ def remove_stale_modules() -> None:
 
 remove_stale_modules()
 # What takes longest comes first, so that no processor waits for it in the end.
-setup(ext_modules=cythonize_strictly([kernels(), ggml_extension(), *core_extensions(), hook_extension()]),
+EXTENSIONS = [kernels(), ggml_extension(), *core_extensions()]
+if sys.platform != "darwin":
+    EXTENSIONS.append(hook_extension())     # needs the dynamic linker of Linux
+print(f"ggml-sched: translates {len(EXTENSIONS)} modules to C, then compiles them, {JOBS} at a time; on two processors "
+      "this takes a minute or two", file=sys.stderr, flush=True)
+setup(ext_modules=cythonize_strictly(EXTENSIONS),
       cmdclass={"build_ext": IncrementalBuild},
       options={"build_ext": {"parallel": JOBS}})

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
     from ggml_sched.core.graph.types import Type
-except ImportError as error:  # pragma: no cover - only without a compiled core
-    raise ImportError(
-        "ggml_sched.core is not compiled; run `pip install .` in the source tree "
-        f"(and leave the tree before importing): {error}"
-    ) from error
+except ImportError as error:
+    from ggml_sched._build_errors import raise_explained
+
+    raise_explained(error)
 
 from ggml_sched.errors import (
     BackendError,
@@ -123,12 +122,14 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str):
-    if name in _HOMES:
-        value = getattr(_import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        value = _import_module(_MODULES[name])
-    else:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(_import_module(_HOMES[name]), name) if name in _HOMES else _import_module(_MODULES[name])
+    except ImportError as error:
+        from ggml_sched._build_errors import raise_explained
+
+        raise_explained(error)
     globals()[name] = value
     return value
 

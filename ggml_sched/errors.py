@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 __all__ = [
     "BackendError",
+    "BuildError",
     "Error",
     "FileFormatError",
     "GraphError",
@@ -23,6 +24,17 @@ __all__ = [
 
 class Error(Exception):
     """Base of every exception that ggml-sched raises on purpose."""
+
+
+class BuildError(Error, ImportError):
+    """A compiled module of this package is missing, was built for another Python, or cannot be loaded.
+
+    `name` is the module, `path` its file if it has one, and `reason` what is wrong with it.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, path: str | None = None, reason: str = "") -> None:
+        super().__init__(message, name=name, path=path)
+        self.reason = reason
 
 
 class GraphError(Error):

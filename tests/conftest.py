@@ -6,8 +6,10 @@ processes that tests start; without a compiled core that tree can only fail.
 
 import gc
 import importlib.machinery
+import importlib.util
 import os
 import pickle
+import re
 import signal
 import sys
 from functools import partial
@@ -30,6 +32,23 @@ elif str(ROOT) in sys.path or "" in sys.path:
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ.setdefault("GGML_SCHED_EMULATOR_STRICT", "1")     # CUDA kernels compile for the host without warnings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")      # ggml's threads, where OpenMP has them, do not spin
+
+# -- what needs more than the installed package and pytest -------------------------------------------
+
+IN_TREE = (ROOT / "setup.py").exists()
+"""Whether the source tree is here.  A wheel is tested in a folder that holds tests/ and pyproject.toml alone."""
+collect_ignore = [] if IN_TREE else ["package", "soak", "cupy", "llama_cpp"]
+OTHERS = [name for name, has in [(r"hypothesis|random_graphs|random_problems", importlib.util.find_spec("hypothesis")),
+                                 (r"lifetimes|random_batches", IN_TREE)] if not has]
+"""Modules of other packages and of bench/ that are not here."""
+
+
+def pytest_ignore_collect(collection_path):
+    if OTHERS and collection_path.match("test_*.py"):
+        imports = rf"^\s*(?:from|import) (?:{'|'.join(OTHERS)})\b"
+        return bool(re.search(imports, collection_path.read_text(encoding="utf-8"), re.MULTILINE)) or None
+    return None
+
 
 # Started in the background, a process ignores interrupts, and so would those that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -43,8 +43,8 @@ def install(level: str | None = None) -> str:
 
     `level`: one of LEVELS; None: the level that is installed, else that of GGML_SCHED in the environment, else "alloc".
     If another level is installed, schedulers that are made from now on have the new one.  HookError if nothing is
-    installed and a library of ggml's is loaded already, or for "off" when something is installed; ValueError for an
-    unknown level.
+    installed and a library of ggml's is loaded already, on macOS and Windows, or for "off" when something is installed;
+    ValueError for an unknown level.
     """
     chosen = (os.environ.get(VARIABLE) or "alloc") if level is None else level
     if chosen not in LEVELS:
@@ -61,6 +61,8 @@ def install(level: str | None = None) -> str:
             hook().schedule(chosen == "sched")
             _installed["level"] = chosen
             return chosen
+        if sys.platform in ("darwin", "win32"):
+            raise HookError(f"llama.cpp on this planner needs the dynamic linker of Linux; this is {sys.platform}")
         found = loaded_bases()
         if found:
             raise HookError(f"{found[0]} is loaded already, and its calls are bound: import ggml_sched.llama_cpp "

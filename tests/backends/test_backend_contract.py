@@ -162,6 +162,7 @@ class TestQueued(BackendContract):
         return Queued()
 
 
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="needs the source tree")
 class TestExample(BackendContract):
     """The backend of examples/python_backend.py."""
 

@@ -20,6 +20,13 @@ def test_importing_installs_the_allocator():
     assert run("import ggml_sched.llama_cpp as h; print(h.installed(), h.plans(), h.last_error())") == "alloc () None\n"
 
 
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_systems_whose_linker_lets_no_library_stand_before_another_are_refused(system):
+    code = f"import sys; sys.platform = {system!r}; import ggml_sched.llama_cpp"
+    done = run_python("-c", code, status=1)
+    assert f"HookError: llama.cpp on this planner needs the dynamic linker of Linux; this is {system}" in done.stderr
+
+
 def test_hooking_loads_no_more_of_the_core_than_the_planner():
     """Each module of the core takes a process some 50 kB of memory."""
     code = "import ggml_sched.llama_cpp, sys; print(sorted(m for m in sys.modules if m.startswith('ggml_sched')))"

@@ -1,0 +1,70 @@
+"""What is wrong with a compiled module that could not be imported: missing, of another Python, or not loadable.
+
+Owns nothing.  Invariant: an ImportError of something else, a missing requirement for one, is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NoReturn
+
+from ggml_sched.errors import BuildError
+
+__all__ = ["raise_explained"]
+
+HERE = Path(__file__).parent
+SUFFIXES = (".so", ".pyd")
+
+
+def raise_explained(error: ImportError) -> NoReturn:
+    """Raise a BuildError from `error` if that is about a compiled module of this package, and otherwise `error`."""
+    name = missing_name(error)
+    reason = None if name is None or isinstance(error, BuildError) else reason_of(error, name)
+    if reason is None:
+        raise error
+    this = f"Python {sys.version.partition(' ')[0]} ({sysconfig.get_config_var('SOABI')})"
+    advice = ("run `pip install .` in the source tree, and leave the tree before importing"
+              if place_of(name).with_suffix(".pyx").exists() else
+              f"install ggml-sched again: `{sys.executable} -m pip install --force-reinstall ggml-sched`")
+    raise BuildError(f"{name} cannot be imported by {this}: {reason}; {advice}", name=name, path=error.path,
+                     reason=reason) from error
+
+
+def reason_of(error: ImportError, name: str) -> str | None:
+    """What is wrong with a module, or None if it is not a compiled one."""
+    place = place_of(name)
+    if error.path is not None and error.path.endswith(SUFFIXES):
+        return f"{error.path} cannot be loaded: {error}"
+    if built := sorted({tag_of(path) for path in place.parent.glob(f"{place.name}.*") if path.suffix in SUFFIXES}):
+        return f"it is built for {', '.join(built)}"
+    if place.with_suffix(".pyx").exists():
+        return "it is not compiled"
+    if place.with_suffix(".pyi").exists() or place.with_suffix(".pxd").exists():
+        return "its file is missing from the installation"
+    return None
+
+
+def place_of(name: str) -> Path:
+    """The path of a module, without a suffix."""
+    return HERE.joinpath(*name.split(".")[1:])
+
+
+def missing_name(error: ImportError) -> str | None:
+    """The module of this package that an ImportError is about."""
+    name = error.name or ""
+    # The loader says the file, and of the name the last word alone.
+    if error.path is not None and error.path.endswith(SUFFIXES) and Path(error.path).is_relative_to(HERE):
+        place = Path(error.path).relative_to(HERE)
+        return ".".join((__package__, *place.parent.parts, place.name.partition(".")[0]))
+    # "cannot import name": `name` is the package, and Python 3.11 says the module in the message alone.
+    if found := re.match(r"cannot import name '(\w+)'", str(error)):
+        name = f"{name}.{found[1]}"
+    return name if name.startswith(f"{__package__}.") else None
+
+
+def tag_of(path: Path) -> str:
+    """`cpython-311-x86_64-linux-gnu` of `types.cpython-311-x86_64-linux-gnu.so`."""
+    return path.name.split(".", 1)[1].rpartition(".")[0] or "another Python"
