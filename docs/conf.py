@@ -20,6 +20,7 @@ os.environ["GGML_SCHED"] = "off"    # documenting the hook does not install it
 
 from docutils import nodes  # noqa: E402
 from docutils.parsers.rst import Directive  # noqa: E402
+from sphinx import addnodes  # noqa: E402
 from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import ggml_sched as gs  # noqa: E402
@@ -38,7 +39,7 @@ python_maximum_signature_line_length = 100
 
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 
 LINKED = {name: f"{room}.{name}" for room, names in (("ggml_sched.llama", gs.llama.__all__), ("ggml_sched", gs.__all__))
           for name in names}
@@ -101,6 +102,13 @@ def signature(app, kind, name, value, options, arguments: str | None, result: st
     return arguments and re.sub(r"^\((?:self|cls)(?:, )?", "(", arguments), result
 
 
+def shorten(app, document) -> None:
+    """Leave out values of constants that are longer than a line."""
+    for node in document.findall(addnodes.desc_annotation):
+        if len(node.astext()) > 100 and "=" in node.astext():
+            node.parent.remove(node)
+
+
 class CommandHelp(Directive):
     """What `ggml-sched COMMAND --help` prints, as code: a directive with the name of the command, or with none."""
 
@@ -125,6 +133,7 @@ def page(app, name, source: list[str]) -> None:
 
 def setup(app) -> None:
     app.add_directive("command-help", CommandHelp)
+    app.connect("doctree-read", shorten)
     app.connect("source-read", page)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)

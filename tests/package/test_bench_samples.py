@@ -1,5 +1,8 @@
 """Sizes and bounds that the benchmarks state for their sample problems are correct."""
 
+import importlib.util
+from pathlib import Path
+
 import lifetimes
 import pytest
 import samples
@@ -38,3 +41,13 @@ def test_the_deep_graph_is_the_same_each_time():
     with gs.Scheduler(backends) as scheduler:
         assert scheduler.plan(graph).data is scheduler.plan(twin).data
         assert len(scheduler.plan(graph).splits) == 4
+
+
+def test_benchmarks_are_shown_in_a_table_for_each_file():
+    spec = importlib.util.spec_from_file_location("bench_conftest", Path(samples.__file__).with_name("conftest.py"))
+    shown = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shown)
+    rows = [{"fullname": name} for name in ("bench/b.py::test_1", "bench/a.py::test_1[x::y]", "bench/b.py::test_2")]
+    assert shown.pytest_benchmark_group_stats(None, rows, "group") == [
+        ("bench/a.py", [rows[1]]), ("bench/b.py", [rows[0], rows[2]])]
+    assert shown.pytest_benchmark_group_stats(None, rows, "param") is None
