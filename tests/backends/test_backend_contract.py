@@ -151,6 +151,8 @@ class TestDeferred(BackendContract):
 
 
 class TestMinimal(BackendContract):
+    cases = FEW
+
     def new_backend(self):
         return Minimal("minimal")
 

@@ -17,8 +17,9 @@ bound on it (`limited_backend`), `asynchronous`, `concurrent_copies`, `takes_at_
 fusion groups.
 """
 
+from ggml_sched.testing.contract import cases
 from ggml_sched.testing.contract.base import Contract
-from ggml_sched.testing.contract.cases import CASES, PATTERNS, Case, Leafs
+from ggml_sched.testing.contract.cases import Case, Leafs
 from ggml_sched.testing.contract.data import DataContract
 from ggml_sched.testing.contract.fusion import FusionContract
 from ggml_sched.testing.contract.memory import MemoryContract
@@ -28,6 +29,12 @@ from ggml_sched.testing.contract.scheduling import SchedulingContract
 
 __all__ = ["CASES", "PATTERNS", "BackendContract", "Case", "Contract", "DataContract", "FusionContract", "Leafs",
            "MemoryContract", "OpsContract", "QueuesContract", "SchedulingContract"]
+
+CASES = cases.CASES
+"""The nodes that kernels are tested with; names begin with the op."""
+
+PATTERNS = cases.PATTERNS
+"""Nodes that backends often compute as one kernel, by their ops."""
 
 
 class BackendContract(MemoryContract, DataContract, OpsContract, QueuesContract, FusionContract, SchedulingContract):

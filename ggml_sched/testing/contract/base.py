@@ -12,7 +12,8 @@ import ggml_sched as gs
 from ggml_sched.testing.compare import distance
 from ggml_sched.testing.contract.cases import CASES, PATTERNS, Case, Leafs
 
-__all__ = ["NBYTES", "Contract", "declares", "may_be_in_place", "oracle_result", "small", "supported", "values"]
+__all__ = ["NBYTES", "Contract", "declares", "may_be_in_place", "oracle_result", "same", "small", "supported",
+           "values"]
 
 NE = (8, 4)
 NBYTES = 128
@@ -56,24 +57,51 @@ class Contract:
         return backend
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Give tests with the argument `case` each of `cases`, and `inplace_case` those that may be in place."""
-        for argument, cases in (("case", self.cases),
-                                ("inplace_case", [case for case in self.cases if may_be_in_place(*case.made())])):
-            if argument in metafunc.fixturenames:
-                metafunc.parametrize(argument, cases, ids=[case.name for case in cases])
+        """Give tests with the argument `case` each of `cases`."""
+        if "case" in metafunc.fixturenames:
+            metafunc.parametrize("case", self.cases, ids=[case.name for case in self.cases])
 
     def check(self, got: gs.Tensor, want: np.ndarray, case: Case | None = None) -> None:
         """Assert that the results of a node are close enough to `want`: equal, if they are integers."""
-        self.check_values(got.numpy(), want, repr(got), case)
+        __tracebackhide__ = True
+        self.check_values(got.numpy(), want, f"{got.backend!r}, {_layouts(got)}", case)
 
     def check_values(self, found: np.ndarray, want: np.ndarray, what: str, case: Case | None = None) -> None:
-        """Assert that results are close enough to `want`."""
+        """Assert that results are close enough to `want`; `what` stands before the error."""
+        __tracebackhide__ = True
         if case is not None and case.is_set:
             found, want = np.sort(found), np.sort(want)
         _, nmse = distance(want.astype(np.float64), found.astype(np.float64))
         allowed = 0.0 if want.dtype.kind == "i" else self.max_nmse + (0.0 if case is None else case.max_nmse)
-        assert nmse <= allowed, (
-            f"{what}: the error is {nmse:.2e}, {allowed:.0e} is permitted; {found.flat[:4]}, not {want.flat[:4]}")
+        if not nmse <= allowed:
+            raise AssertionError(f"{what}: the error is {nmse:.2e}, {allowed:.0e} is permitted; "
+                                 f"{_difference(found, want)}")
+
+
+def same(tensor: gs.Tensor, want: np.ndarray) -> None:
+    """Assert that a tensor has exactly these values."""
+    __tracebackhide__ = True
+    found = tensor.numpy()
+    if not np.array_equal(found, want):
+        raise AssertionError(f"{tensor!r} on {tensor.backend!r} has other values; {_difference(found, want)}")
+
+
+def _layouts(node: gs.Tensor) -> str:
+    """The op of a node and the layouts of its sources."""
+    sources = [f"{s.type} {list(s.ne)}" + ("" if s.is_contiguous else f" with nb {list(s.nb)}")
+               for s in node.src if s is not None]
+    return f"{node.op} of {', '.join(sources) or 'nothing'} to {node.type} {list(node.ne)}"
+
+
+def _difference(found: np.ndarray, want: np.ndarray) -> str:
+    """The element with the largest difference, as [i3, i2, i1, i0] without leading extents."""
+    if found.shape != want.shape:
+        return f"shape {found.shape}, not {want.shape}"
+    with np.errstate(all="ignore"):
+        apart = np.abs(found.astype(np.float64) - want)
+    apart = np.where(found == want, 0, np.where(np.isnan(apart), np.inf, apart))
+    worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
+    return f"worst at {[int(k) for k in worst]}: {found[worst]}, not {want[worst]}"
 
 
 def declares(backend: gs.Backend, *methods: str) -> bool:

@@ -73,6 +73,9 @@ class Case(NamedTuple):
     is_set: bool = False
     """Whether each row of the result is a set, whose order is free."""
 
+    def __repr__(self) -> str:
+        return f"<Case {self.name!r}>"
+
     @property
     def op(self) -> str:
         return self.name.partition(" ")[0]

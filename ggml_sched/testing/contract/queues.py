@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import NBYTES, Contract, declares, small, supported, values
+from ggml_sched.testing.contract.base import NBYTES, Contract, declares, same, small, supported, values
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 __all__ = ["QueuesContract"]
@@ -38,7 +38,7 @@ class QueuesContract(Contract):
         assert bytes(got) == given
         device.event_wait(event)
         device.set_tensor(y, values(1))
-        assert np.array_equal(y.numpy(), values(1))
+        same(y, values(1))
 
     def test_an_event_is_recorded_again(self, device):
         ctx, x, _ = small()
@@ -72,7 +72,7 @@ class QueuesContract(Contract):
             device.event_wait(event)
             device.set_tensor_async(y, memoryview(got))
             device.synchronize()
-            assert np.array_equal(y.numpy(), values(1))
+            same(y, values(1))
 
     @pytest.mark.parametrize("seed", range(4))
     def test_queued_computes_beside_a_device_that_runs_late(self, device, seed):
