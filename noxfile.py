@@ -157,8 +157,9 @@ def format(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation's site into build/site; a warning is an error.  It needs the extra `docs`."""
+    # Without the working directory on its path: that has the package's sources, compiled or not; conf.py looks.
     session.run("python", "-m", "sphinx", "-W", "--keep-going", "-d", "build/doctrees", "docs", "build/site",
-                *session.posargs)
+                *session.posargs, env={"PYTHONSAFEPATH": "1"})
 
 
 # -- measuring ----------------------------------------------------------------------------------------
