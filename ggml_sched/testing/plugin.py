@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "the permitted error of f32 results: sum((a - b)**2) / sum(b**2), default 1e-6"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # The suite is collected whatever names a project gives to files of tests.
+    config.addinivalue_line("python_files", "ggml_sched/testing/test_backend.py")
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     factory = factory_of(config)
     if factory is None:

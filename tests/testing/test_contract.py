@@ -234,6 +234,13 @@ def test_without_a_backend_nothing_passes(pytester):
     assert "--backend MODULE:NAME" in done.stdout.str()
 
 
+def test_the_suite_runs_where_files_of_tests_have_other_names(pytester):
+    pytester.makeini("[pytest]\npython_files = check_*.py\naddopts = --strict-markers\n")
+    done = pytester.runpytest_inprocess("-p", "_ggml_sched_pytest", "--pyargs", "ggml_sched.testing", "-k", "TestMemory",
+                                        "--backend", "ggml_sched:DryBackend", "-W", "error")
+    assert done.ret == 0 and done.parseoutcomes()["passed"] > 5
+
+
 def test_other_runs_of_pytest_load_nothing(tmp_path):
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_nothing_is_loaded():\n    assert 'ggml_sched' not in sys.modules\n")
