@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -45,7 +46,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     try:
         return factory.description()
     except Exception as error:
-        raise pytest.UsageError(f"--backend {factory.path}: {type(error).__name__}: {error}") from error
+        raise pytest.UsageError(_described(factory.path, error)) from error
 
 
 class Factory:
@@ -63,8 +64,8 @@ class Factory:
             target: Any = import_module(module_name)
             for part in name.split("."):
                 target = getattr(target, part)
-        except (ImportError, AttributeError) as error:
-            raise pytest.UsageError(f"--backend {path}: {error}") from error
+        except Exception as error:
+            raise pytest.UsageError(_described(path, error)) from error
         if not callable(target):
             raise pytest.UsageError(f"--backend {path}: {target!r} is neither a class nor a function")
         self._make = cast("Callable[..., gs.Backend]", target)
@@ -115,6 +116,11 @@ def _parameters(target: Callable[..., object]) -> dict[str, object]:
         return {name: parameter.default for name, parameter in inspect.signature(target).parameters.items()}
     except ValueError:      # compiled, without a signature
         return {}
+
+
+def _described(path: str, error: Exception) -> str:
+    """An exception of the author's module: its last line of code, and the message with its notes."""
+    return f"--backend {path}\n{''.join(traceback.format_exception(error, limit=-1)).rstrip()}"
 
 
 def factory_of(config: pytest.Config) -> Factory | None:

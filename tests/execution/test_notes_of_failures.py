@@ -87,6 +87,17 @@ def test_an_exception_of_queued_work_has_a_note_with_its_backend():
         assert caught.value.__notes__ == ["backend 'late' raised this for work that was queued before"]
 
 
+def test_an_exception_of_queued_nodes_has_a_note_with_the_nodes_alone(monkeypatch):
+    late = DeferredBackend("late", DeferredQueues(0))
+    late.graph_plan_create = lambda graph: None
+    monkeypatch.setattr(gs.CpuBackend, "graph_compute", lambda self, graph: 1 / 0)
+    with gs.Scheduler([late], zero=True) as scheduler:
+        scheduler.compute_async(two_nodes())
+        with pytest.raises(ZeroDivisionError) as caught:
+            scheduler.synchronize()
+        assert caught.value.__notes__ == ["backend 'late' was computing the 2 nodes 'first' (SQR) .. 'last' (SQRT)"]
+
+
 def test_an_exception_while_backends_are_compared_has_a_note_with_the_node():
     with gs.CpuBackend(1) as cpu, pytest.raises(ZeroDivisionError) as caught:
         gs.compare(two_nodes(), cpu, NodeByNode("mine"))

@@ -217,7 +217,7 @@ def test_parts_and_ops_are_selected(run_suite):
 
 @pytest.mark.parametrize("name, said", [
     ("Missing", "has no attribute 'Missing'"), ("gs", "neither a class nor a function"),
-    ("broken", "ValueError: no device"), ("nothing", "returned None, which is no ggml_sched.Backend")])
+    ("broken", "ValueError: no device"), ("broken", "line 3, in broken"), ("nothing", "returned None, which is no ggml_sched.Backend")])
 def test_a_backend_that_can_not_be_made_is_named(pytester, name, said):
     pytester.makepyfile(mine="import ggml_sched as gs\ndef nothing(): pass\n"
                              "def broken(): raise ValueError('no device')\n")
@@ -225,7 +225,15 @@ def test_a_backend_that_can_not_be_made_is_named(pytester, name, said):
                                         "--backend", f"mine:{name}")
     printed = done.stderr.str()
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert said in printed and f"--backend mine:{name}" in printed and "Traceback" not in printed
+    assert said in printed and f"--backend mine:{name}" in printed and "INTERNALERROR" not in printed
+
+
+def test_an_error_in_the_module_of_a_backend_has_its_line(pytester):
+    pytester.makepyfile(mine="import ggml_sched as gs\n1 / 0\n")
+    done = pytester.runpytest_inprocess("-p", "ggml_sched.testing.plugin", "--pyargs", "ggml_sched.testing",
+                                        "--backend", "mine:Backend")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*--backend mine:Backend", "*mine.py*line 2*", "*ZeroDivisionError: *"])
 
 
 def test_without_a_backend_nothing_passes(pytester):
