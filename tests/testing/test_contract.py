@@ -217,7 +217,8 @@ def test_parts_and_ops_are_selected(run_suite):
 
 @pytest.mark.parametrize("name, said", [
     ("Missing", "has no attribute 'Missing'"), ("gs", "neither a class nor a function"),
-    ("broken", "ValueError: no device"), ("broken", "line 3, in broken"), ("nothing", "returned None, which is no ggml_sched.Backend")])
+    ("broken", "ValueError: no device"), ("broken", "line 3, in broken"),
+    ("nothing", "returned None, which is no ggml_sched.Backend")])
 def test_a_backend_that_can_not_be_made_is_named(pytester, name, said):
     pytester.makepyfile(mine="import ggml_sched as gs\ndef nothing(): pass\n"
                              "def broken(): raise ValueError('no device')\n")
