@@ -23,8 +23,8 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 STUBBED = ("core.graph.types", "core.graph.tensor", "core.graph.context", "core.graph.graph", "core.pack.api",
            "graph._dlpack",
            "core.first_generation.allocators", "core.plan.request", "core.plan.plan_data", "_core", "_capi",
-           "threads._locks", "execution._steps", "llama._cells", "backends.cpu._kernels", "backends.ggml._ggml",
-           "llama_cpp._hook")
+           "threads._locks", "execution._steps", "llama._cells", "llama._strings", "backends.cpu._kernels",
+           "backends.ggml._ggml", "llama_cpp._hook")
 """Extensions whose stubs are compared with what was compiled."""
 TIDY = {
     "ggml_sched/backends/cpu/kernels": ("ggml_sched/backends/cpu",),

@@ -5,6 +5,7 @@
     _capi                   the C API over the core
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
+    llama._strings          vocabularies
     graph._dlpack           arrays exchanged with other libraries
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
@@ -74,7 +75,7 @@ def core_extensions() -> list[Extension]:
     found = [*sorted((HERE / "ggml_sched" / "core").glob("*/*.pyx")),
              *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "graph/_dlpack.pyx",
                                                        "threads/_locks.pyx", "execution/_steps.pyx",
-                                                       "llama/_cells.pyx"))]
+                                                       "llama/_cells.pyx", "llama/_strings.pyx"))]
     return [extension(path.relative_to(HERE)) for path in found]
 
 

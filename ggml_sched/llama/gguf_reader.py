@@ -20,6 +20,7 @@ import numpy as np
 
 from ggml_sched._graph import Type
 from ggml_sched.errors import FileFormatError
+from ggml_sched.llama._strings import find_strings
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "Kind", "MAGIC", "Reader", "SCALARS", "TensorInfo", "alignment_of"]
 
@@ -125,6 +126,23 @@ class Array(Sequence):
             raise TypeError(f"an array of {self.kind.name} holds no strings")
         start = self._starts[i] + 8
         return bytes(self._memory[start : start + U64.unpack_from(self._memory, start - 8)[0]])
+
+    @property
+    def strings(self) -> tuple[memoryview, array[int]]:
+        """The bytes that hold the strings, and where in them each one begins, its length first: for `_strings`."""
+        if self._starts is None:
+            raise TypeError(f"an array of {self.kind.name} holds no strings")
+        return self._memory, self._starts
+
+    @classmethod
+    def of_strings(cls, texts: Sequence[str]) -> Array:
+        """The array that a file with these strings would have."""
+        memory, starts = bytearray(), array("Q")
+        for text in texts:
+            raw = text.encode("utf-8", "surrogatepass")
+            starts.append(len(memory))
+            memory += U64.pack(len(raw)) + raw
+        return cls(Kind.STRING, memoryview(bytes(memory)), starts=starts)
 
     def numpy(self) -> np.ndarray:
         """A copy as a numpy array; for numbers only."""
@@ -246,18 +264,15 @@ class Reader:
         n = self.count(f"strings in {what}", 8, self.strings_left)
         self.strings_left -= n
         starts = array("Q", bytes(8 * n))
-        memory, length_at, pos, last = self.memory, U64.unpack_from, self.pos, self.size - 8
-        for i in range(n):
-            if pos > last:
-                self.pos = pos
-                raise self.fail(f"string {i} of {n} in {what} starts at {pos}, the file ends at {self.size}")
-            starts[i] = pos
-            pos += 8 + length_at(memory, pos)[0]
-        if pos > self.size:
-            self.pos = starts[n - 1]
-            raise self.fail(f"string {n - 1} of {n} in {what} ends at {pos}, the file ends at {self.size}")
+        found, pos = find_strings(self.memory, self.pos, starts)
+        if found < n:
+            self.pos = pos
+            if pos > self.size - 8:
+                raise self.fail(f"string {found} of {n} in {what} starts at {pos}, the file ends at {self.size}")
+            end = pos + 8 + U64.unpack_from(self.memory, pos)[0]
+            raise self.fail(f"string {found} of {n} in {what} ends at {end}, the file ends at {self.size}")
         self.pos = pos
-        return Array(Kind.STRING, memory, starts=starts)
+        return Array(Kind.STRING, self.memory, starts=starts)
 
     # -- parts of the file ----------------------------------------------------------
 

@@ -35,7 +35,8 @@ EXTENSIONS = {name: importlib.import_module(f"ggml_sched.{name.replace('/', '.')
 DECLARATIONS = [f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")
                 if kind == "pxd" or (ROOT / "ggml_sched" / f"{name}.pyi").exists()]
 """Each extension's files for Cython, and for type checkers if it has Python names."""
-KERNELS = ("graph/_dlpack", "backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama_cpp/_hook")
+KERNELS = ("graph/_dlpack", "backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama/_strings",
+           "llama_cpp/_hook")
 """Extensions without headers for other extensions."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))

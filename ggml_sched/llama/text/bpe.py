@@ -1,12 +1,15 @@
 """Byte-level BPE, as in GPT-2 and most later models: cut a text into words, then merge pairs of tokens by rank.
 
-The `tokenizers` library does it.  Invariant: ids are those of the vocabulary.  Corresponds to llama.cpp's
-llm_tokenizer_bpe.
+The `tokenizers` library cuts; `_strings` merges, because making the library's tables of merges takes longer than
+loading a model.  Invariant: ids are those of the vocabulary.  Corresponds to llama.cpp's llm_tokenizer_bpe.
 """
 
 from __future__ import annotations
 
+from ggml_sched.llama._strings import RankMerger
 from ggml_sched.llama.errors import TokenizerError
+from ggml_sched.llama.gguf import Array
+from ggml_sched.llama.metadata import shown
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS, of_unicode_15
 from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary
 
@@ -29,22 +32,21 @@ class Bpe:
             import tokenizers as library
         except ImportError as error:
             raise TokenizerError(
-                f"BPE is computed by the 'tokenizers' library, which is not there ({error}): "
+                f"BPE vocabularies need the 'tokenizers' library, which is not there ({error}): "
                 "pip install 'ggml-sched[llama]'") from error
         pre = PRETOKENIZERS[vocabulary.pre]
-        try:
-            model = library.models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=pre.whole_words)
-        except Exception as error:
-            raise _wrong_merge(vocabulary, error) from error
-        self._library = library.Tokenizer(model)
+        assert vocabulary.merges is not None
+        self._merger = RankMerger(vocabulary.ids, *vocabulary.merges.strings, pre.whole_words)
+        if self._merger.wrong >= 0:
+            raise _wrong_merge(vocabulary, vocabulary.merges, self._merger.wrong)
         split, letters = library.pre_tokenizers.Split, library.pre_tokenizers.ByteLevel
-        self._library.pre_tokenizer = library.pre_tokenizers.Sequence([
+        self._words = library.pre_tokenizers.Sequence([
             *(split(library.Regex(of_unicode_15(pattern)), "isolated") for pattern in pre.patterns),
             letters(add_prefix_space=False, use_regex=False)])
         self._bytes = byte_letters()
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        return self._library.encode(text, add_special_tokens=False).ids
+        return self._merger.encode(self._words.pre_tokenize_str(text))
 
     def token_bytes(self, text: str, kind: int) -> bytes:
         if kind != TokenType.NORMAL:
@@ -56,12 +58,13 @@ class Bpe:
             return b"".join(bytes((letters[c],)) if c in letters else c.encode() for c in text)
 
 
-def _wrong_merge(vocabulary: Vocabulary, error: Exception) -> TokenizerError:
-    field = "tokenizer.ggml.merges"
-    for i, (left, right) in enumerate(vocabulary.merges):
-        for text in (left, right, left + right):
-            if text not in vocabulary.ids:
-                field = f"{field}[{i}]"
-                return TokenizerError(f"{vocabulary.name}: {field}: {left!r} and {right!r} do not fit the "
-                                      f"vocabulary: {text!r} is no token", field)
-    return TokenizerError(f"{vocabulary.name}: {field}: {error}", field)
+def _wrong_merge(vocabulary: Vocabulary, merges: Array, i: int) -> TokenizerError:
+    field, line = f"tokenizer.ggml.merges[{i}]", merges[i]
+    at = line.find(" ", 1)
+    if at < 0 or at == len(line) - 1:
+        return TokenizerError(f"{vocabulary.name}: {field}: is {shown(line)}, not two tokens with a space between",
+                              field)
+    left, right = line[:at], line[at + 1 :]
+    missing = next((text for text in (left, right, left + right) if text not in vocabulary.ids), line)
+    return TokenizerError(f"{vocabulary.name}: {field}: {left!r} and {right!r} do not fit the vocabulary: "
+                          f"{missing!r} is no token", field)

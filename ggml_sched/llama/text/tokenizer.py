@@ -39,7 +39,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._model = Spm(vocabulary) if vocabulary.model == "spm" else Bpe(vocabulary)
-        self.n_vocab = len(vocabulary.texts)
+        self.n_vocab = len(vocabulary.ids)
         self.model, self.pre = vocabulary.model, vocabulary.pre
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.eot_id, self.eom_id = vocabulary.eot_id, vocabulary.eom_id
@@ -49,10 +49,11 @@ class Tokenizer:
         self.add_space_prefix = vocabulary.add_space_prefix
         # Special tokens, longest first, grouped by their first letter: a text that has none of these letters, as most
         # do, need not be searched for each token.
-        texts, types = vocabulary.texts, vocabulary.types
+        types = vocabulary.types
         self._special: dict[str, list[tuple[str, int, bool]]] = {}
-        for i in sorted(special_ids(types), key=lambda i: -len(texts[i])):
-            self._special.setdefault(texts[i][0], []).append((texts[i], i, types[i] in HIDDEN))
+        specials = [(vocabulary.ids.text(i), i) for i in special_ids(types)]
+        for text, i in sorted(specials, key=lambda token: -len(token[0])):
+            self._special.setdefault(text[0], []).append((text, i, int(types[i]) in HIDDEN))
         self._first_letters = re.compile(
             "[" + "".join(map(re.escape, sorted(self._special))) + "]") if self._special else None
 
@@ -161,7 +162,7 @@ class Tokenizer:
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
         """The bytes of a token, possibly a part of a character; none for a control token with `skip_special`."""
         token = self.check_id(token)
-        kind, text = self._vocabulary.types[token], self._vocabulary.texts[token]
+        kind, text = int(self._vocabulary.types[token]), self._vocabulary.ids.text(token)
         if kind in HIDDEN:
             return b"" if skip_special else text.encode()
         if kind == TokenType.USER_DEFINED:
@@ -170,7 +171,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """The text of a token as in the file."""
-        return self._vocabulary.texts[self.check_id(token)]
+        return self._vocabulary.ids.text(self.check_id(token))
 
     def token_id(self, text: str) -> int | None:
         """The id of the token with this text in the file, or None."""
@@ -178,7 +179,7 @@ class Tokenizer:
 
     def is_special(self, token: int) -> bool:
         """Whether the token is a mark for the model rather than text: `decode` skips it."""
-        return self._vocabulary.types[self.check_id(token)] in HIDDEN
+        return int(self._vocabulary.types[self.check_id(token)]) in HIDDEN
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, continuing: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD.

@@ -7,11 +7,12 @@ need no checks of their own.  Corresponds to llama.cpp's llama_vocab::impl::load
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ggml_sched.llama._strings import StringTable
 from ggml_sched.llama.errors import TokenizerError
 from ggml_sched.llama.gguf import Array, GGUFFile, Kind
 from ggml_sched.llama.metadata import Fields, shown
@@ -68,19 +69,19 @@ SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 class Vocabulary:
     """The tokens of a model by id, with their types, scores and roles.
 
-    `model` is "spm" or "bpe"; `texts` are as in the file (U+2581 for a space in SPM, GPT-2's letters for bytes in
-    BPE), `ids` by text, the last id of equal texts;
-    `merges` are pairs of texts, likeliest first, of BPE only; `eos_ids` are all ids that end a generation.
+    `model` is "spm" or "bpe"; `ids` maps texts, as in the file (U+2581 for a space in SPM, GPT-2's letters for bytes in
+    BPE), to ids, the last one of equal texts, and `ids.text(i)` is the text of token i; `types` i32 [n] are TokenTypes,
+    `scores` f32 [n]; `merges` are the lines "left right" of BPE, those that are merged first before others, None in
+    SPM; `eos_ids` are all ids that end a generation.
     """
 
     name: str
     model: str
     pre: str
-    texts: list[str] = field(repr=False)
-    ids: dict[str, int] = field(repr=False)
-    types: list[int] = field(repr=False)
+    ids: StringTable = field(repr=False)
+    types: np.ndarray = field(repr=False)
     scores: np.ndarray = field(repr=False)
-    merges: list[tuple[str, str]] = field(repr=False)
+    merges: Array | None = field(repr=False)
     bos_id: int | None
     eos_id: int | None
     eot_id: int | None
@@ -98,9 +99,8 @@ class Vocabulary:
         """Raises TokenizerError naming the field for a missing, wrong or unsupported value."""
         fields = VocabularyFields(metadata, name)
         model = _model(fields)
-        texts = _texts(fields)
-        n = len(texts)
-        ids = dict(zip(texts, range(n), strict=True))
+        ids = _ids(fields)
+        n = len(ids)
         types = _types(fields, n)
         spm = model == "spm"
         pre = "spm" if spm else _pre(fields)
@@ -112,14 +112,15 @@ class Vocabulary:
             special[key] = special[key] if special[old] is None else special[old]
         eos_ids = _mark_specials(ids, types, special)
         return cls(
-            name=name, model=model, pre=pre, texts=texts, ids=ids, types=types,
-            scores=_scores(fields, n, spm), merges=[] if spm else _merges(fields),
+            name=name, model=model, pre=pre, ids=ids, types=types,
+            scores=_scores(fields, n, spm),
+            merges=None if spm else fields.strings("merges", "is missing: BPE needs them"),
             bos_id=special["bos"], eos_id=special["eos"], eot_id=special["eot"], eom_id=special["eom"],
             unk_id=special["unknown"], pad_id=special["padding"], eos_ids=eos_ids,
             add_bos=fields.boolean("add_bos_token", spm or PRETOKENIZERS[pre].adds_bos),
             add_eos=fields.boolean("add_eos_token", False),
             add_space_prefix=spm and fields.boolean("add_space_prefix", True),
-            strips_right=_strips_right(fields, texts, types))
+            strips_right=_strips_right(fields, ids, types))
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Vocabulary:
@@ -147,18 +148,18 @@ class VocabularyFields(Fields):
             raise self.fail(key, f"is {value}, the vocabulary has {n_vocab} tokens")
         return value
 
-    def strings(self, key: str, missing: str) -> list[str]:
+    def strings(self, key: str, missing: str) -> Array:
         value = self.get(key, None, missing)
         if isinstance(value, Array):
             if value.kind is not Kind.STRING:
                 raise self.fail(key, f"is an array of {value.kind.name}, not of strings")
-            return value.tolist()
+            return value
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise self.fail(key, f"is {shown(value)}, not an array of strings")
         for i, element in enumerate(value):
             if not isinstance(element, str):
                 raise self.fail(f"{key}[{i}]", f"is {shown(element)}, not a string")
-        return list(value)
+        return Array.of_strings(value)
 
     def numbers(self, key: str, n: int, kind: str) -> np.ndarray | None:
         """An array of n numbers, or None where the file has none; `kind`: NumPy's letters of the types that it may have
@@ -200,44 +201,30 @@ def _pre(fields: VocabularyFields) -> str:
     return value
 
 
-def _texts(fields: VocabularyFields) -> list[str]:
-    texts = fields.strings("tokens", "is missing: the file holds no vocabulary")
-    if not texts:
+def _ids(fields: VocabularyFields) -> StringTable:
+    ids = StringTable(*fields.strings("tokens", "is missing: the file holds no vocabulary").strings)
+    if not len(ids):
         raise fields.fail("tokens", "is empty")
-    longest = max(map(len, texts))
+    chars, longest, i, wrong = ids.measure()
+    if wrong >= 0:
+        raise fields.fail(f"tokens[{wrong}]", "is not UTF-8")
     if longest > MAX_TOKEN_CHARS:
-        i = next(i for i, text in enumerate(texts) if len(text) == longest)
         raise fields.fail(f"tokens[{i}]", f"has {longest} characters, the limit is {MAX_TOKEN_CHARS}")
-    chars, limit = sum(map(len, texts)), MAX_CHARS + CHARS_PER_TOKEN * len(texts)
+    limit = MAX_CHARS + CHARS_PER_TOKEN * len(ids)
     if chars > limit:
-        raise fields.fail("tokens", f"has {len(texts)} tokens of {chars} characters together, the limit is {limit}")
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        i = next(i for i, text in enumerate(texts) if not is_utf8(text))
-        raise fields.fail(f"tokens[{i}]", "is not UTF-8") from None
-    if "" in texts:  # padding by some converters; renamed so that it matches no text
-        texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
-    return texts
+        raise fields.fail("tokens", f"has {len(ids)} tokens of {chars} characters together, the limit is {limit}")
+    return ids
 
 
-def is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _types(fields: VocabularyFields, n: int) -> list[int]:
+def _types(fields: VocabularyFields, n: int) -> np.ndarray:
     types = fields.numbers("token_type", n, "iu")
     if types is None:
-        return [int(TokenType.NORMAL)] * n
+        return np.full(n, TokenType.NORMAL, np.int32)
     wrong = (types < 0) | (types > max(TokenType))
     if wrong.any():
         i = int(np.argmax(wrong))
         raise fields.fail(f"token_type[{i}]", f"is {types[i]}, not a token type of 0 to {int(max(TokenType))}")
-    return types.tolist()
+    return types.astype(np.int32)
 
 
 def _scores(fields: VocabularyFields, n: int, needed: bool) -> np.ndarray:
@@ -253,25 +240,10 @@ def _scores(fields: VocabularyFields, n: int, needed: bool) -> np.ndarray:
     return scores
 
 
-def _merges(fields: VocabularyFields) -> list[tuple[str, str]]:
-    lines = fields.strings("merges", "is missing: BPE needs them")
-    pairs: list[tuple[str, str]] = []
-    for i, line in enumerate(lines):
-        left, _, right = line.partition(" ")
-        if not left or not right:
-            # In some vocabularies a space as the first character is part of the left token: the next space separates.
-            at = line.find(" ", 1)
-            if at < 0 or at == len(line) - 1:
-                raise fields.fail(f"merges[{i}]", f"is {shown(line)}, not two tokens with a space between")
-            left, right = line[:at], line[at + 1 :]
-        pairs.append((left, right))
-    return list(dict.fromkeys(pairs))  # the first of equal merges counts
-
-
-def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
+def _mark_specials(ids: StringTable, types: np.ndarray, special: dict[str, int | None]) -> frozenset[int]:
     """Correct the types of tokens with known texts; returns the ids that end a generation."""
     ends = {i for key in ("eos", "eot", "eom", *FILL_IN_ENDS) if (i := special[key]) is not None}
-    marked = END_OF_GENERATION & ids.keys()
+    marked = {text for text in END_OF_GENERATION if text in ids}
     ends |= {ids[text] for text in marked}
     for key, texts in FILL_IN.items():
         found = [text for text in texts if text in ids] if special[key] is None else []
@@ -280,30 +252,31 @@ def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int
             ends.add(ids[found[0]])
     for text in marked:
         types[ids[text]] = int(TokenType.CONTROL)
-    for text in SHOWN & ids.keys():
-        types[ids[text]] = int(TokenType.USER_DEFINED)
+    for text in SHOWN:
+        if (i := ids.get(text)) is not None:
+            types[i] = int(TokenType.USER_DEFINED)
     # gpt-oss and Solar end a message with <|end|> and an answer with one of the others.
-    if {"<|return|>", "<|flush|>"} & ids.keys() and {"<|call|>", "<|calls|>"} & ids.keys() and "<|end|>" in ids:
+    answered, called = ("<|return|>", "<|flush|>"), ("<|call|>", "<|calls|>")
+    if "<|end|>" in ids and all(any(text in ids for text in texts) for texts in (answered, called)):
         ends.discard(ids["<|end|>"])
         types[ids["<|end|>"]] = int(TokenType.USER_DEFINED)
     # Gemma 4 has "</s>" among its tags of HTML.
-    if {"<|tool_response>", "</s>"} <= ids.keys():
+    if "<|tool_response>" in ids and "</s>" in ids:
         ends.discard(ids["</s>"])
         types[ids["</s>"]] = int(TokenType.NORMAL)
     return frozenset(ends)
 
 
-def _strips_right(fields: VocabularyFields, texts: list[str], types: list[int]) -> frozenset[int]:
+def _strips_right(fields: VocabularyFields, ids: StringTable, types: np.ndarray) -> frozenset[int]:
     """Tokens that remove the whitespace after them: phi-3's, whose files lack this information."""
     name = fields.metadata.get("general.name", "")
     if not isinstance(name, str) or not any(part in name.lower() for part in ("phi-3", "phi3")):
         return frozenset()
     kept = {"<unk>", "<s>", "<|endoftext|>"}
-    return frozenset(i for i in special_ids(types) if texts[i] not in kept) | {
-        i for i, text in enumerate(texts) if text == "</s>"}
+    return frozenset(i for i in special_ids(types) if ids.text(i) not in kept) | {
+        i for i in range(len(ids)) if ids.text(i) == "</s>"}
 
 
-def special_ids(types: Iterable[int]) -> list[int]:
+def special_ids(types: np.ndarray) -> list[int]:
     """Tokens that are cut out of a text as a whole, before pre-tokenizing and merging."""
-    whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    return [i for i, kind in enumerate(types) if kind in whole]
+    return np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))).tolist()

@@ -1,0 +1,538 @@
+# cython: language_level=3, nonecheck=False, boundscheck=False
+"""Strings of a GGUF file as a table by text, and the merging of a text's letters into tokens.
+
+Owns hash tables over bytes of the file; strings become Python objects only when one is accessed.  Invariant: every
+string lies inside the memory that its table keeps alive; a table does not change after it was made, so that several
+threads may read it.  Compiled, because a vocabulary has 262,144 strings, and as many merges.  Corresponds to
+llama.cpp's llama_vocab::impl (token_to_id, bpe_ranks) and to its llm_tokenizer_spm and llm_tokenizer_bpe sessions.
+"""
+
+cimport cython
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+import os
+
+cdef enum:
+    LENGTH = 8          # bytes of a string's length, which stand before it
+
+cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
+# Of the hash: the file's author must not choose strings that all fall into one slot.
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+cdef inline uint64_t mixed(uint64_t h, uint64_t word) noexcept nogil:
+    h = (h ^ word) * <uint64_t>0x9e3779b97f4a7c15
+    return h ^ (h >> 32)
+
+
+cdef uint64_t hash_of(const uint8_t *text, size_t n) noexcept nogil:
+    cdef uint64_t h = SEED ^ n, word
+    while n >= 8:
+        memcpy(&word, text, 8)
+        h = mixed(h, word)
+        text += 8
+        n -= 8
+    word = 0
+    memcpy(&word, text, n)
+    h = mixed(h, word)
+    return mixed(h, 0)
+
+
+cdef uint64_t length_at(const uint8_t *memory, uint64_t start) noexcept nogil:
+    cdef uint64_t n = 0
+    cdef int i
+    for i in range(LENGTH):
+        n |= <uint64_t>memory[start + i] << (8 * i)
+    return n
+
+
+cdef int64_t count_chars(const uint8_t *text, size_t n) noexcept nogil:
+    """The number of characters of a text in UTF-8; -1 for bytes that are no UTF-8."""
+    cdef size_t i = 0, more, k
+    cdef int64_t chars = 0
+    cdef uint8_t first, low, high
+    while i < n:
+        first, low, high = text[i], 0x80, 0xbf
+        i += 1
+        chars += 1
+        if first < 0x80:
+            continue
+        if first < 0xc2 or first > 0xf4:
+            return -1
+        more = 1 if first < 0xe0 else 2 if first < 0xf0 else 3
+        if first == 0xe0:           # longer than needed
+            low = 0xa0
+        elif first == 0xed:         # surrogates
+            high = 0x9f
+        elif first == 0xf0:
+            low = 0x90
+        elif first == 0xf4:         # above U+10FFFF
+            high = 0x8f
+        if more > n - i:
+            return -1
+        for k in range(more):
+            if not low <= text[i + k] <= high:
+                return -1
+            low, high = 0x80, 0xbf
+        i += more
+    return chars
+
+
+def find_strings(const uint8_t[::1] memory, uint64_t pos, uint64_t[::1] starts):
+    """Write where each of len(starts) strings begins, the first one at byte `pos` of `memory`, one behind the other.
+
+    Returns the number of strings found and the byte behind the last of them; fewer than len(starts) where the next one
+    does not lie inside the memory.
+    """
+    cdef uint64_t size = memory.shape[0], n
+    cdef Py_ssize_t i
+    for i in range(starts.shape[0]):
+        if pos > size or size - pos < LENGTH:
+            return i, pos
+        n = length_at(&memory[0], pos)
+        if n > size - pos - LENGTH:
+            return i, pos
+        starts[i] = pos
+        pos += LENGTH + n
+    return starts.shape[0], pos
+
+
+# -- a table ----------------------------------------------------------------------------------------------------------
+
+
+cdef struct Slot:
+    uint32_t hash
+    uint32_t number         # of the string, plus one; 0: free
+
+
+@cython.final
+cdef class StringTable:
+    """The number of each string of an array of a GGUF file by its text; of equal strings the last one's.
+
+    `memory` and `starts` as `find_strings` takes and writes them.  An empty string is no text: no text has its number.
+    """
+
+    cdef const uint8_t[::1] memory
+    cdef uint64_t[::1] starts
+    cdef const uint8_t *data
+    cdef const uint64_t *begins
+    cdef Py_ssize_t n
+    cdef Slot *slots
+    cdef uint64_t mask
+
+    def __cinit__(self, const uint8_t[::1] memory, uint64_t[::1] starts):
+        cdef uint64_t size = memory.shape[0], n_slots = 16, at
+        cdef Py_ssize_t i
+        if starts.shape[0] >= 1 << 30:
+            raise ValueError(f"a table of {starts.shape[0]} strings")
+        self.memory, self.starts, self.n = memory, starts, starts.shape[0]
+        for i in range(self.n):
+            at = starts[i]
+            if at > size or size - at < LENGTH or length_at(&memory[0], at) > size - at - LENGTH:
+                raise ValueError(f"string {i} does not lie inside {size} bytes")
+        if self.n:
+            self.data, self.begins = &memory[0], &starts[0]
+        while n_slots < 2 * <uint64_t>self.n:
+            n_slots *= 2
+        self.mask = n_slots - 1
+        self.slots = <Slot *>PyMem_Calloc(n_slots, sizeof(Slot))
+        if self.slots == NULL:
+            raise MemoryError
+        with nogil:
+            for i in range(self.n):
+                self.insert(i)
+
+    def __dealloc__(self):
+        PyMem_Free(self.slots)
+
+    cdef void insert(self, Py_ssize_t i) noexcept nogil:
+        cdef const uint8_t *text = self.text_at(i)
+        cdef size_t n = self.size_at(i)
+        cdef uint64_t h, at
+        cdef Slot *slot
+        if n == 0:
+            return
+        h = hash_of(text, n)
+        at = h & self.mask
+        while True:
+            slot = &self.slots[at]
+            if slot.number == 0 or slot.hash == h >> 32 and self.is_text(slot.number - 1, text, n):
+                slot.hash = h >> 32
+                slot.number = <uint32_t>i + 1
+                return
+            at = (at + 1) & self.mask
+
+    cdef const uint8_t *text_at(self, Py_ssize_t i) noexcept nogil:
+        return self.data + self.begins[i] + LENGTH
+
+    cdef size_t size_at(self, Py_ssize_t i) noexcept nogil:
+        return length_at(self.data, self.begins[i])
+
+    cdef bint is_text(self, Py_ssize_t i, const uint8_t *text, size_t n) noexcept nogil:
+        return self.size_at(i) == n and memcmp(self.text_at(i), text, n) == 0
+
+    cdef int32_t find(self, const uint8_t *text, size_t n) noexcept nogil:
+        """The number of a text, -1 where there is none."""
+        cdef uint64_t h, at
+        cdef Slot *slot
+        if n == 0:
+            return -1
+        h = hash_of(text, n)
+        at = h & self.mask
+        while True:
+            slot = &self.slots[at]
+            if slot.number == 0:
+                return -1
+            if slot.hash == h >> 32 and self.is_text(slot.number - 1, text, n):
+                return slot.number - 1
+            at = (at + 1) & self.mask
+
+    def __len__(self):
+        return self.n
+
+    def get(self, str text):
+        """The number of a text, or None; None for a text with a lone surrogate, too, which no UTF-8 stands for."""
+        cdef Py_ssize_t n
+        cdef const char *data
+        cdef int32_t found
+        try:
+            data = PyUnicode_AsUTF8AndSize(text, &n)
+        except UnicodeEncodeError:
+            return None
+        found = self.find(<const uint8_t *>data, n)
+        return None if found < 0 else found
+
+    def __contains__(self, str text):
+        return self.get(text) is not None
+
+    def __getitem__(self, str text):
+        found = self.get(text)
+        if found is None:
+            raise KeyError(text)
+        return found
+
+    def text(self, Py_ssize_t i):
+        """String i; [EMPTY_i] for an empty one.  Bytes that are no UTF-8 are lone surrogates."""
+        if not 0 <= i < self.n:
+            raise IndexError(f"string {i} of {self.n}")
+        if self.size_at(i) == 0:
+            return f"[EMPTY_{i}]"
+        return PyUnicode_DecodeUTF8(<const char *>self.text_at(i), self.size_at(i), "surrogateescape")
+
+    def measure(self):
+        """(characters of all strings, characters of the longest one, its number, number of the first string that is no
+        UTF-8 or -1)."""
+        cdef int64_t chars, total = 0, longest = 0
+        cdef Py_ssize_t i, which = 0, wrong = -1
+        with nogil:
+            for i in range(self.n):
+                chars = count_chars(self.text_at(i), self.size_at(i))
+                if chars < 0:
+                    if wrong < 0:
+                        wrong = i
+                    chars = self.size_at(i)
+                total += chars
+                if chars > longest:
+                    longest, which = chars, i
+        return total, longest, which, wrong
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------
+
+
+cdef struct Part:
+    size_t start            # bytes of the text
+    size_t size             # 0: merged into the part before
+    int32_t token           # -1: none
+    Py_ssize_t before       # -1: none
+    Py_ssize_t after        # -1: none
+
+
+cdef struct Pair:
+    double cost
+    Py_ssize_t left
+    Py_ssize_t right
+    size_t size             # of both; a part that was merged since has another
+    int32_t token           # of both together
+
+
+cdef inline bint precedes(const Pair *a, const Pair *b) noexcept nogil:
+    return a.cost < b.cost or a.cost == b.cost and a.left < b.left
+
+
+cdef class _Work:
+    """The parts of a text and a heap of the pairs that may be merged; it grows, and serves one text after the other."""
+
+    cdef Part *parts
+    cdef Pair *pairs
+    cdef Py_ssize_t n_parts, n_pairs, room
+
+    def __dealloc__(self):
+        PyMem_Free(self.parts)
+        PyMem_Free(self.pairs)
+
+    cdef int make_room(self, Py_ssize_t n) except -1:
+        """Room for n parts.  A heap of theirs has 3 n pairs at most: n - 1 at first, and 2 more for each merge."""
+        cdef void *grown
+        if n > self.room:
+            if <size_t>n > (<size_t>1 << 62) // (3 * sizeof(Pair)):
+                raise MemoryError
+            self.room = 0
+            grown = PyMem_Realloc(self.parts, n * sizeof(Part))
+            if grown == NULL:
+                raise MemoryError
+            self.parts = <Part *>grown
+            grown = PyMem_Realloc(self.pairs, 3 * n * sizeof(Pair))
+            if grown == NULL:
+                raise MemoryError
+            self.pairs = <Pair *>grown
+            self.room = n
+        return 0
+
+    cdef void push(self, Pair pair) noexcept nogil:
+        cdef Py_ssize_t at = self.n_pairs, parent
+        self.n_pairs += 1
+        while at:
+            parent = (at - 1) // 2
+            if not precedes(&pair, &self.pairs[parent]):
+                break
+            self.pairs[at] = self.pairs[parent]
+            at = parent
+        self.pairs[at] = pair
+
+    cdef Pair pop(self) noexcept nogil:
+        cdef Pair first = self.pairs[0], last
+        cdef Py_ssize_t at = 0, child
+        self.n_pairs -= 1
+        last = self.pairs[self.n_pairs]
+        while True:
+            child = 2 * at + 1
+            if child >= self.n_pairs:
+                break
+            if child + 1 < self.n_pairs and precedes(&self.pairs[child + 1], &self.pairs[child]):
+                child += 1
+            if not precedes(&self.pairs[child], &last):
+                break
+            self.pairs[at] = self.pairs[child]
+            at = child
+        self.pairs[at] = last
+        return first
+
+
+cdef class _Merger:
+    """Cuts a text into characters and merges neighbours: the pair of least cost first, the leftmost of equal ones."""
+
+    cdef StringTable tokens
+
+    cdef bint look_up(self, const uint8_t *text, const Part *left, const Part *right, Pair *pair) noexcept nogil:
+        """Whether two neighbours may be merged; writes the pair's cost and token."""
+        return False
+
+    cdef int merge(self, const uint8_t *text, Py_ssize_t n, _Work work) except -1:
+        """Leave the parts of a text in `work`: those of size 0 are merged into the part before."""
+        cdef Py_ssize_t i = 0, k = 0, size
+        work.make_room(n)
+        while i < n:
+            size = 1 if text[i] < 0x80 else 2 if text[i] < 0xe0 else 3 if text[i] < 0xf0 else 4
+            size = min(size, n - i)
+            work.parts[k] = Part(i, size, self.tokens.find(text + i, size), k - 1, k + 1)
+            i += size
+            k += 1
+        work.n_parts, work.n_pairs = k, 0
+        if k:
+            work.parts[k - 1].after = -1
+            with nogil:
+                self.merge_parts(text, work)
+        return 0
+
+    cdef void merge_parts(self, const uint8_t *text, _Work work) noexcept nogil:
+        cdef Py_ssize_t i
+        cdef Pair pair
+        cdef Part *left
+        cdef Part *right
+        for i in range(work.n_parts - 1):
+            self.offer(text, work, i, i + 1)
+        while work.n_pairs:
+            pair = work.pop()
+            left, right = &work.parts[pair.left], &work.parts[pair.right]
+            if left.size == 0 or right.size == 0 or left.size + right.size != pair.size:
+                continue                # another merge has changed either part
+            left.size, left.token, left.after = pair.size, pair.token, right.after
+            right.size = 0
+            if left.after >= 0:
+                work.parts[left.after].before = pair.left
+                self.offer(text, work, pair.left, left.after)
+            if left.before >= 0:
+                self.offer(text, work, left.before, pair.left)
+
+    cdef void offer(self, const uint8_t *text, _Work work, Py_ssize_t left, Py_ssize_t right) noexcept nogil:
+        cdef Pair pair
+        if self.look_up(text, &work.parts[left], &work.parts[right], &pair):
+            pair.left, pair.right = left, right
+            pair.size = work.parts[left].size + work.parts[right].size
+            work.push(pair)
+
+
+@cython.final
+cdef class ScoreMerger(_Merger):
+    """As SentencePiece: a pair whose text is a token may be merged, and the one of the highest score is merged first.
+
+    `scores`, f32 [len(tokens)]; `bytes_`, i32 [256]: the token of each byte, or -1; `unknown`: a token, or -1.
+    """
+
+    cdef const float[::1] scores
+    cdef const int32_t[::1] bytes_
+    cdef int32_t unknown
+
+    def __init__(self, StringTable tokens not None, const float[::1] scores, const int32_t[::1] bytes_,
+                 int32_t unknown):
+        if scores.shape[0] != tokens.n or bytes_.shape[0] != 256:
+            raise ValueError(f"{scores.shape[0]} scores and {bytes_.shape[0]} bytes for {tokens.n} tokens")
+        self.tokens, self.scores, self.bytes_, self.unknown = tokens, scores, bytes_, unknown
+
+    cdef bint look_up(self, const uint8_t *text, const Part *left, const Part *right, Pair *pair) noexcept nogil:
+        pair.token = self.tokens.find(text + left.start, left.size + right.size)
+        if pair.token < 0:
+            return False
+        pair.cost = -(&self.scores[0])[pair.token]
+        return True
+
+    def encode(self, str text):
+        """The ids of a text; a character that is no token has those of its bytes, or the unknown token's."""
+        cdef _Work work = _Work()
+        cdef Py_ssize_t n, i, k
+        cdef const uint8_t *data = <const uint8_t *>PyUnicode_AsUTF8AndSize(text, &n)
+        cdef Part *part
+        cdef bint known
+        self.merge(data, n, work)
+        ids = []
+        for i in range(work.n_parts):
+            part = &work.parts[i]
+            if part.size == 0:
+                continue
+            if part.token >= 0:
+                ids.append(part.token)
+                continue
+            known = True
+            for k in range(<Py_ssize_t>part.size):
+                known = known and self.bytes_[data[part.start + k]] >= 0
+            if known:
+                for k in range(<Py_ssize_t>part.size):
+                    ids.append(self.bytes_[data[part.start + k]])
+            elif self.unknown >= 0:
+                ids.append(self.unknown)
+        return ids
+
+
+cdef struct Merge:
+    uint64_t pair           # the left token << 32 | the right one
+    uint32_t rank           # plus one; 0: free
+    int32_t token           # of both together
+
+
+@cython.final
+cdef class RankMerger(_Merger):
+    """GPT-2's way: a file lists the pairs that may be merged, "left right", in the order in which they are merged.
+
+    """GPT-2's way: a file lists the pairs to merge, "left right", in the order in which they are merged.
+    such a line merges nothing.
+    """
+
+    cdef Merge *merges
+    cdef uint64_t mask
+    cdef bint whole_words
+    cdef readonly Py_ssize_t wrong
+
+    def __cinit__(self, StringTable tokens not None, const uint8_t[::1] memory, uint64_t[::1] starts,
+                  bint whole_words):
+        cdef uint64_t n_slots = 16, size = memory.shape[0]
+        cdef Py_ssize_t i, n = starts.shape[0]
+        if n >= 1 << 30:
+            raise ValueError(f"{n} merges")
+        self.tokens, self.whole_words, self.wrong = tokens, whole_words, -1
+        while n_slots < 2 * <uint64_t>n:
+            n_slots *= 2
+        self.mask = n_slots - 1
+        self.merges = <Merge *>PyMem_Calloc(n_slots, sizeof(Merge))
+        if self.merges == NULL:
+            raise MemoryError
+        for i in range(n):
+            if starts[i] > size or size - starts[i] < LENGTH or (
+                    length_at(&memory[0], starts[i]) > size - starts[i] - LENGTH):
+                raise ValueError(f"string {i} does not lie inside {size} bytes")
+        if n:
+            with nogil:
+                for i in range(n):
+                    if not self.add(i, &memory[0] + (&starts[0])[i]):
+                        self.wrong = i
+                        break
+            if self.wrong >= 0:
+                self.mask = 0
+                self.merges[0].rank = 0
+
+    def __dealloc__(self):
+        PyMem_Free(self.merges)
+
+    cdef bint add(self, Py_ssize_t rank, const uint8_t *string) noexcept nogil:
+        """Add a line of the file; the first of equal ones counts."""
+        cdef size_t n = length_at(string, 0), at = 1
+        cdef const uint8_t *line = string + LENGTH
+        cdef int32_t left, right, both
+        cdef uint8_t joined[4096]
+        while at < n and line[at] != 32:        # as the first character, a space is part of the left token
+            at += 1
+        if at + 1 >= n or n > sizeof(joined):
+            return False
+        left = self.tokens.find(line, at)
+        right = self.tokens.find(line + at + 1, n - at - 1)
+        memcpy(joined, line, at)
+        memcpy(joined + at, line + at + 1, n - at - 1)
+        both = self.tokens.find(joined, n - 1)
+        if left < 0 or right < 0 or both < 0:
+            return False
+        cdef uint64_t pair = <uint64_t>left << 32 | <uint64_t>right
+        cdef Merge *merge = self.slot(pair)
+        if merge.rank == 0:
+            merge.pair, merge.rank, merge.token = pair, <uint32_t>rank + 1, both
+        return True
+
+    cdef Merge *slot(self, uint64_t pair) noexcept nogil:
+        """The slot of a pair, or the free one where it belongs."""
+        cdef uint64_t at = mixed(mixed(SEED, pair), 0) & self.mask
+        while self.merges[at].rank and self.merges[at].pair != pair:
+            at = (at + 1) & self.mask
+        return &self.merges[at]
+
+    cdef bint look_up(self, const uint8_t *text, const Part *left, const Part *right, Pair *pair) noexcept nogil:
+        if left.token < 0 or right.token < 0:
+            return False
+        cdef Merge *merge = self.slot(<uint64_t>left.token << 32 | <uint64_t>right.token)
+        if merge.rank == 0:
+            return False
+        pair.cost, pair.token = merge.rank, merge.token
+        return True
+
+    def encode(self, list words):
+        """The ids of words, the first item of each tuple; a character that is no token has none."""
+        cdef _Work work = _Work()
+        cdef Py_ssize_t n, i
+        cdef const uint8_t *data
+        cdef int32_t token
+        ids = []
+        for found in words:
+            data = <const uint8_t *>PyUnicode_AsUTF8AndSize(found[0], &n)
+            if self.whole_words:
+                token = self.tokens.find(data, n)
+                if token >= 0:
+                    ids.append(token)
+                    continue
+            self.merge(data, n, work)
+            for i in range(work.n_parts):
+                if work.parts[i].size and work.parts[i].token >= 0:
+                    ids.append(work.parts[i].token)
+        return ids
