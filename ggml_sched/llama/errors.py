@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ggml_sched.errors import Error, FileFormatError
 
-__all__ = ["ChatTemplateError", "ContextFull", "ModelBusy", "ModelClosed", "SamplingError", "SequenceError",
-           "StateFormatError", "TokenizerError"]
+__all__ = ["ChatTemplateError", "ContextFull", "ModelBusy", "ModelClosed", "ModelNotInstalled", "SamplingError",
+           "SequenceError", "StateFormatError", "TokenizerError"]
 
 
 class ContextFull(Error, ValueError):
@@ -18,6 +18,10 @@ class ContextFull(Error, ValueError):
 
 class ModelClosed(Error, ValueError):
     """A model was used after `close()`."""
+
+
+class ModelNotInstalled(Error, LookupError):
+    """The package that carries a model is not installed; the message has the command that installs it."""
 
 
 class ModelBusy(Error):
