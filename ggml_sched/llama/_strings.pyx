@@ -439,8 +439,8 @@ cdef struct Merge:
 cdef class RankMerger(_Merger):
     """GPT-2's way: a file lists the pairs that may be merged, "left right", in the order in which they are merged.
 
-    """GPT-2's way: a file lists the pairs to merge, "left right", in the order in which they are merged.
-    such a line merges nothing.
+    `wrong` is the number of the first line that is not two tokens whose texts together are a token, or -1; a merger
+    with such a line merges nothing.
     """
 
     cdef Merge *merges
