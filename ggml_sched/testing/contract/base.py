@@ -12,8 +12,8 @@ import ggml_sched as gs
 from ggml_sched.testing.compare import distance
 from ggml_sched.testing.contract.cases import CASES, PATTERNS, Case, Leafs
 
-__all__ = ["NBYTES", "Contract", "declares", "may_be_in_place", "oracle_result", "same", "small", "supported",
-           "values"]
+__all__ = ["NBYTES", "Contract", "build", "declares", "expected", "may_be_in_place", "oracle_result", "same",
+           "simple_op", "small", "supported", "values"]
 
 NE = (8, 4)
 NBYTES = 128
@@ -136,5 +136,50 @@ def oracle_result(case: Case) -> np.ndarray:
     leafs, out = case.made()
     with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(leafs.ctx):
         leafs.set()
+        oracle.graph_compute(gs.Graph(out))
+        return out.numpy().copy()
+
+
+SIMPLE_OPS = ("add", "mul", "sub", "div", "sqr", "relu", "silu", "neg", "abs", "exp", "tanh", "sigmoid", "sqrt",
+              "scale", "rms_norm", "soft_max", "cont", "mul_mat")
+"""Ops of one or two f32 matrices; the results of all but the last have the shape of their first source."""
+
+
+def build(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
+    """A node of one of SIMPLE_OPS, which reads x, or both."""
+    match op:
+        case "scale":
+            return ctx.scale(x, 0.5)
+        case "rms_norm":
+            return ctx.rms_norm(x, 1e-5)
+        case "add" | "mul" | "sub" | "div" | "mul_mat":
+            return getattr(ctx, op)(x, y)
+        case _:
+            return getattr(ctx, op)(x)
+
+
+def simple_op(device: gs.Backend) -> str:
+    """The first of SIMPLE_OPS that the backend supports; skips the test where there is none."""
+    for op in SIMPLE_OPS:
+        if supported(device, build(*_with_op(op))):
+            return op
+    pytest.skip(f"{device!r} supports none of {', '.join(SIMPLE_OPS)}")
+
+
+def _with_op(op: str) -> tuple[gs.Context, str, gs.Tensor, gs.Tensor]:
+    ctx, x, y = small()
+    return ctx, op, x, y
+
+
+def expected(op: str, a: np.ndarray, b: np.ndarray, times: int = 1) -> np.ndarray:
+    """The values of a node of one of SIMPLE_OPS by the NumPy kernels; of the last of `times` nodes, each of which reads
+    the one before."""
+    ctx, x, y = small()
+    out = x
+    for _ in range(times):
+        out = build(ctx, op, out, y)
+    with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(ctx):
+        x.set(a)
+        y.set(b)
         oracle.graph_compute(gs.Graph(out))
         return out.numpy().copy()

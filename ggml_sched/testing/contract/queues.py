@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import NBYTES, Contract, declares, same, small, supported, values
+from ggml_sched.testing.contract.base import (
+    NBYTES,
+    Contract,
+    build,
+    declares,
+    expected,
+    same,
+    simple_op,
+    small,
+    values,
+)
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 __all__ = ["QueuesContract"]
@@ -96,8 +106,9 @@ class QueuesContract(Contract):
     def test_another_thread_copies_while_it_computes(self, device):
         if not device.concurrent_copies:
             pytest.skip(f"{device!r} does not declare concurrent_copies")
-        case = self._binary(device)
-        ctx, x, y, out = self._node(case)
+        op = simple_op(device)
+        ctx, x, y = small()
+        out = build(ctx, op, x, y)
         device.alloc_tensors(ctx)
         other_ctx, other, _ = small()
         device.alloc_tensors(other_ctx)
@@ -124,44 +135,24 @@ class QueuesContract(Contract):
         finally:
             copying.join()
         assert failures == []
-        self.check(out, self._expected(case, values(1), values(2)))
+        self.check(out, expected(op, values(1), values(2)))
 
     # -- helpers ----------------------------------------------------------------------------------
-
-    def _binary(self, device: gs.Backend) -> str:
-        """An op of two f32 matrices, or of one, that the backend supports; skips where there is none."""
-        for op in ("add", "mul", "sub", "div", "mul_mat", "scale", "sqr", "relu", "silu", "neg", "cont", "rms_norm",
-                   "soft_max"):
-            if supported(device, self._node(op)[-1]):
-                return op
-        pytest.skip(f"{device!r} supports none of a few ops of f32 matrices")
-
-    def _node(self, op: str) -> tuple[gs.Context, gs.Tensor, gs.Tensor, gs.Tensor]:
-        ctx, x, y = small()
-        return ctx, x, y, ctx.set_name(_build(ctx, op, x, y), "out")
-
-    def _expected(self, op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        ctx, x, y, out = self._node(op)
-        with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(ctx):
-            x.set(a)
-            y.set(b)
-            oracle.graph_compute(gs.Graph(out))
-            return out.numpy().copy()
 
     def _add_up(self, backends: list[gs.Backend], copies: int) -> None:
         """Queue computes whose nodes alternate between the backends; the last backend adds up the results."""
         device, last = backends[0], backends[-1]
-        op = self._binary(device)
+        op = simple_op(device)
         home = gs.Context("sum")
-        total = home.tensor("f32", self._node(op)[-1].ne, "total")
+        total = home.tensor("f32", expected(op, values(0), values(0)).shape[::-1], "total")
         last.alloc_tensors(home, usage="any").clear()
         ctx = gs.Context()
         x, y = ctx.tensor("f32", (8, 4), "x", input=True), ctx.tensor("f32", (8, 4), "y", input=True)
         before = ctx.set_name(ctx.scale(x, 2.0), "before")
-        here = ctx.set_name(_build(ctx, op, before, y), "here")
+        here = ctx.set_name(build(ctx, op, before, y), "here")
         steps = [here]
         for _ in backends[1:-1]:
-            steps.append(ctx.set_name(_build(ctx, op, before, y), "second"))
+            steps.append(ctx.set_name(build(ctx, op, before, y), "second"))
         result = here
         for step in steps[1:]:
             result = ctx.add(result, step)
@@ -180,19 +171,6 @@ class QueuesContract(Contract):
                 if y in graph.tensors:
                     y.set(values(k + 7))
                 scheduler.compute_async(graph)
-                want += len(steps) * self._expected(op, np.float32(2) * values(k), values(k + 7))
+                want += len(steps) * expected(op, np.float32(2) * values(k), values(k + 7))
             scheduler.synchronize()
             self.check(total, want)
-
-
-def _build(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
-    """A node of an op that takes two tensors, one, or one and a number."""
-    match op:
-        case "scale":
-            return ctx.scale(x, 0.5)
-        case "rms_norm":
-            return ctx.rms_norm(x, 1e-5)
-        case "add" | "mul" | "sub" | "div" | "mul_mat":
-            return getattr(ctx, op)(x, y)
-        case _:
-            return getattr(ctx, op)(x)
