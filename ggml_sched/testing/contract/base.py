@@ -147,15 +147,13 @@ SIMPLE_OPS = ("add", "mul", "sub", "div", "sqr", "relu", "silu", "neg", "abs", "
 
 def build(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
     """A node of one of SIMPLE_OPS, which reads x, or both."""
-    match op:
-        case "scale":
-            return ctx.scale(x, 0.5)
-        case "rms_norm":
-            return ctx.rms_norm(x, 1e-5)
-        case "add" | "mul" | "sub" | "div" | "mul_mat":
-            return getattr(ctx, op)(x, y)
-        case _:
-            return getattr(ctx, op)(x)
+    if op == "scale":
+        return ctx.scale(x, 0.5)
+    if op == "rms_norm":
+        return ctx.rms_norm(x, 1e-5)
+    make = getattr(ctx, op)
+    node: gs.Tensor = make(x, y) if op in ("add", "mul", "sub", "div", "mul_mat") else make(x)
+    return node
 
 
 def simple_op(device: gs.Backend) -> str:

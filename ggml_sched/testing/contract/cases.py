@@ -90,18 +90,23 @@ def _all() -> list[Case]:
     return [*_binary(), *_unary(), *_reductions(), *_rows(), *_copies(), *_products(), *_attention(), *_recurrent()]
 
 
+def _of_two(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
+    node: gs.Tensor = getattr(ctx, op)(x, y)
+    return node
+
+
 def _binary() -> list[Case]:
     found = []
     for op in ("add", "sub", "mul", "div"):
-        def plain(leafs, op, x, y):
-            return getattr(leafs.ctx, op)(leafs.floats(*x), leafs.floats(*y, low=0.5))
+        def plain(leafs: Leafs, op: str, x: tuple[int, ...], y: tuple[int, ...]) -> gs.Tensor:
+            return _of_two(leafs.ctx, op, leafs.floats(*x), leafs.floats(*y, low=0.5))
 
-        def half(leafs, op):
-            return getattr(leafs.ctx, op)(leafs.floats(8, 4, type="f16"), leafs.floats(8, 4, type="f16", low=0.5))
+        def half(leafs: Leafs, op: str) -> gs.Tensor:
+            return _of_two(leafs.ctx, op, leafs.floats(8, 4, type="f16"), leafs.floats(8, 4, type="f16", low=0.5))
 
-        def strided(leafs, op):
+        def strided(leafs: Leafs, op: str) -> gs.Tensor:
             turned = leafs.ctx.transpose(leafs.floats(4, 8))
-            return getattr(leafs.ctx, op)(turned, leafs.floats(8, 4, low=0.5))
+            return _of_two(leafs.ctx, op, turned, leafs.floats(8, 4, low=0.5))
 
         name = op.upper()
         found += [Case(name, partial(plain, op=op, x=(8, 4), y=(8, 4))),
@@ -111,23 +116,23 @@ def _binary() -> list[Case]:
                   Case(f"{name} of a transposed source", partial(strided, op=op)),
                   Case(f"{name} of f16", partial(half, op=op), ROUNDED["f16"])]
 
-    def add_id(leafs):
+    def add_id(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.add_id(leafs.floats(8, 2, 3), leafs.floats(8, 5), leafs.ids(5, 2, 3))
 
-    def add_number(leafs):
+    def add_number(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.add1(leafs.floats(8, 4), leafs.floats(1))
 
     return [*found, Case("ADD1", add_number), Case("ADD_ID", add_id)]
 
 
 def _unary() -> list[Case]:
-    def one(leafs, make, low=-2.0, ne=(8, 4)):
+    def one(leafs: Leafs, make: Callable[..., gs.Tensor], low: float = -2.0, ne: tuple[int, ...] = (8, 4)) -> gs.Tensor:
         return make(leafs.ctx, leafs.floats(*ne, low=low))
 
-    def gated(leafs, kind):
+    def gated(leafs: Leafs, kind: str) -> gs.Tensor:
         return leafs.ctx.glu(leafs.floats(8, 4), kind)
 
-    def gated_by_another(leafs, kind):
+    def gated_by_another(leafs: Leafs, kind: str) -> gs.Tensor:
         return leafs.ctx.glu_split(leafs.floats(8, 4), leafs.floats(8, 4), kind)
 
     makers = {"SCALE": lambda ctx, x: ctx.scale(x, 0.5), "SCALE and bias": lambda ctx, x: ctx.scale(x, -1.5, 0.25),
@@ -137,7 +142,7 @@ def _unary() -> list[Case]:
               Case("LOG", partial(one, make=lambda ctx, x: ctx.log(x), low=0.1))]
     for kind in ("silu", "gelu", "gelu_quick", "gelu_erf", "relu", "tanh", "sigmoid", "neg", "abs", "exp", "expm1",
                  "step", "sgn", "elu", "hardswish", "hardsigmoid", "softplus", "floor", "ceil", "round", "trunc"):
-        def make(ctx, x, kind=kind):
+        def make(ctx: gs.Context, x: gs.Tensor, kind: str = kind) -> gs.Tensor:
             return ctx.unary(x, kind)
 
         # Backends may look values of GELU up in a table of f16.
@@ -152,7 +157,7 @@ def _unary() -> list[Case]:
 
 
 def _reductions() -> list[Case]:
-    def reduced(leafs, make, ne):
+    def reduced(leafs: Leafs, make: Callable[..., gs.Tensor], ne: tuple[int, ...]) -> gs.Tensor:
         return make(leafs.ctx, leafs.floats(*ne))
 
     makers = {
@@ -178,10 +183,10 @@ def _reductions() -> list[Case]:
 
 
 def _rows() -> list[Case]:
-    def gathered(leafs, type, width):
+    def gathered(leafs: Leafs, type: str, width: int) -> gs.Tensor:
         return leafs.ctx.get_rows(leafs.floats(width, 6, type=type), leafs.ids(6, 5))
 
-    def scattered(leafs, type):
+    def scattered(leafs: Leafs, type: str) -> gs.Tensor:
         return leafs.ctx.set_rows(leafs.floats(32, 6, type=type), leafs.floats(32, 3),
                                   leafs.ids(6, 3, type="i64", distinct=True))
 
@@ -195,20 +200,20 @@ def _rows() -> list[Case]:
 
 
 def _copies() -> list[Case]:
-    def turned(leafs):
+    def turned(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.cont(leafs.ctx.transpose(leafs.floats(8, 4)))
 
-    def permuted(leafs):
+    def permuted(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.cont(leafs.ctx.permute(leafs.floats(8, 4, 3), 0, 2, 1, 3))
 
-    def into_part(leafs):
+    def into_part(leafs: Leafs) -> gs.Tensor:
         whole = leafs.floats(16, 4)
         return leafs.ctx.cpy(leafs.floats(8, 4), leafs.ctx.view_2d(whole, 8, 4, whole.nb[1], 32))
 
-    def converted(leafs, of, to):
+    def converted(leafs: Leafs, of: str, to: str) -> gs.Tensor:
         return leafs.ctx.cpy(leafs.floats(32, 4, type=of), leafs.floats(32, 4, type=to))
 
-    def joined(leafs, dim, extents):
+    def joined(leafs: Leafs, dim: int, extents: tuple[int, ...]) -> gs.Tensor:
         return leafs.ctx.concat(leafs.floats(8, 4, 3), leafs.floats(*extents), dim)
 
     found = [Case("CONT of a transposed source", turned), Case("CONT of a permuted source", permuted),
@@ -228,23 +233,23 @@ def _copies() -> list[Case]:
 
 
 def _products() -> list[Case]:
+    def product(leafs: Leafs, type: str, n: int, width: int) -> gs.Tensor:
+        return leafs.ctx.mul_mat(leafs.floats(width, 8, type=type), leafs.floats(width, n))
+
     found = []
     for type in ("f32", "f16", "bf16", *map(str, sorted(quants.QUANTIZED))):
         width = 256 if gs.Type[type.upper()].block_size > 32 else 64
         error = QUANTISED_NMSE if gs.Type[type.upper()].is_quantized else ROUNDED.get(type, 0.0)
         for n in (1, 5):
-            def product(leafs, type=type, n=n, width=width):
-                return leafs.ctx.mul_mat(leafs.floats(width, 8, type=type), leafs.floats(width, n))
+            found.append(Case(f"MUL_MAT of {type} and {n} rows", partial(product, type=type, n=n, width=width), error))
 
-            found.append(Case(f"MUL_MAT of {type} and {n} rows", product, error))
-
-    def batches(leafs):
+    def batches(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.mul_mat(leafs.floats(16, 4, 2), leafs.floats(16, 3, 4, 2))
 
-    def permuted(leafs):
+    def permuted(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.mul_mat(leafs.ctx.permute(leafs.floats(16, 2, 4), 0, 2, 1, 3), leafs.floats(16, 3, 2))
 
-    def experts(leafs, type):
+    def experts(leafs: Leafs, type: str) -> gs.Tensor:
         return leafs.ctx.mul_mat_id(leafs.floats(64, 8, 4, type=type), leafs.floats(64, 1, 5),
                                     leafs.ids(4, 2, 5, distinct=True))
 
@@ -254,16 +259,16 @@ def _products() -> list[Case]:
 
 
 def _attention() -> list[Case]:
-    def masked(leafs, type):
+    def masked(leafs: Leafs, type: str) -> gs.Tensor:
         return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, type), 0.3)
 
-    def sloped(leafs):
+    def sloped(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, "f32"), 0.3, 8.0)
 
-    def rotated(leafs, mode, n_dims):
+    def rotated(leafs: Leafs, mode: str, n_dims: int) -> gs.Tensor:
         return leafs.ctx.rope(leafs.floats(16, 4, 5), leafs.ids(50, 5), n_dims, mode)
 
-    def attended(leafs, kv, n):
+    def attended(leafs: Leafs, kv: str, n: int) -> gs.Tensor:
         k, v = (leafs.floats(32, 64, 2, type=kv) for _ in range(2))
         return leafs.ctx.flash_attn_ext(leafs.floats(32, n, 4), k, v, leafs.mask(64, n, "f16"), 32**-0.5)
 
@@ -282,7 +287,7 @@ def _attention() -> list[Case]:
 
 
 def _recurrent() -> list[Case]:
-    def scanned(leafs):
+    def scanned(leafs: Leafs) -> gs.Tensor:
         state, head, n_head, n_tokens, n_seqs = 4, 8, 2, 3, 2
         return leafs.ctx.ssm_scan(
             leafs.floats(state, head, n_head, n_seqs), leafs.floats(head, n_head, n_tokens, n_seqs),

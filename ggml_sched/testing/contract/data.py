@@ -16,7 +16,7 @@ __all__ = ["DataContract"]
 class DataContract(Contract):
     """Setting, reading and copying tensors."""
 
-    def test_a_tensor_gives_the_bytes_that_were_set(self, device):
+    def test_a_tensor_gives_the_bytes_that_were_set(self, device: gs.Backend) -> None:
         ctx, x, y = small()
         device.alloc_tensors(ctx)
         a, b = values(1), values(2)
@@ -28,7 +28,7 @@ class DataContract(Contract):
         same(x, a)
         same(y, b)
 
-    def test_parts_of_a_tensor_are_set_and_fetched(self, device):
+    def test_parts_of_a_tensor_are_set_and_fetched(self, device: gs.Backend) -> None:
         ctx, x, _ = small()
         device.alloc_tensors(ctx)
         a = values(1)
@@ -40,7 +40,7 @@ class DataContract(Contract):
         device.set_tensor(x, b"", NBYTES)
         device.get_tensor(x, bytearray(), 0)
 
-    def test_setting_a_tensor_leaves_the_bytes_around_it(self, device):
+    def test_setting_a_tensor_leaves_the_bytes_around_it(self, device: gs.Backend) -> None:
         _, x, y = small()
         step = -(-max(NBYTES, device.alloc_size(x)) // device.alignment) * device.alignment
         with device.alloc_buffer(3 * step) as buffer:
@@ -52,7 +52,7 @@ class DataContract(Contract):
             assert {*around[:step], *around[2 * step :]} == {0x11}
             assert around[step : step + NBYTES] == values(1).tobytes()
 
-    def test_views_read_and_write_a_part_of_their_root(self, device):
+    def test_views_read_and_write_a_part_of_their_root(self, device: gs.Backend) -> None:
         ctx, x, _ = small()
         row = ctx.view_1d(x, 8, 64)
         turned = ctx.transpose(x)
@@ -65,7 +65,7 @@ class DataContract(Contract):
         a[2] = 0
         same(x, a)
 
-    def test_queued_sets_and_gets_are_done_in_order_after_synchronize(self, device):
+    def test_queued_sets_and_gets_are_done_in_order_after_synchronize(self, device: gs.Backend) -> None:
         ctx, x, _ = small()
         device.alloc_tensors(ctx)
         a, got = values(1), bytearray(64)
@@ -77,7 +77,7 @@ class DataContract(Contract):
         a.flat[2:4] = 0
         assert bytes(got) == a.tobytes()[4:68]
 
-    def test_data_that_it_takes_at_once_may_change_afterwards(self, device):
+    def test_data_that_it_takes_at_once_may_change_afterwards(self, device: gs.Backend) -> None:
         if not device.takes_at_once:
             pytest.skip(f"{device!r} does not declare takes_at_once")
         ctx, x, _ = small()
@@ -87,7 +87,7 @@ class DataContract(Contract):
         given[:] = bytes(NBYTES)
         same(x, values(1))
 
-    def test_memory_of_a_host_backend_is_that_of_the_process(self, device):
+    def test_memory_of_a_host_backend_is_that_of_the_process(self, device: gs.Backend) -> None:
         ctx, x, _ = small()
         buffer = device.alloc_tensors(ctx)
         if not device.is_host or not buffer.base:
@@ -96,14 +96,14 @@ class DataContract(Contract):
         assert ctypes.string_at(buffer.base + x.offset, NBYTES) == values(1).tobytes()
 
     @pytest.mark.parametrize(("offset", "size"), [(-1, 4), (0, NBYTES + 1), (NBYTES, 1), (NBYTES + 1, 0), (1 << 62, 4)])
-    def test_ranges_outside_a_tensor_are_refused(self, backend, offset, size):
+    def test_ranges_outside_a_tensor_are_refused(self, backend: gs.Backend, offset: int, size: int) -> None:
         ctx, x, _ = small()
         backend.alloc_tensors(ctx)
         for move, data in ((backend.set_tensor, bytes(size)), (backend.get_tensor, bytearray(size))):
             with pytest.raises(ValueError):
                 move(x, data, offset)
 
-    def test_tensors_without_an_address_or_of_another_backend_are_refused(self, backend):
+    def test_tensors_without_an_address_or_of_another_backend_are_refused(self, backend: gs.Backend) -> None:
         ctx, x, _ = small()
         moves = ((backend.set_tensor, bytes(4)), (backend.get_tensor, bytearray(4)))
         for move, data in moves:
@@ -114,7 +114,7 @@ class DataContract(Contract):
             with pytest.raises(gs.PlacementError):
                 move(x, data)
 
-    def test_clear_fills_a_buffer_to_its_end(self, device):
+    def test_clear_fills_a_buffer_to_its_end(self, device: gs.Backend) -> None:
         buffer = device.alloc_buffer((1 << 20) + 5)
         buffer.clear(0x5A)
         out = bytearray(3)
@@ -126,7 +126,7 @@ class DataContract(Contract):
 
     # -- copies -------------------------------------------------------------------------
 
-    def test_tensors_are_copied_from_and_to_other_backends(self, device):
+    def test_tensors_are_copied_from_and_to_other_backends(self, device: gs.Backend) -> None:
         with gs.CpuBackend(1, "host") as host, self.new_backend() as second:
             for other in (host, second):
                 _, x, y = small()
@@ -141,9 +141,9 @@ class DataContract(Contract):
                 gs.tensor_copy(x, x)
                 same(x, a)
 
-    def test_a_copy_leaves_the_bytes_between_the_elements(self, device):
+    def test_a_copy_leaves_the_bytes_between_the_elements(self, device: gs.Backend) -> None:
         """Elements of a view with gaps are copied; the bytes in the gaps belong to other tensors."""
-        def part(backend):
+        def part(backend: gs.Backend) -> tuple[gs.Tensor, gs.Tensor]:
             ctx, x, _ = small()
             view = ctx.view_2d(x, 4, 4, x.nb[1], 8)
             backend.alloc_tensors(ctx)
@@ -159,7 +159,7 @@ class DataContract(Contract):
                 want[:, 2:6] = values(1)[:, 2:6]
                 same(y, want)
 
-    def test_copies_need_equal_layouts_and_addresses(self, backend):
+    def test_copies_need_equal_layouts_and_addresses(self, backend: gs.Backend) -> None:
         ctx = gs.Context()
         x, other_shape, other_type, same = (
             ctx.tensor(t, ne) for t, ne in (("f32", (8, 4)), ("f32", (4, 8)), ("f16", (8, 4)), ("f32", (8, 4))))

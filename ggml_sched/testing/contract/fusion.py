@@ -17,7 +17,7 @@ __all__ = ["FusionContract"]
 class FusionContract(Contract):
     """The groups in graphs of `patterns`, for backends that override `fusion_groups`."""
 
-    def test_groups_are_ascending_positions_of_nodes_that_compute(self, backend):
+    def test_groups_are_ascending_positions_of_nodes_that_compute(self, backend: gs.Backend) -> None:
         for _, graph, found in self._fused(backend):
             taken: set[int] = set()
             assert found == _groups(backend, graph), "the groups of one graph differ from call to call"
@@ -28,7 +28,7 @@ class FusionContract(Contract):
                 assert not taken & {*group}, f"{group} has nodes of another group"
                 taken |= {*group}
 
-    def test_a_group_computed_as_one_gives_what_its_members_give(self, device):
+    def test_a_group_computed_as_one_gives_what_its_members_give(self, device: gs.Backend) -> None:
         """With all results needed, and with those alone that nodes outside the group read."""
         for leafs, graph, groups in self._fused(device):
             inner = {k for group in groups for k in group[:-1]}
@@ -48,7 +48,7 @@ class FusionContract(Contract):
                     for k in view.needed:
                         self.check(graph.nodes[k], want[k])
 
-    def test_a_scheduler_plans_its_groups(self, device):
+    def test_a_scheduler_plans_its_groups(self, device: gs.Backend) -> None:
         for leafs, graph, groups in self._fused(device):
             for leaf in leafs.values:
                 leafs.ctx.set_input(leaf)

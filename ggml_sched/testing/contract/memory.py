@@ -13,35 +13,35 @@ __all__ = ["MemoryContract"]
 class MemoryContract(Contract):
     """Names, alignment, buffers, addresses, and running out of memory."""
 
-    def test_it_has_a_name_and_an_alignment_that_is_a_power_of_two(self, backend):
+    def test_it_has_a_name_and_an_alignment_that_is_a_power_of_two(self, backend: gs.Backend) -> None:
         assert isinstance(backend.name, str) and backend.name
         assert backend.alignment >= 1 and backend.alignment & (backend.alignment - 1) == 0
         assert backend.name in repr(backend)
 
-    def test_tensors_get_its_memory(self, backend):
+    def test_tensors_get_its_memory(self, backend: gs.Backend) -> None:
         ctx, x, _ = small()
         assert gs.get_backend(x) is None
         buffer = backend.alloc_tensors(ctx)
         assert gs.get_backend(x) is backend is x.backend and x.buffer is buffer and buffer.backend is backend
 
-    def test_it_reads_its_own_buffers_and_none_of_unknown_backends(self, backend):
+    def test_it_reads_its_own_buffers_and_none_of_unknown_backends(self, backend: gs.Backend) -> None:
         assert backend.supports_buffer(backend.alloc_buffer(64))
         assert not backend.supports_buffer(gs.DryBackend("unknown").alloc_buffer(64))
 
-    def test_buffers_are_as_large_as_requested_and_aligned(self, backend):
+    def test_buffers_are_as_large_as_requested_and_aligned(self, backend: gs.Backend) -> None:
         for size in (1, backend.alignment - 1 or 1, 1000):
             with backend.alloc_buffer(size) as buffer:
                 assert buffer.size >= size and buffer.backend is backend
                 assert buffer.base % backend.alignment == 0, f"base {buffer.base:#x}"
 
-    def test_alloc_size_is_an_integer_of_at_least_the_tensors_bytes(self, backend):
+    def test_alloc_size_is_an_integer_of_at_least_the_tensors_bytes(self, backend: gs.Backend) -> None:
         ctx, x, y = small()
         before = backend.alloc_size(x)
         buffer = backend.alloc_tensors(ctx)
         assert isinstance(before, int) and before >= x.nbytes
         assert backend.alloc_size(x) == before == backend.alloc_size(y) == buffer.alloc_size(x)
 
-    def test_alloc_tensors_gives_each_tensor_an_aligned_range_of_its_own(self, backend):
+    def test_alloc_tensors_gives_each_tensor_an_aligned_range_of_its_own(self, backend: gs.Backend) -> None:
         ctx, x, _ = small()
         view = ctx.view_1d(x, 8, 32)
         size = backend.alloc_tensors_size(ctx)
@@ -54,7 +54,7 @@ class MemoryContract(Contract):
         assert view.buffer is buffer and view.offset == x.offset + 32
         assert backend.alloc_tensors_size(ctx) == 0
 
-    def test_tensors_made_later_get_a_buffer_of_their_own(self, backend):
+    def test_tensors_made_later_get_a_buffer_of_their_own(self, backend: gs.Backend) -> None:
         ctx, x, _ = small()
         first = backend.alloc_tensors(ctx)
         later = ctx.tensor("f32", (4,))
@@ -63,7 +63,7 @@ class MemoryContract(Contract):
         first.close()
         assert x.buffer is None and later.buffer is second
 
-    def test_closing_a_buffer_leaves_the_others_as_they_are(self, device):
+    def test_closing_a_buffer_leaves_the_others_as_they_are(self, device: gs.Backend) -> None:
         first, second = device.alloc_buffer(NBYTES), device.alloc_buffer(NBYTES)
         second.write(0, memoryview(values(1).tobytes()))
         first.close()
@@ -73,14 +73,15 @@ class MemoryContract(Contract):
             second.read(0, memoryview(out))
             assert out == values(1).tobytes()
 
-    def test_memory_available_counts_buffers(self, backend):
+    def test_memory_available_counts_buffers(self, backend: gs.Backend) -> None:
         free = backend.memory_available()
         if free is None:
             pytest.skip(f"{backend!r} does not know how much memory is available")
         with backend.alloc_buffer(4096):
-            assert 0 <= backend.memory_available() <= free
+            left = backend.memory_available()
+            assert left is not None and 0 <= left <= free
 
-    def test_out_of_memory_changes_nothing(self):
+    def test_out_of_memory_changes_nothing(self) -> None:
         backend = self.limited_backend(100)
         if backend is None:
             pytest.skip("the backend has no bound on its memory: see limited_backend")
@@ -97,7 +98,7 @@ class MemoryContract(Contract):
                 another.alloc_tensors(ctx)
                 assert x.backend is another
 
-    def test_memory_that_was_freed_is_available_again(self):
+    def test_memory_that_was_freed_is_available_again(self) -> None:
         backend = self.limited_backend(4096)
         if backend is None:
             pytest.skip("the backend has no bound on its memory: see limited_backend")
@@ -106,7 +107,7 @@ class MemoryContract(Contract):
                 with backend.alloc_buffer(4096), pytest.raises(gs.OutOfMemory):
                     backend.alloc_buffer(64)
 
-    def test_closing_is_idempotent(self, backend):
+    def test_closing_is_idempotent(self, backend: gs.Backend) -> None:
         buffer = backend.alloc_buffer(64)
         with buffer:
             assert not buffer.closed

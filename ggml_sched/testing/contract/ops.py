@@ -27,7 +27,7 @@ __all__ = ["OpsContract"]
 class OpsContract(Contract):
     """Support queries and results."""
 
-    def test_answers_about_nodes_have_the_types_that_the_planner_expects(self, backend):
+    def test_answers_about_nodes_have_the_types_that_the_planner_expects(self, backend: gs.Backend) -> None:
         for case in self.cases:
             _, out = case.made()
             for node in gs.Graph(out).nodes:
@@ -37,7 +37,7 @@ class OpsContract(Contract):
             size = backend.work_size(gs.Graph(out).nodes)
             assert isinstance(size, int) and size >= 0, f"{case.name}: work_size gives {size!r}"
 
-    def test_answers_depend_on_the_kind_of_node_alone(self, backend):
+    def test_answers_depend_on_the_kind_of_node_alone(self, backend: gs.Backend) -> None:
         if backend.answers_version is None:
             pytest.skip(f"{backend!r} declares answers_version = None")
         for case in self.cases:
@@ -49,7 +49,7 @@ class OpsContract(Contract):
                 now = backend.supports_op(out), backend.offload_op(out), backend.alloc_size(out)
             assert now == answers, f"{case.name}: other answers for another name and addresses"
 
-    def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device, case):
+    def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device: gs.Backend, case: Case) -> None:
         """A supported node has their values.  Another raises an exception or has their values, too: a node that is
         skipped leaves old bytes in its memory."""
         leafs, out = case.made()
@@ -63,7 +63,7 @@ class OpsContract(Contract):
                 return
         self.check(out, oracle_result(case), case)
 
-    def test_nodes_in_place_have_the_same_bits(self, device):
+    def test_nodes_in_place_have_the_same_bits(self, device: gs.Backend) -> None:
         """The sources of `inplace_sources`, where they are leafs of the result's layout."""
         wrong, n_nodes = [], 0
         for case in self.cases:
@@ -85,7 +85,7 @@ class OpsContract(Contract):
         if not n_nodes:
             pytest.skip(f"{device!r} declares no supported node that it computes in place")
 
-    def test_buffers_that_it_reads_without_a_copy(self, device):
+    def test_buffers_that_it_reads_without_a_copy(self, device: gs.Backend) -> None:
         """Sources in memory of the CPU, where `supports_buffer` returns True for it."""
         case = self._any(device)
         leafs, out = case.made()
@@ -100,7 +100,7 @@ class OpsContract(Contract):
             self._compute(device, leafs, out)
             self.check(out, oracle_result(case), case)
 
-    def test_nodes_are_computed_in_order(self, device):
+    def test_nodes_are_computed_in_order(self, device: gs.Backend) -> None:
         """Three nodes, each of which reads the one before."""
         op = simple_op(device)
         if op == "mul_mat":
@@ -116,7 +116,7 @@ class OpsContract(Contract):
         device.synchronize()
         self.check(out, expected(op, values(1), values(2), times=3))
 
-    def test_a_graph_plan_computes_its_graph_again(self, device):
+    def test_a_graph_plan_computes_its_graph_again(self, device: gs.Backend) -> None:
         pair = self._pair(device)
         device.alloc_tensors(pair.leafs.ctx)
         pair.leafs.set()
@@ -133,7 +133,7 @@ class OpsContract(Contract):
                 self.check(node, want)
         device.graph_plan_free(plan)
 
-    def test_a_part_of_a_graph_is_computed_alone(self, device):
+    def test_a_part_of_a_graph_is_computed_alone(self, device: gs.Backend) -> None:
         pair = self._pair(device)
         first, second = pair.nodes
         device.alloc_tensors(pair.leafs.ctx)
@@ -148,7 +148,7 @@ class OpsContract(Contract):
         assert not first.numpy().any()
         self.check(second, pair.want[1])
 
-    def test_after_a_failure_it_works(self, device):
+    def test_after_a_failure_it_works(self, device: gs.Backend) -> None:
         """Nodes without addresses can not be computed: the backend raises an exception of its own choice."""
         case = self._any(device)
         with pytest.raises(Exception):  # noqa: B017 - a type of the backend's own choice

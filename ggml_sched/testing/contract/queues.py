@@ -29,13 +29,13 @@ EVENT_METHODS = ("event_new", "event_record", "event_wait", "event_synchronize")
 class QueuesContract(Contract):
     """Events of every backend, and queued computes; what `asynchronous` and `concurrent_copies` promise."""
 
-    def test_an_asynchronous_backend_overrides_the_methods_of_queues(self, backend):
+    def test_an_asynchronous_backend_overrides_the_methods_of_queues(self, backend: gs.Backend) -> None:
         if not backend.asynchronous and not declares(backend, *EVENT_METHODS):
             pytest.skip(f"{backend!r} declares neither asynchronous nor events of its own")
         missing = [method for method in ("synchronize", *EVENT_METHODS) if not declares(backend, method)]
         assert missing == [], "the defaults are those of a backend that is done when a call returns"
 
-    def test_an_event_passes_after_what_was_queued_before_it(self, device):
+    def test_an_event_passes_after_what_was_queued_before_it(self, device: gs.Backend) -> None:
         ctx, x, y = small()
         device.alloc_tensors(ctx)
         given, got = values(1).tobytes(), bytearray(NBYTES)
@@ -50,7 +50,7 @@ class QueuesContract(Contract):
         device.set_tensor(y, values(1))
         same(y, values(1))
 
-    def test_an_event_is_recorded_again(self, device):
+    def test_an_event_is_recorded_again(self, device: gs.Backend) -> None:
         ctx, x, _ = small()
         device.alloc_tensors(ctx)
         event, got = device.event_new(), bytearray(NBYTES)
@@ -62,13 +62,13 @@ class QueuesContract(Contract):
             device.event_synchronize(event)
             assert bytes(got) == given
 
-    def test_an_event_that_was_never_recorded_has_passed(self, device):
+    def test_an_event_that_was_never_recorded_has_passed(self, device: gs.Backend) -> None:
         event = device.event_new()
         device.event_synchronize(event)
         device.event_wait(event)
         device.synchronize()
 
-    def test_it_waits_for_events_of_other_backends(self, device):
+    def test_it_waits_for_events_of_other_backends(self, device: gs.Backend) -> None:
         """The other device runs its queue only when it is waited for."""
         with DeferredBackend("deferred", DeferredQueues(0)) as other:
             ctx, x, y = small()
@@ -85,16 +85,16 @@ class QueuesContract(Contract):
             same(y, values(1))
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_queued_computes_beside_a_device_that_runs_late(self, device, seed):
+    def test_queued_computes_beside_a_device_that_runs_late(self, device: gs.Backend, seed: int) -> None:
         """Every compute's result is added up on the other device, so that a compute that was lost is noticed."""
         with DeferredBackend("deferred", DeferredQueues(seed)) as other:
             self._add_up([device, other], 1 + seed % 2)
 
-    def test_queued_computes_beside_the_cpu(self, device):
+    def test_queued_computes_beside_the_cpu(self, device: gs.Backend) -> None:
         with gs.CpuBackend(1, f"beside {device.name}") as cpu:
             self._add_up([device, cpu], 2)
 
-    def test_two_of_it_in_one_scheduler(self, device):
+    def test_two_of_it_in_one_scheduler(self, device: gs.Backend) -> None:
         second = self.second_backend()
         if second is None:
             pytest.skip("there is no second backend: see second_backend")
@@ -103,7 +103,7 @@ class QueuesContract(Contract):
             with gs.CpuBackend(1, f"beside {device.name}") as cpu:
                 self._add_up([device, second, cpu], 1)
 
-    def test_another_thread_copies_while_it_computes(self, device):
+    def test_another_thread_copies_while_it_computes(self, device: gs.Backend) -> None:
         if not device.concurrent_copies:
             pytest.skip(f"{device!r} does not declare concurrent_copies")
         op = simple_op(device)

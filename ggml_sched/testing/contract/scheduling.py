@@ -14,7 +14,7 @@ __all__ = ["SchedulingContract"]
 class SchedulingContract(Contract):
     """Plans for the backend, and their computes."""
 
-    def test_a_scheduler_computes_each_supported_node_on_it(self, device):
+    def test_a_scheduler_computes_each_supported_node_on_it(self, device: gs.Backend) -> None:
         n_computed = 0
         with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
             for case in self._cases(device):
@@ -32,7 +32,7 @@ class SchedulingContract(Contract):
         if not n_computed:
             pytest.skip(f"{device!r} supports no case")
 
-    def test_a_callback_sees_each_node(self, device):
+    def test_a_callback_sees_each_node(self, device: gs.Backend) -> None:
         case = self._any(device)
         leafs, out = case.made()
         seen = {}
@@ -45,7 +45,7 @@ class SchedulingContract(Contract):
             scheduler.compute(graph, lambda node: seen.update({node: node.numpy().copy()}) is None)
         self.check_values(seen[out], oracle_result(case), repr(out), case)
 
-    def test_two_graphs_take_turns(self, device):
+    def test_two_graphs_take_turns(self, device: gs.Backend) -> None:
         cases = self._cases(device)
         if len(cases) < 2:
             pytest.skip(f"{device!r} supports less than two cases")
@@ -60,7 +60,7 @@ class SchedulingContract(Contract):
                 scheduler.compute(graph)
                 self.check(out, oracle_result(case), case)
 
-    def test_what_fails_under_a_scheduler_names_the_backend_and_works_afterwards(self, device):
+    def test_what_fails_under_a_scheduler_names_the_backend_and_works_afterwards(self, device: gs.Backend) -> None:
         case = self._any(device)
         leafs, out = case.made()
         with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
@@ -87,7 +87,7 @@ class SchedulingContract(Contract):
             scheduler.compute(graph)
             self.check(out, oracle_result(case), case)
 
-    def test_a_graph_that_does_not_fit_is_refused_and_a_smaller_one_is_not(self):
+    def test_a_graph_that_does_not_fit_is_refused_and_a_smaller_one_is_not(self) -> None:
         limited = self.limited_backend(1 << 16)
         if limited is None:
             pytest.skip("the backend has no bound on its memory: see limited_backend")
