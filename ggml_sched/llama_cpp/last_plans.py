@@ -7,11 +7,16 @@ support queries as ggml's backends did.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, cast
+
 from ggml_sched._core import plan_from_values
 from ggml_sched.graph.graphfile import graph_from_dict
 from ggml_sched.llama_cpp.install import hook
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.recorded import recorded_backends
+
+if TYPE_CHECKING:
+    from ggml_sched.planning.recorded import PlanFile
 
 __all__ = ["held_memory", "last_plans"]
 
@@ -30,7 +35,8 @@ def held_memory() -> dict[str, int]:
     return {name: nbytes for name, nbytes in held.items() if nbytes}
 
 
-def _plan(found: dict) -> Plan:
+def _plan(found: dict[str, Any]) -> Plan:
     """One dict of `_hook.last_planned` as a `Plan`."""
     graph = graph_from_dict(found["graph"], where="a graph of llama.cpp's")
-    return Plan(graph, plan_from_values(found["plan"], len(graph.nodes)), recorded_backends(found, graph), "default")
+    backends = recorded_backends(cast("PlanFile", found), graph)
+    return Plan(graph, plan_from_values(found["plan"], len(graph.nodes)), backends, "default")

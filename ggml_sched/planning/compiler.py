@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,11 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Ints: TypeAlias = npt.NDArray[np.integer[Any]]
 
 __all__ = ["Bytes", "arrays_of", "make_program", "program_of", "runs_of"]
 
@@ -195,12 +201,12 @@ class _Maker:
                      for k, e in zip(range(low, high), self._read_entries[low:high].tolist(), strict=True))
 
     @cached_property
-    def _read_entries(self) -> np.ndarray:
+    def _read_entries(self) -> Ints:
         """Indices in `src` of the sources that are replaced by copies, in the order of the nodes that read them."""
         return self.entry[self.planned[self.entry] >= self.n]
 
     @cached_property
-    def _read_positions(self) -> np.ndarray:
+    def _read_positions(self) -> Ints:
         """The position of the reading node, for each of `_read_entries`; ascending."""
         return self.position[self.reader[self.planned[self.entry] >= self.n]]
 
@@ -273,7 +279,7 @@ class _Maker:
 
         For a leaf that nodes write to, bytes that no node writes count as read: they are left at the end of a compute.
         """
-        loaded = sorted({step.tensor for step in steps if step.kind == "load"})
+        loaded = sorted({step.tensor for step in steps if isinstance(step, Load)})
         read = set(self.memory[self.src[self.entry]].tolist()) if loaded else ()
         return [i for i in loaded if (self._needs_data(i) if i in self.written else i in read)]
 
@@ -297,13 +303,14 @@ class _Maker:
         return not known.cover(0, int(self.nbytes[leaf]))
 
     @cached_property
-    def _is_blind(self) -> np.ndarray:
+    def _is_blind(self) -> npt.NDArray[np.bool_]:
         """For each of `entry`, whether it is a source that the node writes to and does not read (`BLIND_SLOTS`)."""
         slots = np.full(int(self.op.max(initial=0)) + 1, -1)
         for op, slot in BLIND_SLOTS.items():
             if op < len(slots):
                 slots[op] = slot
-        return self.slot[self.entry] == slots[self.op[self.reader]]
+        blind: npt.NDArray[np.bool_] = self.slot[self.entry] == slots[self.op[self.reader]]
+        return blind
 
     # -- memory that steps access --------------------------------------------------------------
 
@@ -313,46 +320,48 @@ class _Maker:
         n_keys = n_backends + n + self.n_copies
         step_at = np.full(len(self.node), -1)
         for k, step in enumerate(steps):
-            if step.kind == "run":
+            if isinstance(step, Run):
                 step_at[step.first : step.last + 1] = k
         run_of = step_at[self.position[self.work]]
         n_sources = self.src_begin[self.work + 1] - self.src_begin[self.work]
-        ids, at = [self.reads, self.work.copy()], [np.repeat(run_of, n_sources), run_of]
+        results = self.work.copy()
         for i, c in self.backs.items():
-            ids[1][self.work == i] = n + c
-        writes = [np.zeros(len(ids[0]), bool), np.ones(len(ids[1]), bool)]
+            results[self.work == i] = n + c
+        # Reads and results of nodes, then what other steps access; joined at the end.
+        accessed: list[Ints] = [self.reads, results]
+        steps_of: list[Ints] = [np.repeat(run_of, n_sources), run_of]
+        written: list[npt.NDArray[np.bool_]] = [np.zeros(len(self.reads), bool), np.ones(len(results), bool)]
         more = [*self._accesses_of_copies(steps), *self._accesses_of_keepers(step_at)]
         if more:
             extra = np.array(more, np.int64)
-            ids.append(extra[:, 0])
-            at.append(extra[:, 1])
-            writes.append(extra[:, 2] != 0)
-        ids, at, writes = np.concatenate(ids), np.concatenate(at), np.concatenate(writes)
-        key, start, size = self._memory_of(ids)
+            accessed.append(extra[:, 0])
+            steps_of.append(extra[:, 1])
+            written.append(extra[:, 2] != 0)
+        key, start, size = self._memory_of(np.concatenate(accessed))
         owner = np.concatenate([np.arange(n_backends), self.assign, self.home[n : n + self.n_copies]])
         period = np.ones(n_keys, np.int64)
         for c, places in enumerate(self.places):
             period[n_backends + n + c] = len(places)
-        return Access(at, key, start, start + size, writes, owner, period,
+        return Access(np.concatenate(steps_of), key, start, start + size, np.concatenate(written), owner, period,
                       [b for b, concurrent in enumerate(self.concurrent) if not concurrent])
 
     def _accesses_of_copies(self, steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
         """(id, step, 1 if the step writes the id, else 0) for each access of loads, copies and write-backs."""
         for k, step in enumerate(steps):
-            if step.kind == "run":
+            if isinstance(step, Run):
                 continue
             written = step.places[0].id
-            if step.kind == "write back":
+            if isinstance(step, WriteBack):
                 yield written, k, 0
                 yield step.tensor, k, 1
                 continue
             yield written, k, 1
-            if step.kind != "load":
+            if not isinstance(step, Load):
                 yield step.tensor, k, 0
-            if step.kind == "copy experts" and not self._comes_from_caller(step.ids):
+            if isinstance(step, CopyExperts) and not self._comes_from_caller(step.ids):
                 yield step.ids, k, 0
 
-    def _accesses_of_keepers(self, step_at: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    def _accesses_of_keepers(self, step_at: Ints) -> Iterator[tuple[int, int, int]]:
         """(id, step, 0) of alloc dependencies: their memory must stay until the node is done, so the node counts as a
         reader."""
         ids = self.graph.id_of
@@ -360,7 +369,7 @@ class _Maker:
             for t in kept:
                 yield ids(t), int(step_at[self.position[ids(node)]]), 0
 
-    def _memory_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _memory_of(self, ids: Ints) -> tuple[Ints, Ints, Ints]:
         """(number of the memory, first byte in it, size in bytes) of each of `ids`.
 
         Numbers: b for the arena of backend b; n_backends + id for a resident root, and for all slots together of a copy
@@ -379,16 +388,17 @@ class _Maker:
         return key, start, self.nbytes[tensor]
 
 
-def arrays_of(held: Graph | PlanData) -> dict[str, np.ndarray]:
+def arrays_of(held: Graph | PlanData) -> dict[str, Ints]:
     """{name: contents} of the arrays of a graph or a plan."""
     return {name: np.frombuffer(data, _TYPES.get(name, np.int32)) for name, data in held.arrays().items()}
 
 
-def _ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _ranges(begin: Ints, end: Ints) -> Ints:
     """begin[0] .. end[0] - 1, begin[1] .. end[1] - 1, ... as one array."""
     counts = end - begin
     starts = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) - np.repeat(starts - begin, counts)
+    found: Ints = np.arange(counts.sum()) - np.repeat(starts - begin, counts)
+    return found
 
 
 # -- bytes of tensors --------------------------------------------------------------------------------
@@ -403,7 +413,7 @@ class Bytes:
     def __init__(self) -> None:
         self._start, self._stop = np.empty(0, np.int64), np.empty(0, np.int64)
 
-    def add(self, starts: np.ndarray, size: int) -> None:
+    def add(self, starts: Ints, size: int) -> None:
         """Add `size` bytes from each of `starts` on."""
         start = np.concatenate([self._start, starts])
         stop = np.concatenate([self._stop, starts + size])
@@ -426,7 +436,7 @@ def experts_lie_apart(weight: Tensor) -> bool:
     return weight.ne[3] == 1 and weight.nb[2] >= (weight.ne[1] - 1) * weight.nb[1] + rows
 
 
-def runs_of(t: Tensor) -> tuple[np.ndarray, int]:
+def runs_of(t: Tensor) -> tuple[Ints, int]:
     """The bytes that the elements of a tensor take: the first byte of each contiguous range, and the bytes of a range.
 
     No range for a tensor of more than MAX_RUNS ranges, as if nothing were written.

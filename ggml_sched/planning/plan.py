@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import Graph, Tensor
@@ -28,11 +28,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy", "Plan", "Split", "register_plan_methods"]
 
-_METHODS: dict[str, Callable] = {}
+
+class _Methods(TypedDict, total=False):
+    facts: Callable[[Plan], Facts]
+    save: Callable[[Plan, str | os.PathLike[str]], None]
+    verify: Callable[[Plan], None]
+    explain: Callable[[Plan, Tensor], str]
+    to_dot: Callable[[Plan], str]
+    reduce: Callable[[Plan], tuple[Callable[..., Plan], tuple[Any, ...]]]
+    summary: Callable[[Plan], str]
+
+
+_METHODS: _Methods = {}
 """{method of Plan: the registered function that does its work}."""
 
 
-def register_plan_methods(**functions: Callable) -> None:
+def register_plan_methods(**functions: Unpack[_Methods]) -> None:
     """For each NAME=function: make `plan.NAME(...)` call `function(plan, ...)`."""
     _METHODS.update(functions)
 
@@ -201,7 +212,7 @@ class Plan:
         """The plan as plain values: the argument of the checks in ggml_sched.planning.verify."""
         return _METHODS["facts"](self)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON for `gs.load_plan(path, graph, backends)`; an existing file is replaced atomically."""
         _METHODS["save"](self, path)
 
@@ -220,7 +231,7 @@ class Plan:
         """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed."""
         return _METHODS["to_dot"](self)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
         """A pickle also holds the graph.  Its backends become RecordedBackends (recorded.py): they have no memory, and
         answer support queries as the real ones did."""
         return _METHODS["reduce"](self)

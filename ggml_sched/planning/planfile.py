@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from ggml_sched._core import PlanData, plan_from_values, plan_values
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
-from ggml_sched.backend import Backend
+from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan, register_plan_methods
 from ggml_sched.planning.program import program_values
-from ggml_sched.planning.recorded import recorded_backends
+from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_backends
 
 __all__ = ["load_plan", "plan_from_dict", "plan_to_dict", "save_plan"]
 
@@ -35,7 +36,7 @@ MAX_FILE_BYTES = 1 << 30
 """A larger plan file is refused, before it takes more memory than this."""
 
 
-def save_plan(plan: Plan, path: str | os.PathLike) -> None:
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON; an existing file is replaced atomically."""
     text = json.dumps(plan_to_dict(plan, plan.given_graph), separators=(",", ":"))
     path = os.fspath(path)
@@ -50,7 +51,7 @@ def save_plan(plan: Plan, path: str | os.PathLike) -> None:
         raise
 
 
-def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]) -> Plan:
+def load_plan(path: str | os.PathLike[str], graph: Graph, backends: Sequence[Backend]) -> Plan:
     """Load and verify the plan of a file (`Plan.save`), for an equal graph over the same backends.
 
     Give the plan to `Scheduler.adopt` to use it.  Raises FileFormatError for a file that holds no plan, GraphError for
@@ -74,7 +75,7 @@ def _parsed(path: str) -> object:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
 
 
-def plan_to_dict(plan: Plan, given: Graph | None = None) -> dict:
+def plan_to_dict(plan: Plan, given: Graph | None = None) -> PlanFile:
     """The content of a plan file as plain values.
 
     `given` is the graph that `load_plan` must be given for this file: `plan.given_graph`, or by default `plan.graph`.
@@ -95,7 +96,7 @@ def plan_to_dict(plan: Plan, given: Graph | None = None) -> dict:
     }
 
 
-def plan_from_dict(data, given: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
+def plan_from_dict(data: object, given: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
     """The plan that a parsed file holds; `load_plan` verifies it.
 
     Raises FileFormatError if `data` is not a plan, GraphError for another graph, PlacementError for other backends or
@@ -132,7 +133,7 @@ def plan_from_dict(data, given: Graph, backends: Sequence[Backend], where: str =
     return plan
 
 
-def _ordered(order, graph: Graph, where: str) -> Graph:
+def _ordered(order: object, graph: Graph, where: str) -> Graph:
     """The graph with its nodes in the order that a file gives: a list of positions, or None for the graph's own."""
     if order is None:
         return graph
@@ -144,7 +145,7 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
         raise FileFormatError(f"{where}: {error}") from error
 
 
-def _compare_tensors(values: dict, graph: Graph, made: PlanData, where: str) -> None:
+def _compare_tensors(values: dict[str, Any], graph: Graph, made: PlanData, where: str) -> None:
     """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph.
 
     A node that reuses the memory of a view in place is no view in the graph; its view offset is that in its root.
@@ -164,8 +165,8 @@ def _compare_tensors(values: dict, graph: Graph, made: PlanData, where: str) -> 
                     f"{where}: {graph.tensors[i].name!r} has {what} {found[i]}, the graph {of_tensor}")
 
 
-def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: PlanData, backends: Sequence[BackendBase],
-                  where: str) -> None:
+def _check_memory(values: dict[str, Any], needs: list[list[int]], graph: Graph, made: PlanData,
+                  backends: Sequence[BackendBase], where: str) -> None:
     """Raise FileFormatError if an id has memory of a wrong size, or shares memory and is neither a view nor reused in
     place.  `needs` is the result of `_needs`."""
     least = list(values["size"])    # of each owner of memory, the bytes that in-place reuse never frees
@@ -195,7 +196,7 @@ def _owner(roots: list[int], i: int) -> int:
 # -- descriptions of graph and backends ------------------------------------------------------------------------
 
 
-def _describe_backends(graph: Graph, backends: Sequence[BackendBase]) -> list[dict]:
+def _describe_backends(graph: Graph, backends: Sequence[Backend]) -> list[BackendDescription]:
     """What a plan depends on of each backend: its sizes, over which sources its kernels can write, and the indices of
     the backends whose memory it reads."""
     ops = sorted({node.op for node in graph.nodes if node.computes})
@@ -209,9 +210,10 @@ def _describe_backends(graph: Graph, backends: Sequence[BackendBase]) -> list[di
     } for b in backends]
 
 
-def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, list]:
+def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, list[Any]]:
     """{id of a resident: [usage of its buffer, indices of the backends that can read it]}."""
-    found, known = {}, {}
+    found: dict[str, list[Any]] = {}
+    known: dict[Buffer, list[Any]] = {}
     for i, t in enumerate(graph.tensors):
         buffer = t.buffer
         if t.is_view or buffer is None or (t.lease is not None and t.lease.transient):
@@ -223,7 +225,7 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
     return found
 
 
-def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int]]:
+def _needs(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> list[list[int]]:
     """For each id: [1 if its backend supports it, else 0; the bytes that the backend allocates for it, 0 for none]."""
     found = []
     copies = [*data.copies, *(data.copies[c] for c in data.slot_copies)]
@@ -249,7 +251,7 @@ def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase
                                  f"({named}) as one; the plan was made for that")
 
 
-def _compare_backends(old, new: list[dict], where: str) -> None:
+def _compare_backends(old: object, new: list[BackendDescription], where: str) -> None:
     if not isinstance(old, list) or not all(isinstance(b, dict) for b in old):
         raise FileFormatError(f"{where}: no list of backends")
     if len(old) != len(new):
@@ -262,7 +264,7 @@ def _compare_backends(old, new: list[dict], where: str) -> None:
                 raise PlacementError(f"{where}: {what}; the plan was made for {a.get(field)!r}")
 
 
-def _compare_residents(old, new: dict[str, list], graph: Graph, where: str) -> None:
+def _compare_residents(old: object, new: dict[str, list[Any]], graph: Graph, where: str) -> None:
     if not isinstance(old, dict):
         raise FileFormatError(f"{where}: no residents")
     names = {str(i): t.name for i, t in enumerate(graph.tensors)}
@@ -273,7 +275,7 @@ def _compare_residents(old, new: dict[str, list], graph: Graph, where: str) -> N
                                  f"{_home(old.get(i))}")
 
 
-def _home(found) -> str:
+def _home(found: object) -> str:
     if found is None:
         return "of no buffer"
     if isinstance(found, list) and len(found) == 2:
@@ -281,7 +283,7 @@ def _home(found) -> str:
     return repr(found)
 
 
-def _first_difference(old, new: list[list[int]], graph: Graph) -> str:
+def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
     if not isinstance(old, list) or len(old) != len(new):
         return f"there are {len(new)} ids"
     i = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
@@ -292,12 +294,12 @@ def _first_difference(old, new: list[list[int]], graph: Graph) -> str:
 # -- pickles ----------------------------------------------------------------------------------------
 
 
-def _reduce(plan: Plan) -> tuple:
+def _reduce(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
     """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file."""
     return _restored, (graph_to_dict(plan.graph), plan_to_dict(plan))
 
 
-def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
+def _restored(graph_dict: dict[str, Any], plan_dict: PlanFile) -> Plan:
     """The plan of a pickle, over recorded backends."""
     graph = graph_from_dict(graph_dict, where="pickled graph")
     return plan_from_dict(plan_dict, graph, recorded_backends(plan_dict, graph), "pickled plan")

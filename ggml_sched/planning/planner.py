@@ -12,7 +12,7 @@ import dataclasses
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
 from ggml_sched._graph import Graph, Tensor
@@ -40,8 +40,8 @@ class Adopted(NamedTuple):
     order: tuple[int, ...] | None
 
 
-Key = tuple
-HeldBytes = Callable[[], list[int]]
+Key: TypeAlias = tuple[object, ...]
+HeldBytes: TypeAlias = Callable[[], list[int]]
 """Returns the bytes of each backend's arena at the moment of the call."""
 
 
@@ -129,9 +129,10 @@ class Planner:
             return None
         ordered = graph
         if adopted.order is not None:
-            ordered = self._adopted_orders.get(graph)
-            if ordered is None or [graph.position_of(node) for node in ordered.nodes] != list(adopted.order):
-                ordered = self._adopted_orders[graph] = graph.with_order([graph.nodes[k] for k in adopted.order])
+            found = self._adopted_orders.get(graph)
+            if found is None or [graph.position_of(node) for node in found.nodes] != list(adopted.order):
+                found = self._adopted_orders[graph] = graph.with_order([graph.nodes[k] for k in adopted.order])
+            ordered = found
             request = Request(ordered, self.devices, assigned)
         plan = Plan(ordered, adopted.data, self.backends, self.policy_name, graph)
         excess = self._excess(plan, held)

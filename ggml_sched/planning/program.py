@@ -10,9 +10,10 @@ copies, then further slots of copies.  Compute number k uses slot k % len(places
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ggml_sched.planning.waits import Wait
 
@@ -46,7 +47,9 @@ class Load(NamedTuple):
     keeps: bool
     waits: tuple[Wait, ...] = ()
 
-    kind = "load"
+    @property
+    def kind(self) -> Literal["load"]:
+        return "load"
 
 
 class Copy(NamedTuple):
@@ -62,7 +65,9 @@ class Copy(NamedTuple):
     keeps: bool
     waits: tuple[Wait, ...] = ()
 
-    kind = "copy"
+    @property
+    def kind(self) -> Literal["copy"]:
+        return "copy"
 
 
 class CopyExperts(NamedTuple):
@@ -77,8 +82,13 @@ class CopyExperts(NamedTuple):
     places: tuple[Place, ...]
     waits: tuple[Wait, ...] = ()
 
-    kind = "copy experts"
-    keeps = False
+    @property
+    def kind(self) -> Literal["copy experts"]:
+        return "copy experts"
+
+    @property
+    def keeps(self) -> bool:
+        return False
 
 
 class Read(NamedTuple):
@@ -100,8 +110,13 @@ class Run(NamedTuple):
     """The copy into which the last node computes, because its own memory is on another backend; else empty."""
     waits: tuple[Wait, ...] = ()
 
-    kind = "run"
-    keeps = False
+    @property
+    def kind(self) -> Literal["run"]:
+        return "run"
+
+    @property
+    def keeps(self) -> bool:
+        return False
 
 
 class WriteBack(NamedTuple):
@@ -112,11 +127,20 @@ class WriteBack(NamedTuple):
     places: tuple[Place, ...]
     waits: tuple[Wait, ...] = ()
 
-    kind = "write back"
-    keeps = False
+    @property
+    def kind(self) -> Literal["write back"]:
+        return "write back"
+
+    @property
+    def keeps(self) -> bool:
+        return False
 
 
-Step = Load | Copy | CopyExperts | Run | WriteBack
+Transfer: TypeAlias = Load | Copy | CopyExperts | WriteBack
+"""A step that writes data to `places`, or from there back to its tensor."""
+Step: TypeAlias = Transfer | Run
+Named: TypeAlias = Callable[[int], str]
+"""The function that names an id or a backend."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +194,7 @@ class Program:
         return f"<Program of {', '.join(f'{n} {kind}' for kind, n in counts.items()) or 'no steps'}>"
 
 
-def describe(step: Step, name=lambda i: f"id {i}", backend=lambda b: f"backend {b}") -> str:
+def describe(step: Step, name: Named = lambda i: f"id {i}", backend: Named = lambda b: f"backend {b}") -> str:
     """A step in words; `name(id)` and `backend(index)` give the names in it."""
     here = backend(step.backend)
     match step:
@@ -192,7 +216,7 @@ def describe(step: Step, name=lambda i: f"id {i}", backend=lambda b: f"backend {
     return f"{here}: {what}{kept}{f', after {waits}' if waits else ''}"
 
 
-def _where(places: tuple[Place, ...], name, backend) -> str:
+def _where(places: tuple[Place, ...], name: Named, backend: Named) -> str:
     first = places[0]
     chunk = f" buffer {first.chunk}" if first.chunk else ""
     offsets = " or ".join(str(place.offset) for place in places)
@@ -202,13 +226,13 @@ def _where(places: tuple[Place, ...], name, backend) -> str:
 # -- as plain values --------------------------------------------------------------------------------
 
 
-def program_values(program: Program) -> dict:
+def program_values(program: Program) -> dict[str, Any]:
     """A program as lists, numbers and strings, for JSON."""
     return {"turns": program.turns, "inputs": list(program.inputs),
-            "steps": [{"kind": step.kind, **_values(step._asdict())} for step in program.steps]}
+            "steps": [{"kind": step.kind, **{key: _plain(value) for key, value in step._asdict().items()}}
+                      for step in program.steps]}
 
 
-def _values(value):
-    if isinstance(value, dict):
-        return {key: _values(v) for key, v in value.items()}
-    return [_values(v) for v in value] if isinstance(value, tuple) else value
+def _plain(value: object) -> object:
+    """A tuple, and each tuple in it, as a list."""
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value

@@ -6,11 +6,44 @@ ones did, so that the plan can be read, printed, explained and verified.
 
 from __future__ import annotations
 
+from typing import Any, TypedDict
+
 from ggml_sched._graph import BufferBase, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.backends.dry import DryBackend
 
-__all__ = ["RecordedBackend", "recorded_backends"]
+__all__ = ["BackendDescription", "PlanFile", "RecordedBackend", "recorded_backends"]
+
+
+class BackendDescription(TypedDict):
+    """What a plan file says of a backend."""
+
+    name: str
+    alignment: int
+    max_buffer_size: int | None
+    concurrent_copies: bool
+    inplace: dict[str, int]
+    """{op: `Backend.inplace_sources(op)`}."""
+    reads: list[int]
+    """Indices of the backends whose memory it reads without a copy."""
+
+
+class PlanFile(TypedDict):
+    """The content of a plan file; planfile.py says what a reader checks."""
+
+    format: str
+    version: int
+    policy: str
+    graph: str
+    """The fingerprint of the graph, in hexadecimal digits."""
+    order: list[int] | None
+    backends: list[BackendDescription]
+    needs: list[list[int]]
+    residents: dict[str, list[Any]]
+    """{id: [usage of its buffer, indices of the backends that can read it]}."""
+    plan: dict[str, Any]
+    """`plan_values` of the plan's data."""
+    program: dict[str, Any]
 
 
 class _RecordedBuffer(Buffer):
@@ -27,7 +60,7 @@ class RecordedBackend(DryBackend):
     The answers hold for the tensors of the file's graph and for copies of them; other tensors are supported.
     """
 
-    def __init__(self, index: int, description: dict) -> None:
+    def __init__(self, index: int, description: BackendDescription) -> None:
         super().__init__(description["name"], description["alignment"], description["max_buffer_size"])
         self.index = index
         self.concurrent_copies = description["concurrent_copies"]
@@ -55,7 +88,7 @@ class RecordedBackend(DryBackend):
         return self.groups if graph.fingerprint == self.fingerprint else []
 
 
-def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, ...]:
+def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBackend, ...]:
     """The backends of a plan file (planfile.py); residents of the graph get addresses on them."""
     backends = tuple(RecordedBackend(k, fields) for k, fields in enumerate(described["backends"]))
     plan = described["plan"]
@@ -71,7 +104,7 @@ def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, .
         backend = backends[plan["assign"][graph.id_of(graph.nodes[group[0]])]]
         backend.groups.append(tuple(group))
         backend.fingerprint = graph.fingerprint
-    for i, (usage, readers) in described["residents"].items():
-        t = graph.tensors[int(i)]
+    for key, (usage, readers) in described["residents"].items():
+        t = graph.tensors[int(key)]
         bind_resident(t, _RecordedBuffer(backends[readers[0]], t.nbytes, usage, tuple(readers)), 0)
     return backends

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ggml_sched._graph import Tensor
-from ggml_sched.backend import measure_buffer
+from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched.backend import Backend, measure_buffer
 from ggml_sched.planning.plan import Plan, register_plan_methods
 from ggml_sched.planning.program import describe
 from ggml_sched.planning.tables import table
@@ -152,7 +152,7 @@ def _group(plan: Plan, i: int) -> list[str]:
     return [f"computed as one with {others}{place}, as {backend.name} offers{nowhere}"]
 
 
-def _resident_buffer(t: Tensor):
+def _resident_buffer(t: Tensor) -> BufferBase | None:
     """The buffer of a tensor that has memory outside every plan, or None."""
     buffer, lease = t.buffer, t.lease
     return None if lease is not None and lease.transient else buffer
@@ -293,7 +293,7 @@ def dot(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dot_node(plan: Plan, i: int, colour: dict, grouped: dict[int, int]) -> str:
+def _dot_node(plan: Plan, i: int, colour: dict[Backend, str], grouped: dict[int, int]) -> str:
     t = plan.graph.tensors[i]
     b = plan.data.backend_index(i)
     fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]

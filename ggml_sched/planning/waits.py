@@ -10,7 +10,7 @@ queue conflicts with every step of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -130,7 +130,7 @@ def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int
     before = _predecessors(queues)
     done = [[never] * n_queues for _ in queues]
 
-    def known(i: int, waits) -> list[int]:
+    def known(i: int, waits: Iterable[Wait]) -> list[int]:
         """The clock when step i begins, after the step before it in its queue and after these waits."""
         j, back = before[i]
         clock = [t - back * count for t in done[j]]

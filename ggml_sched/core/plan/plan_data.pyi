@@ -8,11 +8,12 @@ from ggml_sched.core.graph.graph import Graph
 from ggml_sched.core.graph.tensor import BufferBase, Lease, Tensor
 from ggml_sched.core.plan.policy import Policy
 from ggml_sched.core.plan.request import Request
+from ggml_sched.planning.program import Program
 
 @disjoint_base
 class PlanData:
-    _program: Any
-    _work_sizes: Any
+    _program: Program | None
+    _work_sizes: tuple[int, ...] | None
     def arrays(self) -> dict[str, bytes]: ...
     n_tensors: Final[int]
     n_splits: Final[int]

@@ -13,14 +13,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Set
 from functools import cached_property
 from math import inf
+from typing import NamedTuple, TypeAlias
 
-from ggml_sched.planning.program import Step
-from ggml_sched.planning.verify.facts import Facts, place_of, readable
+from ggml_sched.planning.program import Copy, CopyExperts, Load, Run, Step, WriteBack
+from ggml_sched.planning.verify.facts import Area, Facts, place_of, readable
 from ggml_sched.planning.verify.problem import Problem
 
 __all__ = ["Memory", "check_dataflow"]
 
-Piece = tuple[int, int, int, int]
+Piece: TypeAlias = tuple[int, int, int, int]
 """(start, stop, writer, first): the bytes [start, stop) hold the bytes of tensor `writer`, from its byte `first` on.
 
 A tensor's values differ in each compute: `writer` is an id plus the number of the compute times the number of ids.
@@ -88,50 +89,62 @@ class Memory:
         self.pieces[low:high] = sorted(rest)
 
 
+class _Range(NamedTuple):
+    """The last accesses to the bytes [start, stop): by the writer, and since then by one reader of each queue."""
+
+    start: int
+    stop: int
+    writer: int | None
+    readers: dict[int, int]
+    """{queue: reader}."""
+
+
 class _Touched:
-    """The last accesses to the bytes of one memory: sorted, disjoint ranges [start, stop, writer, {queue: reader}].
+    """The last accesses to the bytes of one memory: sorted, disjoint ranges.
 
     The next access conflicts with these.  Writers and readers are instances of steps (see `_Order`).
     """
 
     def __init__(self) -> None:
-        self.ranges: list[list] = []
+        self.ranges: list[_Range] = []
 
-    def cut(self, start: int, stop: int) -> list[list]:
+    def cut(self, start: int, stop: int) -> list[_Range]:
         """The ranges of [start, stop), after splitting those that cross its ends and adding empty ones for gaps."""
         low = max(bisect_right(self.ranges, start, key=_start) - 1, 0)
-        if self.ranges and self.ranges[low][:2] == [start, stop]:
+        if self.ranges and (self.ranges[low].start, self.ranges[low].stop) == (start, stop):
             return [self.ranges[low]]
-        found, put = [], []
+        found: list[_Range] = []
+        put: list[_Range] = []
         high = low
-        while high < len(self.ranges) and self.ranges[high][0] < stop:
-            begin, end, writer, readers = self.ranges[high]
+        while high < len(self.ranges) and self.ranges[high].start < stop:
+            old = self.ranges[high]
+            begin, end = old.start, old.stop
             high += 1
             if end <= start:
-                put.append(self.ranges[high - 1])
+                put.append(old)
                 continue
             for a, b, inside in ((begin, min(end, start), False), (max(begin, start), min(end, stop), True),
                                  (max(begin, stop), end, False)):
                 if a < b:
-                    piece = [a, b, writer, dict(readers)]
+                    piece = _Range(a, b, old.writer, dict(old.readers))
                     put.append(piece)
                     if inside:
                         found.append(piece)
         at = start
         for piece in list(found):
-            if at < piece[0]:
-                found.append([at, piece[0], None, {}])
+            if at < piece.start:
+                found.append(_Range(at, piece.start, None, {}))
                 put.append(found[-1])
-            at = piece[1]
+            at = piece.stop
         if at < stop:
-            found.append([at, stop, None, {}])
+            found.append(_Range(at, stop, None, {}))
             put.append(found[-1])
         self.ranges[low:high] = sorted(put, key=_start)
         return found
 
 
-def _start(piece: list) -> int:
-    return piece[0]
+def _start(piece: _Range) -> int:
+    return piece.start
 
 
 class _Order:
@@ -190,7 +203,7 @@ class _Execution:
         self.mode = mode
         self.found: list[Problem] = []
         self.ideal: dict[int, Memory] = {}
-        self.real: dict[tuple, Memory] = {}
+        self.real: dict[Area, Memory] = {}
         self.done: set[int] = set()
         """Graph tensors that have been set or computed, and copies that have been made."""
         self.bad: set[int] = set()
@@ -212,7 +225,7 @@ class _Execution:
         """{id whose data is kept between computes: the entry of `versions` of its source when it was written}."""
         steps = facts.program.steps
         self.order = _Order(steps) if len({step.backend for step in steps}) > 1 else None
-        self.touched: dict[tuple, _Touched] = {}
+        self.touched: dict[Area, _Touched] = {}
         self.me = 0
         self.unordered: set[tuple[int, int]] = set()
 
@@ -225,7 +238,7 @@ class _Execution:
         program = facts.program
         rounds = 1 + max(program.turns, program.reach, 4 * program.turns * bool(facts.keeps))
         while self.round < rounds and not self.found:
-            self.set(self.set_before(leafs))
+            self.set_data(self.set_before(leafs))
             for k, step in enumerate(program.steps):
                 if not self.is_kept(step):
                     if self.order is not None:
@@ -254,7 +267,7 @@ class _Execution:
             case _:
                 return leafs
 
-    def set(self, leafs: list[int]) -> None:
+    def set_data(self, leafs: list[int]) -> None:
         """Give leafs and residents new data."""
         for i in leafs:
             self.set_in[i] = self.round
@@ -268,7 +281,7 @@ class _Execution:
 
     def is_kept(self, step: Step) -> bool:
         """Whether a step is left out, because its destination holds the present version of its source."""
-        if not step.keeps:
+        if isinstance(step, Run) or not step.keeps:
             return False
         place, version = place_of(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
         if self.seen.get(place) == version:
@@ -279,24 +292,24 @@ class _Execution:
     # -- steps --
 
     def execute(self, step: Step) -> None:
-        match step.kind:
-            case "load":
+        match step:
+            case Load():
                 self.load(step)
-            case "copy" | "copy experts":
+            case Copy() | CopyExperts():
                 self.copy(step)
-            case "run":
+            case Run():
                 for unit in self.facts.units(step, self.mode != ONE_BY_ONE):
                     if self.mode == ONE_KERNEL and len(unit) > 1:
                         self.compute_as_one(step, unit)
                         continue
                     for i in unit:
                         self.compute(step, i)
-            case "write back":
+            case WriteBack():
                 place = place_of(step, self.turn)
                 if step.tensor in self.done:
                     self.write_real(step.tensor, self.read_real(place))
 
-    def load(self, step: Step) -> None:
+    def load(self, step: Load) -> None:
         """Write the data that the caller set, which is on the host, to the destination of a load."""
         place = place_of(step, self.turn)
         ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
@@ -304,14 +317,14 @@ class _Execution:
         self.experts.pop(place, None)
         self.done.add(place)
 
-    def copy(self, step: Step) -> None:
+    def copy(self, step: Copy | CopyExperts) -> None:
         facts, place = self.facts, place_of(step, self.turn)
         missing = [s for s in self.producers(step.tensor) if s not in self.done]
         if missing:
             self.report("copy-before-write", f"{facts.label(place)} is made before {facts.label(missing[0])}")
             self.bad.add(place)
         self.experts.pop(place, None)
-        if step.kind == "copy experts":
+        if isinstance(step, CopyExperts):
             if not self.experts_lie_apart(step.tensor):
                 weight = facts.label(step.tensor)
                 self.report("partial-read", f"{facts.label(place)} gets some experts of {weight}, which share bytes")
@@ -320,12 +333,12 @@ class _Execution:
         self.write_real(place, self.read_real(step.tensor))
         self.done.add(place)
 
-    def compute(self, step: Step, i: int) -> None:
+    def compute(self, step: Run, i: int) -> None:
         self.read(step, i)
         self.write(step, i)
         self.done.add(i)
 
-    def compute_as_one(self, step: Step, members: list[int]) -> None:
+    def compute_as_one(self, step: Run, members: list[int]) -> None:
         """Compute a fusion group as one kernel, which does not write inner results.
 
         It may read at any time while it writes: its reads from outside must find the right data before and after.
@@ -340,7 +353,7 @@ class _Execution:
             self.read(step, i, inside)
         self.done.update(members)
 
-    def read(self, step: Step, i: int, inside: Set[int] = frozenset()) -> None:
+    def read(self, step: Run, i: int, inside: Set[int] = frozenset()) -> None:
         """Check the reads and alloc dependencies of node i.
 
         `inside`: roots whose memory the node's own fusion group writes; reads of them are not checked.
@@ -367,7 +380,7 @@ class _Execution:
             if facts.memory(s) not in inside:
                 self.compare(s, s, f"{node} keeps")
 
-    def write(self, step: Step, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
+    def write(self, step: Run, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
         """Write the result of node i to the ideal memory, and with `really` to the real one.
 
         `own` are the nodes of its group: the earlier content of their memory is not checked.
@@ -493,20 +506,19 @@ class _Execution:
         touched, stop = self.touched.setdefault(key, _Touched()), at + self.facts.nbytes[i]
         pieces = touched.cut(at, stop)
         for piece in pieces:
-            _, _, writer, readers = piece
-            others = [] if writer is None else [writer]
+            others = [] if piece.writer is None else [piece.writer]
             if writes:
-                others += readers.values()
+                others += piece.readers.values()
             for other in others:
                 if other != self.me and not self.order.knows(other):
-                    self.report_unordered(i, other)
-            readers[queue] = self.me
+                    self.report_unordered(i, other, len(self.order.steps))
+            piece.readers[queue] = self.me
         if writes and pieces:
             low = bisect_left(touched.ranges, at, key=_start)
-            touched.ranges[low : low + len(pieces)] = [[at, stop, self.me, {}]]
+            touched.ranges[low : low + len(pieces)] = [_Range(at, stop, self.me, {})]
 
-    def report_unordered(self, i: int, other: int) -> None:
-        n = len(self.order.steps)
+    def report_unordered(self, i: int, other: int, n: int) -> None:
+        """Report the conflict of instance `other`, of a program of n steps, with the current step at the bytes of i."""
         pair = (other % n, self.me % n)
         if pair not in self.unordered:
             self.unordered.add(pair)

@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ggml_sched._core import PlanData
-from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
-from ggml_sched.planning.program import Program, Read, Run, Step
+from ggml_sched._graph import BackendBase, BufferBase, Graph, Tensor, Type, measure_buffer
+from ggml_sched.planning.program import Program, Read, Run, Transfer
 
 __all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "place_of", "readable"]
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Ops that compute nothing.  Listed here again, so that the checks do not depend on the planner's tables of ops."""
+
+
+Layout: TypeAlias = tuple[Type, tuple[int, ...], tuple[int, ...]]
+"""(type, ne, nb) of a tensor."""
+Area: TypeAlias = tuple[int, int] | tuple[str, int]
+"""A memory: (backend, chunk) of an arena, or ("resident", root)."""
 
 
 # -- the content of a plan ---------------------------------------------------------------------------
@@ -52,8 +58,8 @@ class Facts:
     n_tensors: int
     name: list[str]
     op: list[str]
-    layout: list[tuple]
-    """(type, ne, nb); a copy has the layout of its source."""
+    layout: list[Layout]
+    """A copy has the layout of its source."""
     nbytes: list[int]
     is_output: list[bool]
     view_of: list[int]
@@ -188,7 +194,7 @@ class Facts:
         alignment = self.alignment[self.home[i]]
         return -(-self.need[i] // alignment) * alignment
 
-    def address(self, i: int) -> tuple[tuple, int]:
+    def address(self, i: int) -> tuple[Area, int]:
         """(memory, first byte in it): an arena, or the memory of a resident tensor."""
         if self.is_resident(i):
             return ("resident", self.memory(i)), self.view_offs[i]
@@ -209,7 +215,8 @@ class Facts:
 
         `late`: the members of a fusion group are one list, where the last of them stands, as if run by one kernel.
         """
-        found, waiting = [], {}
+        found: list[list[int]] = []
+        waiting: dict[int, list[int]] = {}
         for k in range(step.first, step.last + 1):
             i = self.nodes[k]
             if not self.computes(i):
@@ -228,12 +235,13 @@ class Facts:
     def keeps(self) -> frozenset[int]:
         """Ids of leafs and copy slots whose data later computes use again, without loading or copying it, while its
         source is unchanged."""
-        return frozenset(place.id for step in self.program.steps if step.keeps for place in step.places)
+        return frozenset(place.id for step in self.program.steps
+                         if not isinstance(step, Run) and step.keeps for place in step.places)
 
     @property
     def ring(self) -> frozenset[int]:
         """Ids of the slots of copies with several slots, which a queued compute may fill while another runs."""
-        return frozenset(place.id for step in self.program.steps if step.kind != "run" and len(step.places) > 1
+        return frozenset(place.id for step in self.program.steps if not isinstance(step, Run) and len(step.places) > 1
                          for place in step.places)
 
     def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
@@ -251,7 +259,7 @@ class Facts:
         """{(`id` of a Run object, position of a node): the reads of copies by that node}."""
         found: dict[tuple[int, int], list[Read]] = {}
         for step in self.program.steps:
-            if step.kind == "run":
+            if isinstance(step, Run):
                 for read in step.reads:
                     found.setdefault((id(step), read.position), []).append(read)
         return found
@@ -264,7 +272,8 @@ class Facts:
 
     def readers(self, i: int) -> frozenset[int]:
         """The backends that access the memory of i without a copy."""
-        return self.arena_readers[self.home[i]] if self.resident[i] is None else self.resident[i]
+        readers = self.resident[i]
+        return self.arena_readers[self.home[i]] if readers is None else readers
 
     def backend(self, i: int) -> str:
         return self.backends[i] if 0 <= i < len(self.backends) else f"backend {i}"
@@ -274,11 +283,11 @@ class Facts:
         return f"[{self.offset[i]}, {self.offset[i] + self.need[i]}) of {self.backend(self.home[i])}"
 
 
-def _readers(backends: tuple, owner, buffer) -> frozenset[int]:
+def _readers(backends: tuple[BackendBase, ...], owner: BackendBase, buffer: BufferBase) -> frozenset[int]:
     return frozenset(k for k, b in enumerate(backends) if b is owner or b.supports_buffer(buffer))
 
 
-def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[int] | None]:
+def _residents(tensors: tuple[Tensor, ...], backends: tuple[BackendBase, ...]) -> list[frozenset[int] | None]:
     """For each tensor the backends that can read it, if it is a resident; else None."""
     known: dict[int, frozenset[int]] = {}
     found: list[frozenset[int] | None] = []
@@ -317,7 +326,7 @@ def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
     """The actions of a compute in the order of the program, one for each node; `late` as in `Facts.units`."""
     time = 0
     for k, step in enumerate(facts.program.steps):
-        if step.kind == "run":
+        if isinstance(step, Run):
             for unit in facts.units(step, late):
                 for i in unit:
                     yield Act(time, k, "run", i)
@@ -327,7 +336,7 @@ def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
         time += 1
 
 
-def place_of(step: Step, turn: int) -> int:
+def place_of(step: Transfer, turn: int) -> int:
     """The id of the copy slot (or leaf) that a step writes, or a write-back reads; `turn` selects the slot."""
     return step.places[turn % len(step.places)].id
 

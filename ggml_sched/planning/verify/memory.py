@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from ggml_sched.planning.program import Load, Run, WriteBack
 from ggml_sched.planning.verify.facts import Facts, acts, holder, readable
 from ggml_sched.planning.verify.problem import Problem
 
@@ -31,7 +32,7 @@ def check_memory(facts: Facts) -> list[Problem]:
         return found
     # A backend may compute the members of a fusion group one by one, or all where the last member stands (`late`).
     for late in (False, True) if facts.groups else (False,):
-        by_arena: dict[tuple, list[Life]] = {}
+        by_arena: dict[tuple[int, int], list[Life]] = {}
         for life in lives(facts, late):
             by_arena.setdefault((facts.home[life.id], facts.chunk[life.id]), []).append(life)
         for group in by_arena.values():
@@ -82,19 +83,19 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
     for i in always:
         touch(i, -1)
     end = 0
-    for time, k, kind, i in acts(facts, late=late):
+    for time, k, _, i in acts(facts, late=late):
         end, step = time + 1, facts.program.steps[k]
-        if kind == "run":
+        if isinstance(step, Run):
             for p in facts.read_by(step, i, 0):
                 if p >= 0:
                     touch(p, time)
             for s in facts.deps.get(i, ()):
                 touch(s, time)
             touch(facts.into(step, i, 0), time)
-        elif kind == "write back":
+        elif isinstance(step, WriteBack):
             touch(step.places[0].id, time)
         else:
-            if kind != "load":
+            if not isinstance(step, Load):
                 touch(step.tensor, time)
             if i >= facts.n_tensors and i in birth and i not in always:
                 found.append(Life(birth.pop(i), last[i], i))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ggml_sched.planning.program import Place, Step
+from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Run, Step
 from ggml_sched.planning.verify.facts import Facts, acts
 from ggml_sched.planning.verify.problem import Problem
 
@@ -70,8 +70,8 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
         return False
     if not all(places and all(0 <= place.id < len(facts.name) for place in places) for places in _rings(step)):
         return False
-    if step.kind != "run":
-        return 0 <= step.tensor < n and (step.kind != "copy experts" or 0 <= step.ids < n)
+    if not isinstance(step, Run):
+        return 0 <= step.tensor < n and (not isinstance(step, CopyExperts) or 0 <= step.ids < n)
     return 0 <= step.first <= step.last < n_nodes and all(
         step.first <= read.position <= step.last and 0 <= read.slot < len(facts.src[facts.nodes[read.position]])
         for read in step.reads)
@@ -79,7 +79,7 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
 
 def _rings(step: Step) -> list[tuple[Place, ...]]:
     """For each copy or leaf whose location a step names, the location of each of its slots."""
-    if step.kind == "run":
+    if isinstance(step, Run):
         return [read.places for read in step.reads] + ([step.into] if step.into else [])
     return [step.places]
 
@@ -137,7 +137,7 @@ def _check_groups(facts: Facts) -> Iterator[Problem]:
             if i in taken:
                 yield Problem("bad-group", f"{what}: {facts.label(i)} is in another, too")
             taken.add(i)
-        if not any(step.kind == "run" and step.first <= group[0] and group[-1] <= step.last
+        if not any(isinstance(step, Run) and step.first <= group[0] and group[-1] <= step.last
                    for step in facts.program.steps):
             yield Problem("bad-group", f"{what} is no part of one run")
     inside = {facts.nodes[k] for group in facts.groups for k in group[:-1]}
@@ -154,19 +154,18 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
             if place[1:] != (facts.home[i], facts.chunk[i], facts.offset[i]):
                 what = f"step {k} takes {facts.label(i)} to be at {place}"
                 yield Problem("bad-step", f"{what}, it is at {facts.where(i)}")
-        if step.kind == "run":
+        if isinstance(step, Run):
             nodes = [i for i in facts.nodes[step.first : step.last + 1] if facts.computes(i)]
             ran += nodes
-            yield from _check_run(facts, k, nodes)
-        elif step.kind in ("load", "copy") and step.backend not in _ends(facts, step):
+            yield from _check_run(facts, k, step, nodes)
+        elif isinstance(step, (Load, Copy)) and step.backend not in _ends(facts, step):
             yield Problem("bad-step", f"step {k} fills {facts.label(step.places[0].id)} from the queue of "
                                       f"{facts.backend(step.backend)}, where neither end of it is")
     if ran != [i for i in facts.nodes if facts.computes(i)]:
         yield Problem("not-run", f"the program runs {len(ran)} nodes, and not each of the graph's once, in order")
 
 
-def _check_run(facts: Facts, k: int, nodes: list[int]) -> Iterator[Problem]:
-    step = facts.program.steps[k]
+def _check_run(facts: Facts, k: int, step: Run, nodes: list[int]) -> Iterator[Problem]:
     for i in nodes:
         what = f"step {k} on {facts.backend(step.backend)} runs {facts.label(i)}"
         if facts.assigned[i] != step.backend:
@@ -178,10 +177,10 @@ def _check_run(facts: Facts, k: int, nodes: list[int]) -> Iterator[Problem]:
             yield Problem("bad-step", f"{what} into other memory than the plan")
 
 
-def _ends(facts: Facts, step: Step) -> set[int]:
+def _ends(facts: Facts, step: Load | Copy) -> set[int]:
     """The backends in whose queue a load or copy may be: that of the destination, and of a copied source."""
     ends = {facts.home[step.places[0].id]}
-    if step.kind == "copy":
+    if isinstance(step, Copy):
         ends |= facts.resident[step.tensor] or {facts.home[facts.memory(step.tensor)]}
     return ends
 
@@ -189,21 +188,23 @@ def _ends(facts: Facts, step: Step) -> set[int]:
 def _check_places(facts: Facts) -> Iterator[Problem]:
     """Check that residents stay in place, views lie in their roots, and every accessed tensor has an address."""
     for i in range(facts.n_tensors):
-        if not facts.is_resident(i):
+        readers = facts.resident[i]
+        if readers is None:
             continue
         if facts.home[i] >= 0 or facts.offset[i] >= 0:
             yield Problem("resident-moved", f"{facts.label(i)} has memory, and is put at {facts.where(i)}")
-        elif facts.view_of[i] < 0 and facts.assigned[i] not in facts.resident[i]:
+        elif facts.view_of[i] < 0 and facts.assigned[i] not in readers:
             yield Problem("resident-moved", f"{facts.label(i)} is declared to be on "
                                             f"{facts.backend(facts.assigned[i])}, which cannot read it")
     touched = set()
     for act in acts(facts):
         touched.add(act.id)
-        if act.kind == "run":
+        step = facts.program.steps[act.step]
+        if isinstance(step, Run):
             touched.update(p for p in facts.reads[act.id] if p >= 0)
             touched.update(facts.deps.get(act.id, ()))
-        elif act.kind != "load":
-            touched.add(facts.program.steps[act.step].tensor)
+        elif not isinstance(step, Load):
+            touched.add(step.tensor)
     for i in sorted(touched):
         root = facts.memory(i)
         if facts.is_resident(i):
