@@ -17,7 +17,7 @@ from functools import cached_property
 from ggml_sched._core import bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed
 from ggml_sched.backend import Buffer
-from ggml_sched.errors import HazardError, each
+from ggml_sched.errors import GraphError, HazardError, each
 from ggml_sched.execution._steps import (
     BoundCopy,
     BoundExperts,
@@ -121,8 +121,8 @@ class Allocation:
     """
 
     def new_plan(self) -> Plan:
-        """A Plan equal to the one that the allocation was made of; the graph must be alive."""
-        return Plan(self.graph(), self.data, self.backends, self._policy, self.given_graph())
+        """A Plan equal to the one that the allocation was made of; GraphError if the graph was freed."""
+        return Plan(_alive(self.graph), self.data, self.backends, self._policy, _alive(self.given_graph))
 
     def id_of(self, t: Tensor) -> int:
         """The id of a tensor of the graph; -1 for any other tensor."""
@@ -137,7 +137,7 @@ class Allocation:
     @cached_property
     def program(self) -> Program:
         """The plan's program."""
-        return program_of(self.graph(), self.data, self.backends)
+        return program_of(_alive(self.graph), self.data, self.backends)
 
     @cached_property
     def _versions(self) -> PlaceVersions:
@@ -189,7 +189,7 @@ class Allocation:
         for root, _ in self._written:
             root.overwritten = False        # the data that the caller set is loaded again
         if self.lease.revive():
-            bind_plan(self.graph(), self.data, self.buffers, self.lease)
+            bind_plan(_alive(self.graph), self.data, self.buffers, self.lease)
 
     def release(self) -> None:
         """Invalidate the addresses and free every bound step, even if freeing one raises."""
@@ -236,7 +236,7 @@ class Allocation:
         self._failure_epoch, self._is_deferred = pipeline.failure_epoch(), False
         try:
             tasks = self._tasks(steps)
-            self.lease.queue(self.graph(), pipeline.drain_weakly)
+            self.lease.queue(_alive(self.graph), pipeline.drain_weakly)
             self._pipeline = pipeline
             pipeline.submit(tasks)
         except BaseException as error:
@@ -283,7 +283,7 @@ class Allocation:
         check_inputs(self._inputs, zero)
         copy = self._cur_copy
         if self._steps_of is None:
-            self._steps_of, self.prepared = {}, {}
+            self._steps_of = {}
         if copy not in self._steps_of:
             self._steps_of[copy] = [self._bind(k, step, copy) for k, step in enumerate(self.program.steps)]
         self._cur_copy = (copy + 1) % self.program.turns
@@ -341,7 +341,7 @@ class Allocation:
 
         `keep_alive`: objects that the backends still use.
         """
-        self.lease.queue(self.graph(), pipeline.drain_weakly)
+        self.lease.queue(_alive(self.graph), pipeline.drain_weakly)
         self._pipeline, self._is_deferred = pipeline, True
         pipeline.defer(keep_alive)
 
@@ -354,6 +354,8 @@ class Allocation:
         """
         n_copies = max(map(len, _places_of(step)), default=1)
         key = (k, copy % n_copies)
+        if self.prepared is None:
+            self.prepared = {}
         if key not in self.prepared:
             self.prepared[key] = self._new_bound(step, copy)
         return self.prepared[key]
@@ -419,7 +421,7 @@ class Allocation:
             return (), None
         index = {position: k for k, position in enumerate(
             position for position in range(step.first, step.last + 1) if self.nodes[position].computes)}
-        needed = needed_of(self.graph(), self.data, step.first, step.last)
+        needed = needed_of(_alive(self.graph), self.data, step.first, step.last)
         return tuple(tuple(map(index.__getitem__, group)) for group in groups), needed
 
     def _tensor(self, place: Place) -> Tensor:
@@ -432,6 +434,14 @@ class Allocation:
             self._stand_ins[place.id] = stand_in(like, f"{self.backends[place.backend].name}#{like.name}",
                                                  self.buffers[place.backend][place.chunk], place.offset, self.lease)
         return self._stand_ins[place.id]
+
+
+def _alive(graph: weakref.ref[Graph]) -> Graph:
+    """The graph of a weak reference; GraphError if it was freed."""
+    found = graph()
+    if found is None:
+        raise GraphError("the graph of this allocation was freed")
+    return found
 
 
 def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:

@@ -22,7 +22,7 @@ from ggml_sched.planning.plan import Plan
 __all__ = ["Allocations"]
 
 
-class _Tracked(Allocation):
+class Tracked(Allocation):
     """An allocation, and what it was made for: if any of it has changed, the allocation is not used again.
 
     While it is the current allocation it keeps its plan alive, and through the plan the graph.
@@ -38,7 +38,8 @@ class _Tracked(Allocation):
     """`residents` and the buffers of the arenas."""
     support_epoch: int
     """The epoch of the support cache at creation."""
-    plan: Plan | None
+    plan: Plan
+    """The plan; deleted while the allocation is suspended."""
     key: int
     """`id(graph)`, set when the allocation is suspended."""
     end: weakref.ref[Graph]
@@ -54,13 +55,13 @@ class Allocations:
 
     def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
         self._arenas, self._pipeline, self._devices, self._capacity = arenas, pipeline, devices, capacity
-        self.current: _Tracked | None = None
-        self._suspended: OrderedDict[int, _Tracked] = OrderedDict()
+        self.current: Tracked | None = None
+        self._suspended: OrderedDict[int, Tracked] = OrderedDict()
         self._assignments = 0
         self._gone: list[int] = []
         """Keys of graphs that had a suspended allocation and were freed."""
 
-    def find(self, graph: Graph) -> Allocation | None:
+    def find(self, graph: Graph) -> Tracked | None:
         """Make the graph's allocation the current one; None if it has none, or one that `_is_fresh` refuses."""
         current = self.current
         if current is not None and current.given_graph() is graph:
@@ -86,7 +87,7 @@ class Allocations:
         self.current = found
         return found
 
-    def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, given: Graph) -> Allocation:
+    def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, given: Graph) -> Tracked:
         """Make a new allocation, of a plan in the arenas' present buffers, and make it the current one.
 
         `support_epoch` is the epoch that the support cache had when the graph was planned.
@@ -94,7 +95,7 @@ class Allocations:
         self._suspend_current()
         if self._suspended:
             self._trim(given)
-        new = _Tracked(plan, self._arenas.buffers, weakref.ref(given))
+        new = Tracked(plan, self._arenas.buffers, weakref.ref(given))
         new.plan, new.residents, new.watched = plan, residents, residents + self._arenas.all
         new.epoch, new.support_epoch, new.assignments = given.residence_epoch(), support_epoch, self._assignments
         self.current = new
@@ -112,7 +113,7 @@ class Allocations:
         """The arguments with which `put` makes the current allocation again; None if there is none, or its graph was
         freed."""
         current = self.current
-        if current is None or current.plan is None or (graph := current.given_graph()) is None:
+        if current is None or (graph := current.given_graph()) is None:
             return None
         return current.plan, current.residents, current.support_epoch, graph
 
@@ -126,7 +127,7 @@ class Allocations:
         if self._pipeline.failed and self.current is not None:
             self.current.forget(self._pipeline.last_failure)
 
-    def _is_fresh(self, found: _Tracked, graph: Graph) -> bool:
+    def _is_fresh(self, found: Tracked, graph: Graph) -> bool:
         """Whether residents, assignments, support cache and buffers are as they were when the allocation was made.
 
         That the arenas have other buffers need not be checked: `invalidate` has released every allocation then.
@@ -140,7 +141,7 @@ class Allocations:
             return
         self.drain()
         current, self.current = self.current, None
-        current.plan = None
+        del current.plan
         graph = current.given_graph()
         if graph is not None and current.prepared is not None:
             key, gone = id(graph), self._gone

@@ -78,16 +78,17 @@ class _QueuedCompute:
         self.ends: list[_Completion] = []
         """The completion of the last step of each queue."""
 
-    def issue(self, task: Task, completion: _Completion | None, waits: Sequence[_Completion]) -> None:
+    def issue(self, backend: Backend, action: Action, completion: _Completion | None,
+              waits: Sequence[_Completion]) -> None:
         """Call the action of one step, which makes its backend wait for the events of `waits` first.
 
         `completion` receives an event at the end of the step; None if nothing waits for it.
         """
-        end = task.action([other.event for other in waits if other.event is not None] if waits else (), self.keep_alive)
+        end = action([other.event for other in waits if other.event is not None] if waits else (), self.keep_alive)
         if completion is not None:
             if end is None:
-                end = task.backend.event_new()
-                task.backend.event_record(end)
+                end = backend.event_new()
+                backend.event_record(end)
             completion.event = end
 
     def wait(self) -> None:
@@ -133,18 +134,19 @@ class _State:
                 self.changed.notify_all()
 
 
-def _issue_on_thread(state: _State, compute: _QueuedCompute, task: Task, completion: _Completion | None,
-                     waits: Sequence[_Completion], is_last: bool) -> None:
+def _issue_on_thread(state: _State, compute: _QueuedCompute, backend: Backend, action: Action,
+                     completion: _Completion | None, waits: Sequence[_Completion], is_last: bool) -> None:
     """Issue one step on its backend's thread; `is_last`: it is the compute's last step in this queue."""
     try:
         for other in waits:
-            other.issued.wait()
+            if other.issued is not None:
+                other.issued.wait()
         if compute.number < state.failed:
-            compute.issue(task, completion, waits)
+            compute.issue(backend, action, completion, waits)
     except BaseException as error:
         state.fail(error, compute.number)
     finally:
-        if completion is not None:
+        if completion is not None and completion.issued is not None:
             completion.issued.set()
         if is_last:
             state.count(-1)
@@ -189,7 +191,7 @@ class Pipeline:
         if self._has_deferred:
             self.drain()
         is_threaded = self._is_threaded and not inline
-        due = [k for k, task in enumerate(tasks) if task.action is not None]
+        due = {k: task.action for k, task in enumerate(tasks) if task.action is not None}
         for k in due if is_threaded else ():
             self._crew(tasks[k].backend)
         while len(self._in_flight) >= self._limit:
@@ -198,16 +200,16 @@ class Pipeline:
         compute = self._new_compute(tasks, {} if inline else last, is_threaded)
         if is_threaded:
             self._state.count(len(last))
-        for k in due:
+        for k, action in due.items():
             task = tasks[k]
             completion, waits = compute.completions.get(k), self._completions(task.waits) if task.waits else ()
             if is_threaded:
                 is_last = last[task.backend] == k
                 self._crews[task.backend].put(
-                    partial(_issue_on_thread, self._state, compute, task, completion, waits, is_last))
+                    partial(_issue_on_thread, self._state, compute, task.backend, action, completion, waits, is_last))
             elif compute.number < self._state.failed:
                 try:
-                    compute.issue(task, completion, waits)
+                    compute.issue(task.backend, action, completion, waits)
                 except BaseException as error:
                     self._state.fail(error, compute.number)
                     if inline or not isinstance(error, Exception):

@@ -18,8 +18,7 @@ from ggml_sched._core import Request
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import Error, PlacementError, each
-from ggml_sched.execution.allocation import Allocation
-from ggml_sched.execution.allocation_cache import Allocations
+from ggml_sched.execution.allocation_cache import Allocations, Tracked
 from ggml_sched.execution.arenas import Arenas
 from ggml_sched.execution.observer import Ask, Callback
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT, Pipeline
@@ -153,13 +152,12 @@ class Scheduler:
         the exceptions of `plan`, and OutOfMemory.
         """
         with self._lock:
-            self._alloc(graph)
-            return self._allocations.current.plan
+            return self._alloc(graph).plan
 
-    def _alloc(self, graph: Graph) -> Allocation:
+    def _alloc(self, graph: Graph) -> Tracked:
         return self._allocations.find(graph) or self._alloc_anew(graph)
 
-    def _alloc_anew(self, graph: Graph) -> Allocation:
+    def _alloc_anew(self, graph: Graph) -> Tracked:
         support_epoch = self._planner.devices.epoch()
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
@@ -273,8 +271,7 @@ class Scheduler:
         if t in self._assigned:
             return self._assigned[t]
         current = self._allocations.current
-        i = -1 if current is None else current.id_of(t)
-        if i < 0:
+        if current is None or (i := current.id_of(t)) < 0:
             return t.backend
         index = current.data.backend_index(i)
         return None if index < 0 else self.backends[index]
@@ -307,7 +304,7 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
