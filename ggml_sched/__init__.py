@@ -76,7 +76,7 @@ def get_include() -> str:
     return installed if _os.path.isdir(installed) else _os.path.join(_os.path.dirname(here), "include")
 
 
-def _host_memory(memory) -> Buffer:
+def _host_memory(memory: Memory) -> Buffer:
     """The caller's memory as a buffer of a CPU backend."""
     from ggml_sched.backends.cpu import CpuBackend
 
@@ -109,6 +109,7 @@ if _TYPE_CHECKING:
     from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Packing, Tensor, TensorAllocator, pack
     from ggml_sched.backend import Backend, Buffer, Event, GraphView, bind_resident, get_backend, tensor_copy
     from ggml_sched.backends.cpu import CpuBackend
+    from ggml_sched.backends.cpu.buffer import Memory
     from ggml_sched.backends.cupy import CupyBackend
     from ggml_sched.backends.dry import DryBackend
     from ggml_sched.backends.ggml import GgmlBackend
@@ -121,7 +122,7 @@ if _TYPE_CHECKING:
     from ggml_sched.testing.compare import NodeDifference
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

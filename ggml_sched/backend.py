@@ -63,6 +63,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import index
+from typing import TYPE_CHECKING, Any, cast
 
 from ggml_sched._graph import (
     ALL_SOURCES,
@@ -79,6 +80,15 @@ from ggml_sched._graph import (
 )
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 from ggml_sched.graph import hostdata, hostviews
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    from typing_extensions import Buffer as _BufferProtocol
+
+    Bytes: TypeAlias = _BufferProtocol | np.ndarray
+    """An object with the buffer protocol; before Python 3.12 type checkers do not see that arrays have it."""
 
 __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",
            "tensor_copy"]
@@ -126,7 +136,7 @@ class Buffer(BufferBase):
     def __enter__(self) -> Buffer:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
@@ -143,8 +153,8 @@ class GraphView:
 
     def __init__(self, nodes: Iterable[Tensor], groups: Iterable[tuple[int, ...]] = (),
                  needed: frozenset[int] | None = None) -> None:
-        self.nodes = tuple(nodes)
-        self.groups = tuple(groups)
+        self.nodes: tuple[Tensor, ...] = tuple(nodes)
+        self.groups: tuple[tuple[int, ...], ...] = tuple(groups)
         self._needed = needed
 
     @property
@@ -165,7 +175,7 @@ class Event:
     """A point in the queue of a backend; subclass it to hold a device's event."""
 
     def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+        self.backend: Backend = backend
 
 
 class Backend(BackendBase):
@@ -274,22 +284,22 @@ class Backend(BackendBase):
         """Queue a copy of the tensor's bytes from `offset` into `out`."""
         tensor.buffer.read(tensor.offset + offset, out)
 
-    def set_tensor(self, tensor: Tensor, data, offset: int = 0) -> None:
+    def set_tensor(self, tensor: Tensor, data: Bytes, offset: int = 0) -> None:
         """Copy bytes into a tensor, starting `offset` bytes from its start; complete on return.
 
         PlacementError if the tensor has no address on this backend, ValueError for bytes outside the tensor.
         """
-        view = memoryview(data).cast("B")
+        view = memoryview(cast("_BufferProtocol", data)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
             tensor.touch()
             self.set_tensor_async(tensor, view, offset)
             self.synchronize()
 
-    def get_tensor(self, tensor: Tensor, out, offset: int = 0) -> None:
+    def get_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  Raises as
         `set_tensor`."""
-        view = memoryview(out).cast("B")
+        view = memoryview(cast("_BufferProtocol", out)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
             self.get_tensor_async(tensor, view, offset)
@@ -385,17 +395,17 @@ class Backend(BackendBase):
                     note_nodes(error, self, (node,))
                     raise
 
-    def graph_plan_create(self, graph: Graph | GraphView):
+    def graph_plan_create(self, graph: Graph | GraphView) -> Any:
         """Prepare `graph` for many computes at its present addresses; returns the graph plan for graph_plan_compute.
 
         A backend that prepares nothing returns None; then `graph_compute` is called each time.
         """
         return graph
 
-    def graph_plan_free(self, plan) -> None:
+    def graph_plan_free(self, plan: Any) -> None:
         """Release a graph plan of graph_plan_create."""
 
-    def graph_plan_compute(self, plan) -> None:
+    def graph_plan_compute(self, plan: Any) -> None:
         """Run a graph plan of graph_plan_create."""
         self.graph_compute(plan)
 
@@ -407,7 +417,7 @@ class Backend(BackendBase):
     def __enter__(self) -> Backend:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

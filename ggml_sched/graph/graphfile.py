@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 1 << 30
 """A graph file that is larger, after unpacking, is refused."""
 
 
-def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] | None = None) -> Graph:
+def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], BackendBase] | None = None) -> Graph:
     """Read a graph; `graph.tensors[i]` is tensor i of the file.
 
     `place(tensor)` returns the backend of a resident tensor (weight, KV cache).  The tensor gets an address on that
@@ -86,7 +86,7 @@ def graph_from_dict(data: Any, place: Callable[[Tensor], BackendBase] | None = N
     return graph
 
 
-def save_graph(graph: Graph, path: str | os.PathLike) -> None:
+def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a graph in the format that `load_graph` reads; gzipped when the path ends in .gz."""
     text = json.dumps(graph_to_dict(graph), separators=(",", ":"), sort_keys=True).encode()
     path = os.fspath(path)
@@ -128,7 +128,8 @@ def _fields(t: Tensor, ids: dict[Tensor, int], flags: frozenset[str], deps: tupl
 def _list(data: Any, field: str, where: str) -> list[Any]:
     if not isinstance(data, dict) or not isinstance(data.get(field), list):
         raise FileFormatError(f"{where}: no list {field!r}")
-    return data[field]
+    found: list[Any] = data[field]
+    return found
 
 
 def _check_id(k: Any, count: int, what: str) -> int:
@@ -151,7 +152,7 @@ def _needs(fields: Any, i: int, count: int, where: str) -> list[int]:
     return needs
 
 
-def _creation_order(tensors: list, where: str) -> list[int]:
+def _creation_order(tensors: list[Any], where: str) -> list[int]:
     """All ids in an order in which tensors can be made: each after those it refers to.  GraphError on a cycle."""
     needs = [_needs(fields, i, len(tensors), where) for i, fields in enumerate(tensors)]
     state = bytearray(len(tensors))  # 0: not visited, 1: waits for tensors that it refers to, 2: in `order`

@@ -186,7 +186,8 @@ def _from_cuda(tensor: Tensor, given: Any) -> np.ndarray:
     except ImportError:
         raise TypeError(f"{tensor!r}: a {type(given).__name__} in CUDA memory is copied by CuPy, which is not "
                         "installed: pip install 'ggml-sched[cuda12]', or copy it to the host first") from None
-    return cupy.asnumpy(cupy.asarray(given))
+    copied: np.ndarray = cupy.asnumpy(cupy.asarray(given))
+    return copied
 
 
 def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

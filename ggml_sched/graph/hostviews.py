@@ -106,7 +106,7 @@ def _view(tensor: Tensor) -> np.ndarray:
         raise BackendError(f"{tensor!r}: backend {tensor.backend.name!r} has no memory that the CPU reads; numpy() "
                            "gives a copy")
     wait_for_queued(tensor)
-    array = hostdata.array_over(tensor, memory, tensor.offset)
-    array = array[(0,) * (4 - len(hostdata.shape_of(tensor)))]
+    whole = hostdata.array_over(tensor, memory, tensor.offset)
+    array: np.ndarray = whole[(0,) * (4 - len(hostdata.shape_of(tensor)))]
     array.flags.writeable = False
     return array

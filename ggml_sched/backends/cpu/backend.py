@@ -9,17 +9,18 @@ Corresponds to ggml's CPU backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import index
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from ggml_sched._graph import BufferBase, Tensor, apply_staged, check_graph_plan, computed, staged_leafs
-from ggml_sched.backend import as_nodes
+from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_graph_plan, computed, staged_leafs
+from ggml_sched.backend import GraphView, as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend, allocate
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, allocate
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
@@ -34,7 +35,7 @@ KERNELS_OF = ("compiled", "numpy")
 """Which kernels a CpuBackend runs: the compiled ones, or those of the oracle."""
 
 
-Call = Callable[[], object]
+Call: TypeAlias = Callable[[], object]
 
 
 def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
@@ -80,7 +81,7 @@ class Stretch:
         self._calls.run(self._pool, self.first, self.last)
 
 
-Step = tuple[Call, Tensor]
+Step: TypeAlias = tuple[Call, Tensor]
 """A function to call, and the node that errors name."""
 
 
@@ -199,6 +200,9 @@ class CpuBackend(HostBackend):
         self.n_threads = thread_count(n_threads, MAX_THREADS)
         self._pool = Pool(self.n_threads) if kernels == "compiled" else None
 
+    if TYPE_CHECKING:
+        def alloc_buffer(self, size: int) -> CpuBuffer: ...
+
     # -- computing ----------------------------------------------------------------
 
     def set_n_threads(self, n: int) -> None:
@@ -217,7 +221,7 @@ class CpuBackend(HostBackend):
         found = KERNELS.get(op)
         return 0 if found is None else found.inplace
 
-    def graph_compute(self, graph) -> None:
+    def graph_compute(self, graph: Graph | GraphView) -> None:
         self._require_open()
         nodes = as_nodes(graph)
         with self._lock:
@@ -226,7 +230,7 @@ class CpuBackend(HostBackend):
             held = None if compiled is None else compiled.held()  # noqa: F841 - see CpuPlan.run
             run_steps(steps, self.name)
 
-    def graph_plan_create(self, graph) -> CpuPlan:
+    def graph_plan_create(self, graph: Graph | GraphView) -> CpuPlan:
         self._require_open()
         return CpuPlan(Resolver(self.name, self._memory_of), as_nodes(graph), self._pool)
 
@@ -249,7 +253,7 @@ class CpuBackend(HostBackend):
     def _memory_of(self, buffer: BufferBase) -> np.ndarray:
         if not self.supports_buffer(buffer):
             raise PlacementError(f"it is on backend {buffer.backend.name!r}")
-        return buffer.memory
+        return cast("CpuBuffer", buffer).memory
 
     # -- life -------------------------------------------------------------------
 
@@ -262,7 +266,7 @@ class CpuBackend(HostBackend):
             self._work = np.empty(0, np.uint8)
 
 
-def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU") -> None:
+def run_nodes(nodes: Graph | GraphView | Sequence[Tensor], memory_of: MemoryOf, *, name: str = "CPU") -> None:
     """Compute nodes in order with the NumPy kernels, over memory of any backend.
 
     A backend written in Python can call it from its `graph_compute`.  `memory_of(buffer)` returns a uint8 array over

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from operator import index
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 
@@ -15,6 +16,12 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Buffer, same_layout
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.graph.hostdata import array_over
+
+if TYPE_CHECKING:
+    from ggml_sched.backend import Bytes
+
+    Memory: TypeAlias = Bytes | SupportsIndex
+    """Memory of the caller: an object with the buffer protocol, or an address."""
 
 __all__ = ["ALIGNMENT", "CpuBuffer", "HostBackend", "address_of", "allocate", "copy_on_host", "wrap"]
 
@@ -63,7 +70,7 @@ class CpuBuffer(Buffer):
     def free(self) -> None:
         self._memory, self.plain = None, False
         if self.owned:
-            self.backend.give_back(self.size)
+            cast("HostBackend", self.backend).give_back(self.size)
 
     def _range(self, offset: int, size: int) -> np.ndarray:
         self._check_range(offset, size)
@@ -96,14 +103,14 @@ class HostBackend(Backend):
             raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
                               f"{self.memory} left", self.name, size, self.memory - self.used)
 
-    def alloc_buffer(self, size: int) -> CpuBuffer:
-        """`size` zero bytes at a multiple of 64."""
+    def alloc_buffer(self, size: int) -> Buffer:
+        """`size` zero bytes at a multiple of 64, a `buffer_class`."""
         self._check_size(size)
         buffer = self.buffer_class(self, allocate(size, self.name))
         self.used += size
         return buffer
 
-    def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> CpuBuffer:
+    def buffer_from_ptr(self, source: Memory, size: int | None = None, usage: str = "any") -> CpuBuffer:
         """A buffer over the caller's memory; the buffer keeps that memory alive and never frees it.
 
         `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may
@@ -137,7 +144,8 @@ def _is_left_as(mine: object, base: type, names: tuple[str, ...]) -> bool:
 
 def address_of(array: np.ndarray) -> int:
     """The address of an array's first byte, also of an empty array, for which `array.ctypes.data` is arbitrary."""
-    return array.__array_interface__["data"][0]
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def allocate(size: int, backend_name: str) -> np.ndarray:
@@ -151,13 +159,13 @@ def allocate(size: int, backend_name: str) -> np.ndarray:
     return block[skip:][:size]      # two slices: one empty slice [skip:skip] would start at the block's own address
 
 
-def wrap(source, size: int | None) -> np.ndarray:
+def wrap(source: Memory, size: int | None) -> np.ndarray:
     """The caller's memory as a uint8 array that keeps `source` alive and never frees it.
 
     `source` is anything with the buffer protocol, contiguous, or an address with a size.
     """
     if isinstance(source, int) or hasattr(source, "__index__") and not isinstance(source, np.ndarray):
-        address = index(source)
+        address = index(cast("SupportsIndex", source))
         if size is None:
             raise TypeError("memory given as an address needs a size in bytes")
         size = index(size)
@@ -168,7 +176,7 @@ def wrap(source, size: int | None) -> np.ndarray:
         if address == 0:
             raise ValueError(f"{size} bytes at address 0")
         return np.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), np.uint8)
-    memory = as_bytes(source)
+    memory = as_bytes(cast("Bytes", source))
     if size is None:
         return memory
     size = index(size)
@@ -177,7 +185,7 @@ def wrap(source, size: int | None) -> np.ndarray:
     return memory[:size]
 
 
-def as_bytes(source) -> np.ndarray:
+def as_bytes(source: Bytes) -> np.ndarray:
     """A uint8 array over a contiguous buffer; TypeError without one, ValueError if it is not contiguous."""
     if isinstance(source, np.ndarray):
         if not source.flags.c_contiguous:

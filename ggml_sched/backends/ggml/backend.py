@@ -15,9 +15,10 @@ import threading
 import warnings
 from functools import partial
 from operator import index
+from typing import cast
 
-from ggml_sched._graph import Tensor, op_numbers
-from ggml_sched.backend import Buffer, as_nodes
+from ggml_sched._graph import Graph, Tensor, op_numbers
+from ggml_sched.backend import Buffer, GraphView, as_nodes
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
@@ -56,9 +57,9 @@ class GgmlBackend(GgmlBase, HostBackend):
     kv_padding = 64
     """Attention reads a multiple of this many keys of a KV cache: ggml's flash attention computes that many at once."""
 
-    def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
-                 name: str | None = None, memory: int | None = None, repack: bool = True,
-                 own_products: bool = True, steady: bool | None = None) -> None:
+    def __init__(self, device: str = "CPU", n_threads: int | None = None,
+                 library: str | os.PathLike[str] | None = None, *, name: str | None = None, memory: int | None = None,
+                 repack: bool = True, own_products: bool = True, steady: bool | None = None) -> None:
         if steady is not None:
             warnings.warn("GgmlBackend: steady= has no effect: a compute always uses all threads", DeprecationWarning,
                           stacklevel=2)
@@ -93,7 +94,7 @@ class GgmlBackend(GgmlBase, HostBackend):
         return self.is_host and self.device.kind in ("cpu", "accel")
 
     @staticmethod
-    def devices(library: str | os.PathLike | None = None) -> tuple[Offered, ...]:
+    def devices(library: str | os.PathLike[str] | None = None) -> tuple[Offered, ...]:
         """What the library offers: name, description and kind of each device."""
         return load(library).devices
 
@@ -126,7 +127,7 @@ class GgmlBackend(GgmlBase, HostBackend):
 
     def plain_unread(self, weight: Tensor) -> None:
         """Drop the pages of a mapped weight from memory: from now on its repacked copy is read, not its plain bytes."""
-        buffer = weight.buffer
+        buffer = cast("HostBuffer | DeviceBuffer", weight.buffer)
         if buffer.file_backed and not buffer.writable:
             drop_pages(buffer.base + weight.offset, weight.nbytes)
 
@@ -145,14 +146,14 @@ class GgmlBackend(GgmlBase, HostBackend):
         number = op_numbers().get(op)
         return 0 if number is None else tolerated_sources(number)
 
-    def graph_compute(self, graph) -> None:
+    def graph_compute(self, graph: Graph | GraphView) -> None:
         plan = self.graph_plan_create(graph)
         try:
             self.graph_plan_compute(plan)
         finally:
             self.graph_plan_free(plan)
 
-    def graph_plan_create(self, graph) -> GraphPlan:
+    def graph_plan_create(self, graph: Graph | GraphView) -> GraphPlan:
         self._require_open()
         with self._lock:
             return GraphPlan(self, self._device, as_nodes(graph))

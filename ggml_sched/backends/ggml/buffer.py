@@ -6,12 +6,17 @@ Corresponds to ggml_backend_buffer_t.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import numpy as np
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.backends.cpu.buffer import CpuBuffer
 from ggml_sched.backends.ggml._ggml import Device, RepackedWeight
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.ggml.backend import GgmlBackend
 
 __all__ = ["DeviceBuffer", "HostBuffer"]
 
@@ -54,7 +59,7 @@ class DeviceBuffer(Buffer):
     def free(self) -> None:
         handle, self.handle = self.handle, 0
         self._device.release(handle)
-        self.backend.give_back(self.size)
+        cast("GgmlBackend", self.backend).give_back(self.size)
 
     def _range(self, offset: int, size: int) -> tuple[int, int]:
         self._check_range(offset, size)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ggml_sched._graph import Type, op_numbers
 from ggml_sched.backends.ggml._ggml import FUNCTIONS, QUIET, Api
 from ggml_sched.backends.ggml.probe import OLDEST, check
 from ggml_sched.errors import BackendError
+
+if TYPE_CHECKING:
+    from ctypes import _CDataType as CType
 
 __all__ = ["INSTALL", "Device", "Library", "installed", "load"]
 
@@ -77,17 +81,21 @@ class Library:
 
     def buffer_type(self, device: Device) -> int:
         """ggml's type (ggml_backend_buffer_type_t) of the buffers that a device computes in."""
-        return _pointer(self._base, "ggml_backend_dev_buffer_type", ctypes.c_void_p)(device.handle)
+        found: int = _pointer(self._base, "ggml_backend_dev_buffer_type", ctypes.c_void_p)(device.handle)
+        return found
 
     def is_host(self, buft: int) -> bool:
         """Whether buffers of a type are memory that the CPU reads as it is."""
-        return _call(self._base, "ggml_backend_buft_is_host", ctypes.c_bool, ctypes.c_void_p)(buft)
+        found: bool = _call(self._base, "ggml_backend_buft_is_host", ctypes.c_bool, ctypes.c_void_p)(buft)
+        return found
 
     def alignment(self, buft: int) -> int:
-        return _call(self._base, "ggml_backend_buft_get_alignment", ctypes.c_size_t, ctypes.c_void_p)(buft)
+        found: int = _call(self._base, "ggml_backend_buft_get_alignment", ctypes.c_size_t, ctypes.c_void_p)(buft)
+        return found
 
     def max_size(self, buft: int) -> int:
-        return _call(self._base, "ggml_backend_buft_get_max_size", ctypes.c_size_t, ctypes.c_void_p)(buft)
+        found: int = _call(self._base, "ggml_backend_buft_get_max_size", ctypes.c_size_t, ctypes.c_void_p)(buft)
+        return found
 
     def memory(self, device: Device) -> tuple[int, int]:
         """(free bytes, all bytes) of a device's memory."""
@@ -105,7 +113,7 @@ class Library:
         if not get:
             return ()
         listed = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(get)(device.handle)
-        found = []
+        found: list[int] = []
         while listed and len(found) < 64 and listed[len(found)]:
             found.append(listed[len(found)])
         return tuple(found)
@@ -123,7 +131,7 @@ def installed() -> list[str]:
     return found
 
 
-def load(path: str | os.PathLike | None = None) -> Library:
+def load(path: str | os.PathLike[str] | None = None) -> Library:
     """The library in a folder, or in one file that has all of ggml; None: the first installed one that loads.
 
     BackendError if there is none, or if it does not load, is too old, or its tensors have another layout than abi.h's.
@@ -143,11 +151,13 @@ def load(path: str | os.PathLike | None = None) -> Library:
 def _load(given: str) -> Library:
     folder = given if os.path.isdir(given) else os.path.dirname(given)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # without it ggml starts a debugger when it aborts
+    cpu: ctypes.CDLL | None
     if os.path.isfile(given):
         base = cpu = everything = _open(given)
     else:
-        base, cpu, everything = (_open_named(Path(given), name, needed) for name, needed in (
-            ("ggml-base", True), ("ggml-cpu", False), ("ggml", True)))
+        # In this order: where libggml was loaded before libggml-cpu, kernels have computed NaN.
+        base, cpu = _open_named(Path(given), "ggml-base"), _open_first(Path(given), "ggml-cpu")
+        everything = _open_named(Path(given), "ggml")
     _check_kin(given, base, cpu, everything)
     version = _call(base, "ggml_version", ctypes.c_char_p)().decode(errors="replace")
     check(base, given, version)
@@ -167,13 +177,17 @@ def _named(folder: Path, name: str) -> Iterator[Path]:
         yield from sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-def _open_named(folder: Path, name: str, needed: bool) -> ctypes.CDLL | None:
-    found = next(_named(folder, name), None)
+def _open_named(folder: Path, name: str) -> ctypes.CDLL:
+    found = _open_first(folder, name)
     if found is None:
-        if needed:
-            raise BackendError(f"there is no lib{name} in {folder}: run `{INSTALL}`, or give another library=")
-        return None
-    return _open(str(found))
+        raise BackendError(f"there is no lib{name} in {folder}: run `{INSTALL}`, or give another library=")
+    return found
+
+
+def _open_first(folder: Path, name: str) -> ctypes.CDLL | None:
+    """The first file of lib`name` in a folder, loaded; None if there is none."""
+    found = next(_named(folder, name), None)
+    return None if found is None else _open(str(found))
 
 
 def _open(path: str) -> ctypes.CDLL:
@@ -198,15 +212,15 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
-def _call(library: ctypes.CDLL, name: str, result, *arguments):
+def _call(library: ctypes.CDLL, name: str, result: type[CType] | None, *arguments: type[CType]) -> Callable[..., Any]:
     """The library's function `name`, with the given types of result and arguments; BackendError if it has none."""
     found = getattr(library, name, None)
     if found is None:
         raise BackendError(f"{library._name} has no {name}: ggml {OLDEST} is the oldest that is supported")
-    return ctypes.CFUNCTYPE(result, *arguments)(ctypes.cast(found, ctypes.c_void_p).value)
+    return ctypes.CFUNCTYPE(result, *arguments)(ctypes.cast(found, ctypes.c_void_p).value or 0)
 
 
-def _pointer(library: ctypes.CDLL, name: str, *arguments):
+def _pointer(library: ctypes.CDLL, name: str, *arguments: type[CType]) -> Callable[..., Any]:
     return _call(library, name, ctypes.c_void_p, *arguments)
 
 
@@ -223,12 +237,13 @@ def _hush(base: ctypes.CDLL) -> None:
     _call(base, "ggml_log_set", None, ctypes.c_void_p, ctypes.c_void_p)(QUIET, None)
 
 
-def _numbers(base: ctypes.CDLL) -> tuple[dict, dict]:
+def _numbers(base: ctypes.CDLL) -> tuple[dict[str | int, int], dict[int, int]]:
     """Two dicts from this package's numbers of ops to ggml's: of the op, and of the sub-op (of UNARY and GLU)."""
     ops = _names(_call(base, "ggml_op_name", ctypes.c_char_p, ctypes.c_int), LAST_OP)
     unary = _names(_call(base, "ggml_unary_op_name", ctypes.c_char_p, ctypes.c_int), LAST_UNARY)
     glu = _names(_call(base, "ggml_glu_op_name", ctypes.c_char_p, ctypes.c_int), LAST_GLU)
-    found, subs = {"CUSTOM": ops["CUSTOM"]} if "CUSTOM" in ops else {}, {}
+    found: dict[str | int, int] = {"CUSTOM": ops["CUSTOM"]} if "CUSTOM" in ops else {}
+    subs: dict[int, int] = {}
     for name, number in op_numbers().items():
         family, _, kind = name.partition(":")
         if family in ops:
@@ -238,7 +253,7 @@ def _numbers(base: ctypes.CDLL) -> tuple[dict, dict]:
     return found, subs
 
 
-def _names(name_of, last: str) -> dict[str, int]:
+def _names(name_of: Callable[[int], bytes | None], last: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for number in range(256):
         name = (name_of(number) or b"").decode(errors="replace")

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import ctypes as c
 import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ggml_sched.backends.ggml._ggml import TENSOR_SIZE, tensor_at
 from ggml_sched.errors import BackendError
+
+if TYPE_CHECKING:
+    from ctypes import _CDataType as CType
 
 __all__ = ["OLDEST", "check"]
 
@@ -40,8 +45,8 @@ def _differences(base: c.CDLL) -> list[str]:
     """The names of the fields of the library's tensors that are not where abi.h has them."""
     pointer = c.c_void_p
 
-    def function(name: str, result, *arguments):
-        return c.CFUNCTYPE(result, *arguments)(c.cast(getattr(base, f"ggml_{name}"), pointer).value)
+    def function(name: str, result: type[CType] | None, *arguments: type[CType]) -> Callable[..., Any]:
+        return c.CFUNCTYPE(result, *arguments)(c.cast(getattr(base, f"ggml_{name}"), pointer).value or 0)
 
     overhead = function("tensor_overhead", c.c_size_t)()
     if overhead != TENSOR_SIZE + OBJECT_SIZE:

@@ -12,6 +12,9 @@ integer that an element is before its scale is applied.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
 import numpy as np
 
 from ggml_sched._graph import Type
@@ -21,7 +24,10 @@ from ggml_sched.graph.quants.bits import bf16_to_f32, f32_to_bf16
 
 __all__ = ["QUANTIZED", "bf16_to_f32", "dequantize", "f32_to_bf16", "quantize"]
 
-FORMATS = plain.FORMATS | k_quants.FORMATS | codebook.FORMATS
+Coder: TypeAlias = Callable[[np.ndarray, Type, np.ndarray], None]
+"""Reads elements or blocks of a type from its first argument, and writes the result to its last."""
+
+FORMATS: Mapping[Type, tuple[Coder, Coder]] = plain.FORMATS | k_quants.FORMATS | codebook.FORMATS
 """{quantised type: its functions (dequantize, quantize) for arrays of blocks}."""
 
 QUANTIZED = frozenset(FORMATS)
@@ -72,7 +78,7 @@ def dequantize(blocks: np.ndarray, kind: Type, out: np.ndarray | None = None) ->
     return out
 
 
-def _format(kind: Type) -> tuple:
+def _format(kind: Type) -> tuple[Coder, Coder]:
     found = FORMATS.get(kind)
     if found is None:
         raise UnsupportedOp(f"type {kind} is not one of the quantised types that are implemented: "

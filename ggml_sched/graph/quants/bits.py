@@ -34,19 +34,22 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
 
 def inverse(d: np.ndarray) -> np.ndarray:
     """1 / d for the scale d of each block, 0 where d is 0; has a last axis of 1, to multiply the elements of blocks."""
-    return np.where(d != 0, np.float32(1) / d, np.float32(0))[..., None]
+    found: np.ndarray = np.where(d != 0, np.float32(1) / d, np.float32(0))
+    return found[..., None]
 
 
 def limited(q: np.ndarray, low: int, high: int) -> np.ndarray:
     """q clamped to low .. high, `high` for NaN, so that a cast to an integer type is defined."""
-    return np.fmax(np.fmin(q, np.float32(high)), np.float32(low))
+    found: np.ndarray = np.fmax(np.fmin(q, np.float32(high)), np.float32(low))
+    return found
 
 
 def round_away(q: np.ndarray) -> np.ndarray:
     """Round to the nearest integer, halves away from zero, as C's roundf.  trunc(q + 0.5) would round up the float just
     below 0.5."""
     whole = np.trunc(q)
-    return whole + np.copysign((np.abs(q - whole) >= np.float32(0.5)).astype(np.float32), q)
+    found: np.ndarray = whole + np.copysign((np.abs(q - whole) >= np.float32(0.5)).astype(np.float32), q)
+    return found
 
 
 def f16_bytes(values: np.ndarray) -> np.ndarray:

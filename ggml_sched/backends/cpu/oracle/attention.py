@@ -58,7 +58,8 @@ def soft_max(of: Operands) -> np.ndarray:
     if bias is not None:
         scores += bias
     total = _exponents(scores, of.dense(2).reshape(1, -1, 1, 1) if of.has(2) else None)
-    return scores / total
+    found: np.ndarray = scores / total
+    return found
 
 
 # -- flash attention ----------------------------------------------------------------

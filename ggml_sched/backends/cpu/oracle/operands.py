@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import pack, unpack
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,9 +17,14 @@ from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.graph import quants
 from ggml_sched.graph.hostdata import array_over, endless
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float32]
+
 __all__ = ["MemoryOf", "Operands", "Resolver", "float_param", "int_param", "load"]
 
-MemoryOf = Callable[[BufferBase], np.ndarray]
+MemoryOf: TypeAlias = Callable[[BufferBase], np.ndarray]
 """A function that returns a uint8 array over all bytes of a buffer."""
 
 
@@ -32,7 +38,7 @@ def float_param(node: Tensor, i: int) -> np.float32:
     return np.float32(unpack("<f", pack("<i", int_param(node, i)))[0])
 
 
-def load(raw: np.ndarray, kind: Type) -> np.ndarray:
+def load(raw: np.ndarray, kind: Type) -> Floats:
     """Elements (or blocks) of type `kind` as f32; `raw` itself if they are f32."""
     if kind == Type.BF16:
         return quants.bf16_to_f32(raw)
@@ -102,11 +108,11 @@ class Operands:
         array = self._src[i]
         return array.copy() if np.may_share_memory(array, self.dst) else array
 
-    def f32(self, i: int) -> np.ndarray:
+    def f32(self, i: int) -> Floats:
         """Source i as f32, not necessarily contiguous."""
         return load(self.raw(i), self.type(i))
 
-    def dense(self, i: int) -> np.ndarray:
+    def dense(self, i: int) -> Floats:
         """Source i as contiguous f32: NumPy computes exp, tanh and sums differently for strided arrays."""
         return np.ascontiguousarray(self.f32(i))
 

@@ -24,7 +24,8 @@ def ssm_conv(of: Operands) -> np.ndarray:
     total = x[..., :n_tokens] * filters[:, :1]
     for tap in range(1, filters.shape[1]):
         total += x[..., tap : tap + n_tokens] * filters[:, tap : tap + 1]
-    return total.swapaxes(1, 2)
+    found: np.ndarray = total.swapaxes(1, 2)
+    return found
 
 
 @kernel("SSM_SCAN")

@@ -6,33 +6,39 @@ A row is summed in f32, contiguous, because NumPy then adds pairwise, which lose
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
 from ggml_sched.backends.cpu.oracle.registry import kernel
 
+if TYPE_CHECKING:
+    from ggml_sched.backends.cpu.oracle.operands import Floats
+
 
 @kernel("SUM")
-def sum_(of: Operands) -> np.ndarray:
-    return np.add.reduce(of.dense(0).reshape(-1), dtype=np.float64).astype(np.float32)
+def sum_(of: Operands) -> Floats:
+    found: Floats = np.add.reduce(of.dense(0).reshape(-1), dtype=np.float64).astype(np.float32)
+    return found
 
 
-def _sums(x: np.ndarray) -> np.ndarray:
+def _sums(x: np.ndarray) -> Floats:
     """The sum of each row of a contiguous array."""
     return np.add.reduce(x, -1, keepdims=True)
 
 
 @kernel("SUM_ROWS")
-def sum_rows(of: Operands) -> np.ndarray:
+def sum_rows(of: Operands) -> Floats:
     return _sums(of.dense(0))
 
 
-def _means(x: np.ndarray) -> np.ndarray:
+def _means(x: np.ndarray) -> Floats:
     return _sums(x) / np.float32(x.shape[-1])
 
 
 @kernel("MEAN")
-def mean(of: Operands) -> np.ndarray:
+def mean(of: Operands) -> Floats:
     return _means(of.dense(0))
 
 
@@ -68,7 +74,8 @@ def group_norm(of: Operands) -> None:
 
 def _by_root(x: np.ndarray, eps: np.float32) -> np.ndarray:
     """Each row divided by the root of the mean of its squares plus eps."""
-    return x / np.sqrt(_means(np.square(x)) + eps)
+    found: Floats = x / np.sqrt(_means(np.square(x)) + eps)
+    return found
 
 
 # -- order ------------------------------------------------------------------------------
@@ -88,6 +95,6 @@ def order(of: Operands) -> None:
 
 
 @kernel("ARANGE")
-def arange(of: Operands) -> np.ndarray:
+def arange(of: Operands) -> Floats:
     start, step = float_param(of.node, 0), float_param(of.node, 2)
     return start + step * np.arange(of.dst.size, dtype=np.float32)

@@ -43,4 +43,5 @@ def set_rows(of: Operands) -> None:
 def add_id(of: Operands) -> np.ndarray:
     b, ids = of.raw(1)[0, 0], of.raw(2)[0, 0]
     check_ids(ids, b.shape[0], of)
-    return of.raw(0) + b[ids]
+    found: np.ndarray = of.raw(0) + b[ids]
+    return found
