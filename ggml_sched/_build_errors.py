@@ -22,7 +22,9 @@ SUFFIXES = (".so", ".pyd")
 def raise_explained(error: ImportError) -> NoReturn:
     """Raise a BuildError from `error` if that is about a compiled module of this package, and otherwise `error`."""
     name = missing_name(error)
-    reason = None if name is None or isinstance(error, BuildError) else reason_of(error, name)
+    if name is None or isinstance(error, BuildError):
+        raise error
+    reason = reason_of(error, name)
     if reason is None:
         raise error
     this = f"Python {sys.version.partition(' ')[0]} ({sysconfig.get_config_var('SOABI')})"
