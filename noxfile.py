@@ -20,12 +20,9 @@ nox.options.sessions = ["lint", "types", "test"]
 ROOT = Path(__file__).parent
 BUILD_REQUIREMENTS = nox.project.load_toml("pyproject.toml")["build-system"]["requires"]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-STUBBED = ("core.graph.types", "core.graph.tensor", "core.graph.context", "core.graph.graph", "core.pack.api",
-           "graph._dlpack",
-           "core.first_generation.allocators", "core.plan.request", "core.plan.plan_data", "_core", "_capi",
-           "threads._locks", "execution._steps", "llama._cells", "llama._strings", "backends.cpu._kernels",
-           "backends.ggml._ggml", "llama_cpp._hook")
-"""Extensions whose stubs are compared with what was compiled."""
+STUBBED = tuple(sorted(".".join(path.relative_to(ROOT).with_suffix("").parts)
+                       for path in (ROOT / "ggml_sched").rglob("*.pyx")))
+"""Every extension: its stub is compared with what was compiled."""
 TIDY = {
     "ggml_sched/backends/cpu/kernels": ("ggml_sched/backends/cpu",),
     "ggml_sched/llama_cpp": ("ggml_sched/backends/ggml",),
@@ -118,12 +115,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy over the package, and the extensions' stubs beside what was compiled."""
+    """mypy, strictly, over the package and over a program of a user; the extensions' stubs beside what was compiled."""
     session.run("python", "-m", "mypy", "--warn-unused-configs")
+    session.run("python", "-m", "mypy", "tests/typing")
     compiled = any((ROOT / "ggml_sched").glob("_core.*.so"))
     environment = {"PYTHONSAFEPATH": "1", **({"PYTHONPATH": str(ROOT)} if compiled else {})}
-    session.run("python", "-m", "mypy.stubtest", *(f"ggml_sched.{name}" for name in STUBBED),
-                "--mypy-config-file", "pyproject.toml", env=environment)
+    session.run("python", "-m", "mypy.stubtest", *STUBBED, "--mypy-config-file", "pyproject.toml", env=environment)
 
 
 @nox.session

@@ -121,7 +121,7 @@ def _continue(args: argparse.Namespace, model: Model, loaded: float, sampling: d
     return code
 
 
-def _stream(generation: Generation, opening: Callable[[], object], ids: bool = False) -> int:
+def _stream(generation: Generation[Any], opening: Callable[[], object], ids: bool = False) -> int:
     """Print the pieces of text as they are generated; returns the exit code."""
     code = 0
     try:
@@ -188,7 +188,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[
 
 
 def _reply(args: argparse.Namespace, model: Model, messages: list[dict[str, str]],
-           sampling: dict[str, Any]) -> Generation:
+           sampling: dict[str, Any]) -> Generation[Any]:
     """The reply to the last message; the oldest messages are removed until the conversation fits into the context."""
     first = 1 if args.system is not None else 0
     while True:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(args: argparse.Namespace, model: Model, loaded: float,
-           generations: Iterable[Generation]) -> None:
+           generations: Iterable[Generation[Any]]) -> None:
     """Print the tables to standard error."""
     stats = [generation.stats for generation in generations]
     n_prompt = max((s.n_prompt for s in stats), default=1)
