@@ -16,8 +16,10 @@ Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how ma
 each processor).  `GGML_SCHED_BUILD` says how:
 
     (not set)   optimised and stripped
-    debug       not optimised (the kernels a little), with debug information, for daily work
-    sanitize    with GCC's or Clang's address and undefined-behaviour sanitizers, whose runtimes must be preloaded:
+    debug       not optimised (the kernels a little), with debug information, for daily work; counts blocks of C memory,
+                and tests/conftest.py fails where some, or objects, are left alive after the last test
+    sanitize    counts, too; with GCC's or Clang's address and undefined-behaviour sanitizers, whose runtimes must be
+                preloaded:
                 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
                 ASAN_OPTIONS=detect_leaks=0 (Python keeps much to its end); see tests/soak/test_sanitizers.py
 """
@@ -53,16 +55,17 @@ CFLAGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Wno-unu
 # Python compiles with -fwrapv, which would hide overflows.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
               "-fno-wrapv"]
+COUNTED = ["-include", "tools/counted_memory.h"]
 match BUILD:
     case "":
         # -O3 gains nothing in modules of Python objects, and makes them a fifth larger.
         CFLAGS += ["-O2", "-g0"]
         LDFLAGS = [] if sys.platform == "darwin" else ["-Wl,-s"]
     case "debug":
-        CFLAGS += ["-O0", "-g"]
+        CFLAGS += ["-O0", "-g", *COUNTED]
         LDFLAGS = []
     case "sanitize":
-        CFLAGS += ["-O1", "-g", *SANITIZERS]
+        CFLAGS += ["-O1", "-g", *COUNTED, *SANITIZERS]
         LDFLAGS = SANITIZERS
     case _:
         raise SystemExit(f"setup.py: GGML_SCHED_BUILD={BUILD!r} is neither debug nor sanitize")

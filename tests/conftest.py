@@ -59,6 +59,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=partial(signal.alarm, 60))
 
 
+# -- what tests leave alive --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_alive(request):
+    """In builds that count blocks of C memory: the last test fails if more is alive than before the first.
+
+    After a failure nothing is checked, because its traceback holds objects.
+    """
+    import alive
+
+    import ggml_sched  # noqa: F401
+
+    before = alive.alive()
+    yield
+    if alive.block_counts() and not request.session.testsfailed:
+        alive.forget(request.session.items)
+        left = alive.leaked(before, alive.alive())
+        counts = f"blocks (taken, freed): {alive.block_counts()}"
+        assert not left, f"left alive after the last test: {', '.join(left)}; {counts}"
+
+
 # -- garbage ---------------------------------------------------------------------------------------
 
 

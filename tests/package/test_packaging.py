@@ -195,6 +195,11 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
     compiled = {name for name in names if name.endswith((".so", ".pyd"))}
     assert names - compiled == expected
     assert {name.partition(".")[0] for name in compiled} == {f"ggml_sched/{name}" for name in (*EXTENSIONS, *KERNELS)}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in compiled:
+            binary = archive.read(name)
+            # Stripped, and without the counters of debug builds.
+            assert [word for word in (b".symtab", b".debug_info", b"gs_blocks_taken") if word in binary] == [], name
 
 
 CONSUMER = '''
