@@ -66,7 +66,8 @@ if hasattr(os, "register_at_fork"):
 def _nothing_is_left_alive(request):
     """In builds that count blocks of C memory: the last test fails if more is alive than before the first.
 
-    After a failure nothing is checked, because its traceback holds objects.
+    Nothing is checked after a failure, whose traceback holds objects, nor where a test ran another pytest in this
+    process, which keeps frames of its tests.
     """
     import alive
 
@@ -74,8 +75,10 @@ def _nothing_is_left_alive(request):
 
     before = alive.alive()
     yield
-    if alive.block_counts() and not request.session.testsfailed:
-        alive.forget(request.session.items)
+    items = request.session.items
+    is_nested = any("pytester" in getattr(item, "fixturenames", ()) for item in items)
+    if alive.block_counts() and not request.session.testsfailed and not is_nested:
+        alive.forget(items)
         left = alive.leaked(before, alive.alive())
         counts = f"blocks (taken, freed): {alive.block_counts()}"
         assert not left, f"left alive after the last test: {', '.join(left)}; {counts}"

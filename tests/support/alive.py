@@ -70,7 +70,7 @@ def forget(items: list) -> None:
     for value in gc.get_objects():
         if issubclass(type(value), functools._lru_cache_wrapper):
             value.cache_clear()
-        elif issubclass(type(value), BaseException):    # a parameter of a test, which was raised there
+        elif issubclass(type(value), BaseException):        # a parameter of a test, for one
             value.__traceback__ = None
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -234,12 +235,13 @@ def size_of(arrays: dict[str, np.ndarray]) -> GraphSize:
 
 
 class CGraph:
-    """A gs_graph filled from arrays; the caller calls `finish`."""
+    """A gs_graph filled from arrays; the caller calls `finish`.  It is freed with this object at the latest."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.handle = c_void_p()
         fill = GraphArrays()
         call("graph_new", byref(size_of(arrays)), byref(fill), byref(self.handle))
+        self.free_handle = weakref.finalize(self, functions().graph_free, self.handle.value)
         self.put(arrays, fill)
 
     def refill(self, arrays: dict[str, np.ndarray]) -> CGraph:
@@ -273,7 +275,7 @@ class CGraph:
         return found[0] << 64 | found[1], wiring.value
 
     def free(self) -> None:
-        functions().graph_free(self.handle)
+        self.free_handle()
         self.handle = c_void_p()
 
     def __enter__(self) -> CGraph:
@@ -319,10 +321,11 @@ class Problem:
 
 
 class CPlan:
-    """A gs_plan and its owner."""
+    """A gs_plan and its owner: it is freed with this object at the latest."""
 
     def __init__(self, handle: c_void_p) -> None:
         self.handle = handle
+        self.free_handle = weakref.finalize(self, functions().plan_free, handle.value)
 
     @classmethod
     def made(cls, graph: CGraph, problem: Problem) -> CPlan:
@@ -357,7 +360,7 @@ class CPlan:
         return found
 
     def free(self) -> None:
-        functions().plan_free(self.handle)
+        self.free_handle()
         self.handle = c_void_p()
 
 
