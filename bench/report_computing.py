@@ -90,7 +90,7 @@ def switching(rounds: int) -> dict[str, float]:
         return gs.Graph(t)
 
     graphs = [chain(), chain()]
-    with gs.Scheduler([gs.DryBackend("CPU")]) as scheduler:
+    with gs.Scheduler([gs.DryBackend("CPU", accepts_computes=True)]) as scheduler:
         scheduler.reserve(*graphs)
         for graph in graphs:
             scheduler.compute(graph)

@@ -136,4 +136,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "llama"})
+    return sorted([*__all__, "llama", "__version__"])

@@ -15,8 +15,10 @@ from ggml_sched.core.graph.tensor import (
     check_graph_plan,
     checked_alloc_size,
     computed,
+    label,
     measure_buffer,
     new_buffer,
+    no_address,
     register_tensor_data,
     staged_leafs,
     wait_for_queued,
@@ -26,6 +28,6 @@ from ggml_sched.core.graph.types import Type, inplace_ops, op_names, op_numbers
 __all__ = [
     "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "Home", "Lease",
     "NodeTable", "Tensor", "Type", "apply_staged", "bind_resident", "check_graph_plan", "checked_alloc_size",
-    "computed", "inplace_ops", "measure_buffer", "new_buffer", "op_names", "op_numbers", "register_tensor_data",
-    "staged_leafs", "wait_for_queued",
+    "computed", "inplace_ops", "label", "measure_buffer", "new_buffer", "no_address", "op_names", "op_numbers",
+    "register_tensor_data", "staged_leafs", "wait_for_queued",
 ]

@@ -74,8 +74,10 @@ from ggml_sched._graph import (
     Tensor,
     bind_resident,
     checked_alloc_size,
+    label,
     measure_buffer,
     new_buffer,
+    no_address,
     register_tensor_data,
 )
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
@@ -314,16 +316,16 @@ class Backend(BackendBase):
 
     def _check_range(self, tensor: Tensor, offset: int, size: int) -> None:
         if tensor.buffer is None:
-            raise PlacementError(f"tensor {tensor.name!r} has no address")
+            raise PlacementError(no_address(tensor))
         if tensor.backend is not self:
-            raise PlacementError(f"tensor {tensor.name!r} is on backend {tensor.backend.name!r}, not {self.name!r}")
+            raise PlacementError(f"{label(tensor)} is on backend {tensor.backend.name!r}, not {self.name!r}")
         if offset < 0 or size > tensor.nbytes or offset > tensor.nbytes - size:
-            raise ValueError(f"bytes {offset} .. {offset + size} lie outside tensor {tensor.name!r} of "
+            raise ValueError(f"bytes {offset} .. {offset + size} lie outside {label(tensor)} of "
                              f"{tensor.nbytes} bytes")
         end = tensor.offset + offset + size
         if end > tensor.buffer.size:
             raise PlacementError(
-                f"tensor {tensor.name!r} ends at {end}, outside its buffer of {tensor.buffer.size} bytes")
+                f"{label(tensor)} ends at {end}, outside its buffer of {tensor.buffer.size} bytes")
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
         """Copy `src`, of another backend, into `dst` of this backend, after all work in this backend's queue.
@@ -447,7 +449,7 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
         raise ValueError(f"cannot copy {src!r} with nb {src.nb} to {dst!r} with nb {dst.nb}: layouts differ")
     for tensor in (src, dst):
         if tensor.buffer is None:
-            raise PlacementError(f"tensor {tensor.name!r} has no address")
+            raise PlacementError(no_address(tensor))
     if src.nbytes == 0:
         return
     there, here = src.backend, dst.backend
@@ -487,7 +489,7 @@ def note_nodes(error: BaseException, backend: Backend, nodes: Sequence[Tensor]) 
     """
     said = f"backend {backend.name!r} was computing "
     if nodes and not any(note.startswith(said) for note in getattr(error, "__notes__", ())):
-        names = [f"{node.name or 'unnamed'!r} ({node.op})" for node in (nodes[0], nodes[-1])]
+        names = [f"{label(node)} ({node.op})" for node in (nodes[0], nodes[-1])]
         which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
         error.add_note(said + which)
 

@@ -1,6 +1,6 @@
 """DryBackend: addresses but no memory, so that a 70B model on four GPUs can be planned on a laptop.
 
-Writes and computes are accepted and do nothing; reading data raises BackendError.
+Writes are accepted and do nothing; reading data raises BackendError, and so does a compute on dry backends alone.
 `fail_at` makes one of these operations fail.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from operator import index
 from typing import cast
 
-from ggml_sched._graph import Graph, Tensor
+from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, GraphView
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.testing.faults import FaultPoints
@@ -36,7 +36,8 @@ class DryBackend(FaultPoints, Backend):
     """A device for planning.
 
     `alignment` in bytes; `max_buffer_size` bounds one buffer and `memory` all buffers together, in
-    bytes (None: no bound); `supports_op(tensor) -> bool` (None: everything is supported).
+    bytes (None: no bound); `supports_op(tensor) -> bool` (None: everything is supported).  `accepts_computes`: computes
+    on dry backends alone do nothing instead of raising BackendError, for tests and for timing a scheduler.
     """
 
     has_memory = False
@@ -48,10 +49,12 @@ class DryBackend(FaultPoints, Backend):
         max_buffer_size: int | None = None,
         memory: int | None = None,
         supports_op: Callable[[Tensor], bool] | None = None,
+        accepts_computes: bool = False,
     ) -> None:
         super().__init__(name, alignment)
         self.max_buffer_size = None if max_buffer_size is None else index(max_buffer_size)
         self.memory = None if memory is None else index(memory)
+        self.accepts_computes = bool(accepts_computes)
         self.used = 0
         if supports_op is not None:
             vars(self)["supports_op"] = supports_op     # hides the method of the class
@@ -80,14 +83,14 @@ class DryBackend(FaultPoints, Backend):
         return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        self.check_fault("copy", f"setting {tensor.name!r}")
+        self.check_fault("copy", f"setting {label(tensor)}")
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
-        self.check_fault("copy", f"getting {tensor.name!r}")
+        self.check_fault("copy", f"getting {label(tensor)}")
         super().get_tensor_async(tensor, out, offset)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        self.check_fault("copy", f"copying {src.name!r}")
+        self.check_fault("copy", f"copying {label(src)}")
         return True
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:

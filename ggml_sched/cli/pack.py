@@ -45,10 +45,14 @@ def run(args: argparse.Namespace) -> int:
         f"method  {found.method}, {found.tries} tries, {1e3 * took:.2f} ms",
         f"optimal {'yes' if found.optimal else 'not proven'}",
     ]
+    missed = args.capacity is not None and found.arena > args.capacity
+    if missed:
+        fits = "more bytes are alive at once" if found.bound > args.capacity else "a larger --budget may find a smaller one"
+        report.append(f"misses  the capacity of {args.capacity} bytes by {found.arena - args.capacity}: {fits}")
     print("\n".join(report), file=sys.stderr if args.out == "-" else sys.stdout)
     if args.out is not None:
         write(args.out, header, rows, found.offsets.tolist())
-    return 3 if args.capacity is not None and found.arena > args.capacity else 0
+    return 3 if missed else 0
 
 
 def read(path: str) -> tuple[list[str], list[list[str]], tuple[list[int], ...]]:

@@ -18,7 +18,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from ggml_sched._c cimport gs_range_fits
-from ggml_sched._graph cimport Tensor
+from ggml_sched._graph cimport Tensor, label
 
 import numpy as np
 
@@ -352,7 +352,7 @@ def check_inputs(list leafs not None, bint zero):
         if leaf.stash is None:
             if not zero:
                 raise HazardError(
-                    f"input {leaf.name or 'unnamed'!r} ({leaf.type} {list(leaf.ne)}) was never set: t.set(array) "
+                    f"input {label(leaf)} ({leaf.type} {list(leaf.ne)}) was never set: t.set(array) "
                     "gives it data, zero=True computes with zeros")
             leaf.stash = bytes(leaf.nbytes)
             leaf.version += 1

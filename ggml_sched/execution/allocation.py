@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ggml_sched._core import bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
-from ggml_sched._graph import Graph, Lease, Tensor, computed
+from ggml_sched._graph import Graph, Lease, Tensor, computed, label
 from ggml_sched.backend import Buffer
 from ggml_sched.errors import GraphError, HazardError, each
 from ggml_sched.execution._steps import (
@@ -67,17 +67,17 @@ class _Guard:
         i = allocation.id_of(node) if tensor.nbytes else -1
         if i >= 0 and allocation.data.is_inner(i):
             raise HazardError(
-                f"the data of {node.name or 'unnamed'!r} ({node.op}) is nowhere: backend "
+                f"the data of {label(node)} ({node.op}) is nowhere: backend "
                 f"{allocation.backends[allocation.data.backend_index(i)].name!r} computes it as one with nodes that "
                 "read it; flag it with ctx.set_output before planning")
         if i >= 0 and allocation.data.is_overwritten(i):
             raise HazardError(
-                f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
+                f"the data of {label(node)} ({node.op}) is gone: its memory has served other nodes "
                 "since; flag it with ctx.set_output before planning")
         if i >= 0 and node.computes and not node.is_resident and not allocation.has_computed(node):
             why = allocation.failure
             raise HazardError(
-                f"{node.name or 'unnamed'!r} ({node.op}) has not been computed since its graph was allocated, or a "
+                f"{label(node)} ({node.op}) has not been computed since its graph was allocated, or a "
                 f"compute failed or was stopped before it{why and f': {why}'}")
 
 

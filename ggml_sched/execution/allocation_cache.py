@@ -101,12 +101,14 @@ class Allocations:
         self.current = new
         return new
 
-    def invalidate(self) -> None:
-        """Release every allocation, before buffers are closed."""
+    def invalidate(self, why: str | None = None) -> None:
+        """Release every allocation, before buffers are closed.  `why`, for messages, if that is for good."""
         self.drain()
         ended = [*self._suspended.values()] + ([self.current] if self.current is not None else [])
         self._suspended.clear()
         self.current = None
+        for allocation in ended:
+            allocation.lease.ended_by = why
         each(allocation.release for allocation in ended)
 
     def snapshot(self) -> tuple[Plan, list[Buffer], int, Graph] | None:

@@ -17,7 +17,7 @@ from operator import index as _index
 from ggml_sched._core import Request
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
-from ggml_sched.errors import Error, PlacementError, each
+from ggml_sched.errors import BackendError, Error, PlacementError, each
 from ggml_sched.execution.allocation_cache import Allocations, Tracked
 from ggml_sched.execution.arenas import Arenas
 from ggml_sched.execution.observer import Ask, Callback
@@ -42,8 +42,8 @@ class Scheduler:
     `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
     A scheduler is a context manager.
 
-    Raises ValueError for no backends, for a backend given twice, or an unknown policy.  A call from a second thread
-    during another call raises Error.
+    Raises ValueError for no backends, for a backend given twice, for a host that is not last, or an unknown policy.  A call
+    from a second thread during another call raises Error.
     """
 
     def __init__(
@@ -66,6 +66,10 @@ class Scheduler:
                 raise TypeError(f"not a Backend: {backend!r}")
         if len({id(backend) for backend in backends}) != len(backends):
             raise ValueError("a backend is given twice")
+        host = next((backend for backend in backends if backend.is_host), None)
+        if host is not None and not backends[-1].is_host:
+            raise ValueError(f"backend {host.name!r} has the host's memory and comes before {backends[-1].name!r}: the "
+                             "host is last, because data that the caller sets starts there")
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         copies, plan_cache = _index(copies), _index(plan_cache)
@@ -79,6 +83,7 @@ class Scheduler:
         self.reorder = reorder
         self.zero = zero
         self.closed = False
+        self._computes = any(backend.has_memory or getattr(backend, "accepts_computes", False) for backend in backends)
         if not isinstance(budgets, Mapping | None):
             raise TypeError(f"budgets are {{backend: bytes}}, not {budgets!r}")
         limits = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
@@ -206,7 +211,7 @@ class Scheduler:
 
         Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler can be used afterwards.
         Computes queued before are waited for first, and their errors are raised here.  Raises the exceptions of
-        `alloc`, and ValueError for `ask` without `callback`.
+        `alloc`, BackendError if no backend has memory, and ValueError for `ask` without `callback`.
         """
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
@@ -214,6 +219,7 @@ class Scheduler:
             if not self._pipeline.is_idle and (callback is not None or not self._pipeline.is_in_order):
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
+            self._check_computes()
             if self._pipeline.failed:
                 self._synchronize()         # `find` may have waited for queued computes, and one has failed
             return allocation.run(self._pipeline, callback, ask, self.zero if zero is None else zero,
@@ -225,10 +231,19 @@ class Scheduler:
         Inputs may be set anew at once: a compute uses the data that they had when it was queued.  Consecutive computes
         overlap where they use different backends.  Reading a tensor of the graph waits for the queued computes, and so
         does setting or reading weights and caches.  After a failure the remaining queued steps are skipped.  `zero` as
-        in `compute`.  Raises the exceptions of `alloc`.
+        in `compute`.  Raises the exceptions of `alloc`, and BackendError if no backend has memory.
         """
         with self._lock:
-            self._alloc(graph).submit(self._pipeline, self.zero if zero is None else zero)
+            allocation = self._alloc(graph)
+            self._check_computes()
+            allocation.submit(self._pipeline, self.zero if zero is None else zero)
+
+    def _check_computes(self) -> None:
+        """BackendError if no backend has memory, and nothing would be computed."""
+        if not self._computes:
+            names = ", ".join(repr(backend.name) for backend in self.backends)
+            raise BackendError(f"the backends {names} are dry: they have no memory, and compute nothing; `plan` and "
+                               "`alloc` are for them")
 
     def synchronize(self) -> None:
         """Wait until every queued compute has ended; raises the first exception of a step since the last call.
@@ -289,7 +304,7 @@ class Scheduler:
         """Drop every allocation, the cached plans and the support cache.  Buffers and assignments stay."""
         with self._lock:
             self._planner.clear()
-            self._allocations.invalidate()
+            self._allocations.invalidate("its scheduler was reset")
 
     def close(self) -> None:
         """Free the arenas; idempotent.  Tensors with addresses in them lose these."""
@@ -299,7 +314,8 @@ class Scheduler:
             self._pipeline.drain()
             self.closed = self._lock.closed = True
             self._planner.clear()
-            each([self._allocations.invalidate, self._arenas.close, self._pipeline.close])
+            each([partial(self._allocations.invalidate, "its scheduler was closed"), self._arenas.close,
+                  self._pipeline.close])
 
     def __enter__(self) -> Scheduler:
         return self

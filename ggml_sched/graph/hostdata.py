@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, Type, wait_for_queued
+from ggml_sched._graph import Tensor, Type, label, no_address, wait_for_queued
 from ggml_sched.errors import BackendError, HazardError, OutOfMemory, PlacementError
 from ggml_sched.graph import _dlpack as dlpack
 from ggml_sched.graph import quants
@@ -55,7 +55,7 @@ def endless(tensor: Tensor) -> str | None:
     count, kind = tensor.n_elements, tensor.type
     if count <= MAX_SHARED or count // kind.block_size * kind.type_size <= tensor.nbytes:
         return None
-    return (f"tensor {tensor.name!r} has {count} elements in {tensor.nbytes} bytes; elements that share bytes are "
+    return (f"{label(tensor)} has {count} elements in {tensor.nbytes} bytes; elements that share bytes are "
             f"worked on up to {MAX_SHARED}")
 
 
@@ -280,9 +280,7 @@ def _stash(tensor: Tensor, span: Span) -> None:
 def _backend(tensor: Tensor) -> Backend:
     backend = tensor.backend
     if backend is None:
-        raise PlacementError(
-            f"tensor {tensor.name!r} has no memory: place it (backend.alloc_tensors) or plan its graph "
-            "(scheduler.alloc) first")
+        raise PlacementError(no_address(tensor))
     return backend
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ggml_sched._graph import Tensor, Type, wait_for_queued
+from ggml_sched._graph import Tensor, Type, no_address, wait_for_queued
 from ggml_sched.errors import BackendError, HazardError, PlacementError
 from ggml_sched.graph import _dlpack as dlpack
 from ggml_sched.graph import hostdata
@@ -97,7 +97,7 @@ def _view(tensor: Tensor) -> np.ndarray:
     memory that the CPU does not read.
     """
     if tensor.buffer is None:
-        raise PlacementError(f"{tensor!r} has no memory: place it (backend.alloc_tensors) first")
+        raise PlacementError(no_address(tensor))
     if not tensor.is_resident:
         raise HazardError(f"{tensor!r}: later computes use its memory again, so a view of it would change; numpy() "
                           "gives a copy")

@@ -104,7 +104,8 @@ class Model:
         h = self.hparams
         used = self._runner.cells.n_used
         how = "closed" if self.closed else f"{used} of {self.n_ctx} tokens"
-        return f"<Model {h.arch}: {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, {how}>"
+        where = ", ".join(f"{backend.name} ({type(backend).__name__})" for backend in self.backends)
+        return f"<Model {h.arch}: {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, on {where}, {how}>"
 
     # -- evaluating ----------------------------------------------------------------------
 

@@ -132,10 +132,14 @@ def check() -> None:
 
     Makes a scheduler of the CPU with each library: that makes an allocator, which the hook counts if the call reaches
     it.  A library without a loaded CPU backend, or whose file was replaced since, is not checked.  HookError also if
-    the structs of a library differ from the supported ones, because it then keeps its own allocator.
+    the structs of a library differ from the supported ones, because it then keeps its own allocator, and if no ggml is
+    loaded: nothing can be checked then.
     """
     library = hook()
-    for path in loaded_bases():
+    bases = loaded_bases()
+    if not bases:
+        raise HookError("no ggml is loaded yet, so nothing was checked: import llama_cpp (or what loads ggml) first")
+    for path in bases:
         before = library.served()["allocators"]
         if _make_scheduler(path) and library.served()["allocators"] == before:
             raise HookError(f"{path} does not call us: it was linked so that its calls stay inside (-Bsymbolic, hidden "
@@ -210,7 +214,8 @@ def _checked(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], No
     def exec_module(module: ModuleType) -> None:
         execute(module)
         try:
-            check()
+            if loaded_bases():
+                check()
         except HookError as error:
             warnings.warn(f"ggml_sched.llama_cpp: {error}", RuntimeWarning, stacklevel=2)
 

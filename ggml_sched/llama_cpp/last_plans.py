@@ -39,4 +39,6 @@ def _plan(found: dict[str, Any]) -> Plan:
     """One dict of `_hook.last_planned` as a `Plan`."""
     graph = graph_from_dict(found["graph"], where="a graph of llama.cpp's")
     backends = recorded_backends(cast("PlanFile", found), graph)
-    return Plan(graph, plan_from_values(found["plan"], len(graph.nodes)), backends, "default")
+    assigned_by = "llama.cpp" if found["is_scheduler"] else "ggml's scheduler"
+    data = plan_from_values(found["plan"], len(graph.nodes))
+    return Plan(graph, data, backends, "default", assigned_by=assigned_by)

@@ -17,11 +17,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ggml_sched._core import PlanData
-from ggml_sched._graph import Graph, Tensor
+from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.program import Program
+from ggml_sched.planning.tables import preformatted
 
 if TYPE_CHECKING:
     from ggml_sched.planning.verify import Facts
@@ -86,7 +87,8 @@ class Plan:
 
     All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `given_graph` is the graph
     that the caller gave; `graph` is the same object, or has the same nodes in another order of execution
-    (`reorder=True`).
+    (`reorder=True`).  `assigned_by`, for `explain`: what assigned tensors
+    to backends, if not the caller of `Scheduler.set_tensor_backend`.
     """
 
     graph: Graph
@@ -94,6 +96,7 @@ class Plan:
     backends: tuple[Backend, ...]
     policy: str
     given_graph: Graph = None  # type: ignore[assignment]
+    assigned_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.given_graph is None:
@@ -207,6 +210,13 @@ class Plan:
         like, backend = self.data.copies[self.data.copy_of(i)]
         return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
 
+    def label_of(self, i: int) -> str:
+        """How messages call id i: 'NAME' or tensor ID, the same for a copy with BACKEND# before it."""
+        if i < self.data.n_tensors:
+            return label(self.graph.tensors[i])
+        like, backend = self.data.copies[self.data.copy_of(i)]
+        return f"{self.backends[backend].name}#{label(self.graph.tensors[like])}"
+
     @property
     def facts(self) -> Facts:
         """The plan as plain values: the argument of the checks in ggml_sched.planning.verify."""
@@ -226,6 +236,10 @@ class Plan:
         For a node also which backends do not support it, and why each better backend was not chosen.
         """
         return _METHODS["explain"](self, t)
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: the text of `print(plan)` in a fixed-width font."""
+        return preformatted(str(self))
 
     def to_dot(self) -> str:
         """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed."""

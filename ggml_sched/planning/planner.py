@@ -194,7 +194,7 @@ class Planner:
             needed = arena + work
             if needed > limit:
                 alive = plan.data.live_at_peak(i)
-                shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
+                shown = ", ".join(f"{plan.label_of(k)} {plan.data.size(k)}" for k in alive[:8])
                 more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
                 what = f"the arena needs {arena} bytes" + (f" and the kernels {work}" if work else "")
                 return OutOfMemory(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ggml_sched.planning.tables import preformatted
 from ggml_sched.planning.waits import Wait
 
 __all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack", "describe",
@@ -188,6 +189,10 @@ class Program:
 
     def __str__(self) -> str:
         return "\n".join(f"{k:>4}  {describe(step)}" for k, step in enumerate(self.steps))
+
+    def _repr_html_(self) -> str:
+        """The steps in a notebook."""
+        return preformatted(str(self))
 
     def __repr__(self) -> str:
         counts = Counter(step.kind for step in self.steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import Backend, measure_buffer
@@ -41,7 +42,7 @@ def summary(plan: Plan) -> str:
             inputs = tuple(dict.fromkeys(split.inputs))
             total = f"{sum(t.nbytes for t in inputs):,}" if inputs else ""
             nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
-            named = _listed([f"{_name(t)} {t.nbytes:,}" for t in inputs])
+            named = _listed([f"{_name(t, plan.index_of(t))} {t.nbytes:,}" for t in inputs])
             rows.append((str(k), split.backend.name, nodes, total, named))
         lines += ["", table(rows, "><>><", underlined=True)]
     steps = program(plan).splitlines()
@@ -67,7 +68,7 @@ def _work(plan: Plan) -> list[str]:
 
 def program(plan: Plan) -> str:
     """The steps of a compute, a line for each, with the names of tensors and backends."""
-    name = lambda i: plan.name_of(i) or f"tensor {i}"       # noqa: E731
+    name = lambda i: _plain(plan, i)                        # noqa: E731
     backend = lambda b: plan.backends[b].name               # noqa: E731
     return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
 
@@ -107,7 +108,31 @@ def _placed(plan: Plan, i: int) -> str:
             if any(node is t for node in split.nodes):
                 position = split.start + next(p for p, node in enumerate(split.nodes) if node is t)
                 where = f"computed on {split.backend.name}, in split {k} as node {position}"
-    return f"{where}, because {data.reason(i)}"
+    rule = data.rule(i)
+    why = data.reason(i) if plan.assigned_by is None or rule != "user" else f"{plan.assigned_by} assigned it"
+    near = _neighbours(plan, i, rule)
+    return f"{where}, because {why}{': ' if near else ''}{_some(plan, near)}"
+
+
+def _neighbours(plan: Plan, i: int, rule: str) -> list[int]:
+    """The tensors that the reason for tensor i's backend is about, if it does not name them: their ids."""
+    graph, data = plan.graph, plan.data
+    t, b = graph.tensors[i], data.backend_index(i)
+    sources = list(dict.fromkeys(graph.id_of(s) for s in t.src if s is not None))
+    if rule in ("source", "most inputs"):
+        return [s for s in sources if data.memory_index(graph.id_of(graph.tensors[s].root)) == b]
+    if rule in ("weight", "offload"):
+        weights = [s for s in sources if _resident_buffer(graph.tensors[s]) is not None]
+        return weights if rule == "offload" else [s for s in weights if _reads(plan, b, graph.tensors[s])]
+    if rule == "consumer":
+        readers = (k for k in graph.nodes if k.computes and any(s is not None and s.root is t.root for s in k.src))
+        return [graph.id_of(k) for k in islice(readers, 1)]
+    if rule == "neighbour":
+        position = graph.position_of(t)
+        near = sorted((abs(p - position), p, graph.id_of(k)) for p, k in enumerate(graph.nodes)
+                      if k is not t and k.computes and data.backend_index(graph.id_of(k)) == b)
+        return [near[0][2]] if near else []
+    return []
 
 
 def _passed_over(plan: Plan, i: int) -> list[str]:
@@ -123,7 +148,7 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
             continue
         against = []
         if data.rule(i) == "user":
-            against.append(f"the caller assigned the node to {plan.backends[here].name}")
+            against.append(f"{plan.assigned_by or 'the caller'} assigned the node to {plan.backends[here].name}")
         else:
             root = t.view_src
             if root is not None and _reads(plan, here, root) and not _reads(plan, b, root):
@@ -186,7 +211,7 @@ def _whose(plan: Plan, t: Tensor) -> str:
     buffer = _resident_buffer(t)
     kind = "weight " if buffer is not None and buffer.usage == "weights" else ""
     owner = plan.backends[plan.data.memory_index(plan.index_of(t.root))] if buffer is None else buffer.backend
-    return f"{kind}{_name(t, plan.index_of(t))!r} on {owner.name}"
+    return f"{kind}{_id_name(plan, plan.index_of(t))} on {owner.name}"
 
 
 def _memory(plan: Plan, i: int) -> list[str]:
@@ -320,21 +345,31 @@ def _shape(t: Tensor) -> str:
     return "x".join(map(str, ne))
 
 
-def _name(t: Tensor, i: int | None = None) -> str:
-    return t.name or ("unnamed" if i is None else f"tensor {i}")
+def _name(t: Tensor, i: int) -> str:
+    """The name of tensor i without its id, for tables."""
+    return t.name or f"tensor {i}"
+
+
+def _plain(plan: Plan, i: int) -> str:
+    """The name of a graph tensor, or BACKEND#NAME for a copy, for tables."""
+    data, tensors = plan.data, plan.graph.tensors
+    if i < data.n_tensors:
+        return _name(tensors[i], i)
+    like, b = data.copies[data.copy_of(i)]
+    return f"{plan.backends[b].name}#{_name(tensors[like], like)}"
 
 
 def _describe(plan: Plan, t: Tensor) -> str:
-    return f"{_name(t, plan.index_of(t))!r} ({t.op} {t.type} {_shape(t)})"
+    return f"{_id_name(plan, plan.index_of(t))} ({t.op} {t.type} {_shape(t)})"
 
 
 def _id_name(plan: Plan, i: int) -> str:
-    """The name of a graph tensor or of a copy, for messages."""
+    """The id and the name of a graph tensor or of the original of a copy, for sentences: names may repeat."""
     data, tensors = plan.data, plan.graph.tensors
     if i < data.n_tensors:
-        return repr(_name(tensors[i], i))
+        return f"tensor {i} {tensors[i].name!r}" if tensors[i].name else f"tensor {i}"
     like, b = data.copies[data.copy_of(i)]
-    return f"the copy of {_name(tensors[like], like)!r} on {plan.backends[b].name}"
+    return f"the copy of {_id_name(plan, like)} on {plan.backends[b].name}"
 
 
 register_plan_methods(summary=summary, explain=explain, to_dot=dot)

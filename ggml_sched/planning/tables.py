@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
 
-__all__ = ["markdown", "seconds", "table"]
+__all__ = ["markdown", "preformatted", "seconds", "table"]
 
 
 def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool = False) -> str:
@@ -41,3 +42,8 @@ def seconds(value: float) -> str:
         if value * factor >= 1:
             return f"{value * factor:.2f} {unit}"
     return f"{value * 1e6:.0f} us"
+
+
+def preformatted(text: str) -> str:
+    """A text as HTML that keeps its columns, for notebooks."""
+    return f'<pre style="line-height: 1.2">{html.escape(text)}</pre>'

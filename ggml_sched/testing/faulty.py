@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ggml_sched._graph import Graph, Tensor
+from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.backends.cpu import CpuBackend
 from ggml_sched.testing.faults import FaultPoints
@@ -27,15 +27,15 @@ class Faulty(FaultPoints, Backend):
         return super().alloc_buffer(size)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        self.check_fault("copy", f"setting {tensor.name!r}")
+        self.check_fault("copy", f"setting {label(tensor)}")
         super().set_tensor_async(tensor, data, offset)
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
-        self.check_fault("copy", f"getting {tensor.name!r}")
+        self.check_fault("copy", f"getting {label(tensor)}")
         super().get_tensor_async(tensor, out, offset)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        self.check_fault("copy", f"copying {src.name!r}")
+        self.check_fault("copy", f"copying {label(src)}")
         return super().cpy_tensor_from(src, dst)
 
     def graph_compute(self, graph: Graph | GraphView) -> None:

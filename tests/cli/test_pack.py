@@ -40,7 +40,9 @@ def test_columns_are_found_by_name_in_any_order(tmp_path, capsys):
 def test_a_capacity_that_is_missed_has_its_own_exit_code(tmp_path, capsys):
     path = write(tmp_path / "x.csv", "id,lower,upper,size\n0,0,2,10\n1,1,3,10\n")
     assert main(["pack", path, "--capacity", "19"]) == 3
+    assert "misses  the capacity of 19 bytes by 1: more bytes are alive at once" in capsys.readouterr().out
     assert main(["pack", path, "--capacity", "20"]) == 0
+    assert "misses" not in capsys.readouterr().out
 
 
 def test_a_header_alone_is_an_empty_problem(tmp_path, capsys):

@@ -190,7 +190,7 @@ def test_every_failure_of_dry_backends(n_backends, kind):
     failures = 0
     for where in range(n_backends):
         for n in range(1, 100):
-            backends = [gs.DryBackend(f"d{k}") for k in range(n_backends)]
+            backends = [gs.DryBackend(f"d{k}", accepts_computes=True) for k in range(n_backends)]
             chain = Chain(backends)
             residents = [b.used for b in backends]
             scheduler = gs.Scheduler(backends)

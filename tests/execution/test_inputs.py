@@ -182,7 +182,7 @@ def test_an_input_that_was_never_set_cannot_be_read():
 
 def test_a_dry_backend_misses_nothing(ctx):
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x", input=True)))
-    with gs.Scheduler([gs.DryBackend("A"), gs.DryBackend("B")]) as scheduler:
+    with gs.Scheduler([gs.DryBackend("A", accepts_computes=True), gs.DryBackend("B")]) as scheduler:
         assert scheduler.compute(graph)
 
 

@@ -223,10 +223,10 @@ def test_chunks_grow_and_serve_smaller_graphs():
 def limited(kind, limit):
     """(backend, scheduler options) whose arena may take `limit` bytes."""
     if kind == "budgets":
-        backend = gs.DryBackend("D")
+        backend = gs.DryBackend("D", accepts_computes=True)
         return backend, {"budgets": {backend: limit}}
     if kind == "dry memory":
-        return gs.DryBackend("D", memory=limit), {}
+        return gs.DryBackend("D", memory=limit, accepts_computes=True), {}
     return poisoned("D", memory=limit), {}
 
 

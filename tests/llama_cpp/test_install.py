@@ -105,6 +105,11 @@ def test_calls_of_a_library_loaded_later_arrive():
     assert first >= 1 and second == first + 1, "once when ggml was imported, once more now"
 
 
+def test_a_check_before_ggml_is_loaded_is_an_error():
+    code = "import ggml_sched.llama_cpp as h\ntry:\n    h.check()\nexcept h.HookError as e:\n    print(e)"
+    assert "no ggml is loaded yet, so nothing was checked: import llama_cpp" in run(code)
+
+
 @needs_ggml
 def test_calls_that_do_not_arrive_are_an_error_that_says_why():
     """As where a library was linked so that its calls stay inside: here they were bound before we came."""

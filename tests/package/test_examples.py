@@ -1,21 +1,27 @@
 """Every example runs with warnings as errors."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 from processes import run_python
 
+from ggml_sched import llama
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAID = {
+    "batch_server": "tokens of 5 requests in",
     "chat": "tokens were there]",
     "generate_text": "ended by 'stop'",
+    "openai_shapes": "streamed the same: True",
     "python_backend": "2 splits",
     "run_model": "generated: [",
     "two_backends": "alive at the peak",
 }
 """A part of each example's expected output."""
-NEEDS = {"chat": ("tokenizers", "jinja2"), "generate_text": ("tokenizers",)}
+NEEDS = {"batch_server": ("tokenizers",), "chat": ("tokenizers", "jinja2"), "generate_text": ("tokenizers",),
+         "openai_shapes": ("tokenizers", "jinja2")}
 """Modules that each example needs beside numpy."""
 
 
@@ -35,3 +41,41 @@ def test_example(path):
 def test_example_with_a_model_file():
     model = ROOT / "tests" / "data" / "models" / "tiny-llama-q4_0.gguf"
     assert "vocabulary" in run(str(ROOT / "examples" / "run_model.py"), str(model))
+
+
+def test_requests_that_share_a_batch_have_the_texts_that_they_have_alone():
+    pytest.importorskip("tokenizers")
+    server = runpy.run_path(str(ROOT / "examples" / "batch_server.py"))["Server"]
+    prompts = ["import os", "def area(self):", "class Point:", "x ="]
+    with llama.load(llama.small_model(), n_ctx=64, n_seq=3) as model:
+        alone = []
+        for prompt in prompts:
+            model.reset()
+            alone.append(model.generate(prompt, 10).read())
+        model.reset()
+        served = server(model, 3)
+        texts = [[] for _ in prompts]
+        requests = [served.submit(prompt, 10, text.append) for prompt, text in zip(prompts, texts, strict=True)]
+        stopped = served.submit("import sys", 30, [].append)
+        with pytest.raises(ValueError, match="do not fit a context of 64"):
+            served.submit("import os", 64, print)
+        while served.step():
+            assert sum(len(request.pending) for request in served.running.values()) <= 3    # one token each
+            if stopped not in served.waiting:
+                served.cancel(stopped)
+        assert ["".join(text) for text in texts] == alone
+        assert [request.finish_reason for request in requests] == ["length"] * 4
+        assert stopped.finish_reason == "cancelled" and model.n_free == model.n_ctx
+
+
+def test_what_openai_calls_by_other_names_and_what_is_not_served():
+    pytest.importorskip("jinja2")
+    complete = runpy.run_path(str(ROOT / "examples" / "openai_shapes.py"))["complete"]
+    messages = [{"role": "user", "content": "class Point:"}]
+    with llama.load(llama.small_model(), n_ctx=128) as model:
+        answer = complete(model, {"messages": messages, "max_completion_tokens": 4, "temperature": 0})
+        assert answer["object"] == "chat.completion" and answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 4
+        for wrong in ({"tools": []}, {"n": 2}):
+            with pytest.raises(ValueError, match="not served"):
+                complete(model, {"messages": messages, **wrong})

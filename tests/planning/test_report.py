@@ -1,6 +1,7 @@
 """Reports of a plan: the table, the explanation of a tensor, the drawing."""
 
 import re
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -41,6 +42,11 @@ A1 = """\
   written in place over 'h1', which no later node reads, as the kernel on GPU allows
   not supported by: CPU
   copied to CPU at offset 0: 128 bytes before split 1, read there"""
+
+
+def explained(plan, t):
+    """What `explain` says, without the ids of tensors that have names."""
+    return re.sub(r"\btensor \d+ (?=')", "", plan.explain(t))
 
 
 @pytest.fixture
@@ -89,19 +95,19 @@ def test_the_table_counts_steps_that_it_does_not_name():
 def test_explain_names_rule_memory_sharing_refusals_and_copies(plan):
     t = tensor(plan, "a1")
     reason = plan.data.reason(plan.index_of(t))
-    assert plan.explain(t) == A1.format(reason=reason)
+    assert explained(plan, t) == A1.format(reason=f"{reason}: 'h1'")
 
 
 def test_explain_tells_residents_views_and_heirs(plan):
-    assert "256 bytes of its own on CPU, outside the plan" in plan.explain(tensor(plan, "w2"))
-    assert "a view of 'a2' (ADD f32 8x4), from byte 0" in plan.explain(tensor(plan, "flat"))
-    assert "written in place over the copy of 'h2' on GPU" in plan.explain(tensor(plan, "a2"))
-    assert "viewed by: 'flat'" in plan.explain(tensor(plan, "a2"))
-    assert "reused in place by: 'a1'" in plan.explain(tensor(plan, "h1"))
+    assert "256 bytes of its own on CPU, outside the plan" in explained(plan, tensor(plan, "w2"))
+    assert "a view of 'a2' (ADD f32 8x4), from byte 0" in explained(plan, tensor(plan, "flat"))
+    assert "written in place over the copy of 'h2' on GPU" in explained(plan, tensor(plan, "a2"))
+    assert "viewed by: 'flat'" in explained(plan, tensor(plan, "a2"))
+    assert "reused in place by: 'a1'" in explained(plan, tensor(plan, "h1"))
 
 
 def lines(plan, t):
-    return [line.strip() for line in plan.explain(t).splitlines()]
+    return [line.strip() for line in explained(plan, t).splitlines()]
 
 
 def test_explain_tells_that_the_caller_decided():
@@ -112,7 +118,7 @@ def test_explain_tells_that_the_caller_decided():
     plan = scheduler.plan(gs.Graph(out))
     assert plan.backend_of(out) is b
     assert "A supports it, but the caller assigned the node to B" in lines(plan, out)
-    assert "C supports" not in plan.explain(out)        # a worse one was not refused
+    assert "C supports" not in explained(plan, out)        # a worse one was not refused
 
 
 @pytest.mark.parametrize("usage, kind", [("weights", "weight "), ("any", "")])
@@ -135,7 +141,7 @@ def test_explain_counts_the_sources_that_it_does_not_name():
     sinks = resident_tensor(b, (2,), "sinks", usage="any")
     out = ctx.flash_attn_ext(q, k, v, mask, sinks=sinks)
     plan = gs.Scheduler([a, b]).plan(gs.Graph(out))
-    assert "'q' on B, 'k' on B, 'v' on B, 'mask' on B, and 1 more" in plan.explain(out)
+    assert "'q' on B, 'k' on B, 'v' on B, 'mask' on B, and 1 more" in explained(plan, out)
 
 
 def test_explain_asks_backends_what_they_read():
@@ -186,7 +192,7 @@ def test_a_leaf_that_came_along_is_no_reason():
 
 
 def test_explain_of_the_best_backend_speaks_of_no_other(plan):
-    assert [t.name for t in plan.graph.nodes if "supports it" in plan.explain(t)] == ["h2"]
+    assert [t.name for t in plan.graph.nodes if "supports it" in explained(plan, t)] == ["h2"]
 
 
 def test_explain_tells_of_writes_that_go_back():
@@ -201,13 +207,13 @@ def test_explain_tells_of_writes_that_go_back():
 def test_explain_of_an_unused_leaf(ctx):
     x = ctx.tensor("f32", (4,), "x")
     plan = gs.Scheduler([gs.DryBackend("A")], policy="seed").plan(gs.Graph(x))
-    assert plan.explain(x) == "'x' (NONE f32 4): no node of the graph uses it, so it has no memory"
+    assert explained(plan, x) == "'x' (NONE f32 4): no node of the graph uses it, so it has no memory"
     assert str(plan).startswith("Plan of 0 nodes")
 
 
 def test_explain_refuses_a_stranger(plan):
     with pytest.raises(gs.GraphError, match="stranger"):
-        plan.explain(gs.Context().tensor("f32", (4,), "stranger"))
+        explained(plan, gs.Context().tensor("f32", (4,), "stranger"))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -216,7 +222,7 @@ def test_every_copy_is_explained_at_its_own_offset(seed):
     for k, (i, b) in enumerate(plan.data.copies):
         offset = plan.data.offset(plan.data.n_tensors + k)
         where = f"copied to {plan.backends[b].name} at offset {offset:,}: "
-        assert where in plan.explain(plan.graph.tensors[i]), (k, where)
+        assert where in explained(plan, plan.graph.tensors[i]), (k, where)
 
 
 def test_dot_has_clusters_colours_and_dashed_copies(plan):
@@ -242,6 +248,45 @@ def test_every_tensor_is_drawn_and_explained_once(seed):
     dot = plan.to_dot()
     for i, t in enumerate(plan.graph.tensors):
         assert len(re.findall(rf"^ *t{i} \[", dot, re.MULTILINE)) == 1
-        assert plan.explain(t).startswith(repr(t.name or f"tensor {i}"))
+        assert plan.explain(t).startswith(f"tensor {i} {t.name!r}" if t.name else f"tensor {i} (")
     rows = str(plan).split("\n\n")[2].splitlines()[2:] if plan.splits else []
     assert len(rows) == len(plan.splits)
+
+
+def test_explain_has_an_id_with_each_name_and_names_the_neighbours_of_a_reason(ctx):
+    gpu, cpu = gs.DryBackend("GPU"), gs.DryBackend("CPU")
+    weights = gs.Context()
+    w = weights.tensor("f32", (4, 4), "same")
+    gpu.alloc_tensors(weights).usage = "weights"
+    x = ctx.tensor("f32", (4, 2), "same", input=True)
+    first = ctx.mul_mat(w, x)
+    second = ctx.set_name(ctx.silu(first), "same")
+    graph = gs.Graph(second)
+    with gs.Scheduler([gpu, cpu]) as scheduler:
+        plan = scheduler.plan(graph)
+        ids = [graph.id_of(t) for t in (w, x, first, second)]
+        assert plan.explain(first).startswith(f"tensor {ids[2]} (MUL_MAT f32 4x2): computed on GPU")
+        assert f"(a weight or cache) is there: tensor {ids[0]} 'same'\n" in plan.explain(first)
+        assert f"already placed is there: tensor {ids[2]}\n" in plan.explain(second)
+        assert plan.explain(second).startswith(f"tensor {ids[3]} 'same' (UNARY:SILU")
+        scheduler.set_tensor_backend(second, cpu)
+        plan = scheduler.plan(graph)
+        assert "because the caller assigned it (set_tensor_backend)\n" in plan.explain(second)
+        assert "because ggml's scheduler assigned it\n" in replace(plan, assigned_by="ggml's scheduler").explain(second)
+        assert "GPU supports it, but ggml's scheduler assigned the node to CPU" in replace(
+            plan, assigned_by="ggml's scheduler").explain(second)
+
+
+def test_notebooks_show_graphs_plans_and_programs_as_escaped_text(ctx):
+    x = ctx.tensor("f32", (4, 2), "<x>", input=True)
+    graph = gs.Graph(ctx.silu(ctx.set_name(ctx.sqr(x), "a & b")))
+    with gs.Scheduler([gs.DryBackend("D")]) as scheduler:
+        plan = scheduler.plan(graph)
+    for value, part in ((graph, "UNARY:SILU f32 [4, 2, 1, 1]"), (plan, "buffer bytes"), (plan.program, "run nodes")):
+        shown = value._repr_html_()
+        assert shown.startswith("<pre") and shown.endswith("</pre>") and part in shown and "<x>" not in shown
+    assert "&lt;x&gt;" in graph._repr_html_() and "a &amp; b" in graph._repr_html_()
+    t = x
+    for _ in range(60):
+        t = ctx.silu(t)
+    assert "and 20 more</pre>" in gs.Graph(t)._repr_html_()

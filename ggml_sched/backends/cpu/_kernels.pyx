@@ -15,7 +15,7 @@ from libc.string cimport memset
 from ggml_sched._c cimport (
     GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node, gs_op_family,
 )
-from ggml_sched._graph cimport BufferBase, NodeTable, Tensor
+from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
 from ggml_sched.errors import BackendError, Error, OutOfMemory
 from ggml_sched.graph.hostdata import MAX_SHARED, endless
@@ -206,7 +206,7 @@ cdef class CallList:
             gs_forget_tables(&self.tables, node)
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]
-                raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {tensor.name!r} ({tensor.op})",
+                raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {label(tensor)} ({tensor.op})",
                                   self.name, 0)
             if status != GS_OK:
                 return i
@@ -249,7 +249,7 @@ cdef class CallList:
             failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &self.work, &fault)
         if failed >= 0:
             node = self.table.tensors[self.calls.call[first + failed].position]
-            raise BackendError(f"backend {self.name!r}: node {node.name!r} ({node.op}): id {fault.value} does not name "
+            raise BackendError(f"backend {self.name!r}: node {label(node)} ({node.op}): id {fault.value} does not name "
                                f"one of {fault.limit} rows")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_graph_plan, computed, staged_leafs
+from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_graph_plan, computed, label, staged_leafs
 from ggml_sched.backend import GraphView, as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, allocate
@@ -48,7 +48,7 @@ def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
     found = KERNELS.get(node.op)
     if found is None or not found.fits(node):
         sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
-        raise UnsupportedOp(f"backend {resolver.name!r}: no kernel for node {node.name!r}: {node.op} of "
+        raise UnsupportedOp(f"backend {resolver.name!r}: no kernel for node {label(node)}: {node.op} of "
                             f"{sources} to {node.type} {list(node.ne)}")
     return [partial(found.run, Operands(node, resolver))]
 
@@ -61,10 +61,10 @@ def _named(backend_name: str, node: Tensor) -> Iterator[None]:
     except Error:
         raise
     except MemoryError as error:
-        raise OutOfMemory(f"backend {backend_name!r}: no memory to compute node {node.name!r} ({node.op})",
+        raise OutOfMemory(f"backend {backend_name!r}: no memory to compute node {label(node)} ({node.op})",
                           backend_name) from error
     except Exception as error:
-        message = f"backend {backend_name!r}: node {node.name!r} ({node.op}) failed: {error}"
+        message = f"backend {backend_name!r}: node {label(node)} ({node.op}) failed: {error}"
         raise BackendError(message) from error
 
 

@@ -16,7 +16,7 @@ from operator import index
 
 import numpy as np
 
-from ggml_sched._graph import Graph, Tensor
+from ggml_sched._graph import Graph, Tensor, label, no_address
 from ggml_sched.backend import GraphView, as_nodes, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
@@ -329,8 +329,8 @@ def _open(number: int, name: str) -> Device:
 def _buffer(tensor: Tensor) -> DeviceBuffer:
     buffer = tensor.buffer
     if not isinstance(buffer, DeviceBuffer):
-        where = "has no address" if buffer is None else f"is on backend {buffer.backend.name!r}"
-        raise PlacementError(f"tensor {tensor.name!r} {where}")
+        raise PlacementError(no_address(tensor) if buffer is None else
+                             f"{label(tensor)} is on backend {buffer.backend.name!r}")
     return buffer
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ggml_sched._graph import Tensor
+from ggml_sched._graph import Tensor, label
 from ggml_sched.backends.cupy.device import Device, Stream
 from ggml_sched.backends.cupy.launch import FAULT
 from ggml_sched.errors import BackendError
@@ -116,7 +116,7 @@ class Faults:
         # Words that were fetched before now and are checked later show the same fault, which must not be raised again.
         self._n_cleared = self._fetches
         self._stream.fill(self._memory.ptr, 0, SIZE)
-        subject = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"
+        subject = "a kernel found that" if node is None else f"node {label(node)} ({node.op}):"
         raise BackendError(f"backend {backend_name!r}: {subject} id {value} does not name one of {limit} rows")
 
     def _node(self, number: int) -> Tensor | None:

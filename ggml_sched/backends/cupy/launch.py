@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched._graph import label as label_of
 from ggml_sched.backends.cupy.device import ALIGNMENT, block_of
 from ggml_sched.backends.cupy.locations import Location, Scratch, joined, unit_of
 from ggml_sched.errors import BackendError, PlacementError
@@ -102,7 +103,7 @@ class Builder:
         self.written(node)
 
     def describe(self, node: Tensor) -> str:
-        return f"backend {self.name!r}: node {node.name!r} ({node.op})"
+        return f"backend {self.name!r}: node {label_of(node)} ({node.op})"
 
     def is_needed(self, node: Tensor) -> bool:
         """Whether a node outside of the group reads the data of `node`, a member: then it must be written."""
@@ -115,18 +116,18 @@ class Builder:
         buffer = t.buffer
         label = self.describe(self._node if self._node is not None else t)
         if buffer is None:
-            raise PlacementError(f"{label}: tensor {t.name!r} has no address")
+            raise PlacementError(f"{label}: {label_of(t)} has no address")
         if self.owns is not None and not self.owns(buffer):
-            raise PlacementError(f"{label}: tensor {t.name!r}: it is on backend {buffer.backend.name!r}")
+            raise PlacementError(f"{label}: {label_of(t)}: it is on backend {buffer.backend.name!r}")
         if not 0 <= t.offset <= buffer.size - t.nbytes:
-            raise PlacementError(f"{label}: tensor {t.name!r} of {t.nbytes} bytes at {t.offset} lies outside its "
+            raise PlacementError(f"{label}: {label_of(t)} of {t.nbytes} bytes at {t.offset} lies outside its "
                                  f"buffer of {buffer.size}")
         wrong = endless(t)
         if wrong is not None:
             raise BackendError(f"{label}: {wrong}")
         address = buffer.base + t.offset
         if t.n_elements and address % unit_of(t):
-            raise BackendError(f"{label}: tensor {t.name!r} of type {t.type} lies at {address}, no multiple of "
+            raise BackendError(f"{label}: {label_of(t)} of type {t.type} lies at {address}, no multiple of "
                                f"{unit_of(t)} bytes")
         return Location(address, t.ne, t.nb)
 

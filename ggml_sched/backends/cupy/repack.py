@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, Type
+from ggml_sched._graph import Tensor, Type, label
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["is_packed", "packs", "repack", "unpack"]
@@ -89,5 +89,5 @@ def is_packed(t: Tensor) -> bool:
     unit = together(root.type) * root.type.type_size
     if t.type != root.type or t.view_offs % unit or any(nb % unit for n, nb in zip(t.ne[1:], t.nb[1:], strict=True)
                                                         if n > 1):
-        raise UnsupportedOp(f"tensor {t.name!r} does not view whole rearranged rows of {root.name!r} ({root.type})")
+        raise UnsupportedOp(f"{label(t)} does not view whole rearranged rows of {label(root)} ({root.type})")
     return True

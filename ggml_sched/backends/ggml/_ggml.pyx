@@ -21,7 +21,7 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport *
-from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
+from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, label, op_is_view
 from ggml_sched.backends.cpu._kernels cimport Products, gs_run_parts, gs_shared_call
 
 from ggml_sched._graph import apply_staged, check_graph_plan, staged_leafs

@@ -108,7 +108,7 @@ cdef class Device:
         self.api.fill_layout(&made, &t.layout)
         made.buffer, made.data = <void *>buffer, <void *>address
         if self.api.call.backend_buffer_init_tensor(<void *>buffer, &made) != 0:
-            raise BackendError(f"ggml does not take tensor {t.name!r} into its buffer")
+            raise BackendError(f"ggml does not take {label(t)} into its buffer")
 
     def move(self, uintptr_t buffer, uintptr_t address, view, bint into):
         """Copy bytes into a device's buffer, or out of it into a writable view."""

@@ -88,7 +88,7 @@ cdef class GraphPlan:
 
     cdef str name_of(self, Py_ssize_t i):
         cdef Tensor t = self.table.tensors[i]
-        return f"backend {self.backend.name!r}: node {t.full_name()!r} ({t.op})"
+        return f"backend {self.backend.name!r}: node {label(t)} ({t.op})"
 
     cdef int check_places(self) except -1:
         """Check that nodes are supported, and that tensors are in buffers that ggml may use."""
@@ -120,18 +120,18 @@ cdef class GraphPlan:
         cdef BufferBase buffer = t.c_buffer()
         cdef int64_t offset
         if buffer is None:
-            raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} has no address")
+            raise PlacementError(f"{self.reader_of(i)}: {label(t)} has no address")
         if buffer is not self.placed and buffer not in buffers:
             if not self.backend.supports_buffer(buffer):
-                raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} is on backend "
+                raise PlacementError(f"{self.reader_of(i)}: {label(t)} is on backend "
                                      f"{buffer.backend.name!r}")
             if buffer.closed:
-                raise PlacementError(f"{self.reader_of(i)}: the buffer of tensor {t.full_name()!r} is closed")
+                raise PlacementError(f"{self.reader_of(i)}: the buffer of {label(t)} is closed")
             buffers[buffer] = buffer.writable
         self.placed = buffer
         offset = t.c_offset()
         if not gs_range_fits(offset, t.layout.nbytes, buffer.size):
-            raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} of {t.layout.nbytes} bytes at "
+            raise PlacementError(f"{self.reader_of(i)}: {label(t)} of {t.layout.nbytes} bytes at "
                                  f"{offset} lies outside its buffer of {buffer.size}")
         return 0
 

@@ -24,7 +24,7 @@ from ggml_sched.core.alloc.gallocr cimport (
 )
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
-    BackendBase, BufferBase, Lease, Tensor, checked_alloc_size, describe, fill_inplace_masks,
+    BackendBase, BufferBase, Lease, Tensor, checked_alloc_size, describe, fill_inplace_masks, label,
 )
 from ggml_sched.core.pack.solve cimport *
 

@@ -68,7 +68,7 @@ cdef class GraphAllocator:
                 homes.append(OUTSIDE)
                 continue
             if not isinstance(tallocr, TensorAllocator):
-                raise TypeError(f"the allocator of tensor {t.name!r} is {tallocr!r}")
+                raise TypeError(f"the allocator of {label(t)} is {tallocr!r}")
             if tallocr not in tallocrs:
                 tallocrs.append(tallocr)
             homes.append(tallocrs.index(tallocr))

@@ -91,7 +91,7 @@ cdef class TensorAllocator:
         if t.home.closed:
             raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
         if t.view_src is not None:
-            raise PlacementError(f"{describe(t)} is a view: its root {t.view_src.name!r} is what is allocated")
+            raise PlacementError(f"{describe(t)} is a view: its root {label(t.view_src)} is what is allocated")
         if t.settled() is not None:
             raise PlacementError(f"{describe(t)} already has an address on backend {t.settled().backend.name!r}")
         size = self.size_of(t)

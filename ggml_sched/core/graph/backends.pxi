@@ -94,6 +94,8 @@ cdef class BackendBase:
         alignment = _index(alignment)
         if not 1 <= alignment <= 1 << 30:
             raise ValueError(f"backend {name!r}: alignment {alignment} is not in 1 .. 2**30")
+        if alignment & alignment - 1:
+            raise ValueError(f"backend {name!r}: alignment {alignment} is not a power of two")
         self.name = str(name)
         self.alignment = alignment
 

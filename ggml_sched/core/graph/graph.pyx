@@ -27,6 +27,9 @@ from ggml_sched.core.graph.types cimport ints_tuple, op_is_view
 
 include "order.pxi"
 
+cdef enum:
+    SHOWN_NODES = 40        # the most nodes that a notebook shows; the others are counted
+
 
 cdef class Graph:
     """`Graph(*outputs)`: everything the outputs need, nodes in ggml's depth-first order.  Immutable.
@@ -49,7 +52,7 @@ cdef class Graph:
         cdef tuple nodes, leafs
         for t in outputs:
             if not isinstance(t, Tensor):
-                raise TypeError(f"a graph is made of Tensors, not {t!r}")
+                raise TypeError(f"a graph is made of Tensors, not {t!r}{spread(t)}")
         walk = Walk()
         for t in outputs:
             walk.visit(t)
@@ -365,6 +368,26 @@ cdef class Graph:
 
     def __repr__(self):
         return f"<Graph of {self.flat.n_nodes} nodes, {self.flat.n_leafs} leafs>"
+
+    def _repr_html_(self):
+        """The graph in a notebook: its first nodes with their ids, shapes and sources."""
+        import html
+
+        cdef Tensor t, s
+        cdef list lines = [repr(self)]
+        for t in self.nodes[:SHOWN_NODES]:
+            sources = ", ".join([s.name or f"tensor {self.id_of(s)}" for s in t.src if s is not None])
+            lines.append(f"{self.id_of(t):>5}  {t.op} {t.type} {list(t.ne)} {t.name!r} of {sources}")
+        if len(self.nodes) > SHOWN_NODES:
+            lines.append(f"and {len(self.nodes) - SHOWN_NODES} more")
+        return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+
+cdef str spread(object given):
+    """The end of a message about an argument that is no tensor: how several tensors are given."""
+    if isinstance(given, (list, tuple)) and given and all(isinstance(t, Tensor) for t in given):
+        return ": give each output as an argument, Graph(y) or Graph(*outputs)"
+    return ""
 
 
 cdef inline tuple kept_by(Tensor t, dict given):

@@ -6,7 +6,8 @@ from ggml_sched._c cimport gs_layout, gs_node
 
 
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1
-cdef str describe(Tensor t)             # the tensor's name and op, for messages
+cpdef str label(Tensor t)               # the tensor's name or id, for messages
+cdef str describe(Tensor t)             # the same with op, type and shape
 cdef frozenset flag_names(int flags)
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1
 
@@ -28,6 +29,7 @@ cdef class Lease:
     cdef readonly bint transient        # the lease of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # data that is set in leafs waits in `Tensor.stash` until a compute loads it
     cdef readonly bint through          # with `stages`: the data is also written to the leafs' memory at once
+    cdef public str ended_by            # why the addresses ended for good, a clause for messages; None: not known
     cdef public object guard            # a function to call before a tensor is read: raises if its data is gone; None
     cdef readonly object drain          # a function that waits for computes queued under the lease; None: none queued
     cdef object __weakref__

@@ -41,8 +41,15 @@ include "nodes.pxi"
 cdef tuple _ENDINGS = ("", " (view)", " (reshaped)", " (permuted)", " (transposed)", " (cont)", " (copy)")
 
 
+cpdef str label(Tensor t):
+    """How messages call a tensor: by its name, in quotes; one without a name by its id in the graph made last of it."""
+    if t.name:
+        return repr(t.name)
+    return f"tensor {t.mark}" if t.mark >= 0 else "unnamed tensor"
+
+
 cdef str describe(Tensor t):
-    return f"{t.name or 'unnamed'!r} ({t.op} {t.type} {list(t.ne)})"
+    return f"{label(t)} ({t.op} {t.type} {list(t.ne)})"
 
 
 cdef frozenset flag_names(int flags):
@@ -230,7 +237,8 @@ cdef class Tensor:
 
     def __repr__(self):
         shape = "x".join(map(str, self.ne))
-        return f"<Tensor {self.name!r} {self.op} {self.type} [{shape}]>"
+        called = repr(self.name) if self.name else str(self.mark) if self.mark >= 0 else "unnamed"
+        return f"<Tensor {called} {self.op} {self.type} [{shape}]>"
 
     # -- data ---------------------------------------------------------------
 
@@ -339,6 +347,21 @@ def register_tensor_data(write, read, views):
     _write_data, _read_data, _data_views = write, read, views
 
 
+def no_address(Tensor t not None):
+    """The sentence of an error about a tensor without an address: why it has none, and what gives it one."""
+    cdef Tensor root = t if t.view_src is None else t.view_src
+    named = label(t)
+    if root._buffer is None:
+        return f"{named} has no address: place it (backend.alloc_tensors) or plan its graph (scheduler.alloc) first"
+    where = f"on backend {root._buffer.backend.name!r}"
+    if root._lease is None:
+        return f"{named} has no address: its buffer {where} was closed"
+    if root._lease.ended_by is not None:
+        return f"{named} has no address: it was in an arena {where}, and {root._lease.ended_by}"
+    return (f"{named} has no address: it was in an arena {where}, which another graph uses now or which was freed; "
+            "allocate its graph again (scheduler.alloc)")
+
+
 def wait_for_queued(Tensor t not None):
     """Wait for queued computes that use a tensor's memory, before other code reads or writes it."""
     (t if t.view_src is None else t.view_src).settle()
@@ -351,7 +374,7 @@ def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):
     PlacementError for a view, or a tensor that would not lie inside the buffer.
     """
     if t.view_src is not None:
-        raise PlacementError(f"{describe(t)} is a view: its root {t.view_src.name!r} decides where it lives")
+        raise PlacementError(f"{describe(t)} is a view: its root {label(t.view_src)} decides where it lives")
     if buffer is not None and not gs_range_fits(offset, t.layout.nbytes, buffer.size):
         raise PlacementError(f"{describe(t)}: {t.layout.nbytes} bytes at offset {offset} do not fit a buffer of "
                              f"{buffer.size} bytes of backend {buffer.backend.name!r}")

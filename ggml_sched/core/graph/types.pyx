@@ -79,7 +79,7 @@ cdef int type_id(object type) except -1:
         if found is None:
             found = _TYPE_BY_NAME.get(type.lower())
         if found is None:
-            raise GraphError(f"unknown tensor type {type!r}")
+            raise GraphError(f"unknown tensor type {type!r}{like_type(type)}")
         return found
     if isinstance(type, (int, Type)) and not isinstance(type, bool):
         if 0 <= type < GS_N_TYPES:
@@ -87,7 +87,24 @@ cdef int type_id(object type) except -1:
             if traits[number].block_size > 0:
                 return number
         raise GraphError(f"unknown tensor type number {int(type)}")
-    raise TypeError(f"a type is a gs.Type or its name, not {type!r}")
+    raise TypeError(f"a type is a gs.Type or its name, not {type!r}{like_type(getattr(type, '__name__', type))}")
+
+
+cdef dict _OTHER_NAMES = {"bfloat16": "bf16", "half": "f16", "float": "f32", "single": "f32", "double": "f64",
+                          "short": "i16", "int": "i32", "long": "i64"}
+
+
+cdef str like_type(object given):
+    """The end of a message about a type that is none here: what ggml calls it; "" where ggml has no such type.
+
+    `given`: a dtype of NumPy or of PyTorch, or the name of one, such as "float32", "half" or "torch.bfloat16".
+    """
+    cdef str name = str(given).lower().rpartition(".")[2]
+    cdef str found = _OTHER_NAMES.get(name)
+    for full, short in (("float", "f"), ("int", "i")):
+        if name.startswith(full) and short + name[len(full):] in _TYPE_BY_NAME:
+            found = short + name[len(full):]
+    return "" if found is None else f"; ggml calls it {found!r}"
 
 
 cdef str numbers_of(const int64_t *n):

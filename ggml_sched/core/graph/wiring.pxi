@@ -38,7 +38,7 @@ cdef str strides_of(const gs_layout *layout):
 
 cdef str called(str name, int op):
     """The description of a tensor that is not made yet, for messages."""
-    return f"tensor {name!r} ({OP_NAMES[op]})"
+    return f"{f'tensor {name!r}' if name else 'unnamed tensor'} ({OP_NAMES[op]})"
 
 
 cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root, int64_t view_offs,
@@ -51,7 +51,7 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
         raise GraphError(f"{called(name, op)} has view_offs {view_offs} and no view_src")
     if root is not None and root.view_src is not None:
         raise GraphError(f"{called(name, op)} has view_src {describe(root)}, which is itself a view, of "
-                         f"{root.view_src.name!r}")
+                         f"{label(root.view_src)}")
     if resident not in ("", "weight", "kv") or resident and op != GS_OP_NONE:
         raise GraphError(f"{called(name, op)} is resident as {resident!r}: leafs may be, as 'weight' or 'kv'")
     if op == GS_OP_NONE:

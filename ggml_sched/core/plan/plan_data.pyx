@@ -9,11 +9,12 @@ Includes, before the code below:
     reasons  The names of the reasons why a tensor is on its backend.
     needed   Which results of a run are read later.
     bind     Binding: giving the tensors of a graph the addresses of a plan.
+    refusal  What to say of a node that no backend supports.
 """
 
 import itertools
 
-from ggml_sched.errors import HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
+from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
 
 cimport cython
 from cpython.list cimport PyList_GET_ITEM
@@ -24,8 +25,8 @@ from libc.stdlib cimport calloc, free
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport plan_owner
 from ggml_sched.core.graph.graph cimport Graph
-from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe
-from ggml_sched.core.graph.types cimport ints_tuple
+from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe, label
+from ggml_sched.core.graph.types cimport TYPE_NAMES, ints_tuple
 from ggml_sched.core.pack.api cimport method_name
 from ggml_sched.core.plan.make cimport (
     gs_plan_free, gs_plan_make, gs_plan_replay, mark_needed_at_end, plan_mark_exclusive,
@@ -36,6 +37,7 @@ from ggml_sched.core.plan.request cimport Request, names_of
 include "reasons.pxi"
 include "needed.pxi"
 include "bind.pxi"
+include "refusal.pxi"
 
 cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
     cdef list found = []
@@ -387,14 +389,7 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
         raise no_host_memory(f"planning {request.c.g.n_tensors} tensors")
     t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
     if status == GS_UNSUPPORTED_OP:
-        # A frequent cause is a weight of a type that no backend supports.
-        named = []
-        for s in t.src:
-            if s is not None:
-                named.append(f"{s.name!r} {s.type}")
-        given = ", ".join(named)
-        raise UnsupportedOp(f"{describe(t)}: none of the backends {names_of(backends)} supports it"
-                            f"{', with the sources ' + given if given else ''}")
+        raise UnsupportedOp(unsupported(t, backends))
     if status == GS_BAD_PLACEMENT:
         raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
     if status == GS_OUT_OF_MEMORY:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ggml_sched._graph import BufferBase, Tensor, Type
+from ggml_sched._graph import BufferBase, Tensor, Type, label
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.graph import quants
 from ggml_sched.graph.hostdata import array_over, endless
@@ -63,22 +63,22 @@ class Resolver:
         self.buffers: dict[BufferBase, np.ndarray] = {}
 
     def describe(self, node: Tensor) -> str:
-        return f"backend {self.name!r}: node {node.name!r} ({node.op})"
+        return f"backend {self.name!r}: node {label(node)} ({node.op})"
 
     def array(self, tensor: Tensor, node: Tensor) -> np.ndarray:
         """An array over the memory of a tensor that `node` uses (`hostdata.array_over`); PlacementError,
         BackendError."""
         buffer = tensor.buffer
         if buffer is None:
-            raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} has no address")
+            raise PlacementError(f"{self.describe(node)}: {label(tensor)} has no address")
         if buffer not in self.buffers:
             try:
                 self.buffers[buffer] = self.memory_of(buffer)
             except PlacementError as error:
-                raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r}: {error}") from None
+                raise PlacementError(f"{self.describe(node)}: {label(tensor)}: {error}") from None
         memory, offset = self.buffers[buffer], tensor.offset
         if offset < 0 or offset > memory.nbytes - tensor.nbytes:
-            raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} of {tensor.nbytes} bytes at "
+            raise PlacementError(f"{self.describe(node)}: {label(tensor)} of {tensor.nbytes} bytes at "
                                  f"{offset} lies outside its buffer of {memory.nbytes}")
         wrong = endless(tensor)
         if wrong is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ggml_sched._graph import Tensor
+from ggml_sched._graph import Tensor, label
 from ggml_sched.backends.cupy.launch import Builder, scratch_size
 from ggml_sched.backends.cupy.locations import is_aligned, unit_of
 from ggml_sched.backends.cupy.ops import (  # noqa: F401 - those that are not used below register their ops
@@ -62,13 +62,13 @@ def build(b: Builder, position: int, node: Tensor) -> None:
         return
     if not supports(node):
         sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
-        raise UnsupportedOp(f"backend {b.name!r}: no kernel for node {node.name!r}: {node.op} of {sources} to "
+        raise UnsupportedOp(f"backend {b.name!r}: no kernel for node {label(node)}: {node.op} of {sources} to "
                             f"{node.type} {list(node.ne)}")
     if node.op not in _PACKED:
         for t in (node, *node.src):
             if t is not None and is_packed(t):
-                raise UnsupportedOp(f"backend {b.name!r}: node {node.name!r} ({node.op}) has no kernel for the "
-                                    f"rearranged rows of {t.name!r} ({t.type})")
+                raise UnsupportedOp(f"backend {b.name!r}: node {label(node)} ({node.op}) has no kernel for the "
+                                    f"rearranged rows of {label(t)} ({t.type})")
     if node.n_elements == 0 and node.op != "SET_ROWS":      # SET_ROWS to a table without rows: every id is a fault
         return
     op = OPS[node.op]

@@ -1,0 +1,64 @@
+# What to say of a node that no backend supports: its sources, and the types of them that each backend does support.
+#
+# A frequent cause is a weight of a type that no backend supports.  The types are found by support queries for nodes
+# that differ from the refused one in the type of one leaf.
+
+cdef tuple _FIRST_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q6_K", "q4_K")
+"""Types that are named before others."""
+
+
+cdef str unsupported(Tensor t, tuple backends):
+    """The message of UnsupportedOp for node t."""
+    cdef list sources = [f"{label(s)} {s.type}" for s in t.src if s is not None]
+    text = f"{describe(t)}: none of the backends {names_of(backends)} supports it"
+    if sources:
+        text += f", with the sources {', '.join(sources)}"
+    cdef list refused = []
+    cdef list accepted = []
+    for b in backends:
+        found = types_that_work(t, b)
+        if found:
+            accepted.append(f"{b.name!r} supports it with {' or '.join(found)}")
+        else:
+            refused.append(repr(b.name))
+    if not accepted:
+        kinds = "whatever the types of its leafs: " if any(leafs_of(t)) else ""
+        return f"{text}; {kinds}a backend that computes {t.op} is missing"
+    if refused:
+        accepted.append(f"{', '.join(refused)} with no type of its leafs")
+    return f"{text}; {'; '.join(accepted)}"
+
+
+cdef list leafs_of(Tensor t):
+    """For each source whether it is a leaf whose type could be another."""
+    return [s is not None and s.op == "NONE" and s.view_src is None for s in t.src]
+
+
+cdef list types_that_work(Tensor t, object backend):
+    """"NAME of type A, B": for each leaf among the sources of t the types with which the backend supports t."""
+    cdef list found = []
+    if t.view_src is not None:
+        return found
+    names = [*_FIRST_TYPES, *(name for name in TYPE_NAMES.values() if name not in _FIRST_TYPES)]
+    for k, is_leaf in enumerate(leafs_of(t)):
+        if is_leaf:
+            works = [name for name in names if name != str(t.src[k].type) and works_with(t, k, name, backend)]
+            if works:
+                more = f" and {len(works) - 6} more" if len(works) > 6 else ""
+                found.append(f"{label(t.src[k])} of type {', '.join(works[:6])}{more}")
+    return found
+
+
+cdef bint works_with(Tensor t, int k, str type, object backend) except -1:
+    """Whether the backend supports a node like t whose source k is contiguous and of another type."""
+    from ggml_sched.core.graph.context import Context       # here, because planning for the C API needs none
+
+    ctx = Context("a support query")
+    try:
+        sources = [None if s is None else ctx.tensor(type, s.ne) if i == k else
+                   ctx.restore("NONE", s.type, s.ne, s.nb) for i, s in enumerate(t.src)]
+        return bool(backend.supports_op(ctx.restore(t.op, t.type, t.ne, t.nb, sources, op_params=t.op_params)))
+    except GraphError:
+        return False
+    finally:
+        ctx.close()
