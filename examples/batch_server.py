@@ -2,8 +2,8 @@
 
     python batch_server.py [MODEL.gguf]
 
-Each step continues every running request by one token, and begins waiting requests as soon as a sequence is free and the
-context has room for all of their tokens.  Texts are streamed through a callback; `cancel` ends a request early.
+Each step continues every running request by one token, and begins waiting requests as soon as a sequence is free and
+the context has room for all of their tokens.  Texts are streamed through a callback; `cancel` ends a request early.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def complete(model: llama.Model, request: dict[str, Any]) -> dict[str, Any] | It
         raise ValueError(f"not served: {', '.join(sorted(unknown)) or 'n other than 1'}")
     limit = request.get("max_completion_tokens", request.get("max_tokens"))
     # OpenAI's default temperature is 1.  Names of control tokens in the messages stay text.
-    sampling = {"temperature": 1.0, "top_k": 0, "min_p": 0.0, **{ours: request[theirs] for theirs, ours in SAMPLING.items()
-                                                   if request.get(theirs) is not None}}
+    given = {ours: request[theirs] for theirs, ours in SAMPLING.items() if request.get(theirs) is not None}
+    sampling = {"temperature": 1.0, "top_k": 0, "min_p": 0.0, **given}
     reply = model.chat(request["messages"], limit, stop=request.get("stop"), parse_special=False, **sampling)
     head = {"id": f"chatcmpl-{next(_numbers)}", "created": int(time.time()), "model": request.get("model", "")}
     return _chunks(reply, head) if request.get("stream") else _whole(reply, head)

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     missed = args.capacity is not None and found.arena > args.capacity
     if missed:
-        fits = "more bytes are alive at once" if found.bound > args.capacity else "a larger --budget may find a smaller one"
-        report.append(f"misses  the capacity of {args.capacity} bytes by {found.arena - args.capacity}: {fits}")
+        why = "more bytes are alive at once" if found.bound > args.capacity else "a larger --budget may find an arena"
+        report.append(f"misses  the capacity of {args.capacity} bytes by {found.arena - args.capacity}: {why}")
     print("\n".join(report), file=sys.stderr if args.out == "-" else sys.stdout)
     if args.out is not None:
         write(args.out, header, rows, found.offsets.tolist())

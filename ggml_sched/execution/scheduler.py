@@ -42,8 +42,8 @@ class Scheduler:
     `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
     A scheduler is a context manager.
 
-    Raises ValueError for no backends, for a backend given twice, for a host that is not last, or an unknown policy.  A call
-    from a second thread during another call raises Error.
+    Raises ValueError for no backends, for a backend given twice, for a host that is not last, or an unknown policy.
+    A call from a second thread during another call raises Error.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Scheduler:
         self.reorder = reorder
         self.zero = zero
         self.closed = False
-        self._computes = any(backend.has_memory or getattr(backend, "accepts_computes", False) for backend in backends)
+        self._computes = any(b.has_memory or getattr(b, "accepts_computes", False) for b in backends)
         if not isinstance(budgets, Mapping | None):
             raise TypeError(f"budgets are {{backend: bytes}}, not {budgets!r}")
         limits = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
