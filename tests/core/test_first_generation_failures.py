@@ -138,7 +138,7 @@ def test_a_misaligned_buffer_of_the_measured_size_is_refused_not_overrun():
 @pytest.mark.parametrize(("policy", "rounds"), [("seed", 50), ("default", 50),
                                                 pytest.param("default", 500, marks=pytest.mark.soak)])
 def test_more_than_four_backends(ctx, policy, rounds):
-    backends = [gs.DryBackend(f"B{i}") for i in range(20)]
+    backends = [gs.DryBackend(f"B{i}", accepts_computes=True) for i in range(20)]
     weights = [weight_of(backend) for backend in backends]
     x = ctx.tensor("f32", 8, "x", input=True)
     for weight in weights * rounds:
@@ -154,7 +154,7 @@ def test_more_than_four_backends(ctx, policy, rounds):
 
 def alternating(n_nodes: int) -> tuple[gs.Graph, list[gs.Backend]]:
     """A chain whose nodes run on two backends in turn."""
-    backends = [gs.DryBackend("A"), gs.DryBackend("B")]
+    backends = [gs.DryBackend("A", accepts_computes=True), gs.DryBackend("B")]
     ctx = gs.Context()
     weights = [weight_of(backend, (8, 8)) for backend in backends]
     x = ctx.tensor("f32", 8, "x", input=True)
@@ -195,7 +195,7 @@ def test_a_tensor_used_17_times_in_a_split(policy):
 
 
 def test_more_than_16_inputs_of_a_split(ctx):
-    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    a, b = gs.DryBackend("A", accepts_computes=True), gs.DryBackend("B")
     weights, inputs = [weight_of(a, 4) for _ in range(100)], [weight_of(b, 4) for _ in range(100)]
     total = weights[0]
     for weight, x in zip(weights, inputs, strict=True):
@@ -234,7 +234,7 @@ def test_more_than_1024_live_tensors_in_a_graph(ctx):
 
 @POLICIES
 def test_assignments_work_before_and_after_planning(ctx, policy):
-    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    a, b = gs.DryBackend("A", accepts_computes=True), gs.DryBackend("B")
     x = ctx.tensor("f32", 8, "x", input=True)
     y = ctx.sqr(x)
     z = ctx.sqr(y)
@@ -261,7 +261,7 @@ def test_assignments_work_before_and_after_planning(ctx, policy):
 
 @POLICIES
 def test_an_assigned_leaf_lives_where_it_was_asked_to(ctx, policy):
-    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    a, b = gs.DryBackend("A", accepts_computes=True), gs.DryBackend("B")
     x = ctx.tensor("f32", 8, "x")
     y = ctx.sqr(x)
     with gs.Scheduler([a, b], policy=policy) as sched:
@@ -316,7 +316,7 @@ def test_a_tensor_on_a_backend_outside_the_scheduler(policy):
     ctx, stranger = gs.Context(), gs.DryBackend("stranger")
     y = ctx.sqr(weight_of(stranger, name="weight"))
     good = gs.Graph(ctx.sqr(ctx.tensor("f32", 8, "x")))
-    with gs.Scheduler([gs.DryBackend("A")], policy=policy) as sched:
+    with gs.Scheduler([gs.DryBackend("A", accepts_computes=True)], policy=policy) as sched:
         before = sched.alloc(good)
         for call in (sched.plan, sched.alloc, sched.compute, sched.reserve):
             with pytest.raises(gs.PlacementError, match="'weight'.*'stranger'"):
@@ -421,7 +421,7 @@ def test_unsupported_ops_move(policy):
         asked.append(node.op)
         return node.op != "ADD"
 
-    a, b = gs.DryBackend("A", supports_op=supports), gs.DryBackend("B")
+    a, b = gs.DryBackend("A", supports_op=supports, accepts_computes=True), gs.DryBackend("B")
     ctx, weight = gs.Context(), weight_of(a)
     x = ctx.mul(weight, weight)
     y = ctx.add(x, weight)
@@ -435,7 +435,7 @@ def test_unsupported_ops_move(policy):
 
 @POLICIES
 def test_an_op_that_nobody_supports(ctx, policy):
-    backends = [gs.DryBackend(name, supports_op=lambda node: node.op != "ADD") for name in "AB"]
+    backends = [gs.DryBackend(name, supports_op=lambda node: node.op != "ADD", accepts_computes=True) for name in "AB"]
     x = ctx.tensor("f32", 8, "x")
     y = ctx.set_name(ctx.add(x, x), "the sum")
     with gs.Scheduler(backends, policy=policy) as sched:

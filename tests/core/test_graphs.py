@@ -127,7 +127,7 @@ for i in range(50_000):
     t = ctx.add(t, t)
 graph = gs.Graph(t)
 assert len(graph) == 50_000
-with gs.Scheduler([gs.DryBackend("A"), gs.DryBackend("B")]) as sched:
+with gs.Scheduler([gs.DryBackend("A", accepts_computes=True), gs.DryBackend("B")]) as sched:
     sched.compute(graph)
 del graph
 ctx.close()
