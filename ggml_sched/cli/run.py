@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("how")
     group.add_argument("-n", "--predict", type=int, metavar="N",
-                       help=f"tokens to generate at most (default: {DEFAULT_N}; a reply as long as it is)")
+                       help=f"tokens to generate at most (default: {DEFAULT_N}; in a chat, to the reply's end)")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--echo", action="store_true", help="print the prompt, too")
     group.add_argument("--system", metavar="TEXT", help="the system message of a chat")

@@ -76,6 +76,7 @@ def test_what_openai_calls_by_other_names_and_what_is_not_served():
         answer = complete(model, {"messages": messages, "max_completion_tokens": 4, "temperature": 0})
         assert answer["object"] == "chat.completion" and answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 4
+        assert "on CPU (CpuBackend)" in repr(model)
         for wrong in ({"tools": []}, {"n": 2}):
             with pytest.raises(ValueError, match="not served"):
                 complete(model, {"messages": messages, **wrong})
