@@ -27,7 +27,7 @@ class Batch:
     """i32 [m], ascending: indices of the tokens whose logits (or embeddings) are computed"""
 
 
-def is_one_token(tokens, n_vocab: int) -> bool:
+def is_one_token(tokens: object, n_vocab: int) -> bool:
     """Whether `tokens` is a list of one valid id, as in every step of a generation.
 
     Then the check of `checked_tokens`, which is much slower, is not needed.
@@ -35,7 +35,7 @@ def is_one_token(tokens, n_vocab: int) -> bool:
     return type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab
 
 
-def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
+def checked_tokens(tokens: object, n_vocab: int) -> np.ndarray:
     """Token ids as i32; TypeError if `tokens` is no sequence of ints, ValueError for an unknown id."""
     if is_one_token(tokens, n_vocab):
         return np.array(tokens, np.int32)

@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import stat
+from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -31,6 +32,14 @@ from ggml_sched.llama.gguf_reader import (
     TensorInfo,
     alignment_of,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as BufferProtocol
+
+    from ggml_sched.backend import Bytes
+
+    Source: TypeAlias = str | os.PathLike[str] | Bytes | IO[bytes]
+    """Where a model is: a path, a buffer of bytes or a binary file."""
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "open_gguf"]
 
@@ -129,14 +138,14 @@ class GGUFFile:
     def __enter__(self) -> GGUFFile:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"<GGUFFile {self.name!r}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
 
 
-def open_gguf(source) -> GGUFFile:
+def open_gguf(source: Source) -> GGUFFile:
     """Open a model: a path (mapped, not read), bytes or another buffer, or a binary file object (read whole).
 
     A path may be that of the first part of a split model.  Raises FileFormatError for invalid contents,
@@ -158,7 +167,7 @@ def open_gguf(source) -> GGUFFile:
         if not isinstance(source, (bytes, bytearray)):
             raise TypeError(f"{name}: a model is read from a binary file, not a text file")
     try:
-        memory = memoryview(source).toreadonly()
+        memory = memoryview(cast("BufferProtocol", source)).toreadonly()
     except TypeError:
         raise TypeError(f"a model is a path, bytes or a binary file, not {type(source).__name__}") from None
     if not memory.c_contiguous:

@@ -15,6 +15,7 @@ Corresponds to llama.cpp's llama_kv_cache and llama_memory_recurrent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.defaults import Place
 from ggml_sched.llama.hparams import Hparams
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["KV_TYPES", "KVCache", "type_of"]
 
@@ -41,7 +45,7 @@ class KVCache:
     OutOfMemory and PlacementError as backends raise them.
     """
 
-    def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32", n_seq: int = 1, *,
+    def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type: Type | str = "f32", n_seq: int = 1, *,
                  flash: bool = False) -> None:
         kv_type = type_of(kv_type)
         if not flash and kv_type not in PLAIN:
@@ -96,7 +100,7 @@ class KVCache:
         for buffer in self.buffers.values():
             buffer.clear(0)
 
-    def clear_rows(self, rows) -> None:
+    def clear_rows(self, rows: Sequence[int] | np.ndarray) -> None:
         """Zero these rows of every layer, which a failed evaluation may have written."""
         self.write_rows(rows, [np.zeros(shape, np.uint8) for shape in self.shapes_of_rows(len(rows))])
 
@@ -110,7 +114,7 @@ class KVCache:
         """The shapes of the arrays that `read_rows` returns for m rows."""
         return [(m, t.nb[1]) for t in self._attention()]
 
-    def read_rows(self, rows) -> list[np.ndarray]:
+    def read_rows(self, rows: npt.ArrayLike) -> list[np.ndarray]:
         """For each attention layer the bytes of m rows, in their order: keys, then values, each u8 [m, bytes of a row].
 
         The bytes are the same with and without `flash`.  ValueError for a row outside the cache.
@@ -119,7 +123,7 @@ class KVCache:
         return [self._transposed(t)[:, rows].transpose(1, 0, 2).reshape(len(rows), t.nb[1])
                 if self._is_transposed(t) else _read(t, rows) for t in self._attention()]
 
-    def write_rows(self, rows, data: Sequence[np.ndarray]) -> None:
+    def write_rows(self, rows: npt.ArrayLike, data: Sequence[np.ndarray]) -> None:
         """Write `data`, which `read_rows` of a cache of this type returned, to some rows.
 
         FileFormatError for data of other shapes; then nothing was written.
@@ -147,7 +151,7 @@ class KVCache:
     def _attention(self) -> list[Tensor]:
         return [t for pair in zip(self.k, self.v, strict=True) for t in pair if t is not None]
 
-    def _checked(self, rows) -> np.ndarray:
+    def _checked(self, rows: npt.ArrayLike) -> np.ndarray:
         """The rows as an array; ValueError for one outside 0 .. n_ctx - 1, and for a repeated one."""
         rows = np.asarray(rows, np.int64).reshape(-1)
         if len(rows) and (rows.min() < 0 or rows.max() >= self.n_ctx or len(np.unique(rows)) < len(rows)):
@@ -200,7 +204,7 @@ class KVCache:
         self.k, self.v, self.r, self.s = [], [], [], []
 
 
-def type_of(kv_type) -> Type:
+def type_of(kv_type: Type | str) -> Type:
     """The type of this name, or this type, if a cache can have it, else ValueError."""
     if str(kv_type).lower() not in KV_TYPES:
         raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KV_TYPES)}")
@@ -220,7 +224,7 @@ def _read(t: Tensor, rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _write(t: Tensor, rows: np.ndarray, data) -> None:
+def _write(t: Tensor, rows: np.ndarray, data: npt.ArrayLike) -> None:
     data = np.ascontiguousarray(data, np.uint8)
     for first, end in _runs(rows):
         t.backend.set_tensor(t, data[first:end].reshape(-1), int(rows[first]) * t.nb[1])

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from inspect import signature
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
@@ -27,15 +27,18 @@ from ggml_sched.llama.model import Model
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.weights import Weights, load_weights
 
+if TYPE_CHECKING:
+    from ggml_sched.llama.gguf import Source
+
 __all__ = ["load"]
 
 MAX_ROWS = 1 << 30
 
 
-def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = None, n_batch: int = 512,
+def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | None = None, n_batch: int = 512,
          place: Place | None = None, *, n_threads: int | None = None, memory: int | None = None,
-         policy: str = "default", kv_type="f32", n_seq: int = 1, flash: bool | None = None, use_mmap: bool = True,
-         progress: Callable[[int, int], object] | None = None, **unknown: Never) -> Model:
+         policy: str = "default", kv_type: Type | str = "f32", n_seq: int = 1, flash: bool | None = None,
+         use_mmap: bool = True, progress: Callable[[int, int], object] | None = None, **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
     `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
@@ -91,7 +94,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = No
         return model
 
 
-def _checked_backends(backends) -> tuple[Backend, ...]:
+def _checked_backends(backends: object) -> tuple[Backend, ...]:
     if isinstance(backends, (str, Backend)) or not isinstance(backends, Iterable):
         raise TypeError(f"backends are a list of Backends, best first, not {backends!r}")
     backends = tuple(backends)

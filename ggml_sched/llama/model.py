@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
-from typing import Any, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from ggml_sched.llama.sampling import SamplerOptions
 from ggml_sched.llama.sequences import Sequence, SequenceStore
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.state import File
 
 __all__ = ["Model"]
 
@@ -109,7 +112,7 @@ class Model:
 
     # -- evaluating ----------------------------------------------------------------------
 
-    def eval(self, tokens, last_only: bool = False) -> np.ndarray:
+    def eval(self, tokens: Ids, last_only: bool = False) -> np.ndarray:
         """Continue sequence 0 with `tokens`: float32 logits [len(tokens), n_vocab].
 
         `last_only`: compute only those of the last token, [1, n_vocab].
@@ -127,7 +130,7 @@ class Model:
         """
         return self._store.eval_batch(parts)
 
-    def embed(self, text, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
+    def embed(self, text: str | Ids, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
         """The embedding of a text, or of ids: float32 [n_embd].
 
         `pooling`: "mean" of the last layer's normed output over all tokens, or the output of the "last" token.
@@ -178,9 +181,10 @@ class Model:
         ids = self._encode(prompt, sequence.n_past, parse_special)
         return Generation(sequence, ids, options, self.tokenizer, prompt if echo else "")
 
-    def chat(self, messages, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
-             sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, shift: bool = False,
-             n_keep: int = 0, parse_special: bool = True, **sampling: Unpack[SamplerOptions]) -> Generation[str]:
+    def chat(self, messages: Items[Mapping[str, Any]], n: int | None = None,
+             sampler: Callable[[np.ndarray], int] | None = None, *, sequence: Sequence | int | None = None,
+             stop: str | Iterable[str] | None = None, shift: bool = False, n_keep: int = 0, parse_special: bool = True,
+             **sampling: Unpack[SamplerOptions]) -> Generation[str]:
         """Stream the reply to a conversation, a list of {"role": ..., "content": ...}.
 
         The file's chat template renders a prompt.  Only the tokens after the longest common beginning of prompt and
@@ -217,11 +221,11 @@ class Model:
         """Forget n_discard tokens of sequence 0 after its first n_keep; see `Sequence.shift`."""
         self._sequences[0].shift(n_keep, n_discard)
 
-    def save(self, target) -> None:
+    def save(self, target: File) -> None:
         """Write the state of sequence 0 to a path or a binary file."""
         self._sequences[0].save(target)
 
-    def restore(self, source) -> None:
+    def restore(self, source: File) -> None:
         """Replace sequence 0 by a state that `save` wrote; see `Sequence.restore`."""
         self._sequences[0].restore(source)
 
@@ -247,5 +251,5 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

@@ -23,7 +23,8 @@ from ggml_sched.llama.runner import Runner
 from ggml_sched.threads._locks import OneAtATime
 
 if TYPE_CHECKING:
-    from ggml_sched.llama.model import Model
+    from ggml_sched.llama.model import Ids, Model
+    from ggml_sched.llama.state import File
 
 __all__ = ["Sequence", "SequenceStore"]
 
@@ -54,7 +55,7 @@ class SequenceStore:
             self.continue_by(batch, out)
             return out
 
-    def embed(self, tokens, everywhere: bool) -> np.ndarray:
+    def embed(self, tokens: Ids, everywhere: bool) -> np.ndarray:
         """The last layer's normed output, f32 [m, n_embd], of all tokens (m of them) or of the last (m = 1).
 
         The tokens are evaluated in the hidden sequence, which is cleared afterwards.
@@ -260,7 +261,7 @@ class Sequence:
     def __repr__(self) -> str:
         return f"<Sequence {self.index}: {self.n_past} tokens>"
 
-    def eval(self, tokens, last_only: bool = False) -> np.ndarray:
+    def eval(self, tokens: Ids, last_only: bool = False) -> np.ndarray:
         """As `Model.eval`, for this sequence."""
         store, i = self._store, self.index
         with store.lock:
@@ -397,13 +398,13 @@ class Sequence:
         """Forget all tokens."""
         self.truncate(0)
 
-    def save(self, target) -> None:
+    def save(self, target: File) -> None:
         """Write the state to a path or a binary file."""
         with self._store.lock:
             self._store.roll_back()
             state.save(target, self._store.runner, self.index, self._tokens)
 
-    def restore(self, source) -> None:
+    def restore(self, source: File) -> None:
         """Replace the sequence by a state that `save` wrote.
 
         StateFormatError for a damaged file, or one of another model or cache type; ContextFull where it does not fit.

@@ -15,11 +15,16 @@ import struct
 import tempfile
 import zlib
 from contextlib import suppress
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ggml_sched.llama.errors import StateFormatError
 from ggml_sched.llama.runner import Runner
+
+if TYPE_CHECKING:
+    File: TypeAlias = str | os.PathLike[str] | IO[bytes]
+    """A path, or a binary file."""
 
 __all__ = ["read", "save"]
 
@@ -28,7 +33,7 @@ MAGIC = b"ggsched\0"
 VERSION = 1
 
 
-def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
+def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
     """Write sequence `seq`, whose tokens are `ids`, to a path or a binary file; a path is replaced atomically, when the
     file is complete."""
     body = [np.array(ids, "<i4").tobytes(), *runner.read(seq, runner.cells.rows_of(seq))]
@@ -53,7 +58,7 @@ def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
         raise
 
 
-def read(source, runner: Runner) -> tuple[list[int], bytes, bytes]:
+def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
     """Tokens, rows and state of a saved sequence, for `runner.write`; StateFormatError for an invalid file."""
     if hasattr(source, "read"):
         return _read(source, "the saved sequence", runner)

@@ -120,10 +120,14 @@ def models(prompt: Sequence[int]) -> Iterator[str]:
             yield piece
         for token in model.generate(prompt, 16):
             assert_type(token, int)
+        model.eval("Once")  # type: ignore[arg-type]
+        model.save(3)  # type: ignore[arg-type]
+        model.chat("Hello")  # type: ignore[arg-type]
         model.generate(1.5)  # type: ignore[call-overload]
         model.generate("Once", temperature="hot")  # type: ignore[call-overload]
         model.chat([{"role": "user", "content": "Hello"}], stop=3)  # type: ignore[arg-type]
         model.sequence("first")  # type: ignore[arg-type]
     llama.load("model.gguf", n_treads=4)  # type: ignore[arg-type]
+    llama.load(3)  # type: ignore[arg-type]
     llama.load("model.gguf", gs.CpuBackend())  # type: ignore[arg-type]
     llama.load("model.gguf", n_ctx="8k")  # type: ignore[arg-type]

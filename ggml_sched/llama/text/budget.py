@@ -41,7 +41,7 @@ class Budget:
             if time.thread_time() > self.deadline:
                 raise ChatTemplateError(f"the chat template runs longer than {MAX_SECONDS} s")
 
-    def weigh(self, value) -> int:
+    def weigh(self, value: object) -> int:
         """Spend budget for reading a whole value, nested values included; returns the depth of nesting."""
         depth, level = 0, [value]
         while level:
@@ -60,7 +60,7 @@ class Budget:
             depth, level = depth + 1, inner
         return depth
 
-    def touch(self, value) -> None:
+    def touch(self, value: object) -> None:
         """Spend budget for a shallow copy of a value: for its characters or items, not for values nested in these."""
         if isinstance(value, str):
             self.text(len(value))

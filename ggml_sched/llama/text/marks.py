@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from ggml_sched.llama.errors import ChatTemplateError
 
@@ -21,7 +22,7 @@ NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 class Marker:
     """`marked(value)`: plain data with marks in its strings; `mark`: the noncharacter, or "" where none is needed."""
 
-    def __init__(self, control_texts: Iterable[str], messages) -> None:
+    def __init__(self, control_texts: Iterable[str], messages: object) -> None:
         texts = sorted(control_texts, key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, texts)) or "(?!)")
         self._beginnings = {text[:n] for text in texts for n in range(1, len(text))}
@@ -33,7 +34,7 @@ class Marker:
             raise ChatTemplateError(f"messages contain all {len(NONCHARACTERS)} noncharacters from U+FDD0 on")
         self.mark = free[0]
 
-    def marked(self, value, key: str = ""):
+    def marked(self, value: Any, key: str = "") -> Any:
         """A copy of `value`, a message or a part of one, with marks in its strings; `key` is the key that it has."""
         if isinstance(value, dict):
             return {name: self.marked(item, name) for name, item in value.items()}
@@ -59,7 +60,7 @@ class Marker:
         return text
 
 
-def _strings(value) -> Iterable[str]:
+def _strings(value: object) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

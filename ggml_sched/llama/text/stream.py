@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = ["StopStrings", "Stream"]
 
@@ -22,7 +26,7 @@ class Stream:
     become U+FFFD at once.  After `flush()` a new text begins.
     """
 
-    def __init__(self, tokenizer, skip_special: bool = True, continuing: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continuing: bool = False) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._strip = self._strips = tokenizer.add_space_prefix and not continuing
         self._decoder = Utf8("replace")

@@ -10,6 +10,7 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ggml_sched.llama.errors import TokenizerError
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
@@ -17,6 +18,9 @@ from ggml_sched.llama.text.bpe import Bpe
 from ggml_sched.llama.text.spm import Spm
 from ggml_sched.llama.text.stream import Stream
 from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary, special_ids
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.gguf import Source
 
 __all__ = ["Tokenizer"]
 
@@ -58,7 +62,7 @@ class Tokenizer:
             "[" + "".join(map(re.escape, sorted(self._special))) + "]") if self._special else None
 
     @classmethod
-    def from_gguf(cls, source) -> Tokenizer:
+    def from_gguf(cls, source: Source | GGUFFile) -> Tokenizer:
         """From a path, bytes, a binary file object, or an open GGUFFile (left open).
 
         Raises TokenizerError naming the metadata field for a vocabulary that is missing, wrong or not supported,
@@ -70,7 +74,7 @@ class Tokenizer:
             return cls(Vocabulary.from_gguf(file))
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Tokenizer:
+    def from_metadata(cls, metadata: Mapping[str, Any], name: str = "<metadata>") -> Tokenizer:
         """From `tokenizer.ggml.*` keys; errors use `name` as the name of the file."""
         return cls(Vocabulary.from_metadata(metadata, name))
 
@@ -149,15 +153,15 @@ class Tokenizer:
 
     # -- ids to text ---------------------------------------------------------------
 
-    def check_id(self, token) -> int:
+    def check_id(self, token: SupportsIndex) -> int:
         """A token id as an int; TypeError for what is no integer, TokenizerError (a ValueError) out of range."""
         try:
-            token = operator.index(token)
+            number = operator.index(token)
         except TypeError:
             raise TypeError(f"a token id is an int, not {type(token).__name__}") from None
-        if not 0 <= token < self.n_vocab:
-            raise TokenizerError(f"token id {token} is not one of 0 to {self.n_vocab - 1}")
-        return token
+        if not 0 <= number < self.n_vocab:
+            raise TokenizerError(f"token id {number} is not one of 0 to {self.n_vocab - 1}")
+        return number
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
         """The bytes of a token, possibly a part of a character; none for a control token with `skip_special`."""
