@@ -3,6 +3,7 @@
     core.*                  a module for each .pyx in ggml_sched/core/, its .pxd, its parts (.pxi) beside it
     _core                   the door of those
     _capi                   the C API over the core
+    planning._c_program     programs for the C API
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
     llama._strings          vocabularies
@@ -77,8 +78,9 @@ def core_extensions() -> list[Extension]:
     """Every module of core/, the door, the C API, and what every compute and every token does."""
     found = [*sorted((HERE / "ggml_sched" / "core").glob("*/*.pyx")),
              *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "graph/_dlpack.pyx",
-                                                       "threads/_locks.pyx", "execution/_steps.pyx",
-                                                       "llama/_cells.pyx", "llama/_strings.pyx"))]
+                                                       "threads/_locks.pyx", "planning/_c_program.pyx",
+                                                       "execution/_steps.pyx", "llama/_cells.pyx",
+                                                       "llama/_strings.pyx"))]
     return [extension(path.relative_to(HERE)) for path in found]
 
 

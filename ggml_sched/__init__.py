@@ -60,6 +60,7 @@ __all__ = [
     "bind_resident",
     "compare",
     "get_backend",
+    "get_cython_path",
     "get_include",
     "load_graph",
     "load_plan",
@@ -74,6 +75,14 @@ def get_include() -> str:
     here = _os.path.dirname(_os.path.abspath(__file__))
     installed = _os.path.join(here, "include")
     return installed if _os.path.isdir(installed) else _os.path.join(_os.path.dirname(here), "include")
+
+
+def get_cython_path() -> str:
+    """The folder to add to Cython's include path for `cimport ggml_sched` (`cythonize(..., include_path=[...])`).
+
+    An installed package is found without it; a package that was installed with `pip install -e` is not.
+    """
+    return _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
 
 
 def _host_memory(memory: Memory) -> Buffer:

@@ -6,6 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 cdef extern from "ggml_sched/status.h" nogil:
     enum:
         GS_OK, GS_NO_HOST_MEMORY, GS_OVERFLOW, GS_OUT_OF_MEMORY, GS_BAD_ARGUMENT, GS_BAD_PLACEMENT, GS_UNSUPPORTED_OP
+        GS_HAZARD, GS_BACKEND_FAILED
 
     ctypedef struct gs_error:
         int32_t status, tensor, backend, index
@@ -187,6 +188,58 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int64_t *chunk_nbytes
         gs_arena_result *arena
 
+cdef extern from "ggml_sched/program.h" nogil:
+    enum: GS_STEP_LOAD, GS_STEP_COPY, GS_STEP_COPY_EXPERTS, GS_STEP_RUN, GS_STEP_WRITE_BACK, GS_NOT_DONE
+
+    ctypedef struct gs_place:
+        int32_t id, backend, chunk
+        int64_t offset
+
+    ctypedef struct gs_wait:
+        int32_t step, back
+
+    ctypedef struct gs_read:
+        int32_t position, slot, place, n_slots
+
+    ctypedef struct gs_step:
+        int32_t kind, backend, tensor, ids, first, last, place, n_slots, read, n_reads, wait, n_waits, keeps, awaited
+        int64_t start, nbytes
+
+    ctypedef struct gs_program:
+        int32_t n_steps, n_slots, n_reads, n_waits, n_inputs, n_ids, turns, reach
+        const gs_step *steps
+        const gs_place *places
+        const gs_read *reads
+        const gs_wait *waits
+        const int32_t *inputs
+        void **address
+
+    ctypedef struct gs_run_nodes:
+        int32_t n_nodes, step, turn, n_groups
+        const gs_node **nodes
+        const int32_t *ids
+        const int32_t *group_begin
+        const int32_t *group_member
+        const unsigned char *needed
+
+    ctypedef struct gs_backend:
+        void *context
+        const char *name
+        int32_t concurrent_copies
+        int (*alloc)(void *context, int64_t nbytes, void **memory, gs_error *error) noexcept nogil
+        void (*free)(void *context, void *memory, int64_t nbytes) noexcept nogil
+        int (*write)(void *context, void *to, const void *source, int64_t nbytes, gs_error *error) noexcept nogil
+        int (*read)(void *context, void *to, const void *source, int64_t nbytes, gs_error *error) noexcept nogil
+        int (*copy)(void *context, const gs_backend *to_backend, void *to, const gs_backend *from_backend,
+                    const void *source, int64_t nbytes, gs_error *error) noexcept nogil
+        int (*run)(void *context, const gs_run_nodes *run, gs_error *error) noexcept nogil
+        int (*synchronize)(void *context, gs_error *error) noexcept nogil
+        int (*event_new)(void *context, void **event, gs_error *error) noexcept nogil
+        void (*event_free)(void *context, void *event) noexcept nogil
+        int (*event_record)(void *context, void *event, gs_error *error) noexcept nogil
+        int (*event_wait)(void *context, const gs_backend *of, void *event, gs_error *error) noexcept nogil
+        int (*event_synchronize)(void *context, void *event, gs_error *error) noexcept nogil
+
 cdef extern from "ggml_sched/api.h" nogil:
     enum: GS_API_MAJOR
     enum: GS_API_MINOR
@@ -197,6 +250,9 @@ cdef extern from "ggml_sched/api.h" nogil:
         pass
 
     ctypedef struct gs_api_plan:
+        pass
+
+    ctypedef struct gs_api_program:
         pass
 
     ctypedef struct gs_graph_size:
@@ -257,6 +313,18 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int in_order,
                             int64_t *offset) noexcept nogil
         int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil
+        size_t size_node, size_place, size_wait, size_read, size_step, size_program, size_run, size_backend
+        int (*program_new)(const gs_api_graph *graph, const gs_api_plan *plan, const gs_backend *backends,
+                           void *const *resident, gs_api_program **program, gs_error *error) noexcept nogil
+        void (*program_view)(const gs_api_program *program, gs_program *view) noexcept nogil
+        int (*program_set)(gs_api_program *program, int32_t tensor, const void *data, int64_t nbytes,
+                           gs_error *error) noexcept nogil
+        int (*program_touch)(gs_api_program *program, int32_t tensor, gs_error *error) noexcept nogil
+        int (*program_run)(gs_api_program *program, gs_error *error) noexcept nogil
+        int (*program_synchronize)(gs_api_program *program, gs_error *error) noexcept nogil
+        int (*program_read)(gs_api_program *program, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
+                            gs_error *error) noexcept nogil
+        void (*program_free)(gs_api_program *program) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept
     # Declared if Python.h is included; the caller holds the GIL; raises ImportError.

@@ -1,9 +1,9 @@
 # The C view of _capi, for use inside the package.  Other code takes the functions from the capsule
 # (ggml_sched/api.h), in Cython by `from ggml_sched._c cimport gs_api, gs_import_api`.
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_graph, gs_graph_size, gs_plan
+from ggml_sched._c cimport gs_backend, gs_graph, gs_graph_size, gs_node, gs_plan, gs_program, gs_run_nodes
 from ggml_sched.core.plan.placement cimport gs_request
 
 
@@ -25,3 +25,69 @@ ctypedef struct gs_plan_box:
     const gs_graph_box *graph   # the graph of the plan; never dereferenced unless the caller passes it again
     uint64_t filling            # of that graph, when the plan was made
     gs_graph_size size          # of that graph, when the plan was made
+
+
+# What another step, or the host, waits for at the end of a step; `event` is NULL where there is nothing to wait for.
+ctypedef struct gs_done:
+    void *event
+    int32_t backend
+
+
+# The struct behind a gs_api_program handle.  All arrays but those of `c` are in `memory`.
+ctypedef struct gs_program_box:
+    gs_program c
+    void *steps                 # owned; the arrays of `c`
+    void *memory                # owned
+    int32_t n_tensors
+    int32_t n_backends
+    int32_t n_chunks
+    int32_t n_awaited           # steps for which others wait
+    int32_t n_written           # residents that nodes write to
+    int32_t depth               # computes whose events are kept: c.reach + 1
+    int32_t n_runs              # entries of `runs`
+    int64_t n_twins             # nodes of runs that read copies, or compute into one
+    int64_t n_listed            # nodes of all runs
+    int64_t n_computed          # computes so far, which choose copy slots
+    int64_t n_queued            # computes since all backends were last synchronized
+    bint has_results            # the last compute has succeeded so far
+    gs_backend *backends        # [n_backends]
+    gs_node *nodes              # [c.n_ids] tensors, then copy slots
+    gs_node *twins              # [n_twins]
+    gs_run_nodes *runs                # [n_runs]
+    const gs_node **listed      # [n_listed]
+    int32_t *listed_ids         # [n_listed]
+    int32_t *run_of             # [c.n_steps] index in `runs` of a step's first
+    int32_t *n_turns            # [c.n_steps] how many entries of `runs` a step has: 1, or c.turns
+    int32_t *group_begin        # of all runs together
+    int32_t *group_member
+    unsigned char *needed       # [n_listed]
+    void **address              # [c.n_ids]
+    int32_t *home               # [c.n_ids] the backend of an id's memory; -1: none
+    int32_t *root               # [n_tensors] the id that owns a tensor's memory
+    int64_t *version            # [n_tensors] of a root: grows when its data changes
+    int64_t *held               # [c.n_ids] the version in a location that no other id uses; -1: none
+    const void **data           # [n_tensors] what the caller set
+    unsigned char *traits       # [n_tensors] IS_* bits
+    int32_t *written            # [n_written]
+    void **chunk                # [n_chunks] memory of the backends
+    int64_t *chunk_nbytes       # [n_chunks]
+    int32_t *chunk_backend      # [n_chunks]
+    int32_t *awaited            # [c.n_steps] the number of an awaited step among them; -1
+    void **event                # [n_awaited][depth]
+    gs_done *done               # [n_awaited][depth]
+    gs_done *last               # [n_backends] the latest of `done` in each queue
+    void **follow               # [n_backends] an event of each queue, for copies
+    char *staging               # [n_staging] host memory through which copies go
+    char *experts               # the numbers of used experts, as bytes
+    unsigned char *used         # of each expert: whether it is used
+    int64_t n_staging
+    int64_t n_expert_bytes
+    int64_t n_used
+
+
+cdef enum:
+    MAX_STAGING = 1 << 20       # bytes; larger copies go through host memory in parts
+    IS_READABLE = 1             # its data is in its memory after a compute
+    IS_RESIDENT = 2
+    IS_LOADED = 4               # a leaf that the program loads
+    IS_FILLED = 8               # a leaf that the program loads to the leaf's own memory

@@ -2,24 +2,36 @@
 """The C API: the functions of ggml_sched/api.h, in a capsule named `api`.
 
 Owns the handles, and checks that a call is valid in the present state of a handle.  Calls core.graph to check graphs,
-core.plan to check problems and make plans, and core.pack to pack buffers.  No function needs the GIL or uses a Python
-object.  Invariant: every handle that a caller has is complete, and a function that fails has changed no handle.
+core.plan to check problems and make plans, core.pack to pack buffers, and planning._c_program to compile programs.  No
+function but program_new needs the GIL or uses a Python object.  Invariant: every handle that a caller has is complete,
+and a function that fails has changed no handle.
+
+Includes, before the table at the end:
+
+    _capi_program  Making programs, with their memory and events.
+    _capi_run      Running them.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, strcmp
+from libc.string cimport memcmp, memcpy, memset, strcmp
 
 from ggml_sched._c cimport *
+from ggml_sched.core.alloc.gallocr cimport plan_owner
 from ggml_sched.core.graph.flat cimport (
     flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_given_bytes, flat_lay_out,
-    flat_lay_out_given, flat_same_wiring,
+    flat_lay_out_given, flat_same_wiring, node_name_op,
 )
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
-from ggml_sched.core.plan.make cimport gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive
+from ggml_sched.core.plan.make cimport (
+    gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
+)
 from ggml_sched.core.plan.problem cimport planning_error, request_init, requests_match
+
+cdef extern from "Python.h" nogil:
+    int Py_IsInitialized()
 
 
 cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const char *message) noexcept nogil:
@@ -347,6 +359,9 @@ cdef int type_traits(int type, gs_type_traits *traits) noexcept nogil:
     return GS_OK
 
 
+include "_capi_run.pxi"
+include "_capi_program.pxi"
+
 # -- the table --------------------------------------------------------------------------------------------------
 
 
@@ -387,5 +402,21 @@ functions.type_of_name = type_of_name
 functions.type_traits = type_traits
 functions.plan_compact = plan_compact
 functions.graph_trim = graph_trim
+functions.size_node = sizeof(gs_node)
+functions.size_place = sizeof(gs_place)
+functions.size_wait = sizeof(gs_wait)
+functions.size_read = sizeof(gs_read)
+functions.size_step = sizeof(gs_step)
+functions.size_program = sizeof(gs_program)
+functions.size_run = sizeof(gs_run_nodes)
+functions.size_backend = sizeof(gs_backend)
+functions.program_new = program_new
+functions.program_view = program_view
+functions.program_set = program_set
+functions.program_touch = program_touch
+functions.program_run = program_run
+functions.program_synchronize = program_synchronize
+functions.program_read = program_read
+functions.program_free = program_free
 
 api = PyCapsule_New(&functions, GS_API_CAPSULE, NULL)

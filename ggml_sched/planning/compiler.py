@@ -16,6 +16,7 @@ import numpy as np
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
+from ggml_sched.planning.flat import FlatBackend, FlatGraph, FlatTensor
 from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
@@ -38,12 +39,13 @@ BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
 _TYPES = {"view_offs": np.int64, "nbytes": np.int64, "offset": np.int64, "slot": np.uint8, "op": np.uint8,
           "role": np.uint8, "flags": np.uint8, "state": np.uint8}
 """{array of a graph or a plan: the type of its elements, unless it is int32}."""
+MIXTURE_OP = op_numbers()["MUL_MAT_ID"]
 PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
 """Ops that write only a part of their result; which part is known only when they run."""
 
 
-def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
-    """The program of a plan.
+def make_program(graph: Graph | FlatGraph, data: PlanData, backends: Sequence[BackendBase | FlatBackend]) -> Program:
+    """The program of a plan, for Python and for the C API.
 
     Of the backends it uses only `concurrent_copies`, and which of them owns the memory of residents.
     """
@@ -63,7 +65,8 @@ class _Maker:
     `work` has the ids of the nodes that compute, `memory` for each id its root (the id itself, if it is no view).
     """
 
-    def __init__(self, graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> None:
+    def __init__(self, graph: Graph | FlatGraph, data: PlanData,
+                 backends: Sequence[BackendBase | FlatBackend]) -> None:
         g, p = arrays_of(graph), arrays_of(data)
         self.graph, self.data, self.backends = graph, data, backends
         self.n, self.n_copies = data.n_tensors, data.n_copies
@@ -262,7 +265,7 @@ class _Maker:
     def _mixtures(self) -> dict[int, int]:
         """{weight of several experts whose only reader is one MUL_MAT_ID: the id of that node's expert numbers}."""
         graph = self.graph
-        mixtures = [i for i in self.work.tolist() if graph.tensors[i].op == "MUL_MAT_ID"]
+        mixtures = self.work[self.op[self.work] == MIXTURE_OP].tolist()
         if not mixtures:
             return {}
         sources = {i: dict(zip(self.slot[self.src_begin[i] : self.src_begin[i + 1]].tolist(),
@@ -388,7 +391,7 @@ class _Maker:
         return key, start, self.nbytes[tensor]
 
 
-def arrays_of(held: Graph | PlanData) -> dict[str, Ints]:
+def arrays_of(held: Graph | FlatGraph | PlanData) -> dict[str, Ints]:
     """{name: contents} of the arrays of a graph or a plan."""
     return {name: np.frombuffer(data, _TYPES.get(name, np.int32)) for name, data in held.arrays().items()}
 
@@ -430,13 +433,13 @@ class Bytes:
         return start >= stop or k >= 0 and stop <= int(self._stop[k])
 
 
-def experts_lie_apart(weight: Tensor) -> bool:
+def experts_lie_apart(weight: Tensor | FlatTensor) -> bool:
     """Whether the experts of a weight [k, m, n_expert] occupy disjoint ranges of bytes."""
     rows = weight.ne[0] // weight.type.block_size * weight.nb[0]
     return weight.ne[3] == 1 and weight.nb[2] >= (weight.ne[1] - 1) * weight.nb[1] + rows
 
 
-def runs_of(t: Tensor) -> tuple[Ints, int]:
+def runs_of(t: Tensor | FlatTensor) -> tuple[Ints, int]:
     """The bytes that the elements of a tensor take: the first byte of each contiguous range, and the bytes of a range.
 
     No range for a tensor of more than MAX_RUNS ranges, as if nothing were written.

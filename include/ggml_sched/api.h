@@ -1,13 +1,14 @@
-/* ggml_sched/api.h -- planning from C, C++ and Cython: the one header to include.
+/* ggml_sched/api.h -- planning and running from C, C++ and Cython: the one header to include.
  *
  * `gs_api` is a struct of function pointers in the Python extension ggml_sched._capi.  Code that may use Python calls
  * GS_IMPORT_API() once, with the GIL held (include Python.h first).  Code that may not use Python receives the pointer
- * from such code, and checks it with gs_api_check.  No signature has a Python object; no function takes the GIL,
- * prints, aborts or sets errno; the only state between calls is in the handles below.
+ * from such code, and checks it with gs_api_check.  No signature has a Python object; no function prints, aborts or
+ * sets errno, and none but program_new takes the GIL; the only state between calls is in the handles below.
  *
  *     graph:    graph_new -> fill the arrays -> graph_finish -> any number of plans -> graph_free
  *     problem:  the other inputs of a plan; arrays of the caller, borrowed while a function runs
  *     plan:     plan_new, or plan_replay from a reserved one -> plan_view -> plan_free
+ *     program:  program_new from a plan and backends -> program_set, program_run, program_read -> program_free
  *
  * Units: sizes, strides and offsets are bytes; `ne` is elements, innermost dimension first, as in ggml.  Tensors are
  * ids 0 .. n_tensors-1, in any order.  Backends are indices, best first; the last one is the host.  -1 is none.
@@ -22,7 +23,7 @@
  * cause errors, never invalid memory accesses, provided that the arrays have the stated lengths.
  *
  * Versions.  `major` changes with anything that a compiled consumer relies on, including struct sizes; a new `minor`
- * only adds functions at the end of gs_api, or numbers to ops.h, types.h and policy.h.
+ * only adds functions, and sizes of new structs, at the end of gs_api, or numbers to ops.h, types.h and policy.h.
  */
 #ifndef GGML_SCHED_API_H
 #define GGML_SCHED_API_H
@@ -33,6 +34,7 @@
 #include "ggml_sched/ops.h"
 #include "ggml_sched/plan.h"
 #include "ggml_sched/policy.h"
+#include "ggml_sched/program.h"
 #include "ggml_sched/status.h"
 #include "ggml_sched/structs.h"
 #include "ggml_sched/types.h"
@@ -42,7 +44,7 @@ extern "C" {
 #endif
 
 #define GS_API_MAJOR 2
-#define GS_API_MINOR 1
+#define GS_API_MINOR 2
 #define GS_API_MODULE "ggml_sched._capi"
 #define GS_API_CAPSULE "ggml_sched._capi.api"
 
@@ -87,6 +89,9 @@ typedef struct gs_graph_arrays {
 
 /* The handle of a plan; problems and plans are the structs of plan.h. */
 typedef struct gs_api_plan gs_api_plan;
+
+/* The handle of a program with memory, which runs on backends; see program.h. */
+typedef struct gs_api_program gs_api_program;
 
 /* -- packing -------------------------------------------------------------------------------------------------- */
 
@@ -198,6 +203,50 @@ typedef struct gs_api {
      * still serves as `reserved_graph`, for graph_equal and for graph_same_wiring, until it is refilled.
      * GS_BAD_ARGUMENT. */
     int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error);
+
+    /* Since minor 2: structs of program.h, and running. */
+    size_t size_node;
+    size_t size_place;
+    size_t size_wait;
+    size_t size_read;
+    size_t size_step;
+    size_t size_program;
+    size_t size_run;
+    size_t size_backend;
+
+    /* Make the program of a plan, and allocate its arenas.  `graph` is the graph of the plan, neither trimmed nor
+     * refilled since; graph and plan may be freed afterwards.  `backends` has the plan's backends in their order; the
+     * tables are copied, and what they point to must live until program_free.  `resident` has the first byte of each
+     * resident in its backend's memory, by id; entries of other tensors and of views are ignored; NULL: no residents.
+     * Takes the GIL and imports NumPy: the calling thread need not hold the GIL, but Python must be initialised.
+     * GS_BAD_ARGUMENT, GS_BAD_PLACEMENT (an address that is not aligned), GS_OUT_OF_MEMORY (a backend has no memory for
+     * its arena), GS_NO_HOST_MEMORY, and what a backend returns. */
+    int (*program_new)(const gs_api_graph *graph, const gs_api_plan *plan, const gs_backend *backends,
+                       void *const *resident, gs_api_program **program, gs_error *error);
+    void (*program_view)(const gs_api_program *program, gs_program *view); /* valid until program_free */
+    /* Set the data of a leaf, in host memory of the caller, which the computes from now on load.  The memory must stay
+     * valid and unchanged until the next call for this leaf: where data is in place already, it is not loaded again.
+     * GS_BAD_ARGUMENT: not a leaf that the program loads, or not its number of bytes. */
+    int (*program_set)(gs_api_program *program, int32_t tensor, const void *data, int64_t nbytes, gs_error *error);
+    /* Note that the caller has changed the data of a resident in its memory, so that copies of it are made again.
+     * `tensor` -1: other code may have used the memory of the arenas, so that all data is loaded and copied again.
+     * GS_BAD_ARGUMENT. */
+    int (*program_touch)(gs_api_program *program, int32_t tensor, gs_error *error);
+    /* Issue the steps of a compute on this thread, without the GIL and without allocating memory.  Returns when all are
+     * queued; where backends have no queues, they are done.  GS_HAZARD: an input was never set, and nothing ran.  The
+     * error of a backend: no node has a result then, all backends have been synchronized, and the program can run
+     * again. */
+    int (*program_run)(gs_api_program *program, gs_error *error);
+    /* Wait for all backends, and return the first error of queued work. */
+    int (*program_synchronize)(gs_api_program *program, gs_error *error);
+    /* Wait for all backends, and copy `nbytes` of a node or leaf from `offset` on to host memory.  GS_HAZARD: the last
+     * compute has failed, or there was none; or the tensor is not in memory at the end of a compute, because other
+     * nodes use its memory (flag it as an output), or because nodes read a leaf through copies alone.  GS_BAD_ARGUMENT:
+     * bytes outside the tensor.  The error of a backend. */
+    int (*program_read)(gs_api_program *program, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
+                        gs_error *error);
+    /* Wait for all backends, and free all memory and events; `program` may be NULL. */
+    void (*program_free)(gs_api_program *program);
 } gs_api;
 
 /* GS_OK if the functions and structs of `api` are those of this header; else GS_BAD_ARGUMENT, with both versions in
@@ -213,7 +262,11 @@ static inline int gs_api_check(const gs_api *api, gs_error *error) {
                || api->size_error != sizeof(gs_error) || api->size_graph_size != sizeof(gs_graph_size)
                || api->size_graph_arrays != sizeof(gs_graph_arrays) || api->size_backend_info != sizeof(gs_backend_info)
                || api->size_problem != sizeof(gs_problem) || api->size_plan != sizeof(gs_plan)
-               || api->size_pack_result != sizeof(gs_pack_result)) {
+               || api->size_pack_result != sizeof(gs_pack_result) || api->size_node != sizeof(gs_node)
+               || api->size_place != sizeof(gs_place) || api->size_wait != sizeof(gs_wait)
+               || api->size_read != sizeof(gs_read) || api->size_step != sizeof(gs_step)
+               || api->size_program != sizeof(gs_program) || api->size_run != sizeof(gs_run_nodes)
+               || api->size_backend != sizeof(gs_backend)) {
         wrong = "the structs differ in size";
     }
     if (wrong == NULL) return GS_OK;

@@ -17,7 +17,8 @@ typedef enum gs_status {
     GS_BAD_ARGUMENT = -4,     /* an argument is invalid                                             */
     GS_BAD_PLACEMENT = -5,    /* a tensor is in memory that the backend of its reader cannot read   */
     GS_UNSUPPORTED_OP = -6,   /* no backend computes this op                                        */
-    GS_HAZARD = -7            /* a plan would read or overwrite wrong data                          */
+    GS_HAZARD = -7,           /* a plan would read or overwrite wrong data                          */
+    GS_BACKEND_FAILED = -8    /* a function of a backend failed                                     */
 } gs_status;
 
 /* The description of a failure.  Fields without meaning for it are -1; value and limit are 0 then. */
@@ -42,6 +43,7 @@ static inline const char *gs_status_name(int status) {
     case GS_BAD_PLACEMENT: return "bad placement";
     case GS_UNSUPPORTED_OP: return "unsupported op";
     case GS_HAZARD: return "hazard";
+    case GS_BACKEND_FAILED: return "backend failed";
     default: return NULL;
     }
 }

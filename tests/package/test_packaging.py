@@ -49,7 +49,8 @@ def test_versions_agree():
 
 def test_every_folder_is_a_declared_package():
     folders = {".".join(("ggml_sched", *path.parent.parts)) for path in SOURCES if path.name == "__init__.py"}
-    assert folders | {"ggml_sched.include.ggml_sched"} == set(PROJECT["tool"]["setuptools"]["packages"])
+    headers = {f"ggml_sched.include.{name}" for name in ("ggml_sched", "pkgconfig", "cmake")}
+    assert folders | headers == set(PROJECT["tool"]["setuptools"]["packages"])
 
 
 def test_every_module_is_there():

@@ -106,11 +106,63 @@ class TypeTraits(Structure):
     _fields_ = [("block_size", c_int32), ("type_size", c_int32)]
 
 
+class Node(Structure):
+    """gs_node; `src` are addresses of nodes, `data` is an address."""
+
+    _fields_ = [("ne", c_int64 * 4), ("nb", c_int64 * 4), ("nbytes", c_int64), ("type", c_int32), ("full_op", c_int32),
+                ("op", c_int32), ("sub_op", c_int32), ("params", c_int32 * 16), ("flags", c_int32), ("n_src", c_int32),
+                ("src", c_void_p * 10), ("data", c_void_p)]
+
+
+class Place(Structure):
+    _fields_ = [(name, c_int32) for name in ("id", "backend", "chunk")] + [("offset", c_int64)]
+
+
+class Wait(Structure):
+    _fields_ = [(name, c_int32) for name in ("step", "back")]
+
+
+class Read(Structure):
+    _fields_ = [(name, c_int32) for name in ("position", "slot", "place", "n_slots")]
+
+
+class Step(Structure):
+    _fields_ = [*((name, c_int32) for name in (
+        "kind", "backend", "tensor", "ids", "first", "last", "place", "n_slots", "read", "n_reads", "wait", "n_waits",
+        "keeps", "awaited")), ("start", c_int64), ("nbytes", c_int64)]
+
+
+class Program(Structure):
+    """gs_program."""
+
+    _fields_ = [*((name, c_int32) for name in (
+        "n_steps", "n_slots", "n_reads", "n_waits", "n_inputs", "n_ids", "turns", "reach")),
+        ("steps", POINTER(Step)), ("places", POINTER(Place)), ("reads", POINTER(Read)), ("waits", POINTER(Wait)),
+        ("inputs", POINTER(c_int32)), ("address", POINTER(c_void_p))]
+
+
+class Run(Structure):
+    _fields_ = [*((name, c_int32) for name in ("n_nodes", "step", "turn", "n_groups")), *((name, c_void_p) for name in (
+        "nodes", "ids", "group_begin", "group_member", "needed"))]
+
+
+class BackendTable(Structure):
+    """gs_backend; the functions are addresses."""
+
+    _fields_ = [("context", c_void_p), ("name", c_char_p), ("concurrent_copies", c_int32),
+                *((name, c_void_p) for name in (
+        "alloc", "free", "write", "read", "copy", "run", "synchronize", "event_new", "event_free", "event_record",
+        "event_wait", "event_synchronize"))]
+
+
 SIZES = {"layout": LAYOUT.itemsize, "policy": ctypes.sizeof(PolicyStruct), "arena_result": ctypes.sizeof(ArenaResult),
          "error": ctypes.sizeof(Failure), "graph_size": ctypes.sizeof(GraphSize),
          "graph_arrays": ctypes.sizeof(GraphArrays), "backend_info": ctypes.sizeof(BackendInfo),
          "problem": ctypes.sizeof(ProblemStruct), "plan": ctypes.sizeof(PlanArrays),
          "pack_result": ctypes.sizeof(PackResult)}
+LATER_SIZES = {"node": ctypes.sizeof(Node), "place": ctypes.sizeof(Place), "wait": ctypes.sizeof(Wait),
+               "read": ctypes.sizeof(Read), "step": ctypes.sizeof(Step), "program": ctypes.sizeof(Program),
+               "run": ctypes.sizeof(Run), "backend": ctypes.sizeof(BackendTable)}
 ERROR = POINTER(Failure)
 CALLS = {
     "graph_new": CFUNCTYPE(c_int, POINTER(GraphSize), POINTER(GraphArrays), POINTER(c_void_p), ERROR),
@@ -141,13 +193,24 @@ CALLS = {
     "plan_compact": CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_void_p),
     "graph_trim": CFUNCTYPE(c_int, c_void_p, POINTER(GraphArrays), ERROR),
 }
+LATER_CALLS = {
+    "program_new": CFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(BackendTable), c_void_p, POINTER(c_void_p), ERROR),
+    "program_view": CFUNCTYPE(None, c_void_p, POINTER(Program)),
+    "program_set": CFUNCTYPE(c_int, c_void_p, c_int32, c_void_p, c_int64, ERROR),
+    "program_touch": CFUNCTYPE(c_int, c_void_p, c_int32, ERROR),
+    "program_run": CFUNCTYPE(c_int, c_void_p, ERROR),
+    "program_synchronize": CFUNCTYPE(c_int, c_void_p, ERROR),
+    "program_read": CFUNCTYPE(c_int, c_void_p, c_int32, c_void_p, c_int64, c_int64, ERROR),
+    "program_free": CFUNCTYPE(None, c_void_p),
+}
 
 
 class Table(Structure):
     """gs_api."""
 
     _fields_ = [("major", c_int32), ("minor", c_int32), ("size", c_size_t),
-                *((f"size_{name}", c_size_t) for name in SIZES), *CALLS.items()]
+                *((f"size_{name}", c_size_t) for name in SIZES), *CALLS.items(),
+                *((f"size_{name}", c_size_t) for name in LATER_SIZES), *LATER_CALLS.items()]
 
 
 def address_of_table() -> int:
@@ -161,7 +224,8 @@ def address_of_table() -> int:
 def functions() -> Table:
     table = Table.from_address(address_of_table())
     assert table.major == 2 and table.size >= ctypes.sizeof(Table)
-    assert {name: getattr(table, f"size_{name}") for name in SIZES} == SIZES
+    sizes = SIZES | LATER_SIZES
+    assert {name: getattr(table, f"size_{name}") for name in sizes} == sizes
     return table
 
 
@@ -361,6 +425,51 @@ class CPlan:
 
     def free(self) -> None:
         self.free_handle()
+        self.handle = c_void_p()
+
+
+class CProgram:
+    """A gs_api_program on the backends of a ctypes array of BackendTable; `resident` {id: address}."""
+
+    def __init__(self, graph: CGraph, plan: CPlan, tables, resident: dict[int, int]) -> None:
+        self.handle, n = c_void_p(1), plan.arrays()["n_tensors"]
+        addresses = (c_void_p * max(n, 1))()
+        for i, address in resident.items():
+            addresses[i] = address
+        try:
+            call("program_new", graph.handle, plan.handle, tables, ctypes.cast(addresses, c_void_p), byref(self.handle))
+        except Refused:
+            assert not self.handle
+            raise
+        self.data: dict[int, np.ndarray] = {}
+
+    def view(self) -> Program:
+        found = Program()
+        functions().program_view(self.handle, byref(found))
+        return found
+
+    def set(self, tensor: int, data: bytes) -> None:
+        """Set a leaf; the bytes are kept alive."""
+        array = np.frombuffer(data, np.uint8).copy()
+        call("program_set", self.handle, tensor, array.ctypes.data, len(array))
+        self.data[tensor] = array
+
+    def touch(self, tensor: int) -> None:
+        call("program_touch", self.handle, tensor)
+
+    def run(self) -> None:
+        call("program_run", self.handle)
+
+    def synchronize(self) -> None:
+        call("program_synchronize", self.handle)
+
+    def read(self, tensor: int, nbytes: int, offset: int = 0) -> bytes:
+        found = np.zeros(max(nbytes, 1), np.uint8)
+        call("program_read", self.handle, tensor, found.ctypes.data, offset, nbytes)
+        return found[:nbytes].tobytes()
+
+    def free(self) -> None:
+        functions().program_free(self.handle)
         self.handle = c_void_p()
 
 

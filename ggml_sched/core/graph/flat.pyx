@@ -180,3 +180,16 @@ cdef void flat_list_views_and_readers(gs_graph *g) noexcept nogil:
     for i in range(g.n_tensors, 0, -1):
         g.reader_begin[i] = g.reader_begin[i - 1]
     g.reader_begin[0] = 0
+
+
+cdef dict flat_arrays(const gs_graph *g):
+    """{name: bytes} of the arrays that a program is made from; their types are those of Graph.arrays."""
+    cdef Py_ssize_t n = g.n_tensors, n_src = g.src_begin[n]
+    return {
+        "src_begin": (<char *>g.src_begin)[:4 * (n + 1)], "src": (<char *>g.src)[:4 * n_src],
+        "memory": (<char *>g.memory)[:4 * n], "position": (<char *>g.position)[:4 * n],
+        "node": (<char *>g.node)[:4 * g.n_nodes], "work": (<char *>g.work)[:4 * g.n_work],
+        "view_offs": (<char *>g.view_offs)[:8 * n], "nbytes": (<char *>g.nbytes)[:8 * n],
+        "slot": (<char *>g.slot)[:n_src], "op": (<char *>g.op)[:n], "role": (<char *>g.role)[:n],
+        "flags": (<char *>g.flags)[:n],
+    }

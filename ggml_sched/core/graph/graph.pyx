@@ -19,7 +19,7 @@ from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
-    MAX_KIND_WORDS, flat_alloc, flat_classify, flat_fingerprint, kind_words, kinds_free,
+    MAX_KIND_WORDS, flat_alloc, flat_arrays, flat_classify, flat_fingerprint, kind_words, kinds_free,
     kinds_sort,
 )
 from ggml_sched.core.graph.tensor cimport Home, Tensor, describe, flag_names
@@ -335,16 +335,7 @@ cdef class Graph:
         int32: `src_begin`, `src`, `memory`, `position`, `node`, `work`; int64: `view_offs`, `nbytes`; bytes: `slot`,
         `op`, `role`, `flags`.
         """
-        cdef gs_graph *g = &self.flat
-        cdef Py_ssize_t n = g.n_tensors, n_src = g.src_begin[n]
-        return {
-            "src_begin": (<char *>g.src_begin)[:4 * (n + 1)], "src": (<char *>g.src)[:4 * n_src],
-            "memory": (<char *>g.memory)[:4 * n], "position": (<char *>g.position)[:4 * n],
-            "node": (<char *>g.node)[:4 * g.n_nodes], "work": (<char *>g.work)[:4 * g.n_work],
-            "view_offs": (<char *>g.view_offs)[:8 * n], "nbytes": (<char *>g.nbytes)[:8 * n],
-            "slot": (<char *>g.slot)[:n_src], "op": (<char *>g.op)[:n], "role": (<char *>g.role)[:n],
-            "flags": (<char *>g.flags)[:n],
-        }
+        return flat_arrays(&self.flat)
 
     cdef inline int32_t require_tensor(self, void *t) except -1:
         """The id of a node or leaf that the caller listed, read from its mark; GraphError if the graph lacks it."""

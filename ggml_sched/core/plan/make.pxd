@@ -21,5 +21,7 @@ cdef int plan_alloc_splits(gs_plan *p) noexcept nogil
 cdef int plan_alloc_arenas(gs_plan *p) noexcept nogil
 cdef int plan_alloc_groups(gs_plan *p, int32_t n_members) noexcept nogil
 cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil
-# Marks in `needed` the memories whose data must be valid after all nodes have run; `used`: scratch, zero.
-cdef void mark_needed_at_end(const gs_graph *g, unsigned char *needed, unsigned char *used) noexcept nogil
+# Sets needed[k] of the computing nodes at positions first .. last: whether nodes outside, or outside of their fusion
+# group, or the caller read the result.  Returns how many nodes these are, or GS_NO_HOST_MEMORY.
+cdef int plan_needed(const gs_graph *g, const gs_plan *p, int32_t first, int32_t last,
+                     unsigned char *needed) noexcept nogil

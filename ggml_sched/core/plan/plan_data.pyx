@@ -20,7 +20,6 @@ cimport cython
 from cpython.list cimport PyList_GET_ITEM
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport calloc, free
 
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport plan_owner
@@ -29,7 +28,7 @@ from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, descr
 from ggml_sched.core.graph.types cimport TYPE_NAMES, ints_tuple
 from ggml_sched.core.pack.api cimport method_name
 from ggml_sched.core.plan.make cimport (
-    gs_plan_free, gs_plan_make, gs_plan_replay, mark_needed_at_end, plan_mark_exclusive,
+    gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
 )
 from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
 from ggml_sched.core.plan.request cimport Request, names_of

@@ -1,0 +1,49 @@
+"""Graphs of the C API as planning/compiler.py reads them: arrays by tensor id, without Tensors.
+
+`FlatGraph` has those attributes of `Graph` that a program is made from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["FlatBackend", "FlatGraph", "FlatTensor", "FlatType"]
+
+
+class FlatBackend:
+    """A backend that is a table of functions; compared by identity."""
+
+    def __init__(self, concurrent_copies: bool) -> None:
+        self.concurrent_copies = concurrent_copies
+
+
+class FlatType(NamedTuple):
+    """The sizes of an element type; (1, 0) for a type that is not listed, of whose elements no bytes are known."""
+
+    block_size: int
+    type_size: int
+
+
+class FlatTensor(NamedTuple):
+    """`ne` in elements, `nb` in bytes, innermost first; `backend` owns the memory of a resident, None for others."""
+
+    ne: tuple[int, ...]
+    nb: tuple[int, ...]
+    type: FlatType
+    backend: FlatBackend | None
+
+
+class FlatGraph:
+    """A graph whose tensors are known by id alone: `deps` and `id_of` take and give ids."""
+
+    def __init__(self, arrays: dict[str, bytes], tensors: list[FlatTensor], deps: dict[int, tuple[int, ...]]) -> None:
+        self._arrays = arrays
+        self.tensors = tensors
+        self.deps = deps
+
+    def arrays(self) -> dict[str, bytes]:
+        """What `Graph.arrays` returns."""
+        return self._arrays
+
+    def id_of(self, tensor: int) -> int:
+        return tensor
