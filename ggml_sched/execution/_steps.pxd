@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from ggml_sched._graph cimport Tensor
+from ggml_sched._c cimport gs_node, gs_run_nodes
+from ggml_sched._graph cimport NodeTable, Tensor
 
 
 cdef class PlaceVersions:
@@ -29,6 +30,7 @@ cdef class BoundCopy(BoundStep):
     cdef readonly Tensor dst
     cdef readonly PlaceVersions versions
     cdef int64_t place
+    cdef NodeTable table                # src and dst, for c_copy; None: not made yet
 
 
 cdef class BoundExperts(BoundStep):
@@ -46,8 +48,16 @@ cdef class BoundRun(BoundStep):
     cdef readonly object needed         # frozenset of indices into `twins`; None: all
     cdef object handle                  # what graph_plan_create returned; None: call graph_compute instead
     cdef bint is_prepared
+    # For c_compute: made on first use where the backend has it.
+    cdef NodeTable table                # keeps the tensors of `c` alive
+    cdef tuple buffers                  # of `twins` and their sources
+    cdef gs_run_nodes c
+    cdef void *memory                   # owned; the arrays of `c`
+    cdef int prepare_c(self) except -1
+    cdef bint compute_c(self) except -1
 
 
 cdef class BoundWriteBack(BoundStep):
     cdef readonly Tensor copy
     cdef readonly Tensor node
+    cdef NodeTable table                # copy and node, for c_copy; None: not made yet

@@ -10,21 +10,23 @@ returns an event recorded at its end; None means that its backend's queue alone 
 
 Where no step waits for another, or every backend is done when a call returns, `run_in_order` issues the steps one after
 the other without making actions, which saves time for small graphs: a model's token is a few small loads and one run.
-In `run_in_order` a load into memory that the host can address is a `memcpy`.
+In `run_in_order` a load into memory that the host can address is a `memcpy`.  Backends that are compiled with Cython
+compute and copy there without a call of Python (`c_compute`, `c_copy`).
 """
 
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
-from libc.stdint cimport int64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
 
-from ggml_sched._c cimport gs_range_fits
-from ggml_sched._graph cimport Tensor, label
+from ggml_sched._c cimport GS_NOT_DONE, GS_OK, gs_error, gs_node, gs_range_fits, gs_run_nodes, gs_status_name
+from ggml_sched._graph cimport COMPUTES, COPIES, BackendBase, BufferBase, NodeTable, Tensor, label
 
 import numpy as np
 
 from ggml_sched.graph import hostdata
 from ggml_sched.backend import Backend, GraphView, note_nodes, staged
-from ggml_sched.errors import HazardError, PlacementError, each
+from ggml_sched.errors import BackendError, HazardError, PlacementError, each, no_host_memory
 
 
 cdef class PlaceVersions:
@@ -153,6 +155,15 @@ cdef class BoundCopy(BoundStep):
     def copy(self, events, keep_alive):
         return transfer(self.src, self.dst, self.backend, events, keep_alive)
 
+    cdef int take(self, list keep_alive) except -1:
+        if self.versions is not None and not self.versions.is_new(self.place, self.src.data_version):
+            return 0
+        if self.table is None:
+            self.table = NodeTable((self.src, self.dst))
+        if not copied_in_c(self.table):
+            self.copy((), keep_alive)
+        return 0
+
 
 cdef class BoundExperts(BoundStep):
     """Copy only the experts of a weight whose indices are in `ids`.
@@ -208,6 +219,67 @@ cdef class BoundRun(BoundStep):
         BoundStep.__init__(self, backend)
         self.nodes, self.twins, self.groups, self.needed = nodes, twins, groups, needed
 
+    def __dealloc__(self):
+        free(self.memory)
+
+    cdef int prepare_c(self) except -1:
+        """Make the argument of the backend's `c_compute`: nodes and groups at their present addresses."""
+        cdef int32_t n = <int32_t>len(self.twins), k, n_members = 0, at = 0
+        cdef const gs_node **nodes
+        cdef int32_t *begin
+        cdef int32_t *member
+        cdef unsigned char *needed
+        cdef Tensor t
+        table = NodeTable(self.twins)
+        for group in self.groups:
+            n_members += <int32_t>len(group)
+        memory = malloc(n * sizeof(void *) + (len(self.groups) + 1 + n_members) * sizeof(int32_t) + n + 1)
+        if memory == NULL:
+            raise no_host_memory(f"a run of {n} nodes")
+        free(self.memory)
+        self.memory, self.table = memory, table
+        nodes = <const gs_node **>memory
+        begin = <int32_t *>(nodes + n)
+        member = begin + len(self.groups) + 1
+        needed = <unsigned char *>(member + n_members)
+        for k in range(n):
+            nodes[k] = &table.nodes[k]
+            needed[k] = self.needed is None or k in self.needed
+        begin[0] = 0
+        for k, group in enumerate(self.groups):
+            for i in group:
+                member[at] = i
+                at += 1
+            begin[k + 1] = at
+        memset(&self.c, 0, sizeof(gs_run_nodes))
+        self.c.n_nodes, self.c.nodes, self.c.n_groups = n, nodes, <int32_t>len(self.groups)
+        if self.c.n_groups:
+            self.c.group_begin, self.c.group_member, self.c.needed = begin, member, needed
+        self.buffers = tuple({t.c_buffer(): None for t in table.tensors if t.c_buffer() is not None})
+        return 0
+
+    cdef bint compute_c(self) except -1:
+        """Compute by the backend's `c_compute`; False if it does not do that."""
+        cdef BackendBase backend = <BackendBase?>self.backend
+        cdef BufferBase buffer
+        cdef gs_error error
+        cdef const gs_run_nodes *run = &self.c
+        cdef int status
+        if not backend.answers_in_c() & COMPUTES:
+            return False
+        if self.table is None:
+            self.prepare_c()
+        for buffer in self.buffers:
+            if buffer.closed:
+                raise PlacementError(f"a run uses a buffer of backend {buffer.backend.name!r} ({buffer.size} bytes) "
+                                     "that is closed")
+        error.message[0] = 0
+        with nogil:
+            status = backend.c_compute(run, &error)
+        if status != GS_OK and status != GS_NOT_DONE:
+            raise failure(backend, status, &error, f"computing {len(self.nodes)} nodes")
+        return status == GS_OK
+
     def view(self):
         """The argument of the backend's `graph_plan_create` and `graph_compute`."""
         return GraphView(self.twins, self.groups, self.needed)
@@ -217,11 +289,15 @@ cdef class BoundRun(BoundStep):
 
     def run(self, events, keep_alive):
         try:
+            if not events and self.compute_c():
+                return
             if not self.is_prepared:
                 self.handle = self.backend.graph_plan_create(self.view())
                 self.is_prepared = True
             for event in events:
                 self.backend.event_wait(event)
+            if events and self.compute_c():
+                return
             handle = self.handle
             if handle is None:
                 self.backend.graph_compute(self.view())
@@ -273,6 +349,50 @@ cdef class BoundWriteBack(BoundStep):
 
     def due(self):
         return lambda events, keep_alive: transfer(self.copy, self.node, self.backend, events, keep_alive)
+
+    cdef int take(self, list keep_alive) except -1:
+        if self.table is None:
+            self.table = NodeTable((self.copy, self.node))
+        if not copied_in_c(self.table):
+            transfer(self.copy, self.node, self.backend, (), keep_alive)
+        return 0
+
+
+cdef bint copied_in_c(NodeTable table) except -1:
+    """Copy the first tensor of a table to the second by `c_copy` of one of their backends; False if none does it.
+
+    BackendError if the copy fails, PlacementError if a tensor's buffer was closed.
+    """
+    cdef Tensor src = <Tensor?>table.tensors[0], dst = <Tensor?>table.tensors[1]
+    cdef BackendBase there = <BackendBase?>home_of(src), here = <BackendBase?>home_of(dst), one, other
+    cdef const gs_node *a = table.node(0)
+    cdef const gs_node *b = table.node(1)
+    cdef gs_error error
+    cdef int k, status
+    if src.layout.nbytes == 0:
+        return True
+    for k in range(2):
+        one, other = (here, there) if k == 0 else (there, here)
+        if not one.answers_in_c() & COPIES:
+            continue
+        error.message[0] = 0
+        if k == 0:
+            dst.touch()
+        with nogil:
+            status = one.c_copy(a, b, other, &error)
+        if status == GS_OK:
+            return True
+        if status != GS_NOT_DONE:
+            raise failure(one, status, &error, f"copying {src.name or 'unnamed'!r}")
+    return False
+
+
+cdef object failure(BackendBase backend, int status, gs_error *error, str doing):
+    """The exception for a status that a compiled backend returned."""
+    cdef const char *name = gs_status_name(status)
+    cdef bytes said = error.message
+    why = said.decode(errors="replace") if said else name.decode() if name != NULL else f"status {status}"
+    return BackendError(f"backend {backend.name!r} failed while {doing}: {why}")
 
 
 def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive):

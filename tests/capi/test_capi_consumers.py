@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from processes import run_python
 
 import ggml_sched as gs
+from ggml_sched.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = gs.get_include()
@@ -69,7 +71,7 @@ def documented(tmp_path) -> Path:
     if not page.exists():
         pytest.skip("needs the source tree")
     blocks = re.findall(r"^`(\w+\.c)` .*?^```c\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    assert [name for name, _ in blocks] == ["planning.c", "module.c"]
+    assert [name for name, _ in blocks] == ["planning.c", "module.c", "running.c", "embed.c"]
     for name, text in blocks:
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -98,11 +100,72 @@ def test_the_documented_example_plans_as_python_does(documented, sanitized):
     assert done.stdout == f"{expected}\n"
 
 
+RUNNING = """
+import ctypes
+import numpy as np
+from ggml_sched import _capi
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+w = np.arange(64 * 64, dtype=np.float32).reshape(64, 64) % 13 - 6
+x = np.arange(8 * 64, dtype=np.float32).reshape(8, 64) % 7 - 3
+z, error = np.zeros((8, 64), np.float32), (ctypes.c_char * 512)()
+run = ctypes.CDLL("./running.so").run_example
+run.argtypes = [ctypes.c_void_p] * 5
+status = run(pointer(_capi.api, b"ggml_sched._capi.api"), w.ctypes.data, x.ctypes.data, z.ctypes.data, error)
+print(status, np.array_equal(z, np.maximum(x @ w.T, 0)))
+"""
+
+
+@pytest.mark.parametrize("sanitized", [False, True])
+def test_the_documented_example_runs_a_plan_on_tables_of_functions(documented, sanitized):
+    options = ["-D_POSIX_C_SOURCE=200809L", *(SANITIZE if sanitized else ["-O2"])]
+    build(documented, "running.c", "running.so", *options)
+    assert run(documented, RUNNING, sanitized).stdout == "0 True\n"
+
+
+def test_a_program_without_python_starts_it_once(documented):
+    config = Path(sysconfig.get_config_var("BINDIR"), f"python{sysconfig.get_python_version()}-config")
+    if not config.exists():
+        pytest.skip("needs python-config")
+    flags = subprocess.run([str(config), "--embed", "--ldflags"], capture_output=True, text=True, check=True).stdout
+    folder = sysconfig.get_config_var("LIBDIR")
+    done = subprocess.run([*LANGUAGES["c"], *STRICT, "-D_POSIX_C_SOURCE=200809L", "-D_DEFAULT_SOURCE", f"-I{INCLUDE}",
+                           PYTHON, "-I.", "embed.c", "-x", "none", "-o", "embed", *flags.split(),
+                           f"-Wl,-rpath,{folder}"], cwd=documented, capture_output=True, text=True)
+    if "cannot find -lpython" in done.stderr or "recompile with -fPIE" in done.stderr:
+        pytest.skip("needs libpython")
+    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join([str(Path(gs.__file__).parents[1]), *sys.path[1:]])
+    ran = subprocess.run(["./embed"], cwd=documented, capture_output=True, text=True,
+                         env=os.environ | {"PYTHONPATH": path, "PYTHONHOME": sys.base_prefix})
+    assert (ran.returncode, ran.stdout) == (0, "ok 6\n"), ran.stderr
+
+
+@pytest.mark.parametrize("option", ["--cflags", "--include", "--cython", "--pkgconfig", "--cmake"])
+def test_the_command_says_where_headers_are(option, capsys):
+    assert main(["config", option]) == 0
+    said = capsys.readouterr().out.rstrip("\n")
+    if option in ("--cflags", "--include"):
+        assert said.removeprefix("-I") == INCLUDE and said.startswith("-I") == (option == "--cflags")
+    elif option == "--cython":
+        assert Path(said, "ggml_sched", "_c.pxd").exists()
+    elif option == "--cmake":
+        text = Path(said, "ggml-sched-config.cmake").read_text()
+        assert "${CMAKE_CURRENT_LIST_DIR}/.." in text and Path(said).parent == Path(INCLUDE)
+    elif shutil.which("pkg-config"):
+        found = subprocess.run(["pkg-config", "--cflags", "ggml-sched"], capture_output=True, text=True,
+                               env=os.environ | {"PKG_CONFIG_PATH": said})
+        assert Path(found.stdout.strip().removeprefix("-I")).resolve() == Path(INCLUDE).resolve(), found.stderr
+    else:
+        text = Path(said, "ggml-sched.pc").read_text()
+        assert "includedir=${pcfiledir}/.." in text and f"Version: {gs.__version__}\n" in text
+
+
 def test_an_older_or_newer_package_is_an_import_error_that_says_both_versions(documented):
     header = documented / "ggml_sched"
     shutil.copytree(Path(INCLUDE, "ggml_sched"), header)
     text = (header / "api.h").read_text()
-    for old, new in (("GS_API_MAJOR 2", "GS_API_MAJOR 3"), ("GS_API_MINOR 1", "GS_API_MINOR 7"),
+    for old, new in (("GS_API_MAJOR 2", "GS_API_MAJOR 3"), ("GS_API_MINOR 2", "GS_API_MINOR 7"),
                      ("char message[256]", "char message[512]")):
         changed = header / ("status.h" if "message" in old else "api.h")
         before = changed.read_text()
@@ -118,7 +181,7 @@ try:
 except ImportError as error:
     print(error)
 """)
-        assert "the C API of ggml_sched is 2.1, compiled against " in done.stdout
+        assert "the C API of ggml_sched is 2.2, compiled against " in done.stdout
     assert text == (header / "api.h").read_text()
 
 
@@ -293,3 +356,107 @@ except ValueError as error:
 """
     assert run(tmp_path, code).stdout.splitlines() == [
         str((want.offsets.tolist(), int(want.arena))), "a buffer ends before it begins, or has a negative size"]
+
+
+FAST = """
+# cython: language_level=3
+from ggml_sched cimport (
+    BackendBase, Graph, Tensor, GS_BACKEND_FAILED, GS_NOT_DONE, GS_OK, gs_error, gs_node, gs_op_name, gs_run_nodes,
+)
+from libc.string cimport memcpy, strcpy
+
+
+cdef class Fast(BackendBase):
+    cdef public int n_runs, n_copies, fails
+    cdef public bint python
+
+    cdef int c_compute(self, const gs_run_nodes *run, gs_error *error) noexcept nogil:
+        cdef const gs_node *node
+        cdef int i, k
+        if self.fails:
+            strcpy(error.message, b"broken on purpose")
+            return GS_BACKEND_FAILED
+        if self.python:
+            return GS_NOT_DONE
+        for i in range(run.n_nodes):
+            node = run.nodes[i]
+            for k in range(node.layout.nbytes // 4):
+                (<float *>node.data)[k] = (<float *>node.src[0].data)[k] + (<float *>node.src[1].data)[k]
+        self.n_runs += 1
+        return GS_OK
+
+    cdef int c_copy(self, const gs_node *src, const gs_node *dst, BackendBase other, gs_error *error) noexcept nogil:
+        memcpy(dst.data, src.data, src.layout.nbytes)
+        self.n_copies += 1
+        return GS_OK
+
+
+def bytes_of(Graph graph, Tensor t):
+    return graph.flat.n_nodes, t.layout.nbytes
+"""
+FAST_DRIVER = """
+import sys
+import numpy as np
+import ggml_sched as gs
+import fast
+
+class Fast(fast.Fast, gs.CpuBackend):
+    def supports_buffer(self, buffer):
+        return buffer.backend is self
+    def graph_compute(self, graph):
+        calls.append("python computes")
+        return gs.CpuBackend.graph_compute(self, graph)
+    graph_plan_create = lambda self, graph: None
+
+calls = []
+one, two = Fast(name="one"), Fast(name="two")
+ctx = gs.Context()
+x, y = ctx.tensor("f32", 8, "x", input=True), ctx.tensor("f32", 8, "y", input=True)
+a = ctx.add(x, y)
+b = ctx.add(a, y)
+ctx.set_output(b)
+graph = gs.Graph(b)
+scheduler = gs.Scheduler([one, two])
+scheduler.set_tensor_backend(a, one)
+scheduler.set_tensor_backend(b, two)
+scheduler.alloc(graph)
+print(*fast.bytes_of(graph, b))
+x.set(np.arange(8, dtype=np.float32)), y.set(np.ones(8, np.float32))
+scheduler.compute(graph)
+found = []
+def profile(frame, event, what):
+    if event == "call":
+        found.append((frame.f_code.co_filename.rpartition("/")[2], frame.f_code.co_name))
+sys.setprofile(profile)
+scheduler.compute(graph)
+sys.setprofile(None)
+outside = ("scheduler.py", "allocation.py", "allocation_cache.py", "pipeline.py", "planner.py")
+inside = [call for call in found if call[0] not in outside]
+print(("allocation.py", "run") in found, inside, calls, one.n_runs, two.n_runs, one.n_copies + two.n_copies)
+print(b.numpy().tolist())
+one.fails = 1
+try:
+    scheduler.compute(graph)
+except gs.BackendError as error:
+    print(error, *error.__notes__)
+one.fails, one.python = 0, True
+scheduler.compute(graph)
+print(calls, b.numpy().tolist())
+"""
+
+
+def test_a_backend_compiled_with_cython_is_called_without_python(tmp_path):
+    pytest.importorskip("Cython")
+    (tmp_path / "fast.pyx").write_text(FAST)
+    done = run_python("-m", "cython", "-3", "-I", gs.get_cython_path(), "fast.pyx", cwd=tmp_path)
+    assert "warning" not in done.stderr
+    options = ["-std=gnu11", "-O1", "-Wno-pedantic", "-Wno-cast-function-type", "-Wno-missing-field-initializers",
+               "-Wno-unused-parameter"]
+    build(tmp_path, "fast.c", "fast.so", *options)
+    said = run(tmp_path, FAST_DRIVER).stdout.splitlines()
+    sums = [k + 2.0 for k in range(8)]
+    assert said[0] == "2 32"
+    assert said[1] == "True [] [] 2 2 2"
+    assert said[2] == str(sums)
+    assert said[3].startswith("backend 'one' failed while computing 1 nodes: broken on purpose backend 'one' was ")
+    assert said[4] == f"['python computes'] {sums}"

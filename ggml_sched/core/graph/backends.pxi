@@ -167,11 +167,27 @@ cdef class BackendBase:
     cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil:
         return -1
 
+    # A compiled subclass overrides these to compute and to copy without Python; docs/cython-api.md has an example.
+
+    cdef int c_compute(self, const gs_run_nodes *run, gs_error *error) noexcept nogil:
+        """Compute the nodes of a run, in order, at their addresses; instead of `graph_plan_compute`."""
+        return GS_NOT_DONE
+
+    cdef int c_copy(self, const gs_node *src, const gs_node *dst, BackendBase other, gs_error *error) noexcept nogil:
+        """Copy src to dst, of equal layout, one of which is in this backend's memory, the other in that of `other`.
+
+        Called for the destination's backend, then for the source's; instead of `cpy_tensor_from` and `cpy_tensor_to`.
+        Bytes between the elements of dst must stay as they are.
+        """
+        return GS_NOT_DONE
+
     cdef int answers_in_c(self) noexcept:
-        """Which support queries a compiled subclass answers in C: ASKS_* bits."""
+        """What a compiled subclass does in C: ASKS_* bits, COMPUTES and COPIES."""
         return ((ASKS_SUPPORTS if <void *>self.c_supports_op != <void *>BackendBase.c_supports_op else 0)
                 | (ASKS_OFFLOAD if <void *>self.c_offload_op != <void *>BackendBase.c_offload_op else 0)
-                | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0))
+                | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0)
+                | (COMPUTES if <void *>self.c_compute != <void *>BackendBase.c_compute else 0)
+                | (COPIES if <void *>self.c_copy != <void *>BackendBase.c_copy else 0))
 
 
 cdef int watch_buffers(tuple tensors, Lease lease) except -1:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_layout, gs_node
+from ggml_sched._c cimport gs_error, gs_layout, gs_node, gs_run_nodes
 
 
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1
@@ -42,6 +42,8 @@ cdef enum:
     ASKS_SUPPORTS = 1
     ASKS_OFFLOAD = 2
     ASKS_SIZE = 4
+    COMPUTES = 8                # not queries: whether it computes, and copies, without Python
+    COPIES = 16
 
 
 cdef class BackendBase:
@@ -53,6 +55,10 @@ cdef class BackendBase:
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil
     cdef int c_offload_op(self, const gs_node *node) noexcept nogil
     cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil
+    # Also to override: computing and copying without Python.  GS_OK, a negative gs_status after a line was written to
+    # error->message, or GS_NOT_DONE: call the Python methods instead.
+    cdef int c_compute(self, const gs_run_nodes *run, gs_error *error) noexcept nogil
+    cdef int c_copy(self, const gs_node *src, const gs_node *dst, BackendBase other, gs_error *error) noexcept nogil
     cdef int answers_in_c(self) noexcept
 
 
