@@ -46,7 +46,9 @@ class Runner:
         self.n_batch = n_batch
         self.cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
-        self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
+        # Layers are spread in the order of `backends`; a scheduler has the host last.
+        ordered = sorted(backends, key=lambda backend: backend.is_host)
+        self.scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS)
         self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
         self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
         self._shift = None

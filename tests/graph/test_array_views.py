@@ -87,7 +87,7 @@ def result(cpu):
     """A scheduler, the graph that it has computed, and its output."""
     ctx = gs.Context()
     x = ctx.tensor("f32", (4, 3), "x", input=True)
-    y = ctx.set_output(ctx.relu(x))
+    y = ctx.set_name(ctx.set_output(ctx.relu(x)), "y")
     scheduler, graph = gs.Scheduler([cpu]), gs.Graph(y)
     scheduler.alloc(graph)
     x.set(VALUES)

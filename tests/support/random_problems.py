@@ -51,7 +51,7 @@ def random_case(rng: random.Random, solvable: bool = True) -> tuple[gs.Graph, tu
     backends, largest = [], []
     for k in range(n):
         kind = SeededBackend if k < n - 1 or not solvable and rng.randrange(4) == 3 else gs.DryBackend
-        backend = kind(f"b{k}", rng.choice([1, 32, 64]))
+        backend = kind(f"b{k}", rng.choice([1, 32, 64]), accepts_computes=True)
         backend.seed, backend.concurrent_copies = rng.randrange(6), rng.randrange(2) == 1
         backend.friends = rng.choice([(), ("b3",), ("b0", "b1"), ("b2",)])
         backend.offers = rng.choice([(), (), (0, 4), (1,), (0, 3, 6, 9)])

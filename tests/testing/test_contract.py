@@ -361,8 +361,9 @@ def test_without_a_backend_nothing_passes(pytester):
 
 def test_the_suite_runs_where_files_of_tests_have_other_names(pytester):
     pytester.makeini("[pytest]\npython_files = check_*.py\naddopts = --strict-markers\n")
-    done = pytester.runpytest_inprocess("-p", "_ggml_sched_pytest", "--pyargs", "ggml_sched.testing", "-W", "error",
-                                        "--backend", "ggml_sched:DryBackend", "-k", "TestMemory")
+    # In a process of its own: pytest warns of a plugin that this process has imported.
+    done = pytester.runpytest_subprocess("-p", "_ggml_sched_pytest", "--pyargs", "ggml_sched.testing", "-W", "error",
+                                         "--backend", "ggml_sched:DryBackend", "-k", "TestMemory")
     assert done.ret == 0 and done.parseoutcomes()["passed"] > 5
 
 

@@ -366,9 +366,13 @@ cdef class Graph:
 
         cdef Tensor t, s
         cdef list lines = [repr(self)]
+        cdef list sources
         for t in self.nodes[:SHOWN_NODES]:
-            sources = ", ".join([s.name or f"tensor {self.id_of(s)}" for s in t.src if s is not None])
-            lines.append(f"{self.id_of(t):>5}  {t.op} {t.type} {list(t.ne)} {t.name!r} of {sources}")
+            sources = []
+            for s in t.src:
+                if s is not None:
+                    sources.append(s.name or f"tensor {self.id_of(s)}")
+            lines.append(f"{self.id_of(t):>5}  {t.op} {t.type} {list(t.ne)} {t.name!r} of {', '.join(sources)}")
         if len(self.nodes) > SHOWN_NODES:
             lines.append(f"and {len(self.nodes) - SHOWN_NODES} more")
         return f"<pre>{html.escape(chr(10).join(lines))}</pre>"

@@ -9,7 +9,10 @@ cdef tuple _FIRST_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q6_K", "q4_K")
 
 cdef str unsupported(Tensor t, tuple backends):
     """The message of UnsupportedOp for node t."""
-    cdef list sources = [f"{label(s)} {s.type}" for s in t.src if s is not None]
+    cdef list sources = []
+    for s in t.src:
+        if s is not None:
+            sources.append(f"{label(s)} {s.type}")
     text = f"{describe(t)}: none of the backends {names_of(backends)} supports it"
     if sources:
         text += f", with the sources {', '.join(sources)}"
@@ -31,7 +34,10 @@ cdef str unsupported(Tensor t, tuple backends):
 
 cdef list leafs_of(Tensor t):
     """For each source whether it is a leaf whose type could be another."""
-    return [s is not None and s.op == "NONE" and s.view_src is None for s in t.src]
+    cdef list found = []
+    for s in t.src:
+        found.append(s is not None and s.op == "NONE" and s.view_src is None)
+    return found
 
 
 cdef list types_that_work(Tensor t, object backend):
@@ -39,10 +45,13 @@ cdef list types_that_work(Tensor t, object backend):
     cdef list found = []
     if t.view_src is not None:
         return found
-    names = [*_FIRST_TYPES, *(name for name in TYPE_NAMES.values() if name not in _FIRST_TYPES)]
+    cdef list works
     for k, is_leaf in enumerate(leafs_of(t)):
         if is_leaf:
-            works = [name for name in names if name != str(t.src[k].type) and works_with(t, k, name, backend)]
+            works = []
+            for name in dict.fromkeys((*_FIRST_TYPES, *TYPE_NAMES.values())):
+                if name != str(t.src[k].type) and works_with(t, k, name, backend):
+                    works.append(name)
             if works:
                 more = f" and {len(works) - 6} more" if len(works) > 6 else ""
                 found.append(f"{label(t.src[k])} of type {', '.join(works[:6])}{more}")
@@ -53,10 +62,14 @@ cdef bint works_with(Tensor t, int k, str type, object backend) except -1:
     """Whether the backend supports a node like t whose source k is contiguous and of another type."""
     from ggml_sched.core.graph.context import Context       # here, because planning for the C API needs none
 
+    cdef list sources = []
     ctx = Context("a support query")
     try:
-        sources = [None if s is None else ctx.tensor(type, s.ne) if i == k else
-                   ctx.restore("NONE", s.type, s.ne, s.nb) for i, s in enumerate(t.src)]
+        for i, s in enumerate(t.src):
+            if s is None:
+                sources.append(None)
+            else:
+                sources.append(ctx.tensor(type, s.ne) if i == k else ctx.restore("NONE", s.type, s.ne, s.nb))
         return bool(backend.supports_op(ctx.restore(t.op, t.type, t.ne, t.nb, sources, op_params=t.op_params)))
     except GraphError:
         return False
