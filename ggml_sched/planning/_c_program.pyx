@@ -5,7 +5,7 @@ planning/compiler.py makes the program, as it does for Python; so there is one s
 this module when it makes its first program, because planning alone needs neither NumPy nor this.
 """
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 
 from ggml_sched._c cimport *
@@ -59,7 +59,7 @@ cdef object flat_graph(const gs_graph *g, const int32_t *resident, list backends
 cdef size_t put_program(gs_program *out, object program, int32_t n_ids) except 0:
     """Allocate one block for all arrays of a program, those of the widest elements first, and fill it."""
     cdef char *block
-    cdef Py_ssize_t n_slots = 0, n_reads = 0, n_waits = 0, k
+    cdef Py_ssize_t n_slots = 0, n_reads = 0, n_waits = 0
     for one in program.steps:
         n_waits += len(one.waits)
         if one.kind == "run":

@@ -8,7 +8,7 @@ copied, which copies are written back, and which inputs the caller must have set
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -160,7 +160,8 @@ class _Maker:
         early: list[Load] = []
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
         touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
-        touched.update(int(self.memory[self.graph.id_of(t)]) for kept in self.graph.deps.values() for t in kept)
+        id_of: Callable[[Any], int] = self.graph.id_of
+        touched.update(int(self.memory[id_of(t)]) for kept in self.graph.deps.values() for t in kept)
         ids = np.array(sorted(touched), np.int64)
         for i in ids[(self.op[ids] == 0) & (self.offset[self.memory[ids]] >= 0)].tolist():
             step = Load(int(self.home[i]), i, 0, int(self.nbytes[i]), (self._place(i),), self._is_exclusive(i))
@@ -367,7 +368,7 @@ class _Maker:
     def _accesses_of_keepers(self, step_at: Ints) -> Iterator[tuple[int, int, int]]:
         """(id, step, 0) of alloc dependencies: their memory must stay until the node is done, so the node counts as a
         reader."""
-        ids = self.graph.id_of
+        ids: Callable[[Any], int] = self.graph.id_of
         for node, kept in self.graph.deps.items():
             for t in kept:
                 yield ids(t), int(step_at[self.position[ids(node)]]), 0

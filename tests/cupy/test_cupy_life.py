@@ -78,7 +78,8 @@ def test_the_command_runs_a_model_on_a_device_and_the_cpu(monkeypatch, capsys, t
 
 def test_names_mean_devices(monkeypatch):
     made = []
-    monkeypatch.setattr(gs, "CupyBackend", lambda number, memory: made.append(number) or gs.CpuBackend(1, f"CUDA{number}"))
+    monkeypatch.setattr(gs, "CupyBackend",
+                        lambda number, memory: made.append(number) or gs.CpuBackend(1, f"CUDA{number}"))
     for names in (["cuda", "cpu"], ["cuda:1", "cpu"], ["cuda", "cuda", "cpu"]):
         backends = named_backends(names, 1)
         assert backends[-1].name == "CPU"

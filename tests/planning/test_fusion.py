@@ -712,7 +712,8 @@ def test_explain_print_and_the_drawing_name_the_groups():
     case, backend = Case(), offering("G", ADD_NORM_MUL)
     plan = planned(case.graph, backend)
     add, norm, mul = plan.groups[1]
-    assert "computed as one with tensor 7 'norm', tensor 8 'scaled' in place of node 6, as G offers" in plan.explain(add)
+    together = "computed as one with tensor 7 'norm', tensor 8 'scaled' in place of node 6, as G offers"
+    assert together in plan.explain(add)
     assert "need not be written" not in plan.explain(add)
     assert "in place of node 6, as G offers; only they read its result, so that it need not be w" in plan.explain(norm)
     assert "computed as one with" in plan.explain(mul) and "in place of" not in plan.explain(mul)

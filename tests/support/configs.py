@@ -57,7 +57,8 @@ class Configured:
     """`backends`, best first, and `place(tensor)` for `gs.load_graph`."""
 
     def __init__(self, configuration: str, n_layers: int, alignment: int = 64) -> None:
-        self.backends = tuple(gs.DryBackend(name, alignment=alignment, accepts_computes=True) for name in CONFIGS[configuration])
+        self.backends = tuple(gs.DryBackend(name, alignment=alignment, accepts_computes=True)
+                              for name in CONFIGS[configuration])
         place = placement(configuration, list(self.backends), n_layers)
         self.place = lambda tensor: place(tensor.name)
 
