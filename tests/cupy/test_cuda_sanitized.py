@@ -27,7 +27,9 @@ from ggml_sched.backends.cupy import source
 def run(folder, files, tests):
     if folder:
         source.KERNELS = Path(folder)
-    return pytest.main(["-x", "-q", "-s", "-p", "no:cacheprovider", "-k", " or ".join(tests), *files])
+    # pytest warns of the package, which has a plugin, because it is imported already.
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return pytest.main(["-x", "-q", "-s", "-p", "no:cacheprovider", *quiet, "-k", " or ".join(tests), *files])
 
 def start(case):
     said = tempfile.TemporaryFile()
