@@ -35,8 +35,8 @@ EXTENSIONS = {name: importlib.import_module(f"ggml_sched.{name.replace('/', '.')
 DECLARATIONS = [f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")
                 if kind == "pxd" or (ROOT / "ggml_sched" / f"{name}.pyi").exists()]
 """Each extension's files for Cython, and for type checkers if it has Python names."""
-KERNELS = ("graph/_dlpack", "backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama/_strings",
-           "llama_cpp/_hook")
+KERNELS = ("graph/_dlpack", "planning/_c_program", "backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells",
+           "llama/_strings", "llama_cpp/_hook")
 """Extensions without headers for other extensions."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
@@ -187,6 +187,7 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS} | {"_ggml_sched_pytest.py"}
+    expected |= {f"ggml_sched/include/{name}" for name in ("cmake/ggml-sched-config.cmake", "pkgconfig/ggml-sched.pc")}
     expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
     expected |= {f"ggml_sched/{name}" for name in ("_graph.pxd", *DECLARATIONS)}
     expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.glob("core/**/__init__.pxd")}
