@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from ggml_sched._c cimport gs_node, gs_run_nodes
-from ggml_sched._graph cimport NodeTable, Tensor
+from ggml_sched._graph cimport BackendBase, NodeTable, Tensor
 
 
 cdef class PlaceVersions:
@@ -25,12 +25,18 @@ cdef class BoundLoad(BoundStep):
     cdef bint is_due(self) except -1
 
 
-cdef class BoundCopy(BoundStep):
+cdef class BoundTransfer(BoundStep):
     cdef readonly Tensor src
     cdef readonly Tensor dst
+    cdef NodeTable table                # src and dst, for c_copy; None: not made yet
+    cpdef object transfer(self, events, list keep_alive)
+    cdef bint copied_in_c(self, BackendBase one, BackendBase other) except -1
+
+
+cdef class BoundCopy(BoundTransfer):
     cdef readonly PlaceVersions versions
     cdef int64_t place
-    cdef NodeTable table                # src and dst, for c_copy; None: not made yet
+    cdef bint is_due(self) except -1
 
 
 cdef class BoundExperts(BoundStep):
@@ -57,7 +63,5 @@ cdef class BoundRun(BoundStep):
     cdef bint compute_c(self) except -1
 
 
-cdef class BoundWriteBack(BoundStep):
-    cdef readonly Tensor copy
-    cdef readonly Tensor node
-    cdef NodeTable table                # copy and node, for c_copy; None: not made yet
+cdef class BoundWriteBack(BoundTransfer):
+    pass

@@ -11,7 +11,7 @@ returns an event recorded at its end; None means that its backend's queue alone 
 Where no step waits for another, or every backend is done when a call returns, `run_in_order` issues the steps one after
 the other without making actions, which saves time for small graphs: a model's token is a few small loads and one run.
 In `run_in_order` a load into memory that the host can address is a `memcpy`.  Backends that are compiled with Cython
-compute and copy there without a call of Python (`c_compute`, `c_copy`).
+compute and copy without a call of Python (`c_compute`, `c_copy`).
 """
 
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
@@ -137,31 +137,89 @@ def _nothing(events, keep_alive):
     any node reads it."""
 
 
-cdef class BoundCopy(BoundStep):
-    """Copy `src` to `dst`, a tensor on another backend; `versions` as in BoundLoad.
+cdef class BoundTransfer(BoundStep):
+    """Copy `src` to `dst`, a tensor on another backend, as work of the queue of `backend`, which holds one of them."""
 
-    `backend`, in whose queue the copy is, holds `src` or `dst`; in the first case the queue of `dst` is not waited for.
+    def __init__(self, backend, Tensor src not None, Tensor dst not None):
+        BoundStep.__init__(self, backend)
+        self.src, self.dst = src, dst
+
+    def due(self):
+        return self.transfer
+
+    cdef int take(self, list keep_alive) except -1:
+        self.transfer((), keep_alive)
+        return 0
+
+    cpdef object transfer(self, events, list keep_alive):
+        """Copy after the events.
+
+        The backends copy directly where they support it.  Otherwise the host waits for `src`, reads it, and queues a
+        write to `dst`.  Returns an event at the end of the copy, or None where the queue alone shows the end.
+        """
+        cdef Tensor src = self.src, dst = self.dst
+        cdef int k
+        queue, there, here = self.backend, home_of(src), home_of(dst)
+        for event in events:
+            queue.event_wait(event)
+        if src.layout.nbytes == 0:
+            return None
+        dst.touch()
+        if queue is there and here.concurrent_copies and (
+                self.copied_in_c(there, here) or there.cpy_tensor_async(src, dst)):
+            return None
+        for k in range(2):
+            one, other = (here, there) if k == 0 else (there, here)
+            _let_follow(one, queue)
+            if self.copied_in_c(one, other) or (
+                    one.cpy_tensor_from(src, dst) if k == 0 else one.cpy_tensor_to(src, dst)):
+                return _let_follow(queue, one)
+        # The host reads `src`.  The calls of _let_follow above made both backends wait for `queue`, and so for the
+        # events.
+        staging = staged(src, dst)
+        keep_alive.append(staging)
+        here.set_tensor_async(dst, memoryview(staging))
+        return _let_follow(queue, here)
+
+    cdef bint copied_in_c(self, BackendBase one, BackendBase other) except -1:
+        """Copy by `c_copy` of backend `one`; False if it does not do that.  BackendError if the copy fails."""
+        cdef gs_error error
+        cdef const gs_node *a
+        cdef const gs_node *b
+        cdef int status
+        if not one.answers_in_c() & COPIES:
+            return False
+        if self.table is None:
+            self.table = NodeTable((self.src, self.dst))
+        a, b = self.table.node(0), self.table.node(1)
+        error.message[0] = 0
+        with nogil:
+            status = one.c_copy(a, b, other, &error)
+        if status != GS_OK and status != GS_NOT_DONE:
+            raise failure(one, status, &error, f"copying {self.src.name or 'unnamed'!r}")
+        return status == GS_OK
+
+
+cdef class BoundCopy(BoundTransfer):
+    """Copy a tensor to the memory of a copy; `versions` as in BoundLoad.
+
+    If `backend` holds `src`, the queue of the backend of `dst` is not waited for.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, PlaceVersions versions):
-        BoundStep.__init__(self, backend)
-        self.src, self.dst, self.place, self.versions = src, dst, place, versions
+        BoundTransfer.__init__(self, backend, src, dst)
+        self.place, self.versions = place, versions
+
+    cdef bint is_due(self) except -1:
+        """Whether the data is not in place already; with `versions`, also records that it is now."""
+        return self.versions is None or self.versions.is_new(self.place, self.src.data_version)
 
     def due(self):
-        if self.versions is not None and not self.versions.is_new(self.place, self.src.data_version):
-            return None
-        return self.copy
-
-    def copy(self, events, keep_alive):
-        return transfer(self.src, self.dst, self.backend, events, keep_alive)
+        return self.transfer if self.is_due() else None
 
     cdef int take(self, list keep_alive) except -1:
-        if self.versions is not None and not self.versions.is_new(self.place, self.src.data_version):
-            return 0
-        if self.table is None:
-            self.table = NodeTable((self.src, self.dst))
-        if not copied_in_c(self.table):
-            self.copy((), keep_alive)
+        if self.is_due():
+            self.transfer((), keep_alive)
         return 0
 
 
@@ -340,51 +398,8 @@ cdef class BoundRun(BoundStep):
             self.backend.graph_plan_free(handle)
 
 
-cdef class BoundWriteBack(BoundStep):
-    """Copy a node's result, which was computed into `copy`, to the node's own memory on another backend."""
-
-    def __init__(self, backend, Tensor copy not None, Tensor node not None):
-        BoundStep.__init__(self, backend)
-        self.copy, self.node = copy, node
-
-    def due(self):
-        return lambda events, keep_alive: transfer(self.copy, self.node, self.backend, events, keep_alive)
-
-    cdef int take(self, list keep_alive) except -1:
-        if self.table is None:
-            self.table = NodeTable((self.copy, self.node))
-        if not copied_in_c(self.table):
-            transfer(self.copy, self.node, self.backend, (), keep_alive)
-        return 0
-
-
-cdef bint copied_in_c(NodeTable table) except -1:
-    """Copy the first tensor of a table to the second by `c_copy` of one of their backends; False if none does it.
-
-    BackendError if the copy fails, PlacementError if a tensor's buffer was closed.
-    """
-    cdef Tensor src = <Tensor?>table.tensors[0], dst = <Tensor?>table.tensors[1]
-    cdef BackendBase there = <BackendBase?>home_of(src), here = <BackendBase?>home_of(dst), one, other
-    cdef const gs_node *a = table.node(0)
-    cdef const gs_node *b = table.node(1)
-    cdef gs_error error
-    cdef int k, status
-    if src.layout.nbytes == 0:
-        return True
-    for k in range(2):
-        one, other = (here, there) if k == 0 else (there, here)
-        if not one.answers_in_c() & COPIES:
-            continue
-        error.message[0] = 0
-        if k == 0:
-            dst.touch()
-        with nogil:
-            status = one.c_copy(a, b, other, &error)
-        if status == GS_OK:
-            return True
-        if status != GS_NOT_DONE:
-            raise failure(one, status, &error, f"copying {src.name or 'unnamed'!r}")
-    return False
+cdef class BoundWriteBack(BoundTransfer):
+    """Copy a node's result, which was computed into a copy (`src`), to the node's own memory (`dst`)."""
 
 
 cdef object failure(BackendBase backend, int status, gs_error *error, str doing):
@@ -395,37 +410,13 @@ cdef object failure(BackendBase backend, int status, gs_error *error, str doing)
     return BackendError(f"backend {backend.name!r} failed while {doing}: {why}")
 
 
-def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive):
-    """Copy `src` to `dst` after the events, as work of the queue of backend `queue`, which holds `src` or `dst`.
-
-    The backends copy directly where they support it.  Otherwise the host waits for `src`, reads it, and queues a write
-    to `dst`.  Returns an event at the end of the copy, or None where the queue alone shows the end.
-    """
-    there, here = home_of(src), home_of(dst)
-    for event in events:
-        queue.event_wait(event)
-    if src.nbytes == 0:
-        return None
-    dst.touch()
-    if queue is there and here.concurrent_copies and there.cpy_tensor_async(src, dst):
-        return None
-    for backend, copy in ((here, here.cpy_tensor_from), (there, there.cpy_tensor_to)):
-        _let_follow(backend, queue)
-        if copy(src, dst):
-            return _let_follow(queue, backend)
-    # The host reads `src`.  The calls of _let_follow above made both backends wait for `queue`, and so for the events.
-    staging = staged(src, dst)
-    keep_alive.append(staging)
-    here.set_tensor_async(dst, memoryview(staging))
-    return _let_follow(queue, here)
-
-
 def _let_follow(later, earlier):
     """Make all later work of backend `later` wait for the work queued on `earlier` so far.
 
-    Returns the event for which it waits; None if both are one backend, whose queue is in order anyway.
+    Returns the event for which it waits; None if both are one backend, whose queue is in order anyway, or if `earlier`
+    has no queue: it is done when a call returns.
     """
-    if later is earlier:
+    if later is earlier or is_method(earlier.synchronize, Backend.synchronize):
         return None
     event = earlier.event_new()
     earlier.event_record(event)

@@ -64,11 +64,11 @@ class Observer:
         if self.stopped_at is not None:
             return None
         end = action(events, keep_alive)
-        if isinstance(bound, BoundWriteBack) and self._unwritten is bound.node:
+        if isinstance(bound, BoundWriteBack) and self._unwritten is bound.dst:
             self._unwritten = None
             bound.backend.synchronize()
-            bound.node.backend.synchronize()
-            self._call(bound.node)
+            bound.dst.backend.synchronize()
+            self._call(bound.dst)
         return end
 
     def _call(self, node: Tensor) -> None:

@@ -460,3 +460,98 @@ def test_a_backend_compiled_with_cython_is_called_without_python(tmp_path):
     assert said[2] == str(sums)
     assert said[3].startswith("backend 'one' failed while computing 1 nodes: broken on purpose backend 'one' was ")
     assert said[4] == f"['python computes'] {sums}"
+
+
+QUEUED = """
+# cython: language_level=3
+from ggml_sched cimport BackendBase, GS_NOT_DONE, GS_OK, gs_error, gs_node
+
+
+cdef class Queued(BackendBase):
+    cdef public int n_copies
+    cdef public bint from_others, to_others
+
+    cdef int c_copy(self, const gs_node *src, const gs_node *dst, BackendBase other, gs_error *error) noexcept nogil:
+        with gil:
+            if not (self.from_others if self.holds(<size_t>dst.data) else self.to_others):
+                return GS_NOT_DONE
+            self.queue_copy(<size_t>dst.data, <size_t>src.data, src.layout.nbytes)
+            self.n_copies += 1
+        return GS_OK
+"""
+QUEUED_DRIVER = """
+import ctypes
+import numpy as np
+import ggml_sched as gs
+import queued
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
+
+class Device(queued.Queued, DeferredBackend):
+    def holds(self, address):
+        return any(b.base <= address < b.base + b.size for b in self.buffers)
+    def alloc_buffer(self, size):
+        buffer = DeferredBackend.alloc_buffer(self, size)
+        self.buffers.append(buffer)
+        return buffer
+    def queue_copy(self, to, source, nbytes):
+        self.queue.append(lambda: ctypes.memmove(to, source, nbytes))
+
+def sums(seed, copies, from_others, to_others, concurrent):
+    queues = DeferredQueues(seed)
+    one, two = Device("one", queues, copies=False), Device("two", queues, copies=False)
+    for device in (one, two):
+        device.buffers, device.from_others, device.to_others = [], from_others, to_others
+        device.concurrent_copies = concurrent
+    home = gs.Context()
+    w = home.tensor("f32", 64, "w")
+    one.alloc_tensors(home)
+    w.set(np.full(64, 100, np.float32))
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 64, "x", input=True)
+    a = ctx.add(x, x)
+    b = ctx.add(a, w)
+    c = ctx.set_output(ctx.add(ctx.add(b, b), a))
+    found = []
+    with gs.Scheduler([one, two], copies=copies) as scheduler:
+        for node, device in ((a, one), (b, two), (c, one)):
+            scheduler.set_tensor_backend(node, device)
+        graph = gs.Graph(c)
+        scheduler.alloc(graph)
+        for k in range(5):
+            x.set(np.full(64, k, np.float32))
+            scheduler.compute_async(graph)
+            if k % 3 == 2:
+                scheduler.synchronize()
+                found.append(c.numpy()[0])
+        # No step waits for another: the weight's copy is ordered by its queue alone.
+        y = gs.Context()
+        z = y.tensor("f32", 64, "z", input=True)
+        alone = y.set_output(y.add(z, w))
+        scheduler.set_tensor_backend(alone, two)
+        graph = gs.Graph(alone)
+        scheduler.alloc(graph)
+        z.set(np.full(64, 7, np.float32))
+        scheduler.compute(graph)
+        found.append(alone.numpy()[0])
+    n = one.n_copies + two.n_copies
+    return found, n
+
+for concurrent in (False, True):
+    for copies in (1, 2):
+        for directions in ((True, False), (False, True), (True, True)):
+            for seed in range(6):
+                found, n = sums(seed, copies, *directions, concurrent)
+                if found != [212, 107] or n < 10:
+                    print("wrong", seed, copies, directions, concurrent, found, n)
+print("done")
+"""
+
+
+def test_a_compiled_copy_is_work_of_one_queue_which_the_other_waits_for(tmp_path):
+    pytest.importorskip("Cython")
+    (tmp_path / "queued.pyx").write_text(QUEUED)
+    run_python("-m", "cython", "-3", "-I", gs.get_cython_path(), "queued.pyx", cwd=tmp_path)
+    options = ["-std=gnu11", "-O1", "-Wno-pedantic", "-Wno-cast-function-type", "-Wno-missing-field-initializers",
+               "-Wno-unused-parameter"]
+    build(tmp_path, "queued.c", "queued.so", *options)
+    assert run(tmp_path, QUEUED_DRIVER).stdout == "done\n"

@@ -167,7 +167,8 @@ cdef class BackendBase:
     cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil:
         return -1
 
-    # A compiled subclass overrides these to compute and to copy without Python; docs/cython-api.md has an example.
+    # A compiled subclass overrides these to compute and to copy without Python; docs/cython-api.md has an example.  Where
+    # the backend has a queue they are work of this queue, and the structs live until it is done.
 
     cdef int c_compute(self, const gs_run_nodes *run, gs_error *error) noexcept nogil:
         """Compute the nodes of a run, in order, at their addresses; instead of `graph_plan_compute`."""
@@ -177,6 +178,7 @@ cdef class BackendBase:
         """Copy src to dst, of equal layout, one of which is in this backend's memory, the other in that of `other`.
 
         Called for the destination's backend, then for the source's; instead of `cpy_tensor_from` and `cpy_tensor_to`.
+        Where the copy is work of the source's queue, the source's backend comes first: instead of `cpy_tensor_async`.
         Bytes between the elements of dst must stay as they are.
         """
         return GS_NOT_DONE
