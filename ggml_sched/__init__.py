@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
     from ggml_sched.core.graph.types import Type
-except ImportError as error:
+except ImportError as _error:
     from ggml_sched._build_errors import raise_explained
 
-    raise_explained(error)
+    raise_explained(_error)
 
 from ggml_sched.errors import (
     BackendError,

@@ -52,10 +52,10 @@ class DryBackend(FaultPoints, Backend):
         accepts_computes: bool = False,
     ) -> None:
         super().__init__(name, alignment)
-        self.max_buffer_size = None if max_buffer_size is None else index(max_buffer_size)
-        self.memory = None if memory is None else index(memory)
-        self.accepts_computes = bool(accepts_computes)
-        self.used = 0
+        self.max_buffer_size: int | None = None if max_buffer_size is None else index(max_buffer_size)
+        self.memory: int | None = None if memory is None else index(memory)
+        self.accepts_computes: bool = bool(accepts_computes)
+        self.used: int = 0
         if supports_op is not None:
             vars(self)["supports_op"] = supports_op     # hides the method of the class
 

@@ -18,8 +18,8 @@ from ggml_sched.planning.tables import seconds, table
 if TYPE_CHECKING:
     from ggml_sched import Backend
 
-CONFIGS = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
-           "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
+CONFIGS: dict[str, tuple[str, ...]] = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
+                                       "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
 """{configuration: the names of its backends, best first}."""
 LAYER = re.compile(r"^(?:blk\.(\d+)\.|cache_[a-z]+_l(\d+))")
 

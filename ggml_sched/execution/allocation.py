@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Iterable
 from functools import cached_property
 
-from ggml_sched._core import bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
+from ggml_sched._core import PlanData, bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed, label
-from ggml_sched.backend import Buffer
+from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import GraphError, HazardError, each
 from ggml_sched.execution._steps import (
     BoundCopy,
@@ -89,16 +89,19 @@ class Allocation:
     """
 
     def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], given: weakref.ref[Graph]) -> None:
-        self.data, self.backends, self.buffers = plan.data, plan.backends, buffers
+        self.data: PlanData = plan.data
+        self.backends: tuple[Backend, ...] = plan.backends
+        self.buffers = buffers
         self.given_graph = given
-        self.graph = given if plan.given_graph is plan.graph else weakref.ref(plan.graph)
-        self.tensors, self.nodes = plan.graph.tensors, plan.graph.nodes
+        self.graph: weakref.ref[Graph] = given if plan.given_graph is plan.graph else weakref.ref(plan.graph)
+        self.tensors: tuple[Tensor, ...] = plan.graph.tensors
+        self.nodes: tuple[Tensor, ...] = plan.graph.nodes
         self._policy = plan.policy
         self.lease: Lease = new_lease()
         bind_plan(plan.graph, plan.data, buffers, self.lease)
         self.lease.guard = _Guard(self)
 
-    is_running = False
+    is_running: bool = False
     _n_done = 0
     """How many nodes, from the first on, have been computed since the tensors got their present addresses."""
     _pipeline: Pipeline | None = None
@@ -108,7 +111,7 @@ class Allocation:
     _is_deferred = False
     """Whether the last compute was `run` with `wait=False`: a read raises its error.  After `submit` only
     `synchronize` raises the error, and a read raises HazardError."""
-    failure = ""
+    failure: str = ""
     """The message of the error of the last compute; empty if there was none."""
     _cur_copy = 0
     """Which slot of each copy the next compute uses, modulo the number of slots of the copy; as in ggml."""

@@ -79,7 +79,7 @@ class Arenas:
 
     def _set(self, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
         self.buffers = buffers
-        self.all = [*chain.from_iterable(buffers)]
+        self.all: list[Buffer] = [*chain.from_iterable(buffers)]
 
     def _holds(self, i: int, chunk: int, size: int) -> bool:
         held = self.buffers[i]

@@ -156,7 +156,7 @@ class Pipeline:
     """The queues of one scheduler's backends."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
-        self.backends = tuple(backends)
+        self.backends: tuple[Backend, ...] = tuple(backends)
         self._is_threaded = not all(backend.asynchronous for backend in self.backends)
         self._limit = MAX_IN_FLIGHT
         self._failures_seen = self._failures()
@@ -166,7 +166,7 @@ class Pipeline:
 
     def _reset(self) -> None:
         self._state = _State()
-        self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
+        self.drain_weakly: Callable[[], None] = partial(_drain_weakly, weakref.ref(self), self._state)
         """`drain`, for leases, which call it before their tensors are read; they must not keep the pipeline alive."""
         self._crews: dict[Backend, Crew] = {}
         self._last: dict[Backend, _Completion] = {}

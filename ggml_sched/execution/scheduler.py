@@ -77,12 +77,12 @@ class Scheduler:
             raise ValueError(f"copies = {copies} is not in 1 .. {MAX_IN_FLIGHT}, the computes that are queued at once")
         if plan_cache < 0:
             raise ValueError(f"plan_cache = {plan_cache} must be at least 0")
-        self.backends = backends
+        self.backends: tuple[Backend, ...] = backends
         self.policy = policy
         self.copies = copies
         self.reorder = reorder
         self.zero = zero
-        self.closed = False
+        self.closed: bool = False
         self._computes = any(b.has_memory or getattr(b, "accepts_computes", False) for b in backends)
         if not isinstance(budgets, Mapping | None):
             raise TypeError(f"budgets are {{backend: bytes}}, not {budgets!r}")

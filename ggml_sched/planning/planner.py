@@ -58,9 +58,9 @@ class Planner:
         self.policy_name = policy_name
         self.policy = policy
         self.cache_size = cache_size
-        self.budgets = dict(budgets)
+        self.budgets: dict[int, int] = dict(budgets)
         self.reorders = reorders
-        self.devices = Devices(backends)
+        self.devices: Devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
         # {(wiring, request key, fusion groups): reserved plans, those with the smallest arenas first}.  A graph of that
         # key whose tensors are no larger gets one of them by replay, without planning.  Kept until `clear`.

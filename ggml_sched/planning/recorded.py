@@ -63,7 +63,7 @@ class RecordedBackend(DryBackend):
     def __init__(self, index: int, description: BackendDescription) -> None:
         super().__init__(description["name"], description["alignment"], description["max_buffer_size"])
         self.index = index
-        self.concurrent_copies = description["concurrent_copies"]
+        self.concurrent_copies: bool = description["concurrent_copies"]
         self._inplace, self._reads = description["inplace"], description["reads"]
         self.refused: set[Tensor] = set()
         self.sizes: dict[Tensor, int] = {}

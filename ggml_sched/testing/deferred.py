@@ -44,8 +44,8 @@ class DeferredQueues:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.waits = 0
-        self.tasks_run = 0
+        self.waits: int = 0
+        self.tasks_run: int = 0
         self._random = random.Random(seed)
         self._devices: list[DeferredBackend] = []
         self._is_running = False

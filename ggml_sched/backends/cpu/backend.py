@@ -75,7 +75,8 @@ class Stretch:
 
     def __init__(self, calls: CallList, pool: Pool, first: int) -> None:
         self._calls, self._pool = calls, pool
-        self.first, self.last = first, calls.n_calls
+        self.first = first
+        self.last: int = calls.n_calls
 
     def __call__(self) -> None:
         self._calls.run(self._pool, self.first, self.last)
@@ -143,8 +144,9 @@ class CpuPlan:
 
     def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...], pool: Pool | None = None) -> None:
         self.resolver = resolver
-        self.lock = ForkLock()
+        self.lock: ForkLock = ForkLock()
         self._freed = False
+        self.n_compiled: int
         with np.errstate(all="ignore"):
             self._steps, self._compiled, self.n_compiled = steps_of(
                 nodes, resolver, pool, partial(allocate, backend_name=resolver.name))
@@ -194,10 +196,10 @@ class CpuBackend(HostBackend):
         if kernels not in KERNELS_OF:
             raise ValueError(f"backend {name!r}: kernels={kernels!r} is none of {', '.join(KERNELS_OF)}")
         self.kernels = kernels
-        self.memory = None if memory is None else index(memory)
+        self.memory: int | None = None if memory is None else index(memory)
         self._lock = ForkLock()
         self._work = np.empty(0, np.uint8)
-        self.n_threads = thread_count(n_threads, MAX_THREADS)
+        self.n_threads: int = thread_count(n_threads, MAX_THREADS)
         self._pool = Pool(self.n_threads) if kernels == "compiled" else None
 
     if TYPE_CHECKING:

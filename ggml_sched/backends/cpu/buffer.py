@@ -38,7 +38,7 @@ class CpuBuffer(Buffer):
         super().__init__(backend, memory.nbytes, address_of(memory), usage)
         self._memory: np.ndarray | None = memory
         self.owned = owned
-        self.plain = (memory.flags.writeable and _is_left_as(self, CpuBuffer, ("write", "read", "memory"))
+        self.plain: bool = (memory.flags.writeable and _is_left_as(self, CpuBuffer, ("write", "read", "memory"))
                       and _is_left_as(backend, Backend, MOVES))
 
     @property

@@ -20,7 +20,7 @@ from typing import cast
 from ggml_sched._graph import Graph, Tensor, op_numbers
 from ggml_sched.backend import Buffer, GraphView, as_nodes
 from ggml_sched.backends.cpu._kernels import isa
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, HostBackend
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
@@ -53,7 +53,8 @@ class GgmlBackend(GgmlBase, HostBackend):
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
 
-    buffer_class = HostBuffer
+    buffer_class: type[CpuBuffer] = HostBuffer
+    used: int
     kv_padding = 64
     """Attention reads a multiple of this many keys of a KV cache: ggml's flash attention computes that many at once."""
 
@@ -64,12 +65,12 @@ class GgmlBackend(GgmlBase, HostBackend):
             warnings.warn("GgmlBackend: steady= has no effect: a compute always uses all threads", DeprecationWarning,
                           stacklevel=2)
         self.library: Library = load(library)
-        self.device = _named(self.library, device)
+        self.device: Offered = _named(self.library, device)
         self._buft = self.library.buffer_type(self.device)
-        self.is_host = self.library.is_host(self._buft)
+        self.is_host: bool = self.library.is_host(self._buft)
         super().__init__(name or ("GGML" if self.device.kind == "cpu" else self.device.name),
                          max(ALIGNMENT, self.library.alignment(self._buft)))
-        self.memory = None if memory is None else index(memory)
+        self.memory: int | None = None if memory is None else index(memory)
         self._lock = ForkLock()
         self._crew: Crew | None = None
         self._pid = os.getpid()
@@ -83,10 +84,10 @@ class GgmlBackend(GgmlBase, HostBackend):
         if repack and self._is_cpu:
             self.packed_bufts = self.library.extra_buffer_types(self.device)
         if not self.is_host:
-            self.max_buffer_size = min(self.library.max_size(self._buft), (1 << 63) - 1)
+            self.max_buffer_size: int | None = min(self.library.max_size(self._buft), (1 << 63) - 1)
             # None says that buffers cannot be made over existing memory: a loader then reads the file, and maps
             # nothing.
-            self.buffer_from_ptr = None     # type: ignore[assignment]
+            vars(self)["buffer_from_ptr"] = None    # hides the method of the class
         self.adopt(self._device)
 
     @property

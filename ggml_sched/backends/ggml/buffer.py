@@ -24,9 +24,6 @@ __all__ = ["DeviceBuffer", "HostBuffer"]
 class HostBuffer(CpuBuffer):
     """A CpuBuffer with the repacked copies of its weights."""
 
-    file_backed = False
-    """Whether the memory is a read-only mapping of a file: its pages may be dropped, as they can be read again."""
-
     def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
         super().__init__(backend, memory, usage, owned)
         self.packs: dict[int, RepackedWeight | None] = {}       # by the weight's offset; None: no faster layout exists
@@ -43,7 +40,7 @@ class DeviceBuffer(Buffer):
 
     def __init__(self, backend: Backend, device: Device, handle: int, base: int, size: int) -> None:
         super().__init__(backend, size, base)
-        self.handle = handle
+        self.handle: int = handle
         self._device = device
 
     def write(self, offset: int, data: memoryview) -> None:

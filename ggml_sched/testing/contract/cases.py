@@ -27,7 +27,7 @@ class Leafs:
     """Makes the leafs of a case in `ctx`, and keeps their `values` until `set` gives them to the tensors."""
 
     def __init__(self, name: str) -> None:
-        self.ctx = gs.Context(name)
+        self.ctx: gs.Context = gs.Context(name)
         self.values: dict[gs.Tensor, np.ndarray] = {}
         self._rng = np.random.default_rng(crc32(name.encode()))
 

@@ -93,8 +93,8 @@ class Operands:
 
     def __init__(self, node: Tensor, resolver: Resolver) -> None:
         self.node = node
-        self.label = resolver.describe(node)
-        self.dst = resolver.array(node, node)
+        self.label: str = resolver.describe(node)
+        self.dst: np.ndarray = resolver.array(node, node)
         self._src = {i: resolver.array(tensor, node) for i, tensor in enumerate(node.src) if tensor is not None}
 
     def has(self, i: int) -> bool:

@@ -28,14 +28,14 @@ class Angles:
             # np.power: a base of 0 or less gives IEEE's result, where Python's ** would raise an exception.
             frequencies = np.power(np.float64(base), -2.0 * pairs / n_dims) if n_dims else pairs
             share = np.zeros_like(pairs)
-            self.magnitude = attention
+            self.magnitude: float = attention
             if extrapolate != 0:
                 low, high = _corrections(n_dims, n_ctx_orig, base, fast, slow)
                 ramp = (pairs - low) / max(0.001, high - low)
                 share = (1 - np.clip(ramp, 0, 1)) * extrapolate
                 self.magnitude *= 1 + 0.1 * float(np.log(1 / np.float64(scale)))
             # YaRN: a mean of interpolated (scaled) and extrapolated angles; the latter have the weight `share`.
-            self.per_position = frequencies * (scale * (1 - share) + share)
+            self.per_position: np.ndarray = frequencies * (scale * (1 - share) + share)
 
 
 def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> tuple[float, float]:
