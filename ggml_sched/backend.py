@@ -63,7 +63,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ggml_sched._graph import (
     ALL_SOURCES,
@@ -416,7 +416,7 @@ class Backend(BackendBase):
     def close(self) -> None:
         """Release the device; idempotent."""
 
-    def __enter__(self) -> Backend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -20,7 +20,7 @@ from ggml_sched._graph import Graph, Tensor, label, no_address
 from ggml_sched.backend import GraphView, as_nodes, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
-from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Function, Memory
+from ggml_sched.backends.cupy.device import Blas, Device, DeviceError, DeviceOutOfMemory, Function, Memory
 from ggml_sched.backends.cupy.ops import OPS, fusion_groups, supports, work_size
 from ggml_sched.backends.cupy.plan import DevicePlan
 from ggml_sched.backends.cupy.queue import STAGING, CupyEvent, DeviceQueue, guarded, queueing
@@ -54,23 +54,23 @@ class CupyBackend(DeviceQueue):
     def __init__(self, device: int | Device = 0, *, name: str | None = None, memory: int | None = None,
                  exact: bool = False, capture: bool = True, repack: bool = True,
                  staging: int = STAGING) -> None:
-        self._is_own = not isinstance(device, Device)
-        number = index(device) if self._is_own else None
-        super().__init__(name or (device.name if number is None else f"CUDA{number}"), ALIGNMENT)
-        self.memory = None if memory is None else index(memory)
-        self.exact = bool(exact)
-        self.capture = bool(capture)
-        self.repack = bool(repack)
-        self.n_straightened = 0
+        given = device if isinstance(device, Device) else index(device)
+        self._is_own = isinstance(given, int)
+        super().__init__(name or (f"CUDA{given}" if isinstance(given, int) else given.name), ALIGNMENT)
+        self.memory: int | None = None if memory is None else index(memory)
+        self.exact: bool = bool(exact)
+        self.capture: bool = bool(capture)
+        self.repack: bool = bool(repack)
+        self.n_straightened: int = 0
         """How often rearranged weights were converted back to ggml's order, because another op reads them."""
-        self.used = 0
-        self.work = WorkMemory()
+        self.used: int = 0
+        self.work: WorkMemory = WorkMemory()
         self._functions: dict[str, Function] = {}
         self._plans: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
         self._n_buffers = 0
-        opened: Device = device if number is None else _open(number, self.name)
+        opened = _open(given, self.name) if isinstance(given, int) else given
         try:
-            self.blas = opened.blas()
+            self.blas: Blas | None = opened.blas()
             self._open_queue(opened, staging)
         except BaseException as error:
             if self._is_own:
@@ -88,7 +88,7 @@ class CupyBackend(DeviceQueue):
         return free if self.memory is None else min(free, self.memory - self.used)
 
     @property
-    def work_held(self) -> int:
+    def work_held(self) -> int:     # type: ignore[override]  # only `_grow_work` and `close` change it
         return self.work.size
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
@@ -152,9 +152,9 @@ class CupyBackend(DeviceQueue):
         """Queue a copy of the tensor's bytes; they are in `out` after `synchronize`."""
         _buffer(tensor).read_later(tensor.offset + offset, out)
 
-    def put_leaf(self, leaf: Tensor) -> None:
+    def put_leaf(self, leaf: Tensor, stash: bytes) -> None:
         """Queue a copy of the bytes that the caller has set for an input; the lock is held."""
-        data = as_bytes(leaf.stash)
+        data = as_bytes(stash)
         self._uploads.put(_buffer(leaf).address(leaf.offset, len(data)), data)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
@@ -232,7 +232,7 @@ class CupyBackend(DeviceQueue):
             found = self._functions[kernel] = self.device.function(kernel)
         return found
 
-    def graph_compute(self, graph) -> None:
+    def graph_compute(self, graph: Graph | GraphView) -> None:
         plan = self.graph_plan_create(graph)
         try:
             self.graph_plan_compute(plan)
@@ -240,7 +240,7 @@ class CupyBackend(DeviceQueue):
             self.graph_plan_free(plan)
 
     @guarded
-    def graph_plan_create(self, graph) -> DevicePlan:
+    def graph_plan_create(self, graph: Graph | GraphView) -> DevicePlan:
         nodes = as_nodes(graph)
         groups, needed = (graph.groups, graph.needed) if isinstance(graph, GraphView) else ((), None)
         numbers = self.faults.number(nodes)

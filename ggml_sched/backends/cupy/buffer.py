@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceBuffer", "WorkMemory", "as_bytes"]
 
 
-def as_bytes(data) -> np.ndarray:
+def as_bytes(data: bytes | memoryview | np.ndarray) -> np.ndarray:
     """A uint8 array over a contiguous buffer."""
     return np.frombuffer(data, np.uint8)
 
@@ -34,14 +34,17 @@ class DeviceBuffer(Buffer):
     """
 
     writable = True
+    if TYPE_CHECKING:
+        @property
+        def backend(self) -> CupyBackend: ...
 
     def __init__(self, backend: CupyBackend, memory: Memory, size: int) -> None:
         super().__init__(backend, size, memory.ptr)
         self.users: set[CupyBackend] = set()
-        self.packed = packed.PackedRows()
+        self.packed: packed.PackedRows = packed.PackedRows()
         self._memory: Memory | None = memory
 
-    def write(self, offset: int, data: memoryview) -> None:
+    def write(self, offset: int, data: memoryview | np.ndarray) -> None:
         """Queue a copy of bytes for work that is queued later; `data` may change once this returns."""
         if not len(data):
             return
@@ -60,7 +63,7 @@ class DeviceBuffer(Buffer):
         self.read_later(offset, out)
         self.backend.synchronize()
 
-    def read_later(self, offset: int, out: memoryview) -> None:
+    def read_later(self, offset: int, out: memoryview | np.ndarray) -> None:
         """Queue a copy of bytes into `out`; it is complete after `synchronize`."""
         if not len(out):
             return
@@ -123,7 +126,7 @@ class WorkMemory:
     """
 
     def __init__(self) -> None:
-        self.generation = 0
+        self.generation: int = 0
         self._memory: Memory | None = None
 
     @property

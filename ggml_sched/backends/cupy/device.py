@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import index
+from typing import Self
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class DeviceOutOfMemory(DeviceError):
         self.needed = needed
         self.free = free
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int]]:
         return type(self), (self.needed, self.free)
 
 
@@ -79,7 +80,9 @@ class KernelArguments:
     __slots__ = ("address", "block", "offsets", "pointers", "values")
 
     def __init__(self, args: Sequence[np.generic | np.ndarray], kernel: str = "a kernel") -> None:
-        taken, offsets, end = [], [], 0
+        taken: list[np.ndarray] = []
+        offsets: list[int] = []
+        end = 0
         for i, arg in enumerate(args):
             if not isinstance(arg, np.generic | np.ndarray) or arg.size != 1 or arg.dtype.hasobject:
                 raise TypeError(f"{kernel}: argument {i} is a NumPy scalar or an array of size 1, not {arg!r:.80}")
@@ -90,14 +93,14 @@ class KernelArguments:
             raise DeviceError(f"{kernel}: more than {MAX_ARGUMENTS} bytes of arguments")
         space = np.zeros(end + 16, np.uint8)
         skip = -space.ctypes.data % 16
-        self.block = space[skip:skip + end]
-        self.offsets = np.array(offsets, np.uint32)
-        self.values = tuple(self.block[at:at + arg.nbytes].view(arg.dtype)
-                            for at, arg in zip(offsets, taken, strict=True))
+        self.block: np.ndarray = space[skip:skip + end]
+        self.offsets: np.ndarray = np.array(offsets, np.uint32)
+        self.values: tuple[np.ndarray, ...] = tuple(self.block[at:at + arg.nbytes].view(arg.dtype)
+                                                    for at, arg in zip(offsets, taken, strict=True))
         for value, arg in zip(self.values, taken, strict=True):
             value[0] = arg[0]
-        self.pointers = self.offsets.astype(np.uint64) + np.uint64(self.block.ctypes.data)
-        self.address = self.pointers.ctypes.data
+        self.pointers: np.ndarray = self.offsets.astype(np.uint64) + np.uint64(self.block.ctypes.data)
+        self.address: int = self.pointers.ctypes.data
 
 
 class StreamEvent(ABC):
@@ -249,7 +252,7 @@ class Device(ABC):
     def close(self) -> None:
         """Wait for all work, and free everything; idempotent."""
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *what: object) -> None:

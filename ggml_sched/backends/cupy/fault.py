@@ -28,8 +28,9 @@ class Numbers:
     __slots__ = ("first", "is_over", "nodes")
 
     def __init__(self, first: int, nodes: Sequence[Tensor]) -> None:
-        self.first, self.nodes = first, nodes
-        self.is_over = False
+        self.first = first
+        self.nodes = nodes
+        self.is_over: bool = False
 
     @property
     def stop(self) -> int:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched._graph import label as label_of
 from ggml_sched.backends.cupy.device import ALIGNMENT, block_of
-from ggml_sched.backends.cupy.locations import Location, Scratch, joined, unit_of
+from ggml_sched.backends.cupy.locations import Location, Pointer, Scratch, joined, unit_of
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.graph.hostdata import endless
 
-__all__ = ["FAULT", "Builder", "ErrorWord", "Launch", "scratch_size", "struct"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["FAULT", "Argument", "Builder", "ErrorWord", "Launch", "scratch_size", "struct"]
 
 FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
@@ -37,16 +40,21 @@ class ErrorWord(NamedTuple):
     """An argument: the device address of a `FAULT`."""
 
 
+Value: TypeAlias = np.generic | np.ndarray
+"""An argument with its final bytes: a NumPy scalar, or a struct as an array of shape (1,)."""
+Argument: TypeAlias = Value | Location | Scratch | ErrorWord
+
+
 class Launch(NamedTuple):
     """One kernel with its arguments; `shared` is dynamic shared memory in bytes."""
 
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    args: tuple
+    args: tuple[Argument, ...]
     shared: int = 0
 
-    def bound(self, work: int, error: int) -> tuple:
+    def bound(self, work: int, error: int) -> tuple[Value, ...]:
         """The arguments once the addresses of the work memory and of the error word are known."""
         return tuple(np.uint64(error) if isinstance(arg, ErrorWord)
                      else arg.bound(work) if isinstance(arg, (Location, Scratch)) else arg for arg in self.args)
@@ -57,7 +65,7 @@ def scratch_size(*sizes: int) -> int:
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
-def struct(dtype: np.dtype, **fields) -> np.ndarray:
+def struct(dtype: np.dtype, **fields: npt.ArrayLike) -> np.ndarray:
     """An argument: a struct by value with these fields, the others 0."""
     value = np.zeros(1, dtype)
     for name, field in fields.items():
@@ -73,7 +81,7 @@ class Builder:
     "blas.gemm" are possible (see ops/library.py).  All nodes use the same scratch memory: `work_size` is the largest.
     """
 
-    error = ErrorWord()
+    error: ErrorWord = ErrorWord()
 
     def __init__(self, name: str = "CUDA", *, owns: Callable[[BufferBase], bool] | None = None,
                  needed: Container[Tensor] | None = None, n_multiprocessors: int = 132, exact: bool = False,
@@ -85,12 +93,12 @@ class Builder:
         self.exact = exact
         self.blas = blas
         self.launches: list[Launch] = []
-        self.work_size = 0
-        self.position = np.int32(0)
+        self.work_size: int = 0
+        self.position: np.int32 = np.int32(0)
         self._node: Tensor | None = None
         self._tolerated = 0
         self._used = 0
-        self._kept: tuple[object, Location, int, object, int] | None = None
+        self._kept: tuple[object, Location, int, tuple[Scratch, ...], int] | None = None
 
     # -- nodes ------------------------------------------------------------------
 
@@ -147,7 +155,7 @@ class Builder:
         self.move(location, copy, (t.ne[0] // block, *t.ne[1:]), size)
         return copy
 
-    def pointer(self, t: Tensor) -> np.uint64:
+    def pointer(self, t: Tensor) -> Pointer:
         """The device address of a tensor."""
         return self.location(t).pointer()
 
@@ -171,12 +179,12 @@ class Builder:
         """Let the next node use the scratch memory from its start."""
         self._used = 0
 
-    def keep(self, what: object, location: Location, nbytes: int, value: object) -> None:
+    def keep(self, what: object, location: Location, nbytes: int, value: tuple[Scratch, ...]) -> None:
         """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `location`: `kept(what,
         location)` returns `value`, until a node allocates scratch memory, or writes to these bytes."""
         self._kept = (what, location, nbytes, value, self._used)
 
-    def kept(self, what: object, location: Location) -> object | None:
+    def kept(self, what: object, location: Location) -> tuple[Scratch, ...] | None:
         """The value that an earlier node has kept: see `keep`.  This node's own scratch memory begins after it."""
         if self._kept is None or self._kept[:2] != (what, location):
             return None
@@ -195,7 +203,7 @@ class Builder:
 
     # -- launches ---------------------------------------------------------------
 
-    def launch(self, kernel: str, grid: Sequence[int], block: Sequence[int], *args, shared: int = 0) -> None:
+    def launch(self, kernel: str, grid: Sequence[int], block: Sequence[int], *args: Argument, shared: int = 0) -> None:
         """Append a launch; TypeError for an argument without a width."""
         for arg in args:
             is_struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
@@ -203,19 +211,19 @@ class Builder:
                 raise TypeError(f"{kernel}: {arg!r} is no kernel argument: numpy scalars and structs have a width")
         self.launches.append(Launch(kernel, block_of(grid, kernel), block_of(block, kernel), args, shared))
 
-    def flat(self, kernel: str, n: int, *args) -> None:
+    def flat(self, kernel: str, n: int, *args: Argument) -> None:
         """Append a launch over `n` elements, by n threads, or by fewer that loop; n == 0: none."""
         if n:
             block = min(FLAT, -(-n // 32) * 32)
             self.launch(kernel, (min(-(-n // block), MAX_BLOCKS),), (block,), *args)
 
-    def each(self, kernel: str, node: Tensor, *args) -> None:
+    def each(self, kernel: str, node: Tensor, *args: Argument) -> None:
         """Append a launch over the node's elements: views of its sources and of the node, their number, and `args`."""
         n = node.n_elements
         self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.location(node), np.int64(n),
                   *args)
 
-    def rows(self, kernel: str, n: int, width: int, *args, shared: int = 0, each: int = 4) -> None:
+    def rows(self, kernel: str, n: int, width: int, *args: Argument, shared: int = 0, each: int = 4) -> None:
         """Append a launch with a block for each of `n` rows of `width` elements, of which a thread takes about
         `each`."""
         if n:

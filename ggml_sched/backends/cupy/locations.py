@@ -6,13 +6,13 @@ Invariant: a `Location` only describes bytes; the builder checks that kernels ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from ggml_sched._graph import Tensor
 
-__all__ = ["VIEW", "Location", "Scratch", "is_aligned", "joined", "spread", "unit_of"]
+__all__ = ["VIEW", "Location", "Pointer", "Scratch", "is_aligned", "joined", "spread", "unit_of"]
 
 VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
 """`struct View` of common.cuh."""
@@ -25,6 +25,10 @@ class Scratch(NamedTuple):
 
     def bound(self, work: int) -> np.uint64:
         return np.uint64(work + self.offset)
+
+
+Pointer: TypeAlias = np.uint64 | Scratch
+"""An argument: an address of the device."""
 
 
 class Location(NamedTuple):
@@ -42,7 +46,7 @@ class Location(NamedTuple):
         """The View, where work memory begins at address `work`."""
         return np.array([(self.address + self.scratch * work, self.ne, self.nb)], VIEW)
 
-    def pointer(self) -> np.uint64 | Scratch:
+    def pointer(self) -> Pointer:
         return Scratch(self.address) if self.scratch else np.uint64(self.address)
 
     def moved(self, offset: int) -> Location:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ggml_sched._graph import BufferBase, Tensor, check_graph_plan, staged_leafs
 from ggml_sched.backends.cupy.buffer import DeviceBuffer
@@ -24,6 +24,7 @@ from ggml_sched.errors import UnsupportedOp
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.backend import CupyBackend
+    from ggml_sched.backends.cupy.device import Blas
 
 __all__ = ["DevicePlan"]
 
@@ -45,7 +46,7 @@ class Staged(NamedTuple):
         if self.written:
             self.leaf.overwritten = True
         elif self.leaf.stash:
-            backend.put_leaf(self.leaf)
+            backend.put_leaf(self.leaf, self.leaf.stash)
 
 
 class _Product(NamedTuple):
@@ -55,7 +56,7 @@ class _Product(NamedTuple):
     numbers: tuple[int, ...]
 
     def issue(self, backend: CupyBackend) -> None:
-        backend.blas.gemm(backend.stream, *self.numbers)
+        cast("Blas", backend.blas).gemm(backend.stream, *self.numbers)
 
 
 class _Ready(NamedTuple):
@@ -103,9 +104,9 @@ class DevicePlan:
                  groups: Sequence[Sequence[int]] = (), needed: Collection[int] | None = None) -> None:
         self.numbers = numbers
         self.graph: CapturedGraph | None = None
-        self.captures = 0
-        self.freed = False
-        self.work_size = 0
+        self.captures: int = 0
+        self.freed: bool = False
+        self.work_size: int = 0
         self._nodes, self._groups, self._needed = tuple(nodes), tuple(groups), needed
         self._steps: list[Launch | Staged] = []
         self._ready: list[_Ready | _Product | Staged] = []
@@ -181,14 +182,14 @@ class DevicePlan:
             self._pack(backend, generation)
         if self.graph is None and self._captures and self._runs >= self._capture_at and self._steps:
             self._capture(backend)
-        if self.graph is None or not self._replay(backend.stream):
+        if self.graph is None or not self._replay(self.graph, backend.stream):
             self._issue(backend)
         self._runs += 1
 
-    def _replay(self, stream: Stream) -> bool:
+    def _replay(self, graph: CapturedGraph, stream: Stream) -> bool:
         """Queue the graph; if the device refuses, drop the graph and queue nothing."""
         try:
-            self.graph.launch(stream)
+            graph.launch(stream)
         except DeviceError:
             self._fall_back()
             return False

@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable
 from functools import wraps
 from operator import index
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ggml_sched.backend import Backend, Event
-from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory
+from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Stream, StreamEvent
 from ggml_sched.backends.cupy.fault import Faults, Fetched
 from ggml_sched.backends.cupy.staging import Downloads, Uploads
 from ggml_sched.errors import BackendError, OutOfMemory
@@ -28,14 +28,14 @@ __all__ = ["STAGING", "CupyEvent", "DeviceQueue", "guarded", "queueing"]
 STAGING = 16 << 20
 LEAST_STAGING = 4096
 
-Method = TypeVar("Method", bound=Callable)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def guarded(method: Method) -> Method:
     """A method that holds the lock and checks that the backend is open and of this process; errors name the backend."""
 
     @wraps(method)
-    def call(self, *args):
+    def call(self: DeviceQueue, *args: Any) -> Any:
         # No helper function: a signal must find the lock either free, or held by this `with`.
         with self._lock:
             if self._closed or self._pid != os.getpid():
@@ -45,7 +45,7 @@ def guarded(method: Method) -> Method:
             except DeviceError as error:
                 raise self._failure(error) from error
 
-    return call     # type: ignore[return-value]
+    return cast("Method", call)
 
 
 def queueing(method: Method) -> Method:
@@ -53,19 +53,21 @@ def queueing(method: Method) -> Method:
 
     @guarded
     @wraps(method)
-    def call(self, *args):
+    def call(self: DeviceQueue, *args: Any) -> Any:
         self._queued += 1
         return method(self, *args)
 
-    return call     # type: ignore[return-value]
+    return cast("Method", call)
 
 
 class CupyEvent(Event):
     """An event of a CUDA backend: `event` is the device's; before it were queued the first `n_downloads` downloads."""
 
+    backend: DeviceQueue
+
     def __init__(self, backend: DeviceQueue) -> None:
         super().__init__(backend)
-        self.event = backend.device.event()
+        self.event: StreamEvent = backend.device.event()
         self.n_downloads = 0
 
 
@@ -88,8 +90,9 @@ class DeviceQueue(Backend):
         """An error that could not be raised where it happened."""
         self._queued = self._done = 0
         """The number of queued operations, and how many of them are known to be done."""
-        self.stream = device.stream()
-        faults = None
+        self.stream: Stream = device.stream()
+        faults: Faults | None = None
+        self.faults: Faults
         try:
             self.faults = faults = Faults(device, self.stream)
             self._uploads = Uploads(device, self.stream, staging)
@@ -168,9 +171,10 @@ class DeviceQueue(Backend):
         return CupyEvent(self)
 
     @guarded
-    def event_record(self, event: CupyEvent) -> None:
-        self.stream.record(event.event)
-        event.n_downloads = self._downloads.number
+    def event_record(self, event: Event) -> None:
+        recorded = cast("CupyEvent", event)
+        self.stream.record(recorded.event)
+        recorded.n_downloads = self._downloads.number
 
     def event_here(self) -> CupyEvent:
         """A new event, recorded after all work queued so far."""
@@ -192,16 +196,17 @@ class DeviceQueue(Backend):
     def _follow(self, event: CupyEvent) -> None:
         self.stream.wait(event.event)
 
-    def event_synchronize(self, event: CupyEvent) -> None:
+    def event_synchronize(self, event: Event) -> None:
         if self._closed:
             return
         self._check_here()
+        recorded = cast("CupyEvent", event)
         try:
-            event.event.synchronize()
+            recorded.event.synchronize()
         except DeviceError as error:
             raise self._noted(error) from error
-        if self.is_downloading(event):
-            self._arrived(event)
+        if self.is_downloading(recorded):
+            self._arrived(recorded)
 
     @guarded
     def _arrived(self, event: CupyEvent) -> None:

@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import index
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, cast
 
 import numpy as np
 
@@ -107,7 +108,7 @@ class _Entered:
         device = self.device
         if device.is_closed:
             raise DeviceError(f"{device.name} is closed")
-        self.before = None
+        self.before: int | None = None
         try:
             # The contexts are compared: a thread that never called CUDA already has a current device, and no context.
             if not device.context or device.driver.ctxGetCurrent() != device.context:
@@ -117,7 +118,8 @@ class _Entered:
         except device.errors as error:
             raise device.failure(error) from error
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         device = self.device
         failure = device.failure(error) if isinstance(error, device.errors) else None
         if self.before is not None:
@@ -135,23 +137,26 @@ class CupyDevice(Device):
     def __init__(self, number: int) -> None:
         import cupy
         from cupy.cuda import driver, runtime
-        self.cupy, self.runtime, self.driver = cupy, runtime, driver
-        self.errors = self.cuda_errors = (runtime.CUDARuntimeError, driver.CUDADriverError)
+        self.cupy: ModuleType = cupy
+        self.runtime: ModuleType = runtime
+        self.driver: ModuleType = driver
+        self.cuda_errors: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
+        self.errors: tuple[type[Exception], ...] = self.cuda_errors
         self.number = number
-        self.pid = os.getpid()
-        self.is_closed = False
-        self.context = 0        # the device's primary context, which CUDA's runtime uses
-        self.name = f"CUDA device {number}"
+        self.pid: int = os.getpid()
+        self.is_closed: bool = False
+        self.context: int = 0       # the device's primary context, which CUDA's runtime uses
+        self.name: str = f"CUDA device {number}"
         with self.entered:
             self.context = driver.ctxGetCurrent()
             about = runtime.getDeviceProperties(number)
             self.name = about["name"].decode(errors="replace")
-            self.arch = f"sm_{about['major']}{about['minor']}"
-            self.n_multiprocessors = about["multiProcessorCount"]
-            self.max_shared = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
-        self.owned: weakref.WeakSet = weakref.WeakSet()
+            self.arch: str = f"sm_{about['major']}{about['minor']}"
+            self.n_multiprocessors: int = about["multiProcessorCount"]
+            self.max_shared: int = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
+        self.owned: weakref.WeakSet[CupyMemory | _Made] = weakref.WeakSet()
         self._modules: dict[str, Any] = {}          # CuPy's RawModules, by name
-        self._pinned: list[tuple[weakref.ref, int, int]] = []
+        self._pinned: list[tuple[weakref.ref[object], int, int]] = []
         self._peers: dict[int, bool] = {number: True}
         self._blas: CupyBlas | None = None
         self._has_blas: bool | None = None
@@ -163,7 +168,7 @@ class CupyDevice(Device):
         """A new context manager, for one `with`: see `_Entered`."""
         return _Entered(self)
 
-    def call(self, function: str, *args):
+    def call(self, function: str, *args: object) -> Any:
         """Call a function of CUDA's runtime."""
         with self.entered:
             return getattr(self.runtime, function)(*args)
@@ -173,7 +178,7 @@ class CupyDevice(Device):
         """Whether this is the process that opened it."""
         return self.pid == os.getpid()
 
-    def owners(self) -> list:
+    def owners(self) -> list[object]:
         """The live objects that own CUDA memory, pinned arrays included; it is freed with an owner's last reference."""
         return [*self.owned, *(ref() for ref, _, _ in self._pinned)]
 
@@ -302,7 +307,8 @@ class CupyDevice(Device):
 def _keep_in_children(device: CupyDevice) -> None:
     """Let processes that are forked from this one keep what the device has then, to their end: CuPy would give back
     what nothing refers to any more, and there is no CUDA for that."""
-    opened, kept = weakref.ref(device), []
+    opened = weakref.ref(device)
+    kept: list[object] = []
 
     def keep() -> None:
         device = opened()
@@ -317,7 +323,7 @@ class CupyMemory(Memory):
 
     def __init__(self, device: CupyDevice, n: int) -> None:
         self._device = device
-        self.ptr = int(device.runtime.malloc(max(n, 1)))
+        self.ptr: int = int(device.runtime.malloc(max(n, 1)))
         self.size = n
         self._end = weakref.finalize(self, _give_back, device, self.ptr)
         self._end.atexit = False
@@ -350,10 +356,10 @@ def _give_back(device: CupyDevice, ptr: int) -> None:
 class _Made:
     """An object of a device that CuPy made, kept alive by `made`; `ptr` is CUDA's handle, where there is one."""
 
-    def __init__(self, device: CupyDevice, made) -> None:
+    def __init__(self, device: CupyDevice, made: Any) -> None:
         self._device = device
-        self.made = made
-        self.ptr = getattr(made, "ptr", None)
+        self.made: Any = made
+        self.ptr: int | None = getattr(made, "ptr", None)
         device.owned.add(self)
 
     def drop(self) -> None:
@@ -365,18 +371,18 @@ class CupyStreamEvent(_Made, StreamEvent):
         self._device.call("eventSynchronize", self.ptr)
 
     def query(self) -> bool:
-        status = self._device.call("eventQuery", self.ptr)
+        status: int = self._device.call("eventQuery", self.ptr)
         if status not in (0, 600):          # cudaSuccess, cudaErrorNotReady
             raise DeviceError(f"{self._device.name}: querying an event gives CUDA error {status}")
         return status == 0
 
 
 class CupyCapturedGraph(_Made, CapturedGraph):
-    def launch(self, stream: CupyStream) -> None:
+    def launch(self, stream: Stream) -> None:
         if self.made is None:
             raise DeviceError("a graph is launched that was freed")
         with self._device.entered:
-            self.made.launch(stream.made)
+            self.made.launch(cast("CupyStream", stream).made)
 
     def free(self) -> None:
         if self.made is not None and not self._device.is_closed and self._device.is_here:
@@ -385,18 +391,18 @@ class CupyCapturedGraph(_Made, CapturedGraph):
 
 
 class CupyStream(_Made, Stream):
-    is_capturing = False
+    is_capturing: bool = False
     _thread = 0
     """The id of the thread that began the capture."""
 
     def synchronize(self) -> None:
         self._device.call("streamSynchronize", self.ptr)
 
-    def record(self, event: CupyStreamEvent) -> None:
-        self._device.call("eventRecord", event.ptr, self.ptr)
+    def record(self, event: StreamEvent) -> None:
+        self._device.call("eventRecord", cast("CupyStreamEvent", event).ptr, self.ptr)
 
-    def wait(self, event: CupyStreamEvent) -> None:
-        self._device.call("streamWaitEvent", self.ptr, event.ptr)
+    def wait(self, event: StreamEvent) -> None:
+        self._device.call("streamWaitEvent", self.ptr, cast("CupyStreamEvent", event).ptr)
 
     def _copy(self, to: int, start: int, n: int, kind: str) -> None:
         if n:
@@ -445,7 +451,7 @@ class CupyStream(_Made, Stream):
 
 
 class CupyFunction(Function):
-    def __init__(self, device: CupyDevice, name: str, kernel) -> None:
+    def __init__(self, device: CupyDevice, name: str, kernel: Any) -> None:
         self.name = name
         self._device = device
         self._kernel = kernel
@@ -462,8 +468,8 @@ class CupyFunction(Function):
                     self._device.driver.funcSetAttribute(
                         self._ptr, self._device.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
                     self._shared = shared
-                self._launch(self._ptr, *block_of(grid, self.name), *block_of(block, self.name), shared, stream.ptr,
-                             packed.address, 0)
+                self._launch(self._ptr, *block_of(grid, self.name), *block_of(block, self.name), shared,
+                             cast("CupyStream", stream).ptr, packed.address, 0)
         except DeviceOutOfMemory:
             raise
         except DeviceError as error:
@@ -478,7 +484,7 @@ class CupyBlas(Blas):
     product belongs to is made the current one for the call.
     """
 
-    def __init__(self, device: CupyDevice, cublas) -> None:
+    def __init__(self, device: CupyDevice, cublas: ModuleType) -> None:
         self._device = device
         self._cublas = cublas
         self._factors = np.array([1, 0], np.float32)        # alpha and beta, on the host
@@ -493,7 +499,7 @@ class CupyBlas(Blas):
             raise DeviceError("cuBLAS while the stream is captured")
         lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
         half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
-        with self._device.entered, stream.made:
+        with self._device.entered, cast("CupyStream", stream).made:
             # cuBLAS stores matrices column by column: our rows are its columns, hence the transposed first operand.
             if batch == 1:
                 lib.gemmEx(self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, b, half, ldb,

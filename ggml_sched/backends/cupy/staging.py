@@ -35,7 +35,7 @@ class Uploads:
         self._recorded = [False] * N_SEGMENTS
         self._number = 0
         self._at, self._end = 0, segment
-        self.n_waits = 0
+        self.n_waits: int = 0
 
     def put(self, address: int, data: np.ndarray) -> None:
         """Queue a copy of host bytes (uint8) to the device; they may change once this returns."""
@@ -80,7 +80,7 @@ class Downloads:
         self._memory = device.pinned(size)
         self._at = 0
         self._waiting: deque[tuple[int, np.ndarray, np.ndarray]] = deque()
-        self.number = 0
+        self.number: int = 0
 
     def get(self, out: np.ndarray, address: int) -> None:
         """Queue a copy of bytes of the device into `out` (uint8).  If pinned memory is full, wait for earlier

@@ -11,7 +11,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, struct
-from ggml_sched.backends.cupy.locations import Location
+from ggml_sched.backends.cupy.locations import Location, Pointer
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, optional
 from ggml_sched.backends.cupy.repack import is_packed
@@ -111,7 +111,9 @@ def _flash(b: Builder, node: Tensor) -> None:
         softcap=softcap, max_bias=float_param(node, 1), whole=1 << (q.ne[2].bit_length() - 1), mask_kind=-1,
         heads_of_mask=1, batches_of_mask=1, splits=splits, split=split)
     mask, sinks = optional(node, 3), optional(node, 4)
-    mask_at = sinks_at = partial = NONE
+    mask_at: Pointer = NONE
+    sinks_at: Pointer = NONE
+    partial: Pointer = NONE
     if mask is not None:
         location = b.source(node, 3)
         mask_at, a["mask_kind"], a["m"] = location.pointer(), mask.type, location.nb[1:]

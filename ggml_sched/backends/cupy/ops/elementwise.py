@@ -42,8 +42,8 @@ def _locations(node: Tensor, *locations: Location) -> list[Location]:
 
     If a source repeats along an extent that is longer than 1, the locations are returned as they are.
     """
-    full = [spread(location, node.ne) for location in locations]
-    return list(locations) if None in full else joined(node.ne, full, 0)[1]
+    full = [whole for location in locations if (whole := spread(location, node.ne)) is not None]
+    return joined(node.ne, full, 0)[1] if len(full) == len(locations) else list(locations)
 
 
 def _by_4(node: Tensor, locations: list[Location]) -> list[Location] | None:

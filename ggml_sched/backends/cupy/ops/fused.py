@@ -38,7 +38,7 @@ def _norm_group(before: bool, after: bool) -> Group:
     def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
         mul = wiring.inner(last.src[0], _MUL) if after else last
         norm = None if mul is None else wiring.inner(mul.src[0], _NORMS)
-        if norm is None or norm.n_elements == 0 or not OPS[norm.op].fits(norm):
+        if mul is None or norm is None or norm.n_elements == 0 or not OPS[norm.op].fits(norm):
             return None
         # Only the first sum may have other readers: it is written where they need it.
         first, second = ((norm.src[0],) if before else ()), ((last,) if after else ())
@@ -58,7 +58,7 @@ def _norm_group(before: bool, after: bool) -> Group:
         operands = (norm.src[0],) if add is None else add.src[:2]
         shift = last.src[1] if after else None
         results = (last, add) if add is not None and b.is_needed(add) else (last,)
-        if not lies_apart(b, results, (*operands, mul.src[1], *([shift] if after else [])), same=True):
+        if not lies_apart(b, results, (*operands, mul.src[1], *([] if shift is None else [shift])), same=True):
             return False
         x, *added = map(b.location, operands)
         d, *kept = map(b.location, results)

@@ -19,9 +19,10 @@ class Wiring:
     """Which tensors read which in a graph: its tensors in order, views included."""
 
     def __init__(self, nodes: Iterable[Tensor]) -> None:
-        self.nodes = tuple(nodes)
-        self.position = {node: i for i, node in enumerate(self.nodes)}
-        self.readers = Counter(source for node in self.nodes for source in node.src if source is not None)
+        self.nodes: tuple[Tensor, ...] = tuple(nodes)
+        self.position: dict[Tensor, int] = {node: i for i, node in enumerate(self.nodes)}
+        self.readers: Counter[Tensor] = Counter(source for node in self.nodes for source in node.src
+                                                if source is not None)
 
     def inner(self, t: Tensor | None, ops: Iterable[str]) -> Tensor | None:
         """t, if it is a node of these ops with memory of its own that one node reads, and nothing outside the graph."""
@@ -55,7 +56,7 @@ class Group(NamedTuple):
 def find(nodes: Iterable[Tensor], groups: Iterable[Group]) -> list[tuple[int, ...]]:
     """Positions of the members of all groups, ascending.  Of groups that share a node the one with more members is
     found, and of two of one kernel the one that ends first."""
-    taken: set[int] = set()
+    taken: set[Tensor] = set()
     wiring, found = Wiring(nodes), []
     for group in sorted(groups, key=lambda group: -len(group.ops)):
         for node in wiring.nodes:

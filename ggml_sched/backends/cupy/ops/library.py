@@ -67,7 +67,7 @@ def multiply(b: Builder, node: Tensor) -> None:
                 m = min(rows, a.ne[1] - first)
                 part = w.moved(first * w.nb[1] + a2 * w.nb[2] + a3 * w.nb[3]).shaped((k, m, 1, 1))
                 left, lda = part.pointer(), w.nb[1] // 2
-                if not direct:
+                if piece is not None:
                     to_dense(b, a, part, piece, Type.F16)
                     left, lda = piece, k
                 for i3 in range(a3 * r3, a3 * r3 + r3):

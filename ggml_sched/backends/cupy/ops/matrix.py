@@ -14,7 +14,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, scratch_size, struct
-from ggml_sched.backends.cupy.locations import Location, Scratch
+from ggml_sched.backends.cupy.locations import Location, Pointer, Scratch
 from ggml_sched.backends.cupy.ops import library
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
 from ggml_sched.backends.cupy.ops.registry import computes
@@ -65,7 +65,9 @@ class Columns:
 
     def __init__(self, x: Tensor, location: Location, b: Builder, rounded: bool) -> None:
         n, columns = x.n_elements, prod(x.ne[1:])
-        self.runs: np.uint64 | Scratch = NONE
+        self.x: Pointer
+        self.runs: Pointer = NONE
+        self.strides: tuple[int, ...]
         dense = (1, x.ne[1], x.ne[1] * x.ne[2])
         if rounded:
             self.strides = dense
@@ -74,21 +76,20 @@ class Columns:
             if kept is not None:
                 self.x, self.runs = kept
                 return
-            self.x = b.scratch(columns * x.ne[0])
-            self.runs = b.scratch(columns * x.ne[0] // 2)
-            b.flat("activations.quantize", n // 4, location, self.x, self.runs, np.int64(n // 4),
+            value = self.x, self.runs = b.scratch(columns * x.ne[0]), b.scratch(columns * x.ne[0] // 2)
+            b.flat("activations.quantize", n // 4, location, *value, np.int64(n // 4),
                    np.int32(x.type))
             # Not for inputs: the caller may set them between nodes; a node's result stays until a node writes there.
             if x.root.computes:
-                b.keep(what, location, x.nbytes, (self.x, self.runs))
+                b.keep(what, location, x.nbytes, value)
         elif x.type == Type.F32 and (location.nb[0] == 4 or x.ne[0] == 1):
             self.x, self.strides = location.pointer(), location.nb[1:]
-            self.aligned = is_multiple(location, 16)
+            self.aligned: bool = is_multiple(location, 16)
         else:
-            self.x = b.scratch(4 * n)
+            out = self.x = b.scratch(4 * n)
             self.strides = tuple(4 * x.ne[0] * s for s in dense)
             self.aligned = x.ne[0] % 4 == 0
-            to_dense(b, x, location, self.x, Type.F32)
+            to_dense(b, x, location, out, Type.F32)
 
 
 def product(b: Builder, node: Tensor, dst: Tensor | None = None
@@ -151,8 +152,8 @@ def many(b: Builder, node: Tensor) -> None:
     a = node.src[0]
     p, w, columns, ids = product(b, node)
     tiles = -(-node.src[1].ne[1] // TILE)
-    pairs: np.uint64 | Scratch = NONE
-    groups: np.uint64 | Scratch = NONE
+    pairs: Pointer = NONE
+    groups: Pointer = NONE
     if ids is not None:
         pairs, groups, tiles = _grouped(b, ids, a.ne[2])
         p["matrices"] = 1

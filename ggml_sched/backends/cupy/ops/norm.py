@@ -6,6 +6,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.locations import Location
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, n_rows
 
 __all__ = ["MODES", "emit_norm"]
@@ -16,7 +17,8 @@ MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
 _ADDED, _KEPT, _SCALED, _SHIFTED = 1, 2, 4, 8
 
 
-def emit_norm(b: Builder, norm: Tensor, a, d, *, added=None, kept=None, scale=None, shift=None) -> None:
+def emit_norm(b: Builder, norm: Tensor, a: Location, d: Location, *, added: Location | None = None,
+              kept: Location | None = None, scale: Location | None = None, shift: Location | None = None) -> None:
     """d = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), all Views; extents are those of `norm`."""
     around = ((added is not None) * _ADDED + (kept is not None) * _KEPT + (scale is not None) * _SCALED
               + (shift is not None) * _SHIFTED)
