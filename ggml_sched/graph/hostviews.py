@@ -106,7 +106,8 @@ def _view(tensor: Tensor) -> np.ndarray:
         raise BackendError(f"{tensor!r}: backend {tensor.backend.name!r} has no memory that the CPU reads; numpy() "
                            "gives a copy")
     wait_for_queued(tensor)
-    whole = hostdata.array_over(tensor, memory, tensor.offset)
+    # Of an array over writable memory a caller could set `flags.writeable` to True again.
+    read_only = np.frombuffer(memory.data.toreadonly(), np.uint8)
+    whole = hostdata.array_over(tensor, read_only, tensor.offset)
     array: np.ndarray = whole[(0,) * (4 - len(hostdata.shape_of(tensor)))]
-    array.flags.writeable = False
     return array

@@ -62,6 +62,14 @@ def test_a_view_with_gaps_has_the_strides_of_its_tensor(cpu, viewer):
     assert viewer(ctx.transpose(w)).tolist() == VALUES.T.tolist()
 
 
+@pytest.mark.parametrize("viewer", [*VIEWERS.values(), gs.Tensor.__array__, lambda t: memoryview(t).obj],
+                         ids=[*VIEWERS, "__array__", "the object of a memoryview"])
+def test_a_view_can_not_be_made_writable(cpu, viewer):
+    array = viewer(placed(cpu))
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+
+
 def test_a_view_outlives_its_buffer_and_its_backend():
     cpu = gs.CpuBackend(n_threads=1)
     w = placed(cpu)
