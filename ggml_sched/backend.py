@@ -454,13 +454,16 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
         return
     there, here = src.backend, dst.backend
     dst.touch()
-    if here.cpy_tensor_from(src, dst):
-        here.synchronize()
-        return
-    if there.cpy_tensor_to(src, dst):
-        there.synchronize()
-        return
-    here.set_tensor(dst, staged(src, dst))
+    try:
+        if here.cpy_tensor_from(src, dst):
+            here.synchronize()
+        elif there.cpy_tensor_to(src, dst):
+            there.synchronize()
+        else:
+            here.set_tensor(dst, staged(src, dst))
+    except BaseException as error:
+        note_copy(error, src, there, here)
+        raise
 
 
 def staged(src: Tensor, dst: Tensor) -> bytearray:
@@ -492,6 +495,23 @@ def note_nodes(error: BaseException, backend: Backend, nodes: Sequence[Tensor]) 
         names = [f"{label(node)} ({node.op})" for node in (nodes[0], nodes[-1])]
         which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
         error.add_note(said + which)
+
+
+def note_copy(error: BaseException, tensor: Tensor, there: Backend | None, here: Backend) -> None:
+    """Add a note to an exception that was raised while a tensor was copied from backend `there` to backend `here`: the
+    names of all three.  None for `there`: a load of data that the caller set."""
+    how = "loaded from the host" if there is None else f"copied from backend {there.name!r}"
+    error.add_note(f"{label(tensor)} was being {how} to backend {here.name!r}")
+
+
+def wait_for(backend: Backend) -> None:
+    """`backend.synchronize()`; adds a note with the backend's name to an exception that has no note."""
+    try:
+        backend.synchronize()
+    except BaseException as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"backend {backend.name!r} raised this for work that was queued before")
+        raise
 
 
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:

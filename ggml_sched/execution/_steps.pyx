@@ -22,10 +22,12 @@ from libc.string cimport memcpy, memset
 from ggml_sched._c cimport GS_NOT_DONE, GS_OK, gs_error, gs_node, gs_range_fits, gs_run_nodes, gs_status_name
 from ggml_sched._graph cimport COMPUTES, COPIES, BackendBase, BufferBase, NodeTable, Tensor, label
 
+from functools import partial
+
 import numpy as np
 
 from ggml_sched.graph import hostdata
-from ggml_sched.backend import Backend, GraphView, note_nodes, staged
+from ggml_sched.backend import Backend, GraphView, note_copy, note_nodes, staged, wait_for
 from ggml_sched.errors import BackendError, HazardError, PlacementError, each, no_host_memory
 
 
@@ -113,10 +115,14 @@ cdef class BoundLoad(BoundStep):
 
         def load(events, keep_alive):
             backend = home_of(self.tensor)
-            for event in events:
-                backend.event_wait(event)
-            keep_alive.append(data)
-            backend.set_tensor_async(self.tensor, part)
+            try:
+                for event in events:
+                    backend.event_wait(event)
+                keep_alive.append(data)
+                backend.set_tensor_async(self.tensor, part)
+            except BaseException as error:
+                note_copy(error, self.leaf, None, backend)
+                raise
 
         return load
 
@@ -160,26 +166,30 @@ cdef class BoundTransfer(BoundStep):
         cdef Tensor src = self.src, dst = self.dst
         cdef int k
         queue, there, here = self.backend, home_of(src), home_of(dst)
-        for event in events:
-            queue.event_wait(event)
-        if src.layout.nbytes == 0:
-            return None
-        dst.touch()
-        if queue is there and here.concurrent_copies and (
-                self.copied_in_c(there, here) or there.cpy_tensor_async(src, dst)):
-            return None
-        for k in range(2):
-            one, other = (here, there) if k == 0 else (there, here)
-            _let_follow(one, queue)
-            if self.copied_in_c(one, other) or (
-                    one.cpy_tensor_from(src, dst) if k == 0 else one.cpy_tensor_to(src, dst)):
-                return _let_follow(queue, one)
-        # The host reads `src`.  The calls of _let_follow above made both backends wait for `queue`, and so for the
-        # events.
-        staging = staged(src, dst)
-        keep_alive.append(staging)
-        here.set_tensor_async(dst, memoryview(staging))
-        return _let_follow(queue, here)
+        try:
+            for event in events:
+                queue.event_wait(event)
+            if src.layout.nbytes == 0:
+                return None
+            dst.touch()
+            if queue is there and here.concurrent_copies and (
+                    self.copied_in_c(there, here) or there.cpy_tensor_async(src, dst)):
+                return None
+            for k in range(2):
+                one, other = (here, there) if k == 0 else (there, here)
+                _let_follow(one, queue)
+                if self.copied_in_c(one, other) or (
+                        one.cpy_tensor_from(src, dst) if k == 0 else one.cpy_tensor_to(src, dst)):
+                    return _let_follow(queue, one)
+            # The host reads `src`.  The calls of _let_follow above made both backends wait for `queue`, and so for the
+            # events.
+            staging = staged(src, dst)
+            keep_alive.append(staging)
+            here.set_tensor_async(dst, memoryview(staging))
+            return _let_follow(queue, here)
+        except BaseException as error:
+            note_copy(error, src, there, here)
+            raise
 
     cdef bint copied_in_c(self, BackendBase one, BackendBase other) except -1:
         """Copy by `c_copy` of backend `one`; False if it does not do that.  BackendError if the copy fails."""
@@ -196,7 +206,7 @@ cdef class BoundTransfer(BoundStep):
         with nogil:
             status = one.c_copy(a, b, other, &error)
         if status != GS_OK and status != GS_NOT_DONE:
-            raise failure(one, status, &error, f"copying {self.src.name or 'unnamed'!r}")
+            raise failure(one, status, &error, f"copying {label(self.src)}")
         return status == GS_OK
 
 
@@ -244,26 +254,30 @@ cdef class BoundExperts(BoundStep):
 
     def copy(self, given, events, keep_alive):
         there, here = home_of(self.src), home_of(self.dst)
-        for event in events:
-            here.event_wait(event)
+        try:
+            for event in events:
+                here.event_wait(event)
+                if given is None:
+                    event.backend.event_synchronize(event)
             if given is None:
-                event.backend.event_synchronize(event)
-        if given is None:
-            given = bytearray(self.ids.nbytes)
-            home_of(self.ids).get_tensor(self.ids, given)
-        ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
-        src, used = self.src, []
-        for i in ids:
-            if 0 <= i < src.ne[2]:
-                used.append(int(i))
-        self.used = tuple(used)
-        size = (src.ne[1] - 1) * src.nb[1] + src.ne[0] // src.type.block_size * src.nb[0]
-        self.dst.touch()
-        for i in self.used:
-            staging = bytearray(size)
-            there.get_tensor(src, staging, i * src.nb[2])
-            keep_alive.append(staging)
-            here.set_tensor_async(self.dst, memoryview(staging), i * src.nb[2])
+                given = bytearray(self.ids.nbytes)
+                home_of(self.ids).get_tensor(self.ids, given)
+            ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
+            src, used = self.src, []
+            for i in ids:
+                if 0 <= i < src.ne[2]:
+                    used.append(int(i))
+            self.used = tuple(used)
+            size = (src.ne[1] - 1) * src.nb[1] + src.ne[0] // src.type.block_size * src.nb[0]
+            self.dst.touch()
+            for i in self.used:
+                staging = bytearray(size)
+                there.get_tensor(src, staging, i * src.nb[2])
+                keep_alive.append(staging)
+                here.set_tensor_async(self.dst, memoryview(staging), i * src.nb[2])
+        except BaseException as error:
+            note_copy(error, self.src, there, here)
+            raise
 
 
 cdef class BoundRun(BoundStep):
@@ -449,9 +463,8 @@ def synchronize(tuple backends not None):
     """
     waits = []
     for backend in backends:
-        wait = backend.synchronize
-        if not is_method(wait, Backend.synchronize):
-            waits.append(wait)
+        if not is_method(backend.synchronize, Backend.synchronize):
+            waits.append(partial(wait_for, backend))
     if waits:
         each(waits)
 

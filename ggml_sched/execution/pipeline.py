@@ -21,7 +21,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from ggml_sched.backend import Backend, Event
+from ggml_sched.backend import Backend, Event, wait_for
 from ggml_sched.errors import BackendError
 from ggml_sched.planning.waits import Wait
 from ggml_sched.threads.workers import Crew
@@ -266,10 +266,8 @@ class Pipeline:
         state.wait()
         for backend in self.backends:
             try:
-                backend.synchronize()
+                wait_for(backend)
             except Exception as error:
-                if not getattr(error, "__notes__", None):
-                    error.add_note(f"backend {backend.name!r} raised this for work that was queued before")
                 state.fail(error)
                 self._note_failure(str(error))
         self._epoch_of_drained = self.failure_epoch()
