@@ -4,30 +4,16 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.backends.cpu.buffer import HostBackend
 from ggml_sched.testing.faulty import Faulty, FaultyCpuBackend
 from ggml_sched.testing.recording import Call, Recording
 
 
-class Memory(gs.Buffer):
-    def __init__(self, backend, size):
-        super().__init__(backend, size)
-        self.memory = np.zeros(size, np.uint8)
-
-    def write(self, offset, data):
-        self.memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-
-    def read(self, offset, out):
-        out[:] = self.memory[offset : offset + len(out)]
-
-
-class Squares(gs.Backend):
+class Squares(HostBackend):
     """Computes squares, node by node."""
 
     def supports_op(self, node):
         return node.op == "SQR"
-
-    def alloc_buffer(self, size):
-        return Memory(self, size)
 
     def compute_node(self, node):
         x, y = (t.buffer.memory[t.offset : t.offset + t.nbytes].view(np.float32) for t in (node.src[0], node))
