@@ -12,8 +12,8 @@ import ggml_sched as gs
 from ggml_sched.testing.compare import distance
 from ggml_sched.testing.contract.cases import CASES, PATTERNS, Case, Leafs
 
-__all__ = ["NBYTES", "Contract", "build", "declares", "expected", "may_be_in_place", "oracle_result", "same",
-           "simple_op", "small", "supported", "values"]
+__all__ = ["NBYTES", "Contract", "alloc_on", "as_inputs", "build", "by_the_oracle", "declares", "expected",
+           "may_be_in_place", "oracle_result", "same", "simple_op", "small", "supported", "values"]
 
 NE = (8, 4)
 NBYTES = 128
@@ -131,13 +131,34 @@ def may_be_in_place(leafs: Leafs, out: gs.Tensor) -> list[int]:
             and (source.type, source.ne, source.nb) == (out.type, out.ne, out.nb)]
 
 
+def as_inputs(leafs: Leafs, out: gs.Tensor) -> gs.Graph:
+    """The graph of an output, in which the leafs are inputs."""
+    for leaf in leafs.values:
+        leafs.ctx.set_input(leaf)
+    return gs.Graph(leafs.ctx.set_output(out))
+
+
+def alloc_on(device: gs.Backend, scheduler: gs.Scheduler, graph: gs.Graph) -> gs.Plan:
+    """Allocate a graph, all nodes on one backend; the plan, verified."""
+    for node in graph.nodes:
+        scheduler.set_tensor_backend(node, device)
+    plan = scheduler.alloc(graph)
+    plan.verify()
+    return plan
+
+
+def by_the_oracle(ctx: gs.Context, set_leafs: Callable[[], None], *nodes: gs.Tensor) -> list[np.ndarray]:
+    """The values of nodes by the NumPy kernels of the CPU backend; the tensors of `ctx` get addresses for that."""
+    with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(ctx):
+        set_leafs()
+        oracle.graph_compute(gs.Graph(*nodes))
+        return [node.numpy().copy() for node in nodes]
+
+
 def oracle_result(case: Case) -> np.ndarray:
-    """The values of a case's node by the NumPy kernels of the CPU backend."""
+    """The values of a case's node by the NumPy kernels."""
     leafs, out = case.made()
-    with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(leafs.ctx):
-        leafs.set()
-        oracle.graph_compute(gs.Graph(out))
-        return out.numpy().copy()
+    return by_the_oracle(leafs.ctx, leafs.set, out)[0]
 
 
 SIMPLE_OPS = ("add", "mul", "sub", "div", "sqr", "relu", "silu", "neg", "abs", "exp", "tanh", "sigmoid", "sqrt",
@@ -176,8 +197,9 @@ def expected(op: str, a: np.ndarray, b: np.ndarray, times: int = 1) -> np.ndarra
     out = x
     for _ in range(times):
         out = build(ctx, op, out, y)
-    with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(ctx):
+
+    def set_leafs() -> None:
         x.set(a)
         y.set(b)
-        oracle.graph_compute(gs.Graph(out))
-        return out.numpy().copy()
+
+    return by_the_oracle(ctx, set_leafs, out)[0]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import Contract, declares, supported
+from ggml_sched.testing.contract.base import Contract, alloc_on, as_inputs, by_the_oracle, declares, supported
 from ggml_sched.testing.contract.cases import Leafs
 
 __all__ = ["FusionContract"]
@@ -50,20 +49,15 @@ class FusionContract(Contract):
 
     def test_a_scheduler_plans_its_groups(self, device: gs.Backend) -> None:
         for leafs, graph, groups in self._fused(device):
-            for leaf in leafs.values:
-                leafs.ctx.set_input(leaf)
-            out = leafs.ctx.set_output(graph.nodes[-1])
-            graph = gs.Graph(out)
+            out = graph.nodes[-1]
+            graph = as_inputs(leafs, out)
             with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
-                for node in graph.nodes:
-                    scheduler.set_tensor_backend(node, device)
-                plan = scheduler.alloc(graph)
-                plan.verify()
+                plan = alloc_on(device, scheduler, graph)
                 assert plan.groups, f"the plan has none of the groups {groups}"
                 leafs.set()
                 scheduler.compute(graph)
                 found = out.numpy().copy()
-            self.check_values(found, _by_the_oracle(leafs, graph), repr(out))
+            self.check_values(found, by_the_oracle(leafs.ctx, leafs.set, out)[0], repr(out))
 
     # -- helpers ----------------------------------------------------------------------------------
 
@@ -83,14 +77,6 @@ class FusionContract(Contract):
                     yield leafs, graph, groups
         if not n_found:
             pytest.skip(f"{backend!r} fuses nothing of the suite's graphs: see Contract.patterns")
-
-
-def _by_the_oracle(leafs: Leafs, graph: gs.Graph) -> np.ndarray:
-    """The values of the last node by the NumPy kernels; every tensor gets new memory."""
-    with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(leafs.ctx):
-        leafs.set()
-        oracle.graph_compute(graph)
-        return graph.nodes[-1].numpy().copy()
 
 
 def _groups(backend: gs.Backend, graph: gs.Graph) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ import ggml_sched as gs
 from ggml_sched.testing.contract.base import (
     Contract,
     build,
+    by_the_oracle,
     expected,
     may_be_in_place,
     oracle_result,
@@ -177,13 +178,8 @@ class OpsContract(Contract):
     def _pair(self, device: gs.Backend) -> _Pair:
         """Two nodes of the first supported case, with their values by the NumPy kernels."""
         case = self._any(device)
-        with gs.CpuBackend(1, kernels="numpy") as oracle:
-            made = _Pair(case)
-            with oracle.alloc_tensors(made.leafs.ctx):
-                made.leafs.set()
-                oracle.graph_compute(made.graph)
-                want = [node.numpy().copy() for node in made.nodes]
-        return _Pair(case, want)
+        made = _Pair(case)
+        return _Pair(case, by_the_oracle(made.leafs.ctx, made.leafs.set, *made.nodes))
 
 
 class _Pair:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import Contract, oracle_result, supported
-from ggml_sched.testing.contract.cases import Case, Leafs
+from ggml_sched.testing.contract.base import Contract, alloc_on, as_inputs, oracle_result, supported
+from ggml_sched.testing.contract.cases import Case
 
 __all__ = ["SchedulingContract"]
 
@@ -19,11 +19,8 @@ class SchedulingContract(Contract):
         with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
             for case in self._cases(device):
                 leafs, out = case.made()
-                graph = self._graph(leafs, out)
-                for node in graph.nodes:
-                    scheduler.set_tensor_backend(node, device)
-                plan = scheduler.alloc(graph)
-                plan.verify()
+                graph = as_inputs(leafs, out)
+                plan = alloc_on(device, scheduler, graph)
                 assert plan.backend_of(out) is device, case.name
                 leafs.set()
                 scheduler.compute(graph)
@@ -37,10 +34,8 @@ class SchedulingContract(Contract):
         leafs, out = case.made()
         seen = {}
         with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
-            graph = self._graph(leafs, out)
-            for node in graph.nodes:
-                scheduler.set_tensor_backend(node, device)
-            scheduler.alloc(graph)
+            graph = as_inputs(leafs, out)
+            alloc_on(device, scheduler, graph)
             leafs.set()
             scheduler.compute(graph, lambda node: seen.update({node: node.numpy().copy()}) is None)
         self.check_values(seen[out], oracle_result(case), repr(out), case)
@@ -53,7 +48,7 @@ class SchedulingContract(Contract):
             made = []
             for case in cases[:2]:
                 leafs, out = case.made()
-                made.append((case, leafs, out, self._graph(leafs, out)))
+                made.append((case, leafs, out, as_inputs(leafs, out)))
             for case, leafs, out, graph in made * 2:
                 scheduler.alloc(graph)
                 leafs.set()
@@ -64,10 +59,8 @@ class SchedulingContract(Contract):
         case = self._any(device)
         leafs, out = case.made()
         with gs.CpuBackend(1, f"beside {device.name}") as cpu, gs.Scheduler([device, cpu]) as scheduler:
-            graph = self._graph(leafs, out)
-            for node in graph.nodes:
-                scheduler.set_tensor_backend(node, device)
-            scheduler.alloc(graph)
+            graph = as_inputs(leafs, out)
+            alloc_on(device, scheduler, graph)
             leafs.set()
             scheduler.compute(graph)
 
@@ -105,11 +98,6 @@ class SchedulingContract(Contract):
                         scheduler.alloc(gs.Graph(out))
 
     # -- helpers ----------------------------------------------------------------------------------
-
-    def _graph(self, leafs: Leafs, out: gs.Tensor) -> gs.Graph:
-        for leaf in leafs.values:
-            leafs.ctx.set_input(leaf)
-        return gs.Graph(leafs.ctx.set_output(out))
 
     def _cases(self, device: gs.Backend) -> list[Case]:
         """The cases with a result of its own memory that the backend supports."""
