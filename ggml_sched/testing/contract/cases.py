@@ -153,6 +153,14 @@ def _unary() -> list[Case]:
         error = 1e-6 if kind.startswith("geglu") else 0.0
         found += [Case(f"GLU:{kind.upper()}", partial(gated, kind=kind), error),
                   Case(f"GLU:{kind.upper()} of two sources", partial(gated_by_another, kind=kind), error)]
+
+    def xielu(leafs: Leafs, ne: tuple[int, ...]) -> gs.Tensor:
+        # No method of Context makes this node.  Its parameters: alpha below and above zero, beta, eps.
+        x, params = leafs.floats(*ne), np.array([0.8, 1.2, 0.5, -1e-6], np.float32).view(np.int32)
+        return leafs.ctx.restore("UNARY:XIELU", x.type, x.ne, x.nb, (x,), op_params=(15, *params.tolist()))
+
+    found += [Case("UNARY:XIELU", partial(xielu, ne=(8, 4))),
+              Case("UNARY:XIELU of odd extents", partial(xielu, ne=(7, 3, 2, 2)))]
     return [*found, Case("GLU:SWIGLU_OAI", lambda leafs: leafs.ctx.swiglu_oai(leafs.floats(8, 4), leafs.floats(8, 4)))]
 
 
