@@ -20,8 +20,8 @@ class StringTable:
 
 @final
 class ScoreMerger:
-    def __init__(self, tokens: StringTable, scores: npt.NDArray[np.float32], bytes_: npt.NDArray[np.int32],
-                 unknown: int) -> None: ...
+    def __new__(cls, tokens: StringTable, scores: npt.NDArray[np.float32], bytes_: npt.NDArray[np.int32],
+                unknown: int) -> Self: ...
     def encode(self, text: str) -> list[int]: ...
 
 @final

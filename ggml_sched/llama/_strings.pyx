@@ -18,16 +18,29 @@ import os
 cdef enum:
     LENGTH = 8          # bytes of a string's length, which stand before it
 
+cdef extern from *:
+    """
+    /* The two halves of a product of 128 bits, combined. */
+    static inline uint64_t gl_fold(uint64_t a, uint64_t b)
+    {
+        __extension__ const unsigned __int128 product = (unsigned __int128)a * b;
+        return (uint64_t)product ^ (uint64_t)(product >> 64);
+    }
+    """
+    uint64_t gl_fold(uint64_t a, uint64_t b) noexcept nogil
+
+# Of the hash.  The author of a file must not be able to choose strings that all fall into one slot, so both are secret,
+# and the product is folded: without its upper half, a difference in the top bit of a word is the same difference in the
+# top bit of the product, which the next word can cancel.
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
-# Of the hash: the file's author must not choose strings that all fall into one slot.
+cdef uint64_t FACTOR = int.from_bytes(os.urandom(8), "little") | 1
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 
 cdef inline uint64_t mixed(uint64_t h, uint64_t word) noexcept nogil:
-    h = (h ^ word) * <uint64_t>0x9e3779b97f4a7c15
-    return h ^ (h >> 32)
+    return gl_fold(h ^ word, FACTOR)
 
 
 cdef uint64_t hash_of(const uint8_t *text, size_t n) noexcept nogil:
@@ -83,7 +96,7 @@ cdef int64_t count_chars(const uint8_t *text, size_t n) noexcept nogil:
     return chars
 
 
-def find_strings(const uint8_t[::1] memory, uint64_t pos, uint64_t[::1] starts):
+def find_strings(const uint8_t[::1] memory not None, uint64_t pos, uint64_t[::1] starts not None):
     """Write where each of len(starts) strings begins, the first one at byte `pos` of `memory`, one behind the other.
 
     Returns the number of strings found and the byte behind the last of them; fewer than len(starts) where the next one
@@ -114,7 +127,8 @@ cdef struct Slot:
 cdef class StringTable:
     """The number of each string of an array of a GGUF file by its text; of equal strings the last one's.
 
-    `memory` and `starts` as `find_strings` takes and writes them.  An empty string is no text: no text has its number.
+    `memory` and `starts` as `find_strings` takes and writes them; ValueError for a string that does not lie inside.  An
+    empty string is no text: no text has its number.
     """
 
     cdef const uint8_t[::1] memory
@@ -125,7 +139,7 @@ cdef class StringTable:
     cdef Slot *slots
     cdef uint64_t mask
 
-    def __cinit__(self, const uint8_t[::1] memory, uint64_t[::1] starts):
+    def __cinit__(self, const uint8_t[::1] memory not None, uint64_t[::1] starts not None):
         cdef uint64_t size = memory.shape[0], n_slots = 16, at
         cdef Py_ssize_t i
         if starts.shape[0] >= 1 << 30:
@@ -171,7 +185,8 @@ cdef class StringTable:
         return self.data + self.begins[i] + LENGTH
 
     cdef size_t size_at(self, Py_ssize_t i) noexcept nogil:
-        return length_at(self.data, self.begins[i])
+        # The memory may be a mapped file that changes: a length that was checked may be another one now.
+        return min(length_at(self.data, self.begins[i]), <uint64_t>self.memory.shape[0] - self.begins[i] - LENGTH)
 
     cdef bint is_text(self, Py_ssize_t i, const uint8_t *text, size_t n) noexcept nogil:
         return self.size_at(i) == n and memcmp(self.text_at(i), text, n) == 0
@@ -277,17 +292,18 @@ cdef class _Work:
         PyMem_Free(self.pairs)
 
     cdef int make_room(self, Py_ssize_t n) except -1:
-        """Room for n parts.  A heap of theirs has 3 n pairs at most: n - 1 at first, and 2 more for each merge."""
+        """Room for n parts.  Their heap has fewer than 2 n pairs: n - 1 at first, and each of n - 1 merges or fewer
+        takes one and adds two."""
         cdef void *grown
         if n > self.room:
-            if <size_t>n > (<size_t>1 << 62) // (3 * sizeof(Pair)):
+            if <size_t>n > (<size_t>1 << 62) // (2 * sizeof(Pair)):
                 raise MemoryError
             self.room = 0
             grown = PyMem_Realloc(self.parts, n * sizeof(Part))
             if grown == NULL:
                 raise MemoryError
             self.parts = <Part *>grown
-            grown = PyMem_Realloc(self.pairs, 3 * n * sizeof(Pair))
+            grown = PyMem_Realloc(self.pairs, 2 * n * sizeof(Pair))
             if grown == NULL:
                 raise MemoryError
             self.pairs = <Pair *>grown
@@ -389,8 +405,8 @@ cdef class ScoreMerger(_Merger):
     cdef const int32_t[::1] bytes_
     cdef int32_t unknown
 
-    def __init__(self, StringTable tokens not None, const float[::1] scores, const int32_t[::1] bytes_,
-                 int32_t unknown):
+    def __cinit__(self, StringTable tokens not None, const float[::1] scores not None,
+                  const int32_t[::1] bytes_ not None, int32_t unknown):
         if scores.shape[0] != tokens.n or bytes_.shape[0] != 256:
             raise ValueError(f"{scores.shape[0]} scores and {bytes_.shape[0]} bytes for {tokens.n} tokens")
         self.tokens, self.scores, self.bytes_, self.unknown = tokens, scores, bytes_, unknown
@@ -448,8 +464,8 @@ cdef class RankMerger(_Merger):
     cdef bint whole_words
     cdef readonly Py_ssize_t wrong
 
-    def __cinit__(self, StringTable tokens not None, const uint8_t[::1] memory, uint64_t[::1] starts,
-                  bint whole_words):
+    def __cinit__(self, StringTable tokens not None, const uint8_t[::1] memory not None,
+                  uint64_t[::1] starts not None, bint whole_words):
         cdef uint64_t n_slots = 16, size = memory.shape[0]
         cdef Py_ssize_t i, n = starts.shape[0]
         if n >= 1 << 30:

@@ -1,6 +1,8 @@
 """Tables of strings and merging: a dict and the `tokenizers` library agree, and nothing outside the bytes is read."""
 
+import itertools
 import random
+import time
 from array import array
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 
 from ggml_sched.llama._strings import RankMerger, ScoreMerger, StringTable, find_strings
 from ggml_sched.llama.gguf import Array
+
+SECONDS = 1.0
 
 
 def table(texts: list[str]) -> StringTable:
@@ -118,3 +122,42 @@ def test_a_long_text_merges_in_any_order():
     merger = ScoreMerger(ids, np.array([0, 0, -1, -2, -3, -4], np.float32), np.full(256, -1, np.int32), -1)
     assert merger.encode("ab" * 10_000) == [4] * 2500
     assert merger.encode("") == [] and merger.encode("x") == []
+
+
+def test_strings_that_were_chosen_to_collide_are_spread_over_the_table():
+    """The top bit of a word passes a multiplication unchanged, so that the next word could cancel it for any seed."""
+    blocks = [b"B" * 8 + b"C" * 8, b"B" * 7 + b"\xc2" + b"CCC\xc3CCC\xc3"]
+    length = (14 * 16).to_bytes(8, "little")
+    memory = b"".join(length + b"".join(choice) for choice in itertools.product(blocks, repeat=14))
+    starts = array("Q", range(0, len(memory), 8 + 14 * 16))
+    start = time.process_time()
+    StringTable(memory, starts)
+    assert time.process_time() - start < SECONDS
+
+
+def test_a_length_that_changes_in_the_file_ends_with_the_file():
+    """A model's file is mapped: another process may write to it."""
+    memory = bytearray(Array.of_strings(["ab", "cd"]).strings[0])
+    found = StringTable(memory, array("Q", [0, 10]))
+    assert (found.get("cd"), found.text(1)) == (1, "cd")
+    memory[10:18] = (1 << 40).to_bytes(8, "little")
+    assert (found.get("cd"), found.text(1), found.measure()) == (1, "cd", (4, 2, 0, -1))
+    memory[0:8] = b"\xff" * 8
+    assert found.get("ab") is None and len(found.text(0)) == 12
+
+
+def test_a_vocabulary_of_one_token():
+    tokens = table(["a"])
+    merger = ScoreMerger(tokens, np.zeros(1, np.float32), np.full(256, -1, np.int32), 0)
+    assert merger.encode("aba") == [0, 0, 0] and merger.encode("") == []
+    assert RankMerger(tokens, *Array.of_strings([]).strings, True).encode([("a", (0, 1)), ("b", (1, 2))]) == [0]
+
+
+@pytest.mark.parametrize("make", [lambda: find_strings(None, 0, array("Q")), lambda: StringTable(None, array("Q")),
+                                  lambda: StringTable(b"", None),
+                                  lambda: ScoreMerger(table(["a"]), None, np.zeros(256, np.int32), 0),
+                                  lambda: ScoreMerger.__new__(ScoreMerger),
+                                  lambda: RankMerger(table(["a"]), None, None, False)])
+def test_none_is_no_memory(make):
+    with pytest.raises(TypeError):
+        make()
