@@ -403,6 +403,11 @@ def test_only_str_is_text(bpe):
             bpe.encode(wrong)
 
 
+def test_a_lone_surrogate_is_named_in_a_prompt_with_marks(bpe):
+    with pytest.raises(TokenizerError, match=r"character 2 of the text is the lone surrogate U\+D800"):
+        bpe.encode_marked("a\ufdd0b\ud800", "\ufdd0")
+
+
 def test_a_lone_surrogate_is_named(bpe):
     with pytest.raises(TokenizerError, match=r"character 2 of the text is the lone surrogate U\+D800") as error:
         bpe.encode("ab\ud800")

@@ -89,11 +89,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise TypeError(f"a text is a str, not {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(f"character {error.start} of the text is the lone surrogate "
-                                 f"U+{ord(text[error.start]):04X}, which no bytes stand for") from None
+        _check_characters(text)
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         ids += self._ids_of(self._cut(text, parse_special))
         if add_special and self.add_eos and self.eos_id is not None:
@@ -103,8 +99,9 @@ class Tokenizer:
     def encode_marked(self, text: str, mark: str) -> list[int]:
         """Ids of a prompt whose control tokens are parsed, except where `mark`, a character, is in their text.
 
-        The marks are no part of the prompt.  No BOS and no EOS is added.
+        The marks are no part of the prompt.  No BOS and no EOS is added.  TokenizerError for a lone surrogate.
         """
+        _check_characters(text.replace(mark, ""))
         parts: list[str | int] = []
         for part in self._cut(text, True):
             parts += self._cut(part.replace(mark, ""), False) if isinstance(part, str) and mark in part else [part]
@@ -200,3 +197,12 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self.model} {self.pre!r}: {self.n_vocab} tokens>"
+
+
+def _check_characters(text: str) -> None:
+    """Raise TokenizerError if a text has a lone surrogate, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"character {error.start} of the text is the lone surrogate "
+                             f"U+{ord(text[error.start]):04X}, which no bytes stand for") from None
