@@ -42,6 +42,8 @@ def checked_tokens(tokens: object, n_vocab: int) -> np.ndarray:
     if isinstance(tokens, (str, bytes, bytearray)):
         raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}: model.tokenizer.encode(text) "
                         "gives the ids of a text, and model.generate takes text")
+    if not hasattr(tokens, "__len__"):
+        raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}")
     try:
         ids = np.asarray(tokens)
     except ValueError:      # nested lists of unequal lengths

@@ -29,9 +29,6 @@ __all__ = ["Generation", "Options", "Stats"]
 SAMPLING = frozenset(SamplerOptions.__annotations__)
 """The names of a Sampler's arguments, which `generate` and `chat` take, too."""
 
-OWN = frozenset(("n", "sampler", "sequence", "stop", "shift", "n_keep"))
-"""Names of other arguments of both."""
-
 Piece = TypeVar("Piece", str, int)
 
 
@@ -63,12 +60,12 @@ class Options:
     prompt is added to it, so that penalties apply to the prompt's tokens, too."""
 
     @classmethod
-    def checked(cls, function: str, n, sampler, sampling: SamplerOptions, stop, shift: bool, n_keep: int,
-                ignore_eos: bool = False) -> Options:
-        """The arguments of `function`, "generate" or "chat"; TypeError and ValueError for wrong ones."""
+    def checked(cls, function: Callable[..., object], n, sampler, sampling: SamplerOptions, stop, shift: bool,
+                n_keep: int, ignore_eos: bool = False) -> Options:
+        """The arguments of `function`, `Model.generate` or `Model.chat`; TypeError and ValueError for wrong ones."""
         n, n_keep = None if n is None else count("n", n), count("n_keep", n_keep)
         if sampling and (unknown := sampling.keys() - SAMPLING):
-            raise unknown_argument(function, min(unknown), SAMPLING | OWN)
+            raise unknown_argument(function, min(unknown), SAMPLING)
         if sampler is not None and sampling:
             raise TypeError(f"either a sampler, or what a Sampler takes: {', '.join(sampling)}")
         if sampler is not None and not callable(sampler):

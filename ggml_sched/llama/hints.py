@@ -1,13 +1,14 @@
-"""Errors for arguments that other libraries have under another name.
+"""Errors for arguments that a function does not have.
 
-Users come from llama-cpp-python, transformers or a server's API: an unknown argument is a TypeError that says what the
-same thing is called here.
+An unknown argument is a TypeError.  For names of llama-cpp-python, transformers and servers' APIs it says what the same
+argument is called here, for similar names which one may be meant, and otherwise which arguments there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from inspect import signature
 
 __all__ = ["unknown_argument"]
 
@@ -43,6 +44,8 @@ HINTS = {
         "embedding": "model.embed needs no switch",
         "embeddings": "model.embed needs no switch",
         "seed": "model.generate takes seed",
+        "temperature": "model.generate takes temperature",
+        "max_tokens": "model.generate takes n",
         "verbose": "loading prints nothing; progress=function reports bytes",
     },
     "generate": {
@@ -65,11 +68,15 @@ HINTS = {
 }
 
 
-def unknown_argument(function: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error for an argument `name` that `function` ("load", "generate", "chat") does not have."""
-    known = sorted(known)
-    hints = HINTS["load" if function == "load" else "generate"]
+def unknown_argument(function: Callable[..., object], name: str, others: Iterable[str] = ()) -> TypeError:
+    """The error for an argument `name` of `load`, `Model.generate` or `Model.chat`, which the function does not have.
+
+    `others`: the names that it takes as **keywords, besides those of its signature.
+    """
+    parameters = signature(function).parameters.values()
+    known = sorted({*others, *(parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD)})
+    hints = HINTS["load" if function.__name__ == "load" else "generate"]
     hint = hints.get(name) or next(iter(get_close_matches(name, known)), "")
     if hint.isidentifier():
         hint = f"it is called {hint!r} here"
-    return TypeError(f"{function}() has no argument {name!r}: {hint or 'it has ' + ', '.join(known)}")
+    return TypeError(f"{function.__name__}() has no argument {name!r}: {hint or 'it has ' + ', '.join(known)}")

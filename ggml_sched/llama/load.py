@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from inspect import signature
 from typing import TYPE_CHECKING, Never
 
 from ggml_sched._graph import Type
@@ -56,7 +55,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     runs, UnsupportedOp when no backend computes one of its nodes, OutOfMemory and PlacementError as the backends do.
     """
     if unknown:
-        raise unknown_argument("load", next(iter(unknown)), signature(load).parameters.keys() - {"unknown"})
+        raise unknown_argument(load, next(iter(unknown)))
     if backends is not None and not (n_threads is None and memory is None):
         raise TypeError("n_threads and memory are arguments of the default backend: give them to the backends")
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)

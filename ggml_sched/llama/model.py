@@ -175,7 +175,7 @@ class Model:
         and `tokens`.
         """
         sequence = self._checked_sequence(sequence)
-        options = Options.checked("generate", n, sampler, sampling, stop, shift, n_keep, ignore_eos)
+        options = Options.checked(self.generate, n, sampler, sampling, stop, shift, n_keep, ignore_eos)
         if not isinstance(prompt, str):
             return Generation(sequence, checked_tokens(prompt, self.n_vocab).tolist(), options, echo=echo)
         ids = self._encode(prompt, sequence.n_past, parse_special)
@@ -192,7 +192,7 @@ class Model:
         of control tokens in messages stay text, for messages from untrusted users.  Other arguments as for `generate`.
         """
         sequence = self._checked_sequence(sequence)
-        options = Options.checked("chat", n, sampler, sampling, stop, shift, n_keep)
+        options = Options.checked(self.chat, n, sampler, sampling, stop, shift, n_keep)
         ids = self.chat_template.encode(self.tokenizer, messages, parse_special=bool(parse_special))
         return Generation(sequence, ids, options, self.tokenizer, whole=True)
 

@@ -211,6 +211,9 @@ def test_wrong_arguments_are_known_before_anything_runs():
                               ([0.5], TypeError), (["a"], TypeError)):
             with pytest.raises(wrong):
                 model.generate(prompt, 3)
+        for prompt in (3, None):
+            with pytest.raises(TypeError, match=f"a sequence of ints, not {type(prompt).__name__}$"):
+                model.generate(prompt, 3)
         assert model.n_past == 0
 
 
