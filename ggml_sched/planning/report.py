@@ -124,6 +124,10 @@ def _neighbours(plan: Plan, i: int, rule: str) -> list[int]:
     if rule in ("weight", "offload"):
         weights = [s for s in sources if _resident_buffer(graph.tensors[s]) is not None]
         return weights if rule == "offload" else [s for s in weights if _reads(plan, b, graph.tensors[s])]
+    if rule == "upgrade":
+        return [s for s in sources if _reads(plan, b, graph.tensors[s])]
+    if rule == "boundary":
+        return _boundary(plan, i)
     if rule == "consumer":
         readers = (k for k in graph.nodes if k.computes and any(s is not None and s.root is t.root for s in k.src))
         return [graph.id_of(k) for k in islice(readers, 1)]
@@ -133,6 +137,26 @@ def _neighbours(plan: Plan, i: int, rule: str) -> list[int]:
                       if k is not t and k.computes and data.backend_index(graph.id_of(k)) == b)
         return [near[0][2]] if near else []
     return []
+
+
+def _boundary(plan: Plan, i: int) -> list[int]:
+    """The ids of the nodes beside each boundary to which node i and its neighbours of the same reason were moved."""
+    data = plan.data
+    work = [plan.graph.id_of(node) for node in plan.graph.nodes if node.computes]
+    first = last = work.index(i)
+    backend = data.backend_index(i)
+
+    def moved(k: int) -> bool:
+        return 0 <= k < len(work) and data.backend_index(work[k]) == backend and data.rule(work[k]) == "boundary"
+
+    while moved(first - 1):
+        first -= 1
+    while moved(last + 1):
+        last += 1
+    sides = ((first - 1, first), (last, last + 1))
+    return list(dict.fromkeys(
+        work[k] for low, high in sides if low >= 0 and high < len(work)
+        and data.backend_index(work[low]) != data.backend_index(work[high]) for k in (low, high)))
 
 
 def _passed_over(plan: Plan, i: int) -> list[str]:

@@ -134,7 +134,7 @@ CHAINS = {
         [1, "silu", 1], [0, 1, 0], {}),
     "a moved node names the rule": (
         (refusing("FAST", "MUL_MAT", reads=("CPU",)), lambda: dry_device("CPU", reads=("FAST",))),
-        [1, "silu"], [1, 0], {1: "better backend"}),
+        [1, "silu"], [1, 0], {1: "a better backend that reads the same memory supports it: tensor 2 'n0'\n"}),
     "memory that only the better backend reads moves no node": (
         (refusing("FAST", "MUL_MAT", reads=("CPU",)), "CPU"), [1, "silu"], [1, 1], {}),
     "memory that only the other backend reads moves no node": (
@@ -293,7 +293,8 @@ def test_a_seam_moves_to_where_the_fewest_bytes_cross():
     plan = s.plan(out)
     assert plan.backend_of(rows) is gpu0 and plan.backend_of(grown) is gpu1
     assert [c.tensor for c in plan.copies if c.backend is gpu1 and c.tensor.op != "NONE"] == [rows]
-    says(plan, grown, "fewer bytes cross")
+    ids = {t: f"tensor {plan.index_of(t)}" for t in (rows, grown)}
+    says(plan, grown, f"fewer bytes cross: {ids[rows]}, {ids[grown]}\n")
 
 
 def random_seams(rng, n_nodes, n_runs):
