@@ -87,8 +87,8 @@ class Plan:
 
     All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `given_graph` is the graph
     that the caller gave; `graph` is the same object, or has the same nodes in another order of execution
-    (`reorder=True`).  `assigned_by`, for `explain`: what assigned tensors
-    to backends, if not the caller of `Scheduler.set_tensor_backend`.
+    (`reorder=True`).  `assigned_by`, for `explain`: what assigned tensors to backends, if not the caller of
+    `Scheduler.set_tensor_backend`.
     """
 
     graph: Graph

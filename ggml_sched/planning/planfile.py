@@ -93,6 +93,7 @@ def plan_to_dict(plan: Plan, given: Graph | None = None) -> PlanFile:
         "residents": _describe_residents(graph, backends),
         "plan": plan_values(data),
         "program": program_values(plan.program),
+        "assigned_by": plan.assigned_by,
     }
 
 
@@ -108,6 +109,8 @@ def plan_from_dict(data: object, given: Graph, backends: Sequence[Backend], wher
         raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
     if not isinstance(data.get("policy"), str):
         raise FileFormatError(f"{where}: no policy")
+    if not isinstance(data.get("assigned_by"), str | None):
+        raise FileFormatError(f"{where}: assigned_by is not a text")
     if data.get("graph") != f"{given.fingerprint:032x}":
         raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {given.fingerprint:032x}")
     graph = _ordered(data.get("order"), given, where)
@@ -127,7 +130,7 @@ def plan_from_dict(data: object, given: Graph, backends: Sequence[Backend], wher
                              f"{_first_difference(data.get('needs'), needs, graph)}")
     _check_memory(data["plan"], needs, graph, made, backends, where)
     _compare_groups(graph, made, backends, where)
-    plan = Plan(graph, made, tuple(backends), data["policy"], given)
+    plan = Plan(graph, made, tuple(backends), data["policy"], given, data.get("assigned_by"))
     if data.get("program") != program_values(plan.program):
         raise FileFormatError(f"{where}: the program is not the one that this plan gives")
     return plan

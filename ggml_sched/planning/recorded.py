@@ -44,6 +44,7 @@ class PlanFile(TypedDict):
     plan: dict[str, Any]
     """`plan_values` of the plan's data."""
     program: dict[str, Any]
+    assigned_by: str | None
 
 
 class _RecordedBuffer(Buffer):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,23 @@ def test_a_plan_that_reuses_a_view_in_place_comes_back_the_same(tmp_path):
     data["plan"]["view_offs"][i] = 0
     with pytest.raises(gs.FileFormatError, match="'part' has view_offs 0, the graph 1280"):
         plan_from_dict(data, graph, backends)
+
+
+def test_files_and_pickles_say_what_assigned_tensors(tmp_path):
+    backends, graph, _ = two_devices()
+    with gs.Scheduler(backends) as scheduler:
+        scheduler.set_tensor_backend(graph.nodes[0], backends[1])
+        plan = replace(scheduler.plan(graph), assigned_by="llama.cpp")
+    text = plan.explain(graph.nodes[0])
+    assert "because llama.cpp assigned it" in text
+    assert gs.load_plan(saved(plan, tmp_path), graph, backends).explain(graph.nodes[0]) == text
+    pickled = pickle.loads(pickle.dumps(plan))
+    assert pickled.explain(pickled.graph.nodes[0]) == text
+    data = plan_to_dict(plan)
+    del data["assigned_by"]  # as in files of earlier releases
+    assert plan_from_dict(data, graph, backends).assigned_by is None
+    with pytest.raises(gs.FileFormatError, match="assigned_by is not a text"):
+        plan_from_dict({**data, "assigned_by": 3}, graph, backends)
 
 
 def test_programs_and_plan_data_are_values():
