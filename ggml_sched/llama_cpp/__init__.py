@@ -9,6 +9,7 @@ HookError otherwise.
     GGML_SCHED=sched        ours replaces the graph allocator and the scheduler
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
     memory()                bytes of the compute buffers that are held now
+    compare(), saved()      bytes by which they are smaller than ggml's own, of contexts made after compare()
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
     counters(), served()    how often ggml's functions were called and the time inside them; how graphs got their plans
     check()                 HookError unless ggml's calls reach this library; called once llama_cpp has been imported
@@ -28,18 +29,21 @@ from ggml_sched.llama_cpp.install import (
     HookError,
     check,
     clear_counters,
+    compare,
     counters,
     install,
     installed,
     last_error,
+    memory,
+    saved,
     served,
 )
 
 if TYPE_CHECKING:
     from ggml_sched.planning.plan import Plan
 
-__all__ = ["HookError", "check", "clear_counters", "counters", "install", "installed", "last_error", "memory", "plans",
-           "served"]
+__all__ = ["HookError", "check", "clear_counters", "compare", "counters", "install", "installed", "last_error",
+           "memory", "plans", "saved", "served"]
 
 
 def plans() -> tuple[Plan, ...]:
@@ -52,18 +56,6 @@ def plans() -> tuple[Plan, ...]:
     from ggml_sched.llama_cpp.last_plans import last_plans
 
     return last_plans()
-
-
-
-def memory() -> dict[str, int]:
-    """{buffer type: bytes} of the compute buffers that hold llama.cpp's graphs now, of all contexts that are open.
-
-    These are the reserved bytes, which llama.cpp logs; the host has mapped only the pages that computes have touched.
-    HookError if nothing is installed.
-    """
-    from ggml_sched.llama_cpp.last_plans import held_memory
-
-    return held_memory()
 
 
 install()

@@ -43,9 +43,12 @@ cdef extern from "plan_view.h":
         gh_cache_key key
         int n_backends
         const char **name
+        int n_pools
         const int *pool_of
         const int *first_of
         const gh_arena *pool
+        const void *stock
+        const size_t *stock_nbytes
 
     ctypedef struct gh_problem:
         const int32_t *resident
@@ -72,6 +75,7 @@ cdef extern from "plan_view.h":
     const char *gh_plan_name(const gh_plan *p, int32_t id) noexcept nogil
     size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib) noexcept nogil
     int64_t gh_max_buffer(size_t max_size) noexcept nogil
+    void gh_set_compares(bint on) noexcept nogil
 
 
 gh_api = gs_import_api()
@@ -112,6 +116,33 @@ def pass_through(bint on):
 def schedule(bint on):
     """Choose whether schedulers made from now on are ours (level "sched"); otherwise they are ggml's own."""
     gh_set_schedules(on)
+
+
+def compare(bint on):
+    """Choose whether graphs that are reserved from now on are measured by ggml's own allocator, too."""
+    gh_set_compares(on)
+
+
+def buffers():
+    """For each buffer type of each graph allocator and scheduler of the process, oldest first: its name, the bytes that
+    are held, and those that ggml's own allocator would hold, None where nothing was compared."""
+    cdef gh_plan_cache *c
+    cdef int n = 0, at = 0, pool
+    found = []
+    while True:
+        with nogil:
+            c = gh_plan_cache_lock(at, &n)
+        if c != NULL:
+            try:
+                for pool in range(c.n_pools):
+                    found.append((c.name[c.first_of[pool]].decode(errors="replace"),
+                                  gh_arena_nbytes(&c.pool[pool], c.lib),
+                                  None if c.stock == NULL else c.stock_nbytes[pool]))
+            finally:
+                gh_plan_cache_unlock(c)
+        at += 1
+        if at >= n:
+            return found
 
 
 def last_error():
@@ -213,8 +244,6 @@ cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names)
                   "leafs": _numbers(view.arrays.leaf, view.of.size.n_leafs)},
         "plan": values,
         "backends": [_backend(c, b, values["arenas"][b][3], names) for b in range(c.n_backends)],
-        "held": [gh_arena_nbytes(&c.pool[c.pool_of[b]], c.lib) if c.first_of[c.pool_of[b]] == b else 0
-                 for b in range(c.n_backends)],
         "needs": [_need(c, view, i) for i in range(view.plan.n)],
         "residents": _residents(c, view),
         "is_scheduler": bool(c.key.is_scheduler),
@@ -225,7 +254,7 @@ def last_planned():
     """For each graph allocator and scheduler of the process that has planned a graph, oldest first: its last plan.
 
     Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
-    `recorded_backends` takes them; `held`: bytes of the buffers that each backend holds; `is_scheduler`.
+    `recorded_backends` takes them; `is_scheduler`.
     """
     cdef gh_plan_cache *c
     cdef gh_plan_view view

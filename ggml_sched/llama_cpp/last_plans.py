@@ -18,21 +18,12 @@ from ggml_sched.planning.recorded import recorded_backends
 if TYPE_CHECKING:
     from ggml_sched.planning.recorded import PlanFile
 
-__all__ = ["held_memory", "last_plans"]
+__all__ = ["last_plans"]
 
 
 def last_plans() -> tuple[Plan, ...]:
     """What `ggml_sched.llama_cpp.plans` returns."""
     return tuple(_plan(found) for found in hook().last_planned())
-
-
-def held_memory() -> dict[str, int]:
-    """What `ggml_sched.llama_cpp.memory` returns."""
-    held: dict[str, int] = {}
-    for found in hook().last_planned():
-        for backend, nbytes in zip(found["backends"], found["held"], strict=True):
-            held[backend["name"]] = held.get(backend["name"], 0) + nbytes
-    return {name: nbytes for name, nbytes in held.items() if nbytes}
 
 
 def _plan(found: dict[str, Any]) -> Plan:

@@ -132,6 +132,43 @@ def views_at_the_edge() -> None:
         allocator.close()
 
 
+def saved_bytes_are_stock_s_less_ours() -> None:
+    """With buffer types of two alignments, one of them named twice, and for the larger of two reserved graphs."""
+    fake, cpu = fake_device(alignment=256), g.backend_cpu_buffer_type()
+    hooked.compare()
+    made = [random_graph(seed, width=width) for seed, width in ((3, 16), (7, 64), (3, 16))]
+    held = []
+    for library in (base, ours):
+        allocator = Allocator(library, cpu, fake.buft, cpu)
+        for graph in made:
+            ids = [i % 3 for i in range(len(graph.nodes()))]
+            assert allocator.reserve(graph.graph, ids, [1] * 100)
+        held.append((allocator.size(0), allocator.size(1)))
+        if library is ours:
+            (cpu_name, of_cpu), (fake_name, of_fake) = hooked.memory().items()
+            assert (of_cpu, of_fake) == held[1]
+            assert hooked.saved() == {cpu_name: held[0][0] - of_cpu, fake_name: held[0][1] - of_fake}
+            stock, other = Allocator(base, cpu), Allocator(ours, cpu)
+            assert stock.reserve(made[1].graph) and other.reserve(made[1].graph) and stock.size() > other.size()
+            assert hooked.saved()[cpu_name] == held[0][0] - of_cpu + stock.size() - other.size()
+            other.close()
+            hooked.compare(False)
+            other = Allocator(ours, cpu)
+            assert other.reserve(made[1].graph) and hooked.saved()[cpu_name] == held[0][0] - of_cpu
+            other.close()
+            stock.close()
+        allocator.close()
+    assert hooked.memory() == {}
+    try:
+        hooked.saved()
+    except hooked.HookError as error:
+        assert "call compare() before" in str(error)
+    else:
+        raise AssertionError("saved bytes of no context")
+    for graph in made:
+        graph.close()
+
+
 def two_types() -> None:
     backend = g.backend_cpu_init()
     a, b = fake_device(), fake_device()

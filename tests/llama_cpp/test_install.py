@@ -208,3 +208,30 @@ assert hooked.memory() == held
 second.close()
 assert hooked.memory() == {}
 """, GGML_SCHED=level, MODEL=str(ROOT / "tests/data/models/tiny-llama-q4_0.gguf"))
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+def test_memory_and_what_is_saved_are_together_stock_s_buffers(level):
+    code = """
+import os
+import ggml_sched.llama_cpp as hooked
+import llama_cpp
+log = []
+keep = llama_cpp.llama_log_callback(lambda level, text, data: log.append(text.decode(errors="replace")))
+llama_cpp.llama_log_set(keep, None)
+if hooked.installed() != "off":
+    hooked.compare()
+model = llama_cpp.Llama(os.environ["MODEL"], n_ctx=256, n_batch=64, verbose=False)
+if hooked.installed() != "off":
+    (name, held), (same, saved) = *hooked.memory().items(), *hooked.saved().items()
+    assert name == same and saved > 0
+    print(f"{(held + saved) / 2**20:.4f}")
+llama_cpp.llama_log_set(keep, None)
+model.close()
+print(next(line for line in log if "compute buffer" in line and "matches" in line).split("is ")[1].split(" MiB")[0])
+"""
+    model = str(ROOT / "tests/data/models/tiny-llama-q4_0.gguf")
+    (stock,) = run(code, GGML_SCHED="off", MODEL=model).split()
+    total, _ = run(code, GGML_SCHED=level, MODEL=model).split()
+    assert total == stock

@@ -296,6 +296,9 @@ gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags
     for (;;) {
         gh_plan_entry *e = gh_plan_cache_get(c, graph, flags, placed, error);
         if (e == NULL || (placed != NULL && *placed) || gh_pools_grow(c, e->plan, wait, error)) {
+            if (e != NULL && (flags & GH_PIN)) {
+                gh_compare(c, e, graph);
+            }
             return e;
         }
         /* A device refused the memory for this plan, so no other graph may reuse it.  If the plan had room for larger

@@ -21,6 +21,7 @@
  *     size_hints.c    the sizes for which a new plan makes room
  *     locations.c     in which buffer of which pool every id lies; buffers that grow; addresses for tensors
  *     registry.c      all caches of the process; released caches
+ *     comparison.c    what ggml's own allocator would hold
  *
  * A cache belongs to one allocator or scheduler and is used by one thread at a time.  Its lock is held while entries
  * change, because any thread may look at plans.
@@ -221,6 +222,8 @@ struct gh_plan_cache {
     uint64_t clock;         /* counts uses of entries                                                       */
     uint64_t born;          /* the clock when the cache was released last: entries not used since were made for the
                              * owner before, and support queries are repeated before such an entry serves    */
+    void *stock;            /* ggml's own allocator for the same buffer types; NULL: nothing was compared   */
+    size_t stock_nbytes[GH_MAX_BACKENDS]; /* by pool, the bytes that it would hold for what was reserved    */
 };
 
 /* -- plan_cache.c */
@@ -249,6 +252,17 @@ void gh_plan_cache_compact(gh_plan_cache *c);
 
 /* Evict entry number i, which changes places with the last one. */
 void gh_plan_cache_evict(gh_plan_cache *c, int i);
+
+/* -- comparison.c */
+
+/* Choose whether graphs that clients reserve from now on are measured by ggml's own allocator, too. */
+void gh_set_compares(bool on);
+
+/* Measure a graph that was reserved, whose entry is e, if that is chosen. */
+void gh_compare(gh_plan_cache *c, const gh_plan_entry *e, void *graph);
+
+/* Forget what was measured for the owner of the cache. */
+void gh_compare_end(gh_plan_cache *c);
 
 /* -- registry.c */
 

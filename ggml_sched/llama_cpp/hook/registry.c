@@ -111,6 +111,7 @@ void gh_plan_cache_release(gh_plan_cache *c)
     for (int pool = 0; pool < c->n_pools; pool++) {
         gh_arena_free(&c->pool[pool], c->lib);
     }
+    gh_compare_end(c);
     c->born = c->clock;
     for (int i = 0; i < c->n_entries; i++) {
         c->entry[i]->is_pinned = false;
