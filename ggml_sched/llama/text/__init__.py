@@ -5,7 +5,7 @@
     spm, bpe        the two merge algorithms, on the `tokenizers` library
     tokenizer       text to ids and back
     stream          ids to text, piece by piece; stop strings
-    chat            chat templates; sandbox, filters and budget run them within limits of time and memory
+    chat            chat templates; sandbox, environment, filters and budget run them within limits of time and memory
     marks           keeps names of control tokens in untrusted messages from becoming these tokens
 
 Depends on GGUF metadata, not on graphs.

@@ -28,9 +28,9 @@ class Budget:
     """The ticks and the time that one rendering may still spend; ChatTemplateError when either is used up."""
 
     def __init__(self) -> None:
-        self.left = MAX_TICKS
-        self.deadline = time.thread_time() + MAX_SECONDS
-        self.next_look = self.left - TICKS_PER_LOOK
+        self.left: int = MAX_TICKS
+        self.deadline: float = time.thread_time() + MAX_SECONDS
+        self.next_look: int = self.left - TICKS_PER_LOOK
 
     def spend(self, ticks: int = 1) -> None:
         self.left -= ticks

@@ -1,15 +1,20 @@
 """The filters that chat templates may use: jinja2's harmless ones by name, and our own, which spend budget.
 
 Invariant: a filter whose result can be much larger than its arguments spends budget first.  When a template is compiled
-(sandbox.py), its expressions are wrapped in the filters whose names begin with an underscore.
+(environment.py), its expressions are wrapped in the filters whose names begin with an underscore.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ggml_sched.llama.errors import ChatTemplateError
 from ggml_sched.llama.text.budget import CHARS_PER_TICK, Budget, check_format, check_replace
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.text.environment import Context
 
 __all__ = ["BOUNDED", "COMPARING", "HARMLESS"]
 
@@ -24,76 +29,88 @@ COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 """Filters that compare or hash their arguments, nested values included: budget is spent for all of these before."""
 
 
-def _loop(context, iterable, n_written: int = 0):
+T = TypeVar("T")
+
+
+def _loop(context: Context, iterable: Iterable[T], n_written: int = 0) -> Iterable[T]:
     """What a `for` of a template iterates over: spends budget for each step, and for the n_written characters of
     constant text in the loop's body."""
     budget, ticks = context.budget, 1 + n_written // CHARS_PER_TICK
     if hasattr(iterable, "__len__"):
-        return _Steps(iterable, budget, ticks)
-    return (item for item in iterable if not budget.spend(ticks))
+        return _Steps(cast("Collection[T]", iterable), budget, ticks)
+    return _steps(iterable, budget, ticks)
 
 
-class _Steps:
-    """The items of a loop, each of which spends budget; has a length, which `loop.last` and similar need."""
+def _steps(items: Iterable[T], budget: Budget, ticks: int) -> Iterator[T]:
+    """The items of a loop, each of which spends budget."""
+    for item in items:
+        budget.spend(ticks)
+        yield item
 
-    def __init__(self, items, budget: Budget, ticks: int) -> None:
+
+class _Steps(Generic[T]):
+    """`_steps` of items whose number is known: has a length, which `loop.last` and similar need."""
+
+    def __init__(self, items: Collection[T], budget: Budget, ticks: int) -> None:
         self._items, self._budget, self._ticks = items, budget, ticks
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self):
-        for item in self._items:
-            self._budget.spend(self._ticks)
-            yield item
+    def __iter__(self) -> Iterator[T]:
+        return _steps(self._items, self._budget, self._ticks)
 
 
-def _weighed(context, value):
+def _weighed(context: Context, value: T) -> T:
     """`value`, which the template is about to compare, hash or copy, after spending budget for all of it."""
     context.budget.weigh(value)
     return value
 
 
-def _touched(context, value):
+def _touched(context: Context, value: T) -> T:
     """`value`, which the template has just made, after spending budget for its characters or items."""
     context.budget.touch(value)
     return value
 
 
-def _text(context, value) -> str:
+def _text(context: Context, value: object) -> str:
     """str(value), after spending budget for it."""
     context.budget.weigh(value)
     return value if isinstance(value, str) else str(value)
 
 
-def _join(context, value, d: str = "", attribute=None) -> str:
-    items = list(value)
-    if attribute is not None:
-        items = [context.environment.getitem(item, attribute) for item in items]
-    items = [_text(context, item) for item in items]
-    d = _text(context, d)
-    context.budget.text(sum(map(len, items)) + len(d) * len(items))
-    return d.join(items)
+def _items(context: Context, values: Iterable[Any], attribute: str | int | None) -> list[Any]:
+    """The values, or an attribute of each."""
+    items = list(values)
+    return items if attribute is None else [context.environment.getitem(item, attribute) for item in items]
 
 
-def _replace(context, s, old, new, count=None) -> str:
-    s, old, new = (_text(context, text) for text in (s, old, new))
-    check_replace(context.budget, s, old, new)
-    return s.replace(old, new, -1 if count is None else count)
+def _join(context: Context, value: Iterable[Any], d: object = "", attribute: str | int | None = None) -> str:
+    items = [_text(context, item) for item in _items(context, value, attribute)]
+    between = _text(context, d)
+    context.budget.text(sum(map(len, items)) + len(between) * len(items))
+    return between.join(items)
 
 
-def _indent(context, s, width=4, first: bool = False, blank: bool = False) -> str:
-    s = _text(context, s)
+def _replace(context: Context, s: object, old: object, new: object, count: int | None = None) -> str:
+    text, before, after = (_text(context, value) for value in (s, old, new))
+    check_replace(context.budget, text, before, after)
+    return text.replace(before, after, -1 if count is None else count)
+
+
+def _indent(context: Context, s: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = _text(context, s)
     if isinstance(width, int) and width > MAX_WIDTH:
         raise ChatTemplateError(f"the chat template indents by {width}, the limit is {MAX_WIDTH}")
     by = width if isinstance(width, str) else " " * width
-    lines = s.splitlines() or [""]
-    context.budget.text(len(s) + len(by) * len(lines))
+    lines = text.splitlines() or [""]
+    context.budget.text(len(text) + len(by) * len(lines))
     lines[1:] = [by + line if line or blank else line for line in lines[1:]]
-    return (by if first else "") + "\n".join(lines) + ("\n" if s.endswith("\n") and len(s) > 1 else "")
+    return (by if first else "") + "\n".join(lines) + ("\n" if text.endswith("\n") and len(text) > 1 else "")
 
 
-def _tojson(context, x, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
+def _tojson(context: Context, x: object, ensure_ascii: bool = False, indent: int | None = None,
+            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
     """As Hugging Face's filter: letters outside ASCII, and "<", are not escaped."""
     before = context.budget.left
     depth = context.budget.weigh(x)
@@ -103,29 +120,29 @@ def _tojson(context, x, ensure_ascii: bool = False, indent=None, separators=None
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _sum(context, iterable, attribute=None, start=0):
-    items = list(iterable)
-    if attribute is not None:
-        items = [context.environment.getitem(item, attribute) for item in items]
+def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> float:
+    items = _items(context, iterable, attribute)
     for item in (start, *items):
         if not isinstance(item, (int, float)):
             raise ChatTemplateError("the chat template sums what are no numbers")
     return sum(items, start)
 
 
-def _round(context, value, precision: int = 0, method: str = "common"):
+def _round(context: Context, value: float, precision: int = 0, method: str = "common") -> float:
     if not -99 <= precision <= 99:
         raise ChatTemplateError(f"the chat template rounds to {precision} digits")
-    return context.environment.jinja_filters["round"](value, precision, method)
+    rounded: float = context.environment.jinja_filters["round"](value, precision, method)
+    return rounded
 
 
-def _format(context, value, *args, **kwargs) -> str:
-    value = _text(context, value)
-    check_format(value)
+def _format(context: Context, value: object, *args: object, **kwargs: object) -> str:
+    text = _text(context, value)
+    check_format(text)
     context.budget.weigh([args, kwargs])
-    return value % (kwargs or args)
+    return text % (kwargs or args)
 
 
-BOUNDED = {"_loop": _loop, "_weighed": _weighed, "_touched": _touched, "_text": _text,
-           "format": _format, "indent": _indent, "join": _join,
-           "replace": _replace, "round": _round, "string": _text, "sum": _sum, "tojson": _tojson}
+BOUNDED: dict[str, Callable[..., object]] = {
+    "_loop": _loop, "_weighed": _weighed, "_touched": _touched, "_text": _text,
+    "format": _format, "indent": _indent, "join": _join,
+    "replace": _replace, "round": _round, "string": _text, "sum": _sum, "tojson": _tojson}

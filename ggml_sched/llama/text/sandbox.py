@@ -1,54 +1,40 @@
 """Runs untrusted Jinja templates within limits: no attributes, bounded time, bounded memory.
 
 Invariant: every loop step, call, operator, filter and piece of output spends budget in proportion to the data that it
-reads or makes, so no template runs long or grows large.  jinja2's immutable sandbox denies templates attributes and
-changes of their arguments.  It does not limit nested loops, doubled strings, "x" * 10**9 and the like; this module
-does.
-
-A template is changed once, when it is compiled (`_meter`): its costly expressions are wrapped in filters that spend
-budget.
+reads or makes, so no template runs long or grows large.  environment.py has what a template may read and call.
 """
 
 from __future__ import annotations
 
-import datetime
+from typing import TYPE_CHECKING, Any, cast
 
 from ggml_sched.llama.errors import ChatTemplateError
-from ggml_sched.llama.text.budget import MAX_BITS, MAX_CHARS, MAX_ITEMS, Budget, check_format, check_replace
-from ggml_sched.llama.text.filters import BOUNDED, COMPARING, HARMLESS
+from ggml_sched.llama.text.budget import MAX_CHARS
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from ggml_sched.llama.text.environment import Context
 
 __all__ = ["compile_template", "render"]
 
 MAX_SOURCE = 1 << 16
-MAX_NODES = 1 << 13
-"""The largest number of nodes of a parsed template, which bounds the cost of compiling it."""
-
-STRING_METHODS = frozenset((
-    "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
-    "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition",
-    "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split",
-    "splitlines", "startswith", "strip", "swapcase", "title", "upper"))
-OF_KIND = frozenset((
-    "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
-    "iterable", "lower", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
-    "undefined", "upper"))
-"""Jinja tests (`x is mapping`) that compare no nested values: no budget is spent for them."""
-METHODS = {str: STRING_METHODS, dict: frozenset(("copy", "get", "items", "keys", "values")),
-           list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
-           int: frozenset(), float: frozenset(), range: frozenset()}
-"""{type: methods that templates may call}: their results are not much larger than their arguments, except for `replace`
-and `join`, for which `call` spends budget first."""
 
 
-def compile_template(source: str):
+def compile_template(source: str) -> Template:
     """A template ready to `render`; ChatTemplateError for invalid syntax, and for a template that is too long."""
     if len(source) > MAX_SOURCE:
         raise ChatTemplateError(f"a chat template of {len(source)} characters; the limit is {MAX_SOURCE}")
-    environment = _environment()
+    try:
+        from ggml_sched.llama.text.environment import check_size, meter, new_environment
+    except ImportError as error:
+        raise ChatTemplateError(f"chat templates are run by the 'jinja2' library, which is not there ({error}): "
+                                "pip install 'ggml-sched[llama]'") from error
+    environment = new_environment()
     try:
         tree = environment.parse(source)
-        _check_size(tree)
-        _meter(tree)
+        check_size(tree)
+        meter(tree)
         return environment.from_string(tree)
     except ChatTemplateError:
         raise
@@ -56,11 +42,12 @@ def compile_template(source: str):
         raise ChatTemplateError(f"the chat template cannot be compiled: {_said(error)}") from error
 
 
-def render(template, variables: dict) -> str:
+def render(template: Template, variables: dict[str, Any]) -> str:
     """The rendered text of a template; ChatTemplateError for every error in it."""
     try:
-        context = template.new_context(variables)
-        parts, n_chars = [], 0
+        context = cast("Context", template.new_context(variables))
+        parts: list[str] = []
+        n_chars = 0
         for part in template.root_render_func(context):
             n_chars += len(part)
             if n_chars > MAX_CHARS:
@@ -77,186 +64,3 @@ def render(template, variables: dict) -> str:
 def _said(error: Exception) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
-
-
-def _jinja2():
-    try:
-        import jinja2.ext
-        import jinja2.sandbox
-    except ImportError as error:
-        raise ChatTemplateError(f"chat templates are run by the 'jinja2' library, which is not there ({error}): "
-                                "pip install 'ggml-sched[llama]'") from error
-    return jinja2
-
-
-# -- wrapping costly expressions -----------------------------------------------------
-
-
-def _meter(tree) -> None:
-    """Wrap the costly expressions of a parsed template in filters that spend budget."""
-    nodes = _jinja2().nodes
-
-    def paid(node, name: str = "_weighed", *arguments):
-        return nodes.Filter(node, name, [nodes.Const(value) for value in arguments], [], None, None,
-                            lineno=node.lineno)
-
-    def written(node) -> int:
-        """The number of characters of constant text below a node."""
-        found = [node, *node.find_all((nodes.TemplateData, nodes.Const))]
-        return sum(len(str(part.data if isinstance(part, nodes.TemplateData) else part.value))
-                   for part in found if isinstance(part, (nodes.TemplateData, nodes.Const)))
-
-    def change(node):
-        for field, value in node.iter_fields():
-            if isinstance(value, nodes.Node):
-                setattr(node, field, change(value))
-            elif isinstance(value, list):
-                value[:] = [change(item) if isinstance(item, nodes.Node) else item for item in value]
-        if isinstance(node, nodes.For):
-            node.iter = paid(node.iter, "_loop", written(node))
-        elif isinstance(node, nodes.Concat):
-            node.nodes = [paid(item, "_text") for item in node.nodes]
-        elif isinstance(node, nodes.Compare):
-            node.expr = paid(node.expr)
-            for operand in node.ops:
-                operand.expr = paid(operand.expr)
-        elif isinstance(node, nodes.Test) and node.name not in OF_KIND:
-            node.node = paid(node.node)
-            node.args = [paid(argument) for argument in node.args or ()]
-        elif isinstance(node, (nodes.List, nodes.Dict)) or isinstance(node, nodes.Tuple) and node.ctx == "load":
-            return paid(node)
-        elif isinstance(node, nodes.Filter) and node.node is not None:
-            if node.name in COMPARING:
-                node.node = paid(node.node)
-            return paid(node, "_touched")
-        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-            return paid(node, "_touched")
-        elif isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Const):
-            node.arg = paid(node.arg)
-        return node
-
-    change(tree)
-
-
-def _check_size(tree) -> None:
-    n, level = 0, [tree]
-    while level:
-        n += len(level)
-        if n > MAX_NODES:
-            raise ChatTemplateError(f"a chat template of more than {MAX_NODES} pieces")
-        level = [child for node in level for child in node.iter_child_nodes()]
-
-
-def _finalize(context, value):
-    """Spend budget for a value that is written to the output."""
-    context.budget.weigh(value)
-    return value
-
-
-def _raise_exception(message) -> None:
-    raise ChatTemplateError(f"the chat template refuses the messages: {str(message)[:500]}")
-
-
-def _strftime_now(pattern: str) -> str:
-    if not isinstance(pattern, str) or len(pattern) > 256:
-        raise ChatTemplateError("the chat template gives strftime_now no str of up to 256 characters")
-    return datetime.datetime.now().strftime(pattern)
-
-
-# -- the environment -----------------------------------------------------------------
-
-
-def _environment():
-    """A jinja2 environment with the settings of Hugging Face's, and with the budget."""
-    jinja2 = _jinja2()
-
-    class Context(jinja2.runtime.Context):
-        def __init__(self, *args, **kwargs) -> None:
-            super().__init__(*args, **kwargs)
-            self.budget = Budget()
-
-        def derived(self, locals=None):
-            context = super().derived(locals)
-            context.budget = self.budget
-            return context
-
-    class Namespace(jinja2.utils.Namespace):
-        def __repr__(self) -> str:  # jinja2's shows all values: exponentially many where namespaces are nested
-            return "<Namespace>"
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks the assistant's text for training; here it renders its contents."""
-
-        tags = {"generation"}
-
-        def parse(self, parser):
-            lineno = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=lineno)
-
-    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
-        context_class = Context
-
-        def is_safe_attribute(self, obj, attr, value) -> bool:
-            for kind, allowed in METHODS.items():
-                if isinstance(obj, kind):
-                    return attr in allowed
-            return super().is_safe_attribute(obj, attr, value)
-
-        def wrap_str_format(self, value):
-            return None  # the sandbox of jinja2 would allow str.format, with any width
-
-        def call(__self, __context, __obj, *args, **kwargs):  # noqa: B902, N805 - a template may pass self=
-            budget = __context.budget
-            budget.spend(8)
-            owner = getattr(__obj, "__self__", None)
-            if isinstance(owner, (str, list, tuple, dict)):  # methods that search, compare or copy their values
-                budget.weigh([owner, args])
-            if isinstance(owner, str):
-                if __obj.__name__ == "replace" and len(args) >= 2 and isinstance(args[1], str):
-                    check_replace(budget, owner, *args[:2])
-                elif __obj.__name__ == "join" and args:
-                    args = (list(args[0]),)
-                    budget.text(len(owner) * len(args[0]) + sum(
-                        len(item) for item in args[0] if isinstance(item, str)))
-            result = super().call(__context, __obj, *args, **kwargs)
-            budget.weigh(result)
-            return result
-
-        def call_binop(self, context, operator, left, right):
-            budget = context.budget
-            budget.spend(1)
-            if operator == "*":
-                for items, times in ((left, right), (right, left)):
-                    if isinstance(items, (str, list, tuple)) and isinstance(times, int):
-                        limit = MAX_CHARS if isinstance(items, str) else MAX_ITEMS
-                        if len(items) * times > limit:
-                            raise ChatTemplateError(f"the chat template repeats {len(items)} items {times} times")
-            if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-                bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * abs(right)
-                if bits > MAX_BITS:
-                    raise ChatTemplateError(f"the chat template computes a number of {bits} bits")
-            if operator == "%" and isinstance(left, str):
-                check_format(left)
-                budget.weigh(right)
-            result = super().call_binop(context, operator, left, right)
-            budget.touch(result)
-            return result
-
-        def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
-            if context is not None and name not in OF_KIND:  # from `select` and similar filters, once for each item
-                context.budget.weigh([value, args])
-            return super().call_test(name, value, args, kwargs, context, eval_ctx)
-
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, optimized=False, auto_reload=False, cache_size=0,
-        finalize=jinja2.pass_context(_finalize), extensions=[Generation, jinja2.ext.loopcontrols])
-    environment.jinja_filters = environment.filters
-    environment.filters = {name: environment.filters[name] for name in HARMLESS} | {
-        name: jinja2.pass_context(function) for name, function in BOUNDED.items()}
-    environment.globals = {
-        "range": jinja2.sandbox.safe_range, "dict": dict, "namespace": Namespace,
-        "cycler": jinja2.utils.Cycler, "joiner": jinja2.utils.Joiner,
-        "raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment
