@@ -58,8 +58,11 @@ class BatchGraph:
 
     def __init__(self, graph: Graph, output: Tensor | None, shape: Shape, inputs: Inputs, n_ctx: int,
                  n_positions: int = 0) -> None:
-        self.graph, self.output, self.shape, self.inputs = graph, output, shape, inputs
-        self.n_positions = n_positions
+        self.graph: Graph = graph
+        self.output: Tensor | None = output
+        self.shape: Shape = shape
+        self.inputs: Inputs = inputs
+        self.n_positions: int = n_positions
         self._masks = [(window, t, t.type == Type.F16) for window, t in inputs.masks.items()]
         self._state = np.zeros(1, np.int32)
         # A transposed V cache has a row for each of `width` values and a column for each cache row: value j of the

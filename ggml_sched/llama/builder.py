@@ -10,6 +10,8 @@ An architecture (`arch/`) is a list of weights and a function that puts these bl
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ggml_sched._graph import Context, Graph, Tensor
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.batchgraph import BatchGraph, Inputs, Shape
@@ -17,10 +19,14 @@ from ggml_sched.llama.hparams import Hparams, Layer, Rope
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
+if TYPE_CHECKING:
+    from ggml_sched.llama.arch import Architecture
+
 __all__ = ["Batch", "BatchGraph", "Builder", "Shape", "build_graph"]
 
 
-def build_graph(arch, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape, flash: bool) -> BatchGraph:
+def build_graph(arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape,
+                flash: bool) -> BatchGraph:
     """The graph of a shape; `arch` is an architecture of `arch/`, `flash` must be that of the cache's layout."""
     if flash != cache.flash:
         raise ValueError(f"flash = {flash} for a KV cache that was made with flash = {cache.flash}")
@@ -32,16 +38,20 @@ class Builder:
     """Builds the graph of a shape.  `arch.build` returns the hidden state of the output tokens after the last layer."""
 
     def __init__(self, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape) -> None:
-        self.hparams, self.weights, self.cache, self.shape = hparams, weights, cache, shape
-        self.n_tokens, self.n_kv, self.flash = shape.n_tokens, shape.n_kv, cache.flash
-        self.ctx = ctx = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
+        self.hparams = hparams
+        self.weights = weights
+        self.cache = cache
+        self.shape = shape
+        self.n_tokens: int = shape.n_tokens
+        self.n_kv: int = shape.n_kv
+        self.flash: bool = cache.flash
+        self.ctx: Context = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
-        self.done = False   # a graph without outputs is complete once the last layer's cache is written: see `expand`
-        self.inputs = Inputs(ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
-        # Whether some tokens are outputs and others are not, so that the last layer selects rows.
-        self.selects = 0 < shape.n_outputs < shape.n_tokens
-        if self.selects:
-            self.inputs.outputs = ctx.tensor("i32", shape.n_outputs, "inp_out_ids", input=True)
+        self.done: bool = False
+        """A graph without outputs is complete once the last layer's cache is written: see `expand`."""
+        self.inputs: Inputs = Inputs(self.ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
+        if 0 < shape.n_outputs < shape.n_tokens:    # the last layer selects the rows of the outputs
+            self.inputs.outputs = self.ctx.tensor("i32", shape.n_outputs, "inp_out_ids", input=True)
 
     # -- the frame ------------------------------------------------------------------
 
@@ -78,9 +88,10 @@ class Builder:
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """`tensors`, but in the last layer only their rows of the output tokens: its other nodes compute only these."""
-        if not self.selects or layer != self.hparams.n_layer - 1:
+        outputs = self.inputs.outputs
+        if outputs is None or layer != self.hparams.n_layer - 1:
             return tensors
-        return tuple(self.ctx.get_rows(t, self.inputs.outputs) for t in tensors)
+        return tuple(self.ctx.get_rows(t, outputs) for t in tensors)
 
     def finish(self, x: Tensor) -> BatchGraph:
         """Add the last norm, and the logits unless the shape has embeddings as outputs."""
@@ -130,17 +141,20 @@ class Builder:
             for name, letter, width, n_head in parts:
                 y = self.linear(x, f"blk.{layer}.attn_{letter}", name, layer)
                 heads.append(self.name(ctx.reshape_3d(y, width, n_head, self.n_tokens), name, layer))
-            return tuple(heads)
+            q, k, v = heads
+            return q, k, v
         y, first = self.linear(x, f"blk.{layer}.attn_qkv", "wqkv", layer), 0
         size = y.nb[0]
         for name, _, width, n_head in parts:
             part = ctx.view_3d(y, width, n_head, self.n_tokens, width * size, y.nb[1], first * size)
             heads.append(self.name(part, name, layer))
             first += width * n_head
-        return tuple(heads)
+        q, k, v = heads
+        return q, k, v
 
     def rope(self, x: Tensor, name: str, layer: int) -> Tensor:
         r = self.hparams.layers[layer].rope
+        assert r is not None
         x = self.turned(x, self.positions(), r, r.attn_factor)
         return self.name(x, name, layer)
 
@@ -210,8 +224,10 @@ class Builder:
         ctx, n, inputs, at = self.ctx, self.n_tokens, self.inputs, self.hparams.layers[layer]
         if inputs.k_rows is None:
             inputs.k_rows = ctx.tensor("i64", n, "attn_inp_k_idxs", input=True)
-        k_all = ctx.set_rows(self.cache.k[layer], self.rows_of(k), inputs.k_rows)
-        v_cache, v = self.cache.v[layer], self.rows_of(v)
+        k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
+        assert k_cache is not None and v_cache is not None      # as the layer has attention
+        k_all = ctx.set_rows(k_cache, self.rows_of(k), inputs.k_rows)
+        v = self.rows_of(v)
         if self.flash:
             v_all = ctx.set_rows(v_cache, v, inputs.k_rows)
         else:
@@ -295,6 +311,6 @@ def rope_factors(h: Hparams, weights: Weights, cache: KVCache) -> Tensor | None:
     Some models have two, and use the second for contexts longer than the one they were trained with originally.
     """
     factors = weights.get("rope_freqs.weight")
-    if factors is None and h.longrope:
+    if factors is None and h.longrope and h.rope is not None:
         factors = weights.get(f"rope_factors_{'long' if cache.n_ctx > h.rope.n_ctx_orig else 'short'}.weight")
     return factors

@@ -13,7 +13,9 @@ class ContextFull(Error, ValueError):
 
     def __init__(self, message: str, n_past: int = 0, n_tokens: int = 0, n_ctx: int = 0) -> None:
         super().__init__(message)
-        self.n_past, self.n_tokens, self.n_ctx = n_past, n_tokens, n_ctx
+        self.n_past = n_past
+        self.n_tokens = n_tokens
+        self.n_ctx = n_ctx
 
 
 class ModelClosed(Error, ValueError):

@@ -19,6 +19,7 @@ def experts(b: Builder, x: Tensor, layer: int, function: str = "swiglu") -> Tens
 
     x[n_embd, n_tokens] -> [n_embd, n_tokens].  `function`, that of the gate: "swiglu", "geglu", or "swiglu_oai".
     """
+    assert b.hparams.experts is not None
     ctx, e, n_embd, n, prefix = b.ctx, b.hparams.experts, x.ne[0], x.ne[1], f"blk.{layer}.ffn_"
 
     def name(t: Tensor, what: str) -> Tensor:

@@ -8,10 +8,10 @@ requested.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ggml_sched.llama.text.stream import StopStrings
 
 if TYPE_CHECKING:
     from ggml_sched.llama.sequences import Sequence
+    from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = ["Generation", "Options", "Stats"]
 
@@ -30,6 +31,22 @@ SAMPLING = frozenset(SamplerOptions.__annotations__)
 """The names of a Sampler's arguments, which `generate` and `chat` take, too."""
 
 Piece = TypeVar("Piece", str, int)
+
+
+class ChatOptions(SamplerOptions, total=False):
+    """The arguments of `Model.chat` that have names, but for the sequence."""
+
+    stop: str | Iterable[str] | None
+    shift: bool
+    n_keep: int
+    parse_special: bool
+
+
+class GenerateOptions(ChatOptions, total=False):
+    """The arguments of `Model.generate` that have names, but for the sequence."""
+
+    echo: bool
+    ignore_eos: bool
 
 
 @dataclass(slots=True)
@@ -60,8 +77,9 @@ class Options:
     prompt is added to it, so that penalties apply to the prompt's tokens, too."""
 
     @classmethod
-    def checked(cls, function: Callable[..., object], n, sampler, sampling: SamplerOptions, stop, shift: bool,
-                n_keep: int, ignore_eos: bool = False) -> Options:
+    def checked(cls, function: Callable[..., object], n: int | None, sampler: Callable[[np.ndarray], int] | None,
+                sampling: SamplerOptions, stop: str | Iterable[str] | None, shift: bool, n_keep: int,
+                ignore_eos: bool = False) -> Options:
         """The arguments of `function`, `Model.generate` or `Model.chat`; TypeError and ValueError for wrong ones."""
         n, n_keep = None if n is None else count("n", n), count("n_keep", n_keep)
         if sampling and (unknown := sampling.keys() - SAMPLING):
@@ -84,14 +102,17 @@ class Generation(Generic[Piece]):
     generated so far.  SequenceError when something else has changed the sequence: another generation, `eval`.
     """
 
-    def __init__(self, sequence: Sequence, prompt: list[int], options: Options, tokenizer=None, echo: str | bool = "",
-                 whole: bool = False) -> None:
+    def __init__(self, sequence: Sequence, prompt: list[int], options: Options, tokenizer: Tokenizer | None = None,
+                 echo: str | bool = "", whole: bool = False) -> None:
         """`whole`: `prompt` replaces the content of the sequence instead of continuing it."""
         self.finish_reason: str | None = None
         self.tokens: list[int] = []
-        self.text = ""
-        self.stats = Stats(n_prompt=len(prompt))
-        self._sequence, self._pending, self._options, self._whole = sequence, prompt, options, whole
+        self.text: str = ""
+        self.stats: Stats = Stats(n_prompt=len(prompt))
+        self._sequence: Sequence = sequence
+        self._pending: list[int] = prompt
+        self._options: Options = options
+        self._whole: bool = whole
         self._logits: np.ndarray | None = None
         """The logits [n_vocab] after the last evaluated token; None once a token was chosen from them."""
         self._before: int | None = None
@@ -99,9 +120,9 @@ class Generation(Generic[Piece]):
 
         With it `_evaluate` finds out whether an interrupted evaluation was complete.
         """
-        self._version = sequence.version
+        self._version: int = sequence.version
         """The sequence's version after this generation's last change of it."""
-        self._is_text = tokenizer is not None
+        self._is_text: bool = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stops.stops:
             tokenizer = sequence.model.tokenizer
@@ -110,17 +131,20 @@ class Generation(Generic[Piece]):
         """Text that no later id can change, and that was not returned yet."""
         self._ends = frozenset() if options.ignore_eos else sequence.model.end_tokens
         if options.is_ours:
-            options.sampler.accept(*prompt)
+            cast("Sampler", options.sampler).accept(*prompt)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Piece:
+        return cast("Piece", self._next_piece())
+
+    def _next_piece(self) -> str | int:
         if self._echo:
-            if self._is_text:
-                echo, self._echo = self._echo, ""
-                return echo
-            return self._echo.pop(0)
+            if not isinstance(self._echo, str):
+                return self._echo.pop(0)
+            echo, self._echo = self._echo, ""
+            return echo
         while True:
             token = self._next_token() if self.finish_reason is None else None
             if not self._is_text:
@@ -154,7 +178,7 @@ class Generation(Generic[Piece]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -167,7 +191,8 @@ class Generation(Generic[Piece]):
         """Evaluate the pending tokens and choose the next one; None at the end."""
         options = self._options
         if options.n is not None and len(self.tokens) >= options.n or not self._has_room():
-            return self._end("length")
+            self._end("length")
+            return None
         start = time.perf_counter()
         if self._logits is None:
             self._logits = self._evaluate()
@@ -180,14 +205,16 @@ class Generation(Generic[Piece]):
         else:
             self.stats.prompt_seconds += took
         if token in self._ends:
-            return self._end("eos")
+            self._end("eos")
+            return None
         self._pending, self._logits = [token], None
         # Not `append`: signal handlers run after calls, and one between these two lines would lose the token.
         self.tokens += (token,)
         if self._stream is not None:
             self._add(self._stream.feed(token))
             if options.stops.matched is not None:
-                return self._end("stop")
+                self._end("stop")
+                return None
         return token
 
     def _choose(self, logits: np.ndarray) -> int:
@@ -216,7 +243,7 @@ class Generation(Generic[Piece]):
             sequence.truncate(sequence.n_past - 1)
             self._pending = self._pending[-1:]
         self._before = sequence.n_past
-        logits = sequence.eval(self._pending, last_only=True)[0]
+        logits: np.ndarray = sequence.eval(self._pending, last_only=True)[0]
         self._version = sequence.version
         return logits
 

@@ -16,7 +16,7 @@ import mmap
 import os
 import re
 import stat
-from typing import IO, TYPE_CHECKING, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ggml_sched.llama.gguf_reader import (
     Kind,
     Reader,
     TensorInfo,
+    Value,
     alignment_of,
 )
 
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     Source: TypeAlias = str | os.PathLike[str] | Bytes | IO[bytes]
     """Where a model is: a path, a buffer of bytes or a binary file."""
 
-__all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "open_gguf"]
+__all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "Value",
+           "open_gguf"]
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_PARTS = 1 << 12
@@ -62,12 +64,13 @@ class GGUFFile:
         self._mapping = mapping
         self._memory: memoryview | None = memory
         self.parts: tuple[GGUFFile, ...] = (self,)
+        self.version: int
         try:
             reader = Reader(name, memory)
             self.version, n_tensors, n_keys = reader.header()
-            self.metadata = reader.metadata(n_keys)
-            self.alignment = alignment_of(self.metadata, name)
-            self.tensors = reader.tensors(n_tensors, self.alignment)
+            self.metadata: dict[str, Value] = reader.metadata(n_keys)
+            self.alignment: int = alignment_of(self.metadata, name)
+            self.tensors: dict[str, TensorInfo] = reader.tensors(n_tensors, self.alignment)
         except BaseException:
             self.close()
             raise
@@ -135,7 +138,7 @@ class GGUFFile:
             with contextlib.suppress(BufferError):
                 mapping.close()
 
-    def __enter__(self) -> GGUFFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import enum
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from ggml_sched._graph import Type
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama._strings import find_strings
 
-__all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "Kind", "MAGIC", "Reader", "SCALARS", "TensorInfo", "alignment_of"]
+__all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "Kind", "MAGIC", "Reader", "SCALARS", "TensorInfo", "Value",
+           "alignment_of"]
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -78,7 +80,7 @@ SCALARS = {
 U64 = SCALARS[Kind.U64]
 
 
-class Array(Sequence):
+class Array(Sequence["Value"]):
     """An array of a file's metadata, whose elements are read from the file's bytes when they are accessed.
 
     `kind` is the type of the elements.  Strings come as str; bytes that are not UTF-8 come as lone surrogates (PEP
@@ -88,24 +90,31 @@ class Array(Sequence):
 
     __slots__ = ("_memory", "_starts", "_values", "kind")
 
-    def __init__(self, kind: Kind, memory, starts=None, values=None) -> None:
-        self.kind = kind
+    def __init__(self, kind: Kind, memory: memoryview, starts: array[int] | None = None,
+                 values: np.ndarray | Sequence[Array] = ()) -> None:
+        self.kind: Kind = kind
         self._memory = memory    # the bytes of the whole file
         self._starts = starts    # strings: the byte of the file where each begins, its length (u64) first
-        self._values = values    # numbers: a view of the file; nested arrays: a list
+        self._values = values    # numbers: a view of the file; nested arrays: a list; strings: empty
 
     def __len__(self) -> int:
         return len(self._starts if self._starts is not None else self._values)
 
-    def __getitem__(self, i):
+    @overload
+    def __getitem__(self, i: int) -> Value: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Value]: ...
+    def __getitem__(self, i: int | slice) -> Value | list[Value]:
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
         if self._starts is not None:
             return self.raw(i).decode("utf-8", "surrogateescape")
-        value = self._values[i]
-        return value if isinstance(value, Array) else value.item()
+        if not isinstance(self._values, np.ndarray):
+            return self._values[i]
+        number: Value = self._values[i].item()
+        return number
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Value]:
         if self._starts is None:
             yield from self._values.tolist() if isinstance(self._values, np.ndarray) else self._values
             return
@@ -150,15 +159,18 @@ class Array(Sequence):
             raise TypeError(f"an array of {self.kind.name} is not a numpy array")
         return self._values.copy()
 
-    def tolist(self) -> list:
+    def tolist(self) -> list[Value]:
         return list(self)
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and self.tolist() == list(other)
 
     def __repr__(self) -> str:
         return f"<Array of {len(self)} {self.kind.name}>"
 
+
+Value: TypeAlias = str | int | float | bool | Array
+"""What a file's metadata has under a key."""
 
 KINDS = {int(kind): kind for kind in Kind}
 TYPES = {int(kind): kind for kind in Type}
@@ -186,21 +198,25 @@ class Reader:
     def __init__(self, name: str, memory: memoryview) -> None:
         self.name = name
         self.memory = memory
-        self.size = len(memory)
-        self.pos = 0
-        self.strings_left = MAX_STRINGS
-        self.nested_left = MAX_NESTED
+        self.size: int = len(memory)
+        self.pos: int = 0
+        self.strings_left: int = MAX_STRINGS
+        self.nested_left: int = MAX_NESTED
 
     def fail(self, what: str) -> FileFormatError:
         return FileFormatError(f"{self.name}: at byte {self.pos}: {what}")
 
     # -- pieces -------------------------------------------------------------------
 
-    def number(self, kind: Kind, what: str):
+    @overload
+    def number(self, kind: Literal[Kind.U32, Kind.U64], what: str) -> int: ...
+    @overload
+    def number(self, kind: Kind, what: str) -> int | float: ...
+    def number(self, kind: Kind, what: str) -> int | float:
         packed = SCALARS[kind]
         if packed.size > self.size - self.pos:
             raise self.fail(f"{what} needs {packed.size} bytes, {self.size - self.pos} are left")
-        value = packed.unpack_from(self.memory, self.pos)[0]
+        value: int | float = packed.unpack_from(self.memory, self.pos)[0]
         self.pos += packed.size
         return value
 
@@ -231,7 +247,7 @@ class Reader:
             raise self.fail(f"{what} has unknown type {number}")
         return kind
 
-    def value(self, kind: Kind, what: str):
+    def value(self, kind: Kind, what: str) -> Value:
         if kind is Kind.STRING:
             return self.text(what, MAX_STRING_BYTES)
         if kind is Kind.ARRAY:
@@ -292,8 +308,8 @@ class Reader:
         n_keys = self.count("metadata keys", 13, MAX_KEYS)
         return version, n_tensors, n_keys
 
-    def metadata(self, n_keys: int) -> dict:
-        metadata = {}
+    def metadata(self, n_keys: int) -> dict[str, Value]:
+        metadata: dict[str, Value] = {}
         for i in range(n_keys):
             start = self.pos
             key = self.text(f"metadata key {i}", MAX_KEY_BYTES)
@@ -357,7 +373,7 @@ class Reader:
             end, before = info.offset + info.nbytes, info.name
 
 
-def alignment_of(metadata: dict, name: str) -> int:
+def alignment_of(metadata: Mapping[str, object], name: str) -> int:
     """The alignment of a file's tensors, in bytes."""
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -16,13 +16,22 @@ from ggml_sched._graph import Type
 from ggml_sched.graph import hostdata
 from ggml_sched.llama.gguf import DEFAULT_ALIGNMENT, DTYPES, MAGIC, SCALARS, Array, Kind
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as BufferProtocol
+
+    from ggml_sched.backend import Bytes
+    from ggml_sched.llama.state import File
+
+    Weight: TypeAlias = np.ndarray | tuple[Type | str | int, Sequence[int], Bytes]
+    """A tensor to write: an array, or its type, extents and bytes."""
+
 __all__ = ["write_gguf"]
 
 CHUNK = 1 << 24
 
 
-def write_gguf(file, metadata: Mapping[str, Any], tensors, *, alignment: int = DEFAULT_ALIGNMENT,
-               version: int = 3) -> None:
+def write_gguf(file: File, metadata: Mapping[str, Any], tensors: Mapping[str, Weight], *,
+               alignment: int = DEFAULT_ALIGNMENT, version: int = 3) -> None:
     """Write a model to a path or a binary file object.
 
     `metadata` values: bool, int (u32, or the smallest of i32, u64 and i64 that holds it), float (f32), str,
@@ -42,13 +51,14 @@ def write_gguf(file, metadata: Mapping[str, Any], tensors, *, alignment: int = D
         head += _string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, type_, offset)
         offset += _padded(len(data), alignment)
     if hasattr(file, "write"):
-        _write(file, head, entries, alignment)
+        _write(cast("IO[bytes]", file), head, entries, alignment)
     else:
         with open(os.fspath(file), "wb") as out:
             _write(out, head, entries, alignment)
 
 
-def _write(out, head: bytearray, entries, alignment: int) -> None:
+def _write(out: IO[bytes], head: bytearray, entries: Sequence[tuple[str, Type, tuple[int, ...], memoryview]],
+           alignment: int) -> None:
     out.write(head + bytes(_padded(len(head), alignment) - len(head)))
     for *_, data in entries:
         for start in range(0, len(data), CHUNK):
@@ -65,7 +75,7 @@ def _string(text: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _kinded(key: str, value) -> tuple[Kind, Any]:
+def _kinded(key: str, value: Any) -> tuple[Kind, Any]:
     """The type under which a metadata value is stored, and the value."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Kind):
         return value
@@ -84,7 +94,7 @@ def _kinded(key: str, value) -> tuple[Kind, Any]:
     raise TypeError(f"metadata {key!r}: GGUF holds no {type(value).__name__}")
 
 
-def _payload(key: str, kind: Kind, value) -> bytes:
+def _payload(key: str, kind: Kind, value: Any) -> bytes:
     if kind is Kind.STRING:
         return _string(value)
     if kind is not Kind.ARRAY:
@@ -106,12 +116,12 @@ def _payload(key: str, kind: Kind, value) -> bytes:
     return struct.pack("<IQ", inner, len(items)) + b"".join(_payload(key, inner, item[1]) for item in items)
 
 
-def _tensor(name: str, value) -> tuple[Type, tuple[int, ...], memoryview]:
+def _tensor(name: str, value: Weight) -> tuple[Type, tuple[int, ...], memoryview]:
     """The type of a tensor, its extents `ne` innermost first, and its bytes."""
     if isinstance(value, tuple):
         kind, ne, data = value
         kind = Type[kind.upper()] if isinstance(kind, str) else Type(kind)
-        data = memoryview(data).cast("B")
+        data = memoryview(cast("BufferProtocol", data)).cast("B")
         expected = kind.type_size * int(np.prod(ne, dtype=object)) // kind.block_size
         if len(data) != expected:
             raise ValueError(f"tensor {name!r} {kind} {list(ne)}: {len(data)} bytes, not {expected}")

@@ -231,6 +231,7 @@ def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rop
     `rope` is for the layers with a window, with the file's frequency base for these where it has one.
     """
     rope = rope or h.rope
+    assert rope is not None     # models without rope have no windows
     rope = replace(rope, freq_base=meta.number("rope.freq_base_swa", rope.freq_base, low=TINY))
     has = meta.pattern("attention.sliding_window_pattern", h.n_layer, period)
     return replace(h, layers=tuple(replace(layer, window=window, rope=rope) if windowed else layer

@@ -50,7 +50,11 @@ class KVCache:
         kv_type = type_of(kv_type)
         if not flash and kv_type not in PLAIN:
             raise ValueError(f"a KV cache of {kv_type} needs flash attention; without it f32, f16 or bf16")
-        self.hparams, self.n_ctx, self.n_seq, self.flash, self.kv_type = hparams, n_ctx, n_seq, flash, kv_type
+        self.hparams = hparams
+        self.n_ctx = n_ctx
+        self.n_seq = n_seq
+        self.flash = flash
+        self.kv_type: Type = kv_type
         self.k: list[Tensor | None] = []
         self.v: list[Tensor | None] = []
         self.r: list[Tensor | None] = []

@@ -105,7 +105,7 @@ def _checked_backends(backends: object) -> tuple[Backend, ...]:
     return backends
 
 
-def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
+def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
     """Whether the backend that holds each layer's cache supports the node of flash attention that this model needs."""
     graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
     return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")

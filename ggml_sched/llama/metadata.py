@@ -27,14 +27,16 @@ class Fields:
     """The fields whose keys begin with `prefix`; methods take keys without it.  A field without a default is required.
     """
 
-    def __init__(self, metadata: Mapping, name: str, prefix: str) -> None:
-        self.metadata, self.name, self.prefix = metadata, name, prefix
+    def __init__(self, metadata: Mapping[str, object], name: str, prefix: str) -> None:
+        self.metadata = metadata
+        self.name = name
+        self.prefix = prefix
 
     def fail(self, key: str, what: str) -> Error:
         """The error for a wrong field."""
         return FileFormatError(f"{self.name}: {self.prefix}{key}: {what}")
 
-    def get(self, key: str, default=None, missing: str = "is missing"):
+    def get(self, key: str, default: object = None, missing: str = "is missing") -> object:
         """The value of any type; `missing`: the error's text where the field is required, but not there."""
         value = self.metadata.get(self.prefix + key, default)
         if value is None:
@@ -59,7 +61,8 @@ class Metadata(Fields):
 
     def __init__(self, file: GGUFFile, arch: str) -> None:
         super().__init__(file.metadata, file.name, arch + ".")
-        self.file, self.arch = file, arch
+        self.file = file
+        self.arch = arch
 
     def error(self, what: str) -> FileFormatError:
         """The error for fields that are right one by one, but do not fit together."""
@@ -88,7 +91,7 @@ class Metadata(Fields):
             raise self.fail(key, f"has {len(value)} numbers for {n} layers")
         return tuple(self._whole(key, one, low, high) for one in list(value)[:n])
 
-    def _whole(self, key: str, value, low: int, high: int) -> int:
+    def _whole(self, key: str, value: object, low: int, high: int) -> int:
         if type(value) is not int or not low <= value <= high:
             raise self.fail(key, f"is {shown(value)}, not an integer in {low} .. {high}")
         return value
@@ -96,7 +99,7 @@ class Metadata(Fields):
     def number(self, key: str, default: float | None = None, low: float = 0.0, high: float = MAX_F32) -> float:
         """A finite float in low .. high."""
         value = self.get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        if not (type(value) is int or type(value) is float) or not math.isfinite(value) or not low <= value <= high:
             raise self.fail(key, f"is {shown(value)}, not a number in {low:g} .. {high:g}")
         return float(value)
 
@@ -116,7 +119,7 @@ class Metadata(Fields):
         return tuple(period == 0 or layer % period < period - 1 for layer in range(n))
 
 
-def shown(value) -> str:
+def shown(value: object) -> str:
     """A short text of any value, for error messages."""
     if isinstance(value, Array):
         return repr(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -25,7 +25,12 @@ from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from ggml_sched.execution.scheduler import Scheduler
+    from ggml_sched.llama.batchgraph import BatchGraph
+    from ggml_sched.llama.hparams import Hparams
+    from ggml_sched.llama.kvcache import KVCache
     from ggml_sched.llama.state import File
+    from ggml_sched.llama.weights import Weights
 
 __all__ = ["Model"]
 
@@ -43,11 +48,16 @@ class Model:
     def __init__(self, runner: Runner, backends: tuple[Backend, ...], owned: Items[Backend], n_batch: int, n_seq: int,
                  metadata: Mapping[str, object]) -> None:
         self._runner = runner
-        self.hparams, self.weights, self.cache = runner.hparams, runner.weights, runner.cache
-        self.scheduler = runner.scheduler
-        self.backends, self._owned = backends, list(owned)
-        self.n_vocab = runner.hparams.n_vocab
-        self.n_ctx, self.n_batch, self.n_seq = runner.cache.n_ctx, n_batch, n_seq
+        self.hparams: Hparams = runner.hparams
+        self.weights: Weights = runner.weights
+        self.cache: KVCache = runner.cache
+        self.scheduler: Scheduler = runner.scheduler
+        self.backends = backends
+        self._owned = list(owned)
+        self.n_vocab: int = runner.hparams.n_vocab
+        self.n_ctx: int = runner.cache.n_ctx
+        self.n_batch = n_batch
+        self.n_seq = n_seq
         self.metadata = metadata
         self._store = SequenceStore(runner, n_batch, n_seq)
         self._sequences = [Sequence(self, i) for i in range(n_seq)]
@@ -139,7 +149,7 @@ class Model:
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling = {pooling!r}; known: mean, last")
         ids = self._encode(text, 0) if isinstance(text, str) else text
-        found = self._store.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
+        found: np.ndarray = self._store.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
         if normalize:
             found /= np.sqrt(found @ found) or 1.0
         return found.astype(np.float32)
@@ -233,7 +243,7 @@ class Model:
         """Forget all sequences."""
         self._store.reset()
 
-    def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None):
+    def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None) -> BatchGraph:
         """The graph of n_tokens tokens that attend to n_kv rows, from a cache of the last few graphs."""
         with self._store.lock:
             return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
@@ -248,7 +258,7 @@ class Model:
             self._store.lock.closed = True
             each([self._runner.close, *(backend.close for backend in self._owned)])
 
-    def __enter__(self) -> Model:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,11 @@ from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
+if TYPE_CHECKING:
+    from ggml_sched import Scheduler
+    from ggml_sched.llama.arch import Architecture
+    from ggml_sched.llama.shift import ShiftGraph
+
 __all__ = ["Runner"]
 
 KEPT_GRAPHS = 8
@@ -34,24 +40,26 @@ KEPT_GRAPHS = 8
 class Runner:
     """`compute(batch)`, with the weights, the cache and the graphs that it uses."""
 
-    def __init__(self, arch, hparams: Hparams, weights: Weights, cache: KVCache, backends: Sequence[Backend],
-                 n_seq: int, policy: str, n_batch: int) -> None:
+    def __init__(self, arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache,
+                 backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int) -> None:
         from ggml_sched import Scheduler
 
-        self.hparams, self.weights, self.cache = hparams, weights, cache
-        self.is_recurrent = hparams.recurrent
+        self.hparams = hparams
+        self.weights = weights
+        self.cache = cache
+        self.is_recurrent: bool = hparams.recurrent
         self.arch = arch
         # `embed` evaluates its tokens in one more sequence, which the caller does not see.
-        self.n_seq = n_seq + 1
+        self.n_seq: int = n_seq + 1
         self.n_batch = n_batch
-        self.cells = Cells(cache.n_ctx, self.n_seq)
+        self.cells: Cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         # Layers are spread in the order of `backends`; a scheduler has the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
-        self.scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS)
+        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS)
         self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
         self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
-        self._shift = None
+        self._shift: ShiftGraph | None = None
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
         self._token: BatchGraph | None = None   # the last computed graph of one token
         # If all backends are asynchronous, a compute of one token is not waited for: reading its logits waits.
@@ -118,7 +126,7 @@ class Runner:
         graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
                          int(batch.sequences[0]))
         self.scheduler.compute(graph.graph)
-        if len(out):
+        if graph.output is not None and len(out):
             graph.output.backend.get_tensor(graph.output, out)
 
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
@@ -140,8 +148,9 @@ class Runner:
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, n_kv), seq)
         self.scheduler.compute(graph.graph, wait=self._waits)
-        if not graph.output.fetch(out):
-            graph.output.backend.get_tensor(graph.output, out)
+        output = graph.output
+        if output is not None and not output.fetch(out):
+            output.backend.get_tensor(output, out)
 
     def _allocate(self, graph: BatchGraph) -> None:
         """Allocate the graph's tensors, in arenas that fit the largest graph of its kind (see `_largest`)."""

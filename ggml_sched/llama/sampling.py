@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.errors import SamplingError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Sampler", "greedy"]
 
@@ -70,16 +73,16 @@ class Sampler:
                  min_p: float = 0.05, repeat_penalty: float = 1.0, presence_penalty: float = 0.0,
                  frequency_penalty: float = 0.0, penalty_last_n: int = 64,
                  logit_bias: Mapping[int, float] | None = None) -> None:
-        self.temperature = _number("temperature", temperature, 0.0)
-        self.top_k = count("top_k", top_k, 0)
-        self.top_p = _number("top_p", top_p, 0.0, 1.0, above=True)
-        self.min_p = _number("min_p", min_p, 0.0, 1.0)
-        self.repeat_penalty = _number("repeat_penalty", repeat_penalty, 0.0, above=True)
-        self.presence_penalty = _number("presence_penalty", presence_penalty)
-        self.frequency_penalty = _number("frequency_penalty", frequency_penalty)
-        self.penalty_last_n = count("penalty_last_n", penalty_last_n, -1, MAX_HISTORY)
-        self.logit_bias = _bias(logit_bias)
-        self.seed = None if seed is None else count("seed", seed, 0)
+        self.temperature: float = _number("temperature", temperature, 0.0)
+        self.top_k: int = count("top_k", top_k, 0)
+        self.top_p: float = _number("top_p", top_p, 0.0, 1.0, above=True)
+        self.min_p: float = _number("min_p", min_p, 0.0, 1.0)
+        self.repeat_penalty: float = _number("repeat_penalty", repeat_penalty, 0.0, above=True)
+        self.presence_penalty: float = _number("presence_penalty", presence_penalty)
+        self.frequency_penalty: float = _number("frequency_penalty", frequency_penalty)
+        self.penalty_last_n: int = count("penalty_last_n", penalty_last_n, -1, MAX_HISTORY)
+        self.logit_bias: dict[int, float] = _bias(logit_bias)
+        self.seed: int | None = None if seed is None else count("seed", seed, 0)
         self._bias_ids = np.fromiter(self.logit_bias.keys(), np.int64, len(self.logit_bias))
         self._bias_values = np.fromiter(self.logit_bias.values(), np.float64, len(self.logit_bias))
         self._penalises = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -171,7 +174,8 @@ class Sampler:
             ids = ids[:found]
         else:
             return np.flatnonzero((logits.astype(np.float64) >= least) & (logits > -math.inf))
-        return ids[(logits[ids].astype(np.float64) >= least) & (logits[ids] > -math.inf)]
+        kept: np.ndarray = ids[(logits[ids].astype(np.float64) >= least) & (logits[ids] > -math.inf)]
+        return kept
 
     def _n_top_p(self, logits: np.ndarray, largest: float, total: float | None = None) -> int:
         """How many of the likeliest tokens, first of `logits`, together have top_p of the probability.
@@ -205,11 +209,12 @@ def top(logits: np.ndarray, k: int) -> np.ndarray:
     else:
         least = np.partition(logits, n - k)[n - k]
     ids = np.flatnonzero(logits >= least)
-    return ids[np.argsort(-logits[ids], kind="stable")[:k]]
+    found: np.ndarray = ids[np.argsort(-logits[ids], kind="stable")[:k]]
+    return found
 
 
-def _row(logits) -> np.ndarray:
-    logits = np.asarray(logits)
+def _row(given: npt.ArrayLike) -> np.ndarray:
+    logits = np.asarray(given)
     if logits.ndim != 1 or not len(logits):
         raise ValueError(f"logits are one row [n_vocab], not of shape {list(logits.shape)}")
     if logits.dtype.kind != "f":
@@ -238,7 +243,7 @@ def _number(name: str, value: float, low: float = -math.inf, high: float = math.
     return number
 
 
-def _bias(bias: Mapping[int, float] | Iterable | None) -> dict[int, float]:
+def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:
     if bias is None:
         return {}
     if not isinstance(bias, Mapping):

@@ -7,11 +7,12 @@ time.  Corresponds to llama.cpp's llama_decode and its memory functions (llama_m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
 from contextlib import suppress
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ggml_sched.llama.runner import Runner
 from ggml_sched.threads._locks import OneAtATime
 
 if TYPE_CHECKING:
+    from ggml_sched.llama.generation import ChatOptions, GenerateOptions, Generation
     from ggml_sched.llama.model import Ids, Model
     from ggml_sched.llama.state import File
 
@@ -33,13 +35,16 @@ class SequenceStore:
     """The state of sequences 0 .. n_seq - 1, and of a hidden one for embeddings."""
 
     def __init__(self, runner: Runner, n_batch: int, n_seq: int) -> None:
-        self.runner, self.n_batch, self.n_seq = runner, n_batch, n_seq
-        self.n_vocab, self.n_ctx = runner.hparams.n_vocab, runner.cache.n_ctx
+        self.runner = runner
+        self.n_batch = n_batch
+        self.n_seq = n_seq
+        self.n_vocab: int = runner.hparams.n_vocab
+        self.n_ctx: int = runner.cache.n_ctx
         self.tokens: list[list[int]] = [[] for _ in range(n_seq + 1)]
-        self.versions = [0] * (n_seq + 1)
+        self.versions: list[int] = [0] * (n_seq + 1)
         """How often each sequence has changed, so that a generation notices changes that are not its own."""
-        self.lock = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
-                               partial(ModelClosed, "the model is closed"))
+        self.lock: OneAtATime = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
+                                           partial(ModelClosed, "the model is closed"))
         self._pending_rollback: Callable[[], None] | None = None
         """The function that undoes the present change; not None between calls only if that function has failed."""
 
@@ -234,7 +239,9 @@ class Sequence:
     __slots__ = ("_store", "index", "model")
 
     def __init__(self, model: Model, index: int) -> None:
-        self.model, self.index, self._store = model, index, model._store
+        self.model: Model = model
+        self.index: int = index
+        self._store: SequenceStore = model._store
 
     @property
     def _tokens(self) -> list[int]:
@@ -279,11 +286,19 @@ class Sequence:
                     Batch(ids, places, np.full(n, i, np.int32), np.arange(first, n, dtype=np.int32)), out)
             return out
 
-    def generate(self, prompt, n: int | None = None, sampler=None, **options):
+    @overload
+    def generate(self, prompt: str, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None,
+                 **options: Unpack[GenerateOptions]) -> Generation[str]: ...
+    @overload
+    def generate(self, prompt: Ids, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None,
+                 **options: Unpack[GenerateOptions]) -> Generation[int]: ...
+    def generate(self, prompt: str | Ids, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None,
+                 **options: Unpack[GenerateOptions]) -> Generation[Any]:
         """As `Model.generate`, for this sequence."""
         return self.model.generate(prompt, n, sampler, sequence=self, **options)
 
-    def chat(self, messages, n: int | None = None, sampler=None, **options):
+    def chat(self, messages: Items[Mapping[str, Any]], n: int | None = None,
+             sampler: Callable[[np.ndarray], int] | None = None, **options: Unpack[ChatOptions]) -> Generation[str]:
         """As `Model.chat`, for this sequence."""
         return self.model.chat(messages, n, sampler, sequence=self, **options)
 

@@ -15,7 +15,7 @@ import struct
 import tempfile
 import zlib
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
 def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
     """Tokens, rows and state of a saved sequence, for `runner.write`; StateFormatError for an invalid file."""
     if hasattr(source, "read"):
-        return _read(source, "the saved sequence", runner)
+        return _read(cast("IO[bytes]", source), "the saved sequence", runner)
     name = os.fspath(source)
     with open(source, "rb") as file:
         found = _read(file, name, runner)
@@ -80,7 +80,7 @@ def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
             str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
 
 
-def _read(file, name: str, runner: Runner) -> tuple[list[int], bytes, bytes]:
+def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
     def wrong(what: str) -> StateFormatError:
         return StateFormatError(f"{name}: {what}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,11 +22,21 @@ from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.weights import Spec
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ggml_sched.llama.gguf_write import Weight
+    from ggml_sched.llama.hparams import Hparams
+
+    Dtype: TypeAlias = npt.DTypeLike | Callable[[str, np.ndarray], Weight]
+    """How `random_model` stores matrices."""
+
 __all__ = ["as_type", "is_matrix", "outline", "random_llama", "random_model"]
 
-SIZES = {"vocab_size": 64, "context_length": 128, "embedding_length": 32, "block_count": 3, "feed_forward_length": 48,
-         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
-LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "context_length": 128, "embedding_length": 32, "block_count": 3, "feed_forward_length": 48,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+LAYER_NORM: dict[str, Any] = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
 
 OWN: dict[str, dict[str, Any]] = {
@@ -49,15 +59,17 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """{architecture: metadata that it has beside or instead of SIZES; None where it lacks a key of SIZES}."""
 
-OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
-            "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
+    "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
 """{architecture: parts of the names of those tensors that are optional in a file and that its published models have}.
 """
 
 
 def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_layer: int = 4, n_head: int = 8,
                  n_head_kv: int = 2, n_ff: int = 352, n_ctx: int = 512, n_expert: int = 0, tied: bool = False,
-                 arch: str = "llama", extra: dict | None = None, dtype=np.float32) -> bytes:
+                 arch: str = "llama", extra: Mapping[str, Any] | None = None,
+                 dtype: Dtype = np.float32) -> bytes:
     """A GGUF file of a llama, or a similar architecture, of these sizes with random weights.
 
     `n_expert`: experts in each layer, of which a token uses two; `extra`: more metadata.  Other arguments as for
@@ -69,11 +81,11 @@ def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_laye
              "tokenizer.ggml.model": None}
     if n_expert:
         sizes |= {"expert_count": n_expert, "expert_used_count": min(2, n_expert)}
-    return _file(*outline(arch, sizes | (extra or {}), tied=tied), seed, dtype)
+    return _file(*outline(arch, {**sizes, **(extra or {})}, tied=tied), seed, dtype)
 
 
-def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, optional=(), tied: bool = False,
-                 dtype=np.float32) -> bytes:
+def random_model(arch: str, seed: int = 0, *, metadata: Mapping[str, Any] | None = None, optional: Sequence[str] = (),
+                 tied: bool = False, dtype: Dtype = np.float32) -> bytes:
     """A GGUF file of an architecture with random weights, scaled so that a model's values stay of the same size.
 
     `metadata`: keys (the prefix `{arch}.` may be left out) and values, None to leave a key out.  `optional`: parts of
@@ -85,20 +97,22 @@ def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, o
     return _file(*outline(arch, values, optional=(*OPTIONAL.get(arch, ()), *optional), tied=tied), seed, dtype)
 
 
-def _file(values: dict, specs: list[Spec], seed: int, dtype) -> bytes:
-    tensors = {}
+def _file(values: Mapping[str, Any], specs: list[Spec], seed: int, dtype: Dtype) -> bytes:
+    tensors: dict[str, Weight] = {}
     for spec in specs:
-        array: Any = _weight(spec, seed)
-        if is_matrix(spec):
-            is_function = callable(dtype) and not isinstance(dtype, type)
-            array = dtype(spec.name, array) if is_function else as_type(array, dtype)
-        tensors[spec.name] = array
+        array = _weight(spec, seed)
+        if not is_matrix(spec):
+            tensors[spec.name] = array
+        elif callable(dtype) and not isinstance(dtype, type):
+            tensors[spec.name] = dtype(spec.name, array)
+        else:
+            tensors[spec.name] = as_type(array, dtype)
     out = io.BytesIO()
     write_gguf(out, values, tensors)
     return out.getvalue()
 
 
-def as_type(values: np.ndarray, dtype) -> np.ndarray | tuple[Type, tuple[int, ...], np.ndarray]:
+def as_type(values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray | tuple[Type, tuple[int, ...], np.ndarray]:
     """f32 values as `write_gguf` takes them: an array of a numpy dtype, or the blocks of a ggml type.
 
     `dtype` as in `random_model`.  ValueError for an unknown name, or rows that do not hold whole blocks.
@@ -107,25 +121,27 @@ def as_type(values: np.ndarray, dtype) -> np.ndarray | tuple[Type, tuple[int, ..
         kind = Type.__members__.get(dtype.upper())
         if kind is None:
             raise ValueError(f"unknown type {dtype!r}; known: {', '.join(str(member) for member in Type)}")
-        dtype = kind
-    if not isinstance(dtype, Type):
+    elif isinstance(dtype, Type):
+        kind = dtype
+    else:
         return values.astype(dtype)
-    if dtype == Type.F32:
+    if kind == Type.F32:
         return values
-    if dtype == Type.F16:
+    if kind == Type.F16:
         return values.astype(np.float16)
     ne = values.shape[::-1]
-    if dtype == Type.BF16:
-        return dtype, ne, quants.f32_to_bf16(values).view(np.uint8)
-    return dtype, ne, quants.quantize(values, dtype)
+    if kind == Type.BF16:
+        return kind, ne, quants.f32_to_bf16(values).view(np.uint8)
+    return kind, ne, quants.quantize(values, kind)
 
 
-def outline(arch: str, metadata: Mapping, *, optional=(), tied: bool = False) -> tuple[dict, list[Spec]]:
+def outline(arch: str, metadata: Mapping[str, Any], *, optional: Sequence[str] = (),
+            tied: bool = False) -> tuple[dict[str, Any], list[Spec]]:
     """A model of an architecture without its weights: the metadata of its file, and the list of its tensors.
 
     The arguments are those of `random_model`, without its defaults for `metadata` and `optional`.
     """
-    values = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
+    values: dict[str, Any] = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
     for key, value in metadata.items():
         values[key if key.startswith(("general.", "tokenizer.", arch + ".")) else f"{arch}.{key}"] = value
     values = {key: value for key, value in values.items() if value is not None}
@@ -140,7 +156,7 @@ def is_matrix(spec: Spec) -> bool:
             and "gate_inp" not in spec.name)
 
 
-def _hparams(arch: str, values: Mapping, parts):
+def _hparams(arch: str, values: Mapping[str, Any], parts: Sequence[str]) -> Hparams:
     """The hyperparameters of these metadata values.
 
     Reading them needs a file with some of the tensors, which are chosen only afterwards: a stand-in has their names.

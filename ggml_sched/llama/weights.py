@@ -15,12 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.defaults import Place
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Progress", "Spec", "Weights", "load_weights"]
 
@@ -90,7 +94,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: 
         for backend, members in groups.items():
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
             # The context has only the tensors of one backend, which may allocate all of them in one buffer.
-            pairs = [(ctx.restore("NONE", info.type, *_layout(info), name=info.name, resident="weight"), info)
+            pairs = [(ctx.restore("NONE", *_layout(info), name=info.name, resident="weight"), info)
                      for info in members]
             buffers = weights.buffers[backend] = []
             copied = []
@@ -157,13 +161,13 @@ def _trim(ne: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ne)
 
 
-def _layout(info: TensorInfo) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The four extents and the four strides in bytes of a contiguous tensor."""
-    ne = (*info.ne, 1, 1, 1)[:4]
-    nb = [info.type.type_size, ne[0] // info.type.block_size * info.type.type_size]
+def _layout(info: TensorInfo) -> tuple[Type, tuple[int, ...], tuple[int, ...]]:
+    """The type, the four extents and the four strides in bytes of a contiguous tensor of a known type."""
+    kind, ne = Type(info.type), (*info.ne, 1, 1, 1)[:4]
+    nb = [kind.type_size, ne[0] // kind.block_size * kind.type_size]
     for extent in ne[1:3]:
         nb.append(nb[-1] * extent)
-    return ne, tuple(nb)
+    return kind, ne, tuple(nb)
 
 
 def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
@@ -171,7 +175,7 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
 
     None if the backend takes no memory of its caller, or the file's alignment is too small: then weights are copied.
     """
-    wrap = getattr(backend, "buffer_from_ptr", None)
+    wrap: Callable[[np.ndarray], Buffer] | None = getattr(backend, "buffer_from_ptr", None)
     if wrap is None:
         return None
     memory = file.memory

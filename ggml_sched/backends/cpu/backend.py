@@ -75,7 +75,7 @@ class Stretch:
 
     def __init__(self, calls: CallList, pool: Pool, first: int) -> None:
         self._calls, self._pool = calls, pool
-        self.first = first
+        self.first: int = first
         self.last: int = calls.n_calls
 
     def __call__(self) -> None:

@@ -28,8 +28,8 @@ class Numbers:
     __slots__ = ("first", "is_over", "nodes")
 
     def __init__(self, first: int, nodes: Sequence[Tensor]) -> None:
-        self.first = first
-        self.nodes = nodes
+        self.first: int = first
+        self.nodes: Sequence[Tensor] = nodes
         self.is_over: bool = False
 
     @property

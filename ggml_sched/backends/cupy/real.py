@@ -102,7 +102,7 @@ class _Entered:
     __slots__ = ("before", "device")
 
     def __init__(self, device: CupyDevice) -> None:
-        self.device = device
+        self.device: CupyDevice = device
 
     def __enter__(self) -> None:
         device = self.device

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from ggml_sched._graph import Tensor
 from ggml_sched.llama.builder import Builder
@@ -63,6 +64,7 @@ def gated(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> 
 def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spec]:
     """The weights of a layer's experts: the router's matrix, and for all experts together the matrices of their gated
     units; `biased`: with the bias of each matrix."""
+    assert h.experts is not None
     e, prefix = h.experts, f"blk.{layer}.ffn_"
     matrices = (("gate_inp", (h.n_embd, e.n)), ("gate_exps", (h.n_embd, e.n_ff, e.n)),
                 ("up_exps", (h.n_embd, e.n_ff, e.n)), ("down_exps", (e.n_ff, h.n_embd, e.n)))
@@ -72,7 +74,11 @@ def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spe
             yield Spec(f"{prefix}{name}.bias", ne[1:], layer)
 
 
-def layers(b: Builder, x: Tensor, attend, feed_forward, ffn_norm: str | None = "ffn_norm",
+Block: TypeAlias = Callable[[Builder, Tensor, int], Tensor]
+"""`block(b, x, layer)`: appends a part of a layer to the graph; x is [n_embd, n_tokens], and so is the result."""
+
+
+def layers(b: Builder, x: Tensor, attend: Block, feed_forward: Block, ffn_norm: str | None = "ffn_norm",
            post_norm: bool = False) -> Tensor:
     """All layers of a model: each computes x + attend(norm(x)), and from that x + feed_forward(norm(x)).
 

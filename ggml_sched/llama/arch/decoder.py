@@ -16,7 +16,7 @@ from ggml_sched.llama.arch import common
 from ggml_sched.llama.builder import Builder
 from ggml_sched.llama.experts import experts
 from ggml_sched.llama.gguf import GGUFFile
-from ggml_sched.llama.hparams import Hparams, Metadata, base_hparams, with_windows
+from ggml_sched.llama.hparams import Experts, Hparams, Metadata, base_hparams, with_windows
 from ggml_sched.llama.weights import Spec
 
 __all__ = ["DECODERS", "Decoder"]
@@ -130,18 +130,22 @@ def _gemma3(h: Hparams, meta: Metadata) -> Hparams:
     h = replace(h, embd_scale=math.sqrt(h.n_embd), attn_scale=1 / math.sqrt(width),
                 final_softcap=meta.number("final_logit_softcapping", 0.0))
     window = meta.integer("attention.sliding_window", 0, low=0)
-    return with_windows(h, meta, window, 6, replace(h.rope, freq_base=10000.0, freq_scale=1.0)) if window else h
+    if not window:
+        return h
+    assert h.rope is not None
+    return with_windows(h, meta, window, 6, replace(h.rope, freq_base=10000.0, freq_scale=1.0))
 
 
-def _needs_experts(h: Hparams, meta: Metadata) -> None:
+def _needed_experts(h: Hparams, meta: Metadata) -> Experts:
     if h.experts is None:
         raise meta.error(f"no experts, which architecture {h.arch!r} needs")
+    return h.experts
 
 
 def _gpt_oss(h: Hparams, meta: Metadata) -> Hparams:
-    _needs_experts(h, meta)
-    n_ff = meta.integer("expert_feed_forward_length")
-    h = replace(h, experts=replace(h.experts, n_ff=n_ff, gating="chosen", normalise=False),
+    e, n_ff = _needed_experts(h, meta), meta.integer("expert_feed_forward_length")
+    assert h.rope is not None
+    h = replace(h, experts=replace(e, n_ff=n_ff, gating="chosen", normalise=False),
                 attn_scale=1 / math.sqrt(h.rope.n_dims))
     return with_windows(h, meta, meta.integer("attention.sliding_window"), 2)
 
@@ -154,13 +158,13 @@ def _phi3(h: Hparams, meta: Metadata) -> Hparams:
 
 
 def _qwen3moe(h: Hparams, meta: Metadata) -> Hparams:
-    _needs_experts(h, meta)
+    e = _needed_experts(h, meta)
     # Older files lack this number: there the experts of one token together are as wide as feed_forward_length.
-    n_ff = meta.integer("expert_feed_forward_length", 0, low=0) or h.n_ff // h.experts.n_used
-    return replace(h, experts=replace(h.experts, n_ff=n_ff))
+    n_ff = meta.integer("expert_feed_forward_length", 0, low=0) or h.n_ff // e.n_used
+    return replace(h, experts=replace(e, n_ff=n_ff))
 
 
-DECODERS = {decoder.arch: decoder for decoder in (
+DECODERS: dict[str, Decoder] = {decoder.arch: decoder for decoder in (
     Decoder("gemma2", "neox", change=_gemma2, scales_query=True, unit="geglu", post_norm=True),
     Decoder("gemma3", "neox", change=_gemma3, qk_norm=True, scales_query=True, unit="geglu", post_norm=True),
     Decoder("gpt-oss", "neox", change=_gpt_oss, sinks=True, unit="swiglu_oai", ffn_norm="post_attention_norm"),

@@ -32,6 +32,7 @@ def hparams(file: GGUFFile) -> Hparams:
     head_k = meta.integer("attention.key_length_mla", None if absorbed else h.n_embd_head_k)
     head_v = meta.integer("attention.value_length_mla", None if absorbed else h.n_embd_head_v)
     rope = h.rope
+    assert rope is not None
     if not rope.n_dims < head_k:
         raise meta.error(f"rope turns {rope.n_dims} of the {head_k} elements of a key: none are left")
     if absorbed and (h.n_head_kv != 1 or h.n_embd_head_k != n_kv + rope.n_dims or h.n_embd_head_v != n_kv):
@@ -66,6 +67,7 @@ def _experts(meta: Metadata, h: Hparams) -> Experts | None:
 
 
 def weights(h: Hparams) -> Iterator[Spec]:
+    assert h.latent is not None and h.rope is not None
     m, e, n_rot = h.latent, h.experts, h.rope.n_dims
     yield from common.around_layers(h)
     for layer in range(h.n_layer):
@@ -97,6 +99,7 @@ def weights(h: Hparams) -> Iterator[Spec]:
 
 def attend(b: Builder, x: Tensor, layer: int) -> Tensor:
     ctx, h, m, n = b.ctx, b.hparams, b.hparams.latent, b.n_tokens
+    assert m is not None and h.rope is not None
     prefix, n_head, n_rot = f"blk.{layer}.attn_", h.layers[layer].n_head, h.rope.n_dims
     n_still = m.head_k - n_rot
     if m.n_q:

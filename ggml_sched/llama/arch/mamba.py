@@ -36,6 +36,7 @@ def hparams(file: GGUFFile) -> Hparams:
 
 def weights(h: Hparams) -> Iterator[Spec]:
     s = h.ssm
+    assert s is not None
     yield from common.around_layers(h)
     for layer in range(h.n_layer):
         prefix = f"blk.{layer}."
@@ -55,6 +56,7 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     """The mixing part of a layer, [n_embd, n_tokens] -> [n_embd, n_tokens]: convolution, scan of states, and gate."""
     ctx, s, n, prefix, row = b.ctx, b.hparams.ssm, b.n_tokens, f"blk.{layer}.ssm_", b.state_row()
     r, states = b.cache.r[layer], b.cache.s[layer]
+    assert s is not None and r is not None and states is not None
     xz = b.linear(x, prefix + "in", "ssm_in", layer)
     size = xz.nb[0]
     x = ctx.view_2d(xz, s.n_inner, n, xz.nb[1])
@@ -68,11 +70,11 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     x = ctx.silu(b.name(ctx.add(x, b.weights[prefix + "conv1d.bias"]), "conv_output", layer))
     parts = b.linear(x, prefix + "x", "ssm_x", layer)
     dt = b.linear(normed(b, ctx.cont(ctx.view_2d(parts, s.n_dt, n, parts.nb[1]))), prefix + "dt", "ssm_dt", layer)
-    b_and_c = [normed(b, ctx.view_4d(parts, s.n_state, 1, n, 1, s.n_state * size, parts.nb[1], n * parts.nb[1],
-                                     (s.n_dt + i * s.n_state) * size)) for i in range(2)]
+    scan_b, scan_c = (normed(b, ctx.view_4d(parts, s.n_state, 1, n, 1, s.n_state * size, parts.nb[1], n * parts.nb[1],
+                                          (s.n_dt + i * s.n_state) * size)) for i in range(2))
     y = b.name(ctx.ssm_scan(ctx.reshape_4d(states, s.n_state, 1, s.n_inner, states.ne[1]),
                             ctx.reshape_4d(x, 1, s.n_inner, n, 1), ctx.reshape_3d(dt, s.n_inner, n, 1),
-                            b.weights[prefix + "a"], *b_and_c, row), "ssm_scan", layer)
+                            b.weights[prefix + "a"], scan_b, scan_c, row), "ssm_scan", layer)
     # The scan returns one tensor: the result of each token, followed by the sequence's new state, which goes to `s`.
     b.expand(ctx.set_rows(states, ctx.view_2d(y, states.ne[0], 1, states.nb[1], s.n_inner * n * size), row))
     y = ctx.add(ctx.view_2d(y, s.n_inner, n, s.n_inner * size), ctx.mul(x, b.weights[prefix + "d"]))
@@ -81,7 +83,8 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
 
 def normed(b: Builder, x: Tensor) -> Tensor:
     """x, RMS-normed for FalconMamba, which norms dt, B and C before the scan."""
-    return b.ctx.rms_norm(x, b.hparams.norm_eps) if b.hparams.ssm.norm else x
+    ssm = b.hparams.ssm
+    return b.ctx.rms_norm(x, b.hparams.norm_eps) if ssm is not None and ssm.norm else x
 
 
 def build(b: Builder) -> Tensor:

@@ -59,7 +59,7 @@ class Bpe:
 
 
 def _wrong_merge(vocabulary: Vocabulary, merges: Array, i: int) -> TokenizerError:
-    field, line = f"tokenizer.ggml.merges[{i}]", merges[i]
+    field, line = f"tokenizer.ggml.merges[{i}]", str(merges[i])
     at = line.find(" ", 1)
     if at < 0 or at == len(line) - 1:
         return TokenizerError(f"{vocabulary.name}: {field}: is {shown(line)}, not two tokens with a space between",

@@ -7,11 +7,16 @@ Corresponds to `apply_chat_template` of Hugging Face's transformers, for which s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ggml_sched.llama.errors import ChatTemplateError
 from ggml_sched.llama.gguf import Array, GGUFFile, Kind, open_gguf
 from ggml_sched.llama.text import sandbox
 from ggml_sched.llama.text.marks import Marker
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.gguf import Source
+    from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = ["CHATML", "ChatTemplate"]
 
@@ -41,14 +46,17 @@ class ChatTemplate:
                  name: str = "<chat template>") -> None:
         if not isinstance(source, str):
             raise TypeError(f"a chat template is a str, not {type(source).__name__}")
-        self.source, self.bos_token, self.eos_token, self.name = source, bos_token, eos_token, name
+        self.source = source
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self.name = name
         self._template = sandbox.compile_template(source)
         # A template that handles a content of several parts reads each part's type.  For other templates, the texts of
         # the parts are joined.
         self._takes_parts = any(mark in source for mark in ("'type'", '"type"', ".type"))
 
     @classmethod
-    def from_gguf(cls, source, variant: str | None = None) -> ChatTemplate:
+    def from_gguf(cls, source: Source | GGUFFile, variant: str | None = None) -> ChatTemplate:
         """From a path, bytes, a binary file object, or an open GGUFFile (left open)."""
         if isinstance(source, GGUFFile):
             return cls.from_metadata(source.metadata, variant, source.name)
@@ -56,7 +64,8 @@ class ChatTemplate:
             return cls.from_metadata(file.metadata, variant, file.name)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping, variant: str | None = None, name: str = "<metadata>") -> ChatTemplate:
+    def from_metadata(cls, metadata: Mapping[str, object], variant: str | None = None,
+                      name: str = "<metadata>") -> ChatTemplate:
         """`tokenizer.chat_template`, or one of several by its name ("tool_use", "rag"); ChatML where there is none."""
         key = KEY if variant is None else f"{KEY}.{variant}"
         source = metadata.get(key)
@@ -76,8 +85,8 @@ class ChatTemplate:
         """Whether this is ChatML because the file has no template."""
         return self.source is CHATML
 
-    def render(self, messages: Sequence[Mapping], add_generation_prompt: bool = True,
-               tools: Sequence | None = None, documents: Sequence | None = None, **variables) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True,
+               tools: Sequence[Any] | None = None, documents: Sequence[Any] | None = None, **variables: object) -> str:
         """The text for a conversation.
 
         `messages`: dicts with a `role` and `content`: str, None, or a list of parts such as
@@ -92,8 +101,8 @@ class ChatTemplate:
         return sandbox.render(self._template, given | {
             key: plain(value, key) for key, value in variables.items()})
 
-    def encode(self, tokenizer, messages: Sequence[Mapping], add_generation_prompt: bool = True, *,
-               parse_special: bool = True, **variables) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, *,
+               parse_special: bool = True, **variables: Any) -> list[int]:
         """Token ids for a conversation: with BOS once, whether the template writes it or not, and without EOS.
 
         `parse_special`: a text like "<|im_end|>" in a message becomes the control token.  False, for untrusted
@@ -112,7 +121,7 @@ class ChatTemplate:
             ids.insert(0, tokenizer.bos_id)
         return ids
 
-    def _checked(self, messages) -> list[dict]:
+    def _checked(self, messages: object) -> list[dict[str, Any]]:
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
             raise TypeError(f"messages are a list of dicts, not {type(messages).__name__}")
         checked = []
@@ -135,7 +144,7 @@ class ChatTemplate:
             checked.append(message)
         return checked
 
-    def _parts(self, parts: list, where: str) -> list | str:
+    def _parts(self, parts: list[Any], where: str) -> list[Any] | str:
         for part in parts:
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
                 raise TypeError(f"{where}['content'] is a list of dicts with a type")
@@ -151,7 +160,7 @@ class ChatTemplate:
         return f"<ChatTemplate of {self.name}: {len(self.source)} characters>"
 
 
-def plain(value, where: str, depth: int = 0):
+def plain(value: object, where: str, depth: int = 0) -> Any:
     """A copy for a template: None, bool, int, float, str, or lists and dicts of these; TypeError for other types."""
     if depth > MAX_DEPTH:
         raise ChatTemplateError(f"{where} is nested deeper than {MAX_DEPTH}")
@@ -169,7 +178,7 @@ def plain(value, where: str, depth: int = 0):
     raise TypeError(f"{where} is a {type(value).__name__}; templates take None, bool, int, float, str, list and dict")
 
 
-def _token(metadata: Mapping, which: str) -> str:
+def _token(metadata: Mapping[str, object], which: str) -> str:
     """The text of BOS or EOS, "" where the file has none or a wrong id, for which the tokenizer raises an error."""
     tokens, token = metadata.get("tokenizer.ggml.tokens"), metadata.get(f"tokenizer.ggml.{which}_token_id")
     if isinstance(tokens, Array) and tokens.kind is not Kind.STRING or not isinstance(tokens, (Array, list, tuple)):
@@ -182,5 +191,5 @@ def _token(metadata: Mapping, which: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _variants(metadata: Mapping) -> list[str]:
+def _variants(metadata: Mapping[str, object]) -> list[str]:
     return sorted(key.removeprefix(KEY + ".") for key in metadata if key.startswith(KEY + "."))

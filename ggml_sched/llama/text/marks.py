@@ -32,7 +32,7 @@ class Marker:
         free = [mark for mark in NONCHARACTERS if mark not in letters]
         if not free:
             raise ChatTemplateError(f"messages contain all {len(NONCHARACTERS)} noncharacters from U+FDD0 on")
-        self.mark = free[0]
+        self.mark: str = free[0]
 
     def marked(self, value: Any, key: str = "") -> Any:
         """A copy of `value`, a message or a part of one, with marks in its strings; `key` is the key that it has."""

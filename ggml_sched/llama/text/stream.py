@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StopStrings", "Stream"]
 
-Utf8 = codecs.getincrementaldecoder("utf-8")
-
 
 class Stream:
     """Decodes ids one by one.
@@ -29,7 +27,7 @@ class Stream:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continuing: bool = False) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._strip = self._strips = tokenizer.add_space_prefix and not continuing
-        self._decoder = Utf8("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, *ids: int) -> str:
         """The text that these ids complete; all ids are checked before any is decoded."""

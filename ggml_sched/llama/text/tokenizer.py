@@ -43,14 +43,19 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._model = Spm(vocabulary) if vocabulary.model == "spm" else Bpe(vocabulary)
-        self.n_vocab = len(vocabulary.ids)
-        self.model, self.pre = vocabulary.model, vocabulary.pre
-        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
-        self.eot_id, self.eom_id = vocabulary.eot_id, vocabulary.eom_id
-        self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
-        self.eos_ids = vocabulary.eos_ids
-        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
-        self.add_space_prefix = vocabulary.add_space_prefix
+        self.n_vocab: int = len(vocabulary.ids)
+        self.model: str = vocabulary.model
+        self.pre: str = vocabulary.pre
+        self.bos_id: int | None = vocabulary.bos_id
+        self.eos_id: int | None = vocabulary.eos_id
+        self.eot_id: int | None = vocabulary.eot_id
+        self.eom_id: int | None = vocabulary.eom_id
+        self.unk_id: int | None = vocabulary.unk_id
+        self.pad_id: int | None = vocabulary.pad_id
+        self.eos_ids: frozenset[int] = vocabulary.eos_ids
+        self.add_bos: bool = vocabulary.add_bos
+        self.add_eos: bool = vocabulary.add_eos
+        self.add_space_prefix: bool = vocabulary.add_space_prefix
         # Special tokens, longest first, grouped by their first letter: a text that has none of these letters, as most
         # do, need not be searched for each token.
         types = vocabulary.types

@@ -45,7 +45,7 @@ END_OF_GENERATION = frozenset((
     "[e~["))
 """Texts of tokens that end a generation in every vocabulary that has them.  Many files give these tokens another type;
 here they are always control tokens, because otherwise a generation would not end."""
-FILL_IN = {
+FILL_IN: dict[str, tuple[str, ...]] = {
     "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
                 "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
     "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
@@ -95,7 +95,7 @@ class Vocabulary:
     strips_right: frozenset[int] = field(repr=False)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Vocabulary:
+    def from_metadata(cls, metadata: Mapping[str, object], name: str = "<metadata>") -> Vocabulary:
         """Raises TokenizerError naming the field for a missing, wrong or unsupported value."""
         fields = VocabularyFields(metadata, name)
         model = _model(fields)
@@ -130,7 +130,7 @@ class Vocabulary:
 class VocabularyFields(Fields):
     """`tokenizer.ggml.*`; errors are TokenizerErrors."""
 
-    def __init__(self, metadata: Mapping, name: str) -> None:
+    def __init__(self, metadata: Mapping[str, object], name: str) -> None:
         super().__init__(metadata, name, "tokenizer.ggml.")
 
     def fail(self, key: str, what: str) -> TokenizerError:
