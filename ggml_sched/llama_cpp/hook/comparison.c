@@ -17,7 +17,7 @@ static int *ids_of(const gh_demand *demand)
     const signed char *arena = demand->value;
     int *ids = malloc(((size_t)demand->n + 1) * sizeof *ids);
     for (int32_t i = 0; ids != NULL && i < demand->n; i++) {
-        ids[i] = arena[i];
+        ids[i] = (int)arena[i];
     }
     return ids;
 }
