@@ -8,15 +8,17 @@ copied, or refused where no copy is allowed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ggml_sched._graph import Tensor, Type, no_address, wait_for_queued
 from ggml_sched.errors import BackendError, HazardError, PlacementError
 from ggml_sched.graph import _dlpack as dlpack
 from ggml_sched.graph import hostdata
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["as_array", "as_buffer", "as_capsule"]
 

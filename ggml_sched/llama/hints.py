@@ -7,7 +7,6 @@ argument is called here, for similar names which one may be meant, and otherwise
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from inspect import signature
 
 __all__ = ["unknown_argument"]
@@ -73,6 +72,8 @@ def unknown_argument(function: Callable[..., object], name: str, others: Iterabl
 
     `others`: the names that it takes as **keywords, besides those of its signature.
     """
+    from difflib import get_close_matches  # here: only errors need it
+
     parameters = signature(function).parameters.values()
     known = sorted({*others, *(parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD)})
     hints = HINTS["load" if function.__name__ == "load" else "generate"]

@@ -6,9 +6,12 @@ Invariant: the package of a model is found without importing it, because such pa
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ggml_sched.llama.errors import ModelNotInstalled
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["INSTALLABLE", "installed_model"]
 
@@ -22,6 +25,8 @@ def installed_model(name: str) -> Path:
     ValueError for an unknown name; ModelNotInstalled, with the command that installs it, where the package is missing
     or holds no GGUF file.
     """
+    from pathlib import Path  # here: importing the package then takes less time
+
     if name not in INSTALLABLE:
         raise ValueError(f"no package with a model {name!r} is known; known names: {', '.join(INSTALLABLE)}")
     module, package = INSTALLABLE[name]

@@ -6,8 +6,11 @@ source code of Python's standard library.
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["SMALL_PROMPT", "small_model"]
 
@@ -17,5 +20,7 @@ SMALL_PROMPT = "    def __init__(self, name, value):"
 
 def small_model() -> Path:
     """The GGUF file, for `load` and other readers: it is a file of the installed package, not to be changed."""
+    from pathlib import Path  # here: importing the package then takes less time
+
     # A package with compiled modules cannot be imported from an archive, so this is a real path.
-    return Path(str(files("ggml_sched.llama").joinpath("data", "small.gguf")))
+    return Path(os.path.dirname(__file__), "data", "small.gguf")

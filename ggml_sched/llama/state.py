@@ -9,10 +9,8 @@ Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_fi
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
-import tempfile
 import zlib
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
@@ -45,6 +43,8 @@ def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
         for part in (head, *body):
             target.write(part)
         return
+    import tempfile  # here, and hashlib below: loading them takes longer than the rest of this package
+
     path = os.fspath(target)
     handle, partial = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".sequence-")
     try:
@@ -73,6 +73,8 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
     """What must be equal in the model that saves and the one that restores: architecture, type of the cache, and a
     hash of the hyperparameters and of the shapes of the weights."""
+    import hashlib
+
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):
         digest.update(f"{name} {tensor.ne}".encode())

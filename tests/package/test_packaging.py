@@ -111,6 +111,13 @@ def test_importing_loads_nothing_optional():
     assert said[1].strip() == "]"
 
 
+def test_importing_the_runner_loads_no_slow_module_beyond_numpy_s():
+    code = ("import sys, numpy; before = set(sys.modules); import ggml_sched.llama; "
+            "print(*(set(sys.modules) - before) & {'difflib', 'hashlib', 'importlib.resources', 'numpy.typing', "
+            "'pathlib', 'shutil', 'tempfile'})")
+    assert run_python("-c", code).stdout.split() == []
+
+
 def test_ci_runs_the_test_command_of_the_readme():
     """In an environment of its own, but for that the same."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
