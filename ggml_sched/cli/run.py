@@ -1,6 +1,6 @@
 """Continue a text with a GGUF model, or chat with it.
 
-The text streams to standard output; what else there is to say goes to standard error.  Without MODEL a small one that
+The text streams to standard output; messages and statistics go to standard error.  Without MODEL a small one that
 comes with the package continues a line of Python.
 """
 

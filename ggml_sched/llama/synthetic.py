@@ -167,7 +167,8 @@ def _hparams(arch: str, values: Mapping[str, Any], parts: Sequence[str]) -> Hpar
              "rope_factors_long.weight": any("rope_factors".startswith(part) for part in parts)}
     with open_gguf(out.getvalue()) as file:
         present = dict.fromkeys((name for name, there in names.items() if there), None)
-        present.update((f"{i}", None) for i in range(256))      # a file has no more layers than tensors
+        # Stand-ins for tensors, because `hparams` refuses a file with more layers than tensors.
+        present.update((f"{i}", None) for i in range(256))
         stand_in: Any = SimpleNamespace(name="random model", metadata=dict(file.metadata), tensors=present)
         return architectures.ARCHITECTURES[arch].hparams(stand_in)
 

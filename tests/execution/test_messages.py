@@ -31,7 +31,7 @@ def test_an_unsupported_op_names_the_types_of_a_weight_that_each_backend_support
     with scheduler, pytest.raises(gs.UnsupportedOp) as caught:
         scheduler.plan(graph)
     said = str(caught.value)
-    assert "tensor 2 (MUL_MAT f32 [8, 2, 1, 1]): none of the backends" in said
+    assert "tensor 2 (MUL_MAT f32 [8, 2, 1, 1]): none of the backends 'GPU', 'CPU' supports it" in said
     assert "with the sources 'w' iq2_xxs, 'x' f32" in said
     assert "'GPU' supports it with 'w' of type f32, f16" in said and "'CPU' supports it with 'w' of type q8_0" in said
 

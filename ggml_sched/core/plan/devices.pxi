@@ -115,7 +115,7 @@ cdef str names_of(tuple backends):
     """The names of backends, for messages."""
     cdef list names = []
     for backend in backends:
-        names.append(backend.name)
+        names.append(repr(backend.name))
     return ", ".join(names)
 
 
