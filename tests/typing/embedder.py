@@ -127,7 +127,45 @@ def models(prompt: Sequence[int]) -> Iterator[str]:
         model.generate("Once", temperature="hot")  # type: ignore[call-overload]
         model.chat([{"role": "user", "content": "Hello"}], stop=3)  # type: ignore[arg-type]
         model.sequence("first")  # type: ignore[arg-type]
+        assert_type(model.scheduler, gs.Scheduler)
+        assert_type(model.tokenizer.bos_id, int | None)
+        assert_type(model.batch_graph(1, 32).output, gs.Tensor | None)
+        assert_type(model.chat_template.render([{"role": "user", "content": "Hello"}], enable_thinking=False), str)
+        second = model.sequence(1)
+        assert_type(second.generate("Once", 8, stop=".", top_k=4), llama.Generation[str])
+        assert_type(second.generate(prompt, echo=True), llama.Generation[int])
+        second.generate("Once", stops=".")  # type: ignore[call-overload]
+        second.chat("Hello")  # type: ignore[arg-type]
+        second.chat([{"role": "user", "content": "Hello"}], echo=True)  # type: ignore[call-arg]
+        second.copy_to("first")  # type: ignore[arg-type]
     llama.load("model.gguf", n_treads=4)  # type: ignore[arg-type]
     llama.load(3)  # type: ignore[arg-type]
     llama.load("model.gguf", gs.CpuBackend())  # type: ignore[arg-type]
     llama.load("model.gguf", n_ctx="8k")  # type: ignore[arg-type]
+
+
+def files() -> bytes:
+    with llama.open_gguf("model.gguf") as file:
+        assert_type(file, llama.GGUFFile)
+        assert_type(file.tensors["output.weight"].ne, tuple[int, ...])
+        file.metadata["general.name"].upper()  # type: ignore[union-attr]
+    llama.write_gguf("small.gguf", {"general.architecture": "llama", "llama.block_count": 1},
+                     {"x": np.zeros(4, np.float32), "y": ("q8_0", (32, 1), bytes(34))})
+    llama.write_gguf("small.gguf", {}, {"x": 3})  # type: ignore[dict-item]
+    llama.random_llama(dtype=3)  # type: ignore[arg-type]
+    return llama.random_llama(7, n_layer=2, dtype="q8_0", extra={"general.name": "small"})
+
+
+def sampling(logits: np.ndarray) -> int:
+    sampler = llama.Sampler(0.7, top_k=40, logit_bias={13: -1.0})
+    assert_type(sampler.top_k, int)
+    llama.Sampler(top_k="40")  # type: ignore[arg-type]
+    llama.Sampler(logit_bias=[13])  # type: ignore[arg-type]
+    return sampler(logits)
+
+
+def gpu() -> None:
+    with gs.CupyBackend(0, memory=1 << 30) as backend:
+        assert_type(backend, gs.CupyBackend)
+        assert_type(backend.alloc_buffer(64).backend, gs.CupyBackend)
+    gs.CupyBackend("0")  # type: ignore[arg-type]
