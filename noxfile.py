@@ -115,9 +115,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy over the package and a program of a user; pyright's count of complete types; the extensions' stubs."""
+    """mypy over the package; mypy and pyright over a program of a user; complete types; the extensions' stubs."""
     session.run("python", "-m", "mypy", "--warn-unused-configs")
     session.run("python", "-m", "mypy", "tests/typing")
+    session.run("python", "-m", "pyright", "tests/typing")
     session.run("python", "tools/check_types.py")
     compiled = any((ROOT / "ggml_sched").glob("_core.*.so"))
     environment = {"PYTHONSAFEPATH": "1", **({"PYTHONPATH": str(ROOT)} if compiled else {})}

@@ -2,6 +2,7 @@
 
 A line with `type: ignore[CODE]` is wrong on purpose: a checker that accepts it reports the comment as unused.
 """
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
 from collections.abc import Iterator, Sequence
 from typing import assert_type
