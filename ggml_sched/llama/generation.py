@@ -34,7 +34,7 @@ Piece = TypeVar("Piece", str, int)
 
 
 class ChatOptions(SamplerOptions, total=False):
-    """The arguments of `Model.chat` that have names, but for the sequence."""
+    """The keyword arguments of `Sequence.chat`: those of `Model.chat`, without `sequence`."""
 
     stop: str | Iterable[str] | None
     shift: bool
@@ -43,7 +43,7 @@ class ChatOptions(SamplerOptions, total=False):
 
 
 class GenerateOptions(ChatOptions, total=False):
-    """The arguments of `Model.generate` that have names, but for the sequence."""
+    """The keyword arguments of `Sequence.generate`: those of `Model.generate`, without `sequence`."""
 
     echo: bool
     ignore_eos: bool

@@ -71,7 +71,7 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     parts = b.linear(x, prefix + "x", "ssm_x", layer)
     dt = b.linear(normed(b, ctx.cont(ctx.view_2d(parts, s.n_dt, n, parts.nb[1]))), prefix + "dt", "ssm_dt", layer)
     scan_b, scan_c = (normed(b, ctx.view_4d(parts, s.n_state, 1, n, 1, s.n_state * size, parts.nb[1], n * parts.nb[1],
-                                          (s.n_dt + i * s.n_state) * size)) for i in range(2))
+                                            (s.n_dt + i * s.n_state) * size)) for i in range(2))
     y = b.name(ctx.ssm_scan(ctx.reshape_4d(states, s.n_state, 1, s.n_inner, states.ne[1]),
                             ctx.reshape_4d(x, 1, s.n_inner, n, 1), ctx.reshape_3d(dt, s.n_inner, n, 1),
                             b.weights[prefix + "a"], scan_b, scan_c, row), "ssm_scan", layer)
