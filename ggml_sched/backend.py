@@ -90,7 +90,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer as _BufferProtocol
 
     Bytes: TypeAlias = _BufferProtocol | np.ndarray
-    """An object with the buffer protocol; before Python 3.12 type checkers do not see that arrays have it."""
+    """An object with the buffer protocol.
+
+    Before Python 3.12 type checkers do not see that arrays have it: memoryview takes a cast to Any.
+    """
 
 __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",
            "tensor_copy"]
@@ -291,7 +294,7 @@ class Backend(BackendBase):
 
         PlacementError if the tensor has no address on this backend, ValueError for bytes outside the tensor.
         """
-        view = memoryview(cast("_BufferProtocol", data)).cast("B")
+        view = memoryview(cast("Any", data)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
             tensor.touch()
@@ -301,7 +304,7 @@ class Backend(BackendBase):
     def get_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  Raises as
         `set_tensor`."""
-        view = memoryview(cast("_BufferProtocol", out)).cast("B")
+        view = memoryview(cast("Any", out)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
             self.get_tensor_async(tensor, view, offset)

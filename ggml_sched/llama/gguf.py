@@ -16,7 +16,7 @@ import mmap
 import os
 import re
 import stat
-from typing import IO, TYPE_CHECKING, Self, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from ggml_sched.llama.gguf_reader import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer as BufferProtocol
-
     from ggml_sched.backend import Bytes
 
     Source: TypeAlias = str | os.PathLike[str] | Bytes | IO[bytes]
@@ -170,7 +168,7 @@ def open_gguf(source: Source) -> GGUFFile:
         if not isinstance(source, (bytes, bytearray)):
             raise TypeError(f"{name}: a model is read from a binary file, not a text file")
     try:
-        memory = memoryview(cast("BufferProtocol", source)).toreadonly()
+        memory = memoryview(cast("Any", source)).toreadonly()
     except TypeError:
         raise TypeError(f"a model is a path, bytes or a binary file, not {type(source).__name__}") from None
     if not memory.c_contiguous:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from operator import index
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 
@@ -176,7 +176,7 @@ def wrap(source: Memory, size: int | None) -> np.ndarray:
         if address == 0:
             raise ValueError(f"{size} bytes at address 0")
         return np.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), np.uint8)
-    memory = as_bytes(cast("Bytes", source))
+    memory = as_bytes(cast("Any", source))
     if size is None:
         return memory
     size = index(size)
