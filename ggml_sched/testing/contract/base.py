@@ -72,7 +72,8 @@ class Contract:
         if case is not None and case.is_set:
             found, want = np.sort(found), np.sort(want)
         _, nmse = distance(want.astype(np.float64), found.astype(np.float64))
-        allowed = 0.0 if want.dtype.kind == "i" else self.max_nmse + (0.0 if case is None else case.max_nmse)
+        is_exact = want.dtype.kind == "i" or case is not None and case.is_exact
+        allowed = 0.0 if is_exact else self.max_nmse + (0.0 if case is None else case.max_nmse)
         if not nmse <= allowed:
             raise AssertionError(f"{what}: the error is {nmse:.2e}, {allowed:.0e} is permitted; "
                                  f"{_difference(found, want)}")

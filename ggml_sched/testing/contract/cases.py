@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -38,6 +38,18 @@ class Leafs:
         self.values[leaf] = quants.quantize(values, leaf.type) if leaf.type.is_quantized else values
         return leaf
 
+    def part(self, *ne: int) -> gs.Tensor:
+        """A view of extents `ne` of a leaf with longer rows: it begins inside the leaf, and its rows have gaps."""
+        whole = self.floats(2 * ne[0], *ne[1:])
+        n3 = (*ne, 1, 1, 1)[:4]
+        return self.ctx.view_4d(whole, *n3, *whole.nb[1:], ne[0] // 2 * 4)
+
+    def these(self, values: list[float]) -> gs.Tensor:
+        """An f32 leaf with these values, one row."""
+        leaf = self.ctx.tensor("f32", (len(values),), f"leaf{len(self.values)}")
+        self.values[leaf] = np.array(values, np.float32)
+        return leaf
+
     def ids(self, n: int, *ne: int, type: str = "i32", distinct: bool = False) -> gs.Tensor:
         """A leaf of indices below `n`; `distinct`: no two of a row are equal."""
         leaf = self.ctx.tensor(type, ne, f"leaf{len(self.values)}")
@@ -51,11 +63,11 @@ class Leafs:
         self.values[leaf] = np.arange(n, dtype=np.int32)
         return leaf
 
-    def mask(self, n_kv: int, n_tokens: int, type: str) -> gs.Tensor:
-        """A causal attention mask: 0 and -inf."""
+    def mask(self, n_kv: int, n_tokens: int, type: str, largest: float = 0.0) -> gs.Tensor:
+        """A causal attention mask: `largest` and -inf."""
         leaf = self.ctx.tensor(type, (n_kv, n_tokens), f"leaf{len(self.values)}")
         late = np.arange(n_kv) > np.arange(n_tokens)[:, None] + n_kv - n_tokens
-        self.values[leaf] = np.where(late, -np.inf, 0).astype(np.float32)
+        self.values[leaf] = np.where(late, -np.inf, largest).astype(np.float32)
         return leaf
 
     def set(self) -> None:
@@ -72,6 +84,8 @@ class Case(NamedTuple):
     max_nmse: float = 0.0
     is_set: bool = False
     """Whether each row of the result is a set, whose order is free."""
+    is_exact: bool = False
+    """Whether no error is permitted: conversions, which round to nearest, ties to even."""
 
     def __repr__(self) -> str:
         return f"<Case {self.name!r}>"
@@ -80,6 +94,11 @@ class Case(NamedTuple):
     def op(self) -> str:
         return self.name.partition(" ")[0]
 
+    @property
+    def with_other_values(self) -> Case:
+        """The same nodes with other values of their leafs."""
+        return self._replace(name=f"{self.name} with other values")
+
     def made(self) -> tuple[Leafs, gs.Tensor]:
         """New tensors of the case, without addresses: (its leafs, the node)."""
         leafs = Leafs(self.name)
@@ -87,7 +106,8 @@ class Case(NamedTuple):
 
 
 def _all() -> list[Case]:
-    return [*_binary(), *_unary(), *_reductions(), *_rows(), *_copies(), *_products(), *_attention(), *_recurrent()]
+    return [*_binary(), *_unary(), *_reductions(), *_rows(), *_copies(), *_conversions(), *_products(), *_attention(),
+            *_recurrent(), *_parts()]
 
 
 def _of_two(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
@@ -129,6 +149,10 @@ def _unary() -> list[Case]:
     def one(leafs: Leafs, make: Callable[..., gs.Tensor], low: float = -2.0, ne: tuple[int, ...] = (8, 4)) -> gs.Tensor:
         return make(leafs.ctx, leafs.floats(*ne, low=low))
 
+    def large(leafs: Leafs, make: Callable[..., gs.Tensor]) -> gs.Tensor:
+        # The exponential of some is infinite, and the result is not.
+        return make(leafs.ctx, leafs.floats(8, 4, low=-120, high=120))
+
     def gated(leafs: Leafs, kind: str) -> gs.Tensor:
         return leafs.ctx.glu(leafs.floats(8, 4), kind)
 
@@ -136,7 +160,8 @@ def _unary() -> list[Case]:
         return leafs.ctx.glu_split(leafs.floats(8, 4), leafs.floats(8, 4), kind)
 
     makers = {"SCALE": lambda ctx, x: ctx.scale(x, 0.5), "SCALE and bias": lambda ctx, x: ctx.scale(x, -1.5, 0.25),
-              "SQR": lambda ctx, x: ctx.sqr(x), "CLAMP": lambda ctx, x: ctx.clamp(x, -0.5, 1)}
+              "SCALE by zero": lambda ctx, x: ctx.scale(x, 0.0), "SQR": lambda ctx, x: ctx.sqr(x),
+              "CLAMP": lambda ctx, x: ctx.clamp(x, -0.5, 1), "CLAMP to zero": lambda ctx, x: ctx.clamp(x, -0.5, 0)}
     found = [Case(name, partial(one, make=make)) for name, make in makers.items()]
     found += [Case("SQRT", partial(one, make=lambda ctx, x: ctx.sqrt(x), low=0.1)),
               Case("LOG", partial(one, make=lambda ctx, x: ctx.log(x), low=0.1))]
@@ -149,6 +174,8 @@ def _unary() -> list[Case]:
         error = 1e-6 if kind.startswith("gelu") else 0.0
         found += [Case(f"UNARY:{kind.upper()}", partial(one, make=make), error),
                   Case(f"UNARY:{kind.upper()} of odd extents", partial(one, make=make, ne=(7, 3, 2, 2)), error)]
+        if kind in ("silu", "gelu", "gelu_quick", "gelu_erf", "tanh", "sigmoid", "elu", "softplus"):
+            found.append(Case(f"UNARY:{kind.upper()} of large values", partial(large, make=make), error))
     for kind in ("reglu", "geglu", "geglu_erf", "geglu_quick", "swiglu"):
         error = 1e-6 if kind.startswith("geglu") else 0.0
         found += [Case(f"GLU:{kind.upper()}", partial(gated, kind=kind), error),
@@ -186,7 +213,14 @@ def _reductions() -> list[Case]:
             if name.startswith("ARGMAX") and len(ne) > 2:
                 continue        # of matrices only
             found.append(Case(name + which, partial(reduced, make=make, ne=ne)))
-    return [*found, Case("TOP_K", lambda leafs: leafs.ctx.top_k(leafs.floats(32, 4), 5), is_set=True),
+
+    def small(leafs: Leafs, op: str) -> gs.Tensor:
+        return makers[op](leafs.ctx, leafs.floats(32, 4, low=-1e-7, high=1e-7))
+
+    found += [Case(f"{op} of values below eps", partial(small, op=op))
+              for op in ("NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM")]
+    return [*found, Case("RMS_NORM and no eps", lambda leafs: leafs.ctx.rms_norm(leafs.floats(32, 4), 0.0)),
+            Case("TOP_K", lambda leafs: leafs.ctx.top_k(leafs.floats(32, 4), 5), is_set=True),
             Case("ARANGE", lambda leafs: leafs.ctx.arange(1, 9, 0.5))]
 
 
@@ -203,8 +237,9 @@ def _rows() -> list[Case]:
         width = 256 if gs.Type[type.upper()].block_size > 32 else 32
         found.append(Case(f"GET_ROWS of {type}", partial(gathered, type=type, width=width)))
     for type, error in (("f32", 0.0), ("f16", ROUNDED["f16"]), ("q8_0", QUANTISED_NMSE)):
-        found.append(Case(f"SET_ROWS to {type}", partial(scattered, type=type), error))
-    return found
+        found.append(Case(f"SET_ROWS to {type}", partial(scattered, type=type), error, is_exact=type in ROUNDED))
+    return [*found, Case("GET_ROWS of batches", lambda leafs: leafs.ctx.get_rows(leafs.floats(32, 6, 3),
+                                                                                leafs.ids(6, 5, 3)))]
 
 
 def _copies() -> list[Case]:
@@ -232,12 +267,55 @@ def _copies() -> list[Case]:
              Case("SET", lambda leafs: leafs.ctx.set(leafs.floats(8, 4), leafs.floats(4, 2), 32, 128, 128, 40))]
     for to, error in (("f32", 0.0), ("f16", ROUNDED["f16"]), ("bf16", ROUNDED["bf16"]), ("q8_0", QUANTISED_NMSE),
                       ("q4_0", 2e-2)):
-        found.append(Case(f"CPY to {to}", partial(converted, of="f32", to=to), error))
+        found.append(Case(f"CPY to {to}", partial(converted, of="f32", to=to), error, is_exact=to in ROUNDED))
     for of in ("f16", "bf16"):
         found.append(Case(f"CPY of {of}", partial(converted, of=of, to="f32")))
     for dim, extents in enumerate(((5, 4, 3), (8, 2, 3), (8, 4, 1))):
         found.append(Case(f"CONCAT along {dim}", partial(joined, dim=dim, extents=extents)))
     return found
+
+
+def _conversions() -> list[Case]:
+    """Of numbers half way between two others, beyond the largest, below the least, and no numbers."""
+    between = {"f16": 2.0**-11, "bf16": 2.0**-8}
+
+    def rounded(leafs: Leafs, type: str) -> gs.Tensor:
+        half, largest = between[type], {"f16": 65504.0, "bf16": 3.3895313892515355e38}[type]
+        values = [1 + half, 1 + 3 * half, -1 - half, 1 + half * 1.01, 1 - half / 2, 1 / 3, 0.0, largest, -largest,
+                  largest * (1 + half / 4), np.inf, -np.inf, np.nan]
+        if type == "f16":
+            values += [65519.0, 65520.0, -1e6, 2.0**-24, 2.0**-25, 2.0**-25 * 1.01, 3 * 2.0**-25]
+        return leafs.ctx.cpy(leafs.these(values), leafs.floats(len(values), type=type))
+
+    return [Case(f"CPY to {type} of values between", partial(rounded, type=type), is_exact=True) for type in between]
+
+
+def _parts() -> list[Case]:
+    """Nodes that read a view whose rows have gaps."""
+    def of_part(leafs: Leafs, make: Callable[..., gs.Tensor], ne: tuple[int, ...]) -> gs.Tensor:
+        return make(leafs, leafs.ctx, leafs.part(*ne))
+
+    makers: dict[str, tuple[Callable[..., gs.Tensor], tuple[int, ...]]] = {
+        "ADD": (lambda leafs, ctx, x: ctx.add(x, leafs.floats(8, 4, 3)), (8, 4, 3)),
+        "MUL": (lambda leafs, ctx, x: ctx.mul(leafs.floats(8, 4, 3), x), (8, 4, 3)),
+        "SCALE": (lambda leafs, ctx, x: ctx.scale(x, 0.5), (8, 4, 3)),
+        "UNARY:SILU": (lambda leafs, ctx, x: ctx.silu(x), (8, 4, 3)),
+        "UNARY:RELU": (lambda leafs, ctx, x: ctx.relu(x), (8, 4, 3)),
+        "GLU:SWIGLU": (lambda leafs, ctx, x: ctx.swiglu_split(x, leafs.part(8, 4)), (8, 4)),
+        "SUM_ROWS": (lambda leafs, ctx, x: ctx.sum_rows(x), (8, 4, 3)),
+        "NORM": (lambda leafs, ctx, x: ctx.norm(x, 1e-5), (16, 4, 3)),
+        "RMS_NORM": (lambda leafs, ctx, x: ctx.rms_norm(x, 1e-5), (16, 4, 3)),
+        "ARGMAX": (lambda leafs, ctx, x: ctx.argmax(x), (16, 5)),
+        "ROPE": (lambda leafs, ctx, x: ctx.rope(x, leafs.ids(50, 5), 16), (16, 4, 5)),
+        "MUL_MAT": (lambda leafs, ctx, x: ctx.mul_mat(leafs.floats(64, 8), x), (64, 5)),
+        "GET_ROWS": (lambda leafs, ctx, x: ctx.get_rows(x, leafs.ids(6, 5)), (32, 6)),
+        "SET_ROWS": (lambda leafs, ctx, x: ctx.set_rows(leafs.floats(32, 6), x, leafs.ids(6, 3, type="i64",
+                                                                                         distinct=True)), (32, 3)),
+        "CPY": (lambda leafs, ctx, x: ctx.cpy(x, leafs.part(8, 4, 3)), (8, 4, 3)),
+        "CONT": (lambda leafs, ctx, x: ctx.cont(x), (8, 4, 3)),
+    }
+    return [Case(f"{op} of a part of each row", partial(of_part, make=make, ne=ne))
+            for op, (make, ne) in makers.items()]
 
 
 def _products() -> list[Case]:
@@ -273,22 +351,42 @@ def _attention() -> list[Case]:
     def sloped(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, "f32"), 0.3, 8.0)
 
-    def rotated(leafs: Leafs, mode: str, n_dims: int) -> gs.Tensor:
-        return leafs.ctx.rope(leafs.floats(16, 4, 5), leafs.ids(50, 5), n_dims, mode)
+    def rotated(leafs: Leafs, mode: str, n_dims: int, factors: bool = False, **options: float) -> gs.Tensor:
+        return leafs.ctx.rope(leafs.floats(16, 4, 5), leafs.ids(50, 5), n_dims, mode,
+                              leafs.floats(n_dims // 2, low=0.5) if factors else None, **options)
 
-    def attended(leafs: Leafs, kv: str, n: int) -> gs.Tensor:
+    def attended(leafs: Leafs, kv: str, n: int, is_masked: bool = True, has_sinks: bool = False,
+                 largest: float = 0.0, **options: float) -> gs.Tensor:
         k, v = (leafs.floats(32, 64, 2, type=kv) for _ in range(2))
-        return leafs.ctx.flash_attn_ext(leafs.floats(32, n, 4), k, v, leafs.mask(64, n, "f16"), 32**-0.5)
+        mask = leafs.mask(64, n, "f16", largest) if is_masked else None
+        return leafs.ctx.flash_attn_ext(leafs.floats(32, n, 4), k, v, mask, 32**-0.5,
+                                        sinks=leafs.floats(4) if has_sinks else None, **options)
+
+    def large(leafs: Leafs) -> gs.Tensor:
+        return leafs.ctx.soft_max(leafs.floats(16, 5, 2, low=-200, high=200))
+
+    def with_sinks(leafs: Leafs) -> gs.Tensor:
+        return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, "f32"), 0.3, sinks=leafs.floats(2))
 
     found = [Case("SOFT_MAX", lambda leafs: leafs.ctx.soft_max(leafs.floats(16, 5, 2))),
              Case("SOFT_MAX and an f32 mask", partial(masked, type="f32")),
              Case("SOFT_MAX and an f16 mask", partial(masked, type="f16")),
-             Case("SOFT_MAX and slopes", sloped),
+             Case("SOFT_MAX and slopes", sloped), Case("SOFT_MAX and sinks", with_sinks),
+             Case("SOFT_MAX of large values", large),
              Case("DIAG_MASK_INF", lambda leafs: leafs.ctx.diag_mask_inf(leafs.floats(8, 4, 2), 2)),
              Case("DIAG_MASK_ZERO", lambda leafs: leafs.ctx.diag_mask_zero(leafs.floats(8, 4, 2), 2))]
     found += [Case(f"ROPE {mode} of {n_dims} of 16", partial(rotated, mode=mode, n_dims=n_dims))
               for mode in ("normal", "neox") for n_dims in (16, 8)]
+    found += [Case("ROPE and frequency factors", partial(rotated, mode="neox", n_dims=16, factors=True)),
+              Case("ROPE of another base", partial(rotated, mode="normal", n_dims=16, freq_base=5e5, freq_scale=0.25)),
+              Case("ROPE and YaRN", partial(rotated, mode="neox", n_dims=16, freq_scale=0.25, ext_factor=1.0,
+                                            n_ctx_orig=64, attn_factor=1.2))]
     # The products of attention may be rounded to f16.
+    more: dict[str, dict[str, Any]] = {
+        "no mask": {"is_masked": False}, "sinks": {"has_sinks": True}, "slopes": {"max_bias": 8.0},
+        "a bound on scores": {"logit_softcap": 5.0}, "large scores": {"largest": 100.0}}
+    found += [Case(f"FLASH_ATTN_EXT and {what}", partial(attended, kv="f16", n=5, **options), 5e-4)
+              for what, options in more.items()]
     found += [Case(f"FLASH_ATTN_EXT of {kv} and {n} rows", partial(attended, kv=kv, n=n), 5e-4)
               for kv in ("f32", "f16") for n in (1, 5)]
     return found
@@ -326,6 +424,8 @@ PATTERNS: dict[str, Callable[[Leafs], gs.Tensor]] = {
     "RMS_NORM, MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.ctx.rms_norm(b.floats(32, 4), 1e-5), b.floats(32)),
                                               b.floats(32, 4)),
     "NORM, MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.ctx.norm(b.floats(32, 4), 1e-5), b.floats(32)), b.floats(32)),
+    "ADD of one row, RELU": lambda b: b.ctx.relu(b.ctx.add(b.floats(32, 4), b.floats(32))),
+    "ADD of a part of each row, RELU": lambda b: b.ctx.relu(b.ctx.add(b.part(32, 4), b.floats(32, 4))),
     "ADD, ADD": lambda b: b.ctx.add(b.ctx.add(b.floats(32, 4), b.floats(32, 4)), b.floats(32, 4)),
     "ADD, RELU": lambda b: b.ctx.relu(b.ctx.add(b.floats(32, 4), b.floats(32, 4))),
     "MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.floats(32, 4), b.floats(32, 4)), b.floats(32, 4)),
