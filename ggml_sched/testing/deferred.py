@@ -48,8 +48,9 @@ class DeferredQueues:
         self.tasks_run: int = 0
         self._random = random.Random(seed)
         self._devices: list[DeferredBackend] = []
-        self._is_running = False
-        self._lock = threading.RLock()
+        self._runner: threading.Thread | None = None
+        """The thread that runs a task now."""
+        self._ran = threading.Condition()
 
     def add(self, device: DeferredBackend) -> None:
         """Add a device, at a random position in the order."""
@@ -57,16 +58,23 @@ class DeferredQueues:
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         """Run tasks until the condition holds; BackendError when no device can run its next task."""
-        with self._lock:
-            if self._is_running:
-                return          # called from a task: a kernel reads a tensor of the backend that runs it
+        me = threading.current_thread()
+        if self._runner is me:
+            return          # called from a task: a kernel reads a tensor of the backend that runs it
+        with self._ran:
             self.waits += 1
-            self._is_running = True
-            try:
-                while not is_done():
+            while not is_done():
+                if self._runner is not None:
+                    self._ran.wait()
+                    continue
+                self._runner = me
+                self._ran.release()     # the task may wait for a thread that waits here for an event
+                try:
                     self._run_one()
-            finally:
-                self._is_running = False
+                finally:
+                    self._ran.acquire()
+                    self._runner = None
+                    self._ran.notify_all()
 
     def _run_one(self) -> None:
         ready = [device for device in self._devices if device.is_ready]

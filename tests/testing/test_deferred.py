@@ -1,10 +1,11 @@
 """Devices whose queues run late: results are right in any order that waits allow, and every wait is needed."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from devices import Chain, device, weights_on
+from devices import PATIENCE, Chain, device, weights_on
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Program
@@ -448,3 +449,22 @@ def test_every_wait_is_needed(make, copies):
         changed = without(program, k, wait)
         assert not all(run(make, copies, True, seed, changed) for seed in MANY_SEEDS), (
             f"every result is right although step {k} does not wait for {wait}:\n{program}")
+
+
+def test_a_thread_passes_an_event_while_another_runs_tasks():
+    """A task waits for a backend whose own thread waits for an event that has passed meanwhile."""
+    late = DeferredBackend("late", DeferredQueues(0))
+    event, ended = late.event_new(), []
+
+    class Outside(gs.CpuBackend):
+        def event_synchronize(self, _):
+            thread = threading.Thread(target=late.event_synchronize, args=(event,), daemon=True)
+            thread.start()
+            thread.join(PATIENCE)
+            ended.append(not thread.is_alive())
+
+    with Outside(1, "outside") as outside:
+        late.event_record(event)
+        late.event_wait(outside.event_new())
+        late.synchronize()
+    assert ended == [True]
