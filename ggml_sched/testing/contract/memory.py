@@ -39,6 +39,9 @@ class MemoryContract(Contract):
         before = backend.alloc_size(x)
         buffer = backend.alloc_tensors(ctx)
         assert isinstance(before, int) and before >= x.nbytes
+        for case in self.cases:
+            small_ones = [t for t in case.made()[0].ctx.tensors if backend.alloc_size(t) < t.nbytes]
+            assert small_ones == [], f"{case.name}: less than nbytes"
         assert backend.alloc_size(x) == before == backend.alloc_size(y) == buffer.alloc_size(x)
 
     def test_alloc_tensors_gives_each_tensor_an_aligned_range_of_its_own(self, backend: gs.Backend) -> None:
@@ -82,27 +85,24 @@ class MemoryContract(Contract):
             assert left is not None and 0 <= left <= free
 
     def test_out_of_memory_changes_nothing(self) -> None:
-        backend = self.limited_backend(100)
-        if backend is None:
-            pytest.skip("the backend has no bound on its memory: see limited_backend")
-        with backend:
-            ctx, x, y = small()
+        """With a bound below what two tensors need, and not below what a buffer of one alignment does."""
+        ctx, x, y = small()
+        with self._limited(1 << 16) as roomy:
+            bound = roomy.alloc_tensors_size(ctx) - roomy.alignment
+        with self._limited(bound) as backend:
             with pytest.raises(gs.OutOfMemory) as caught:
                 backend.alloc_tensors(ctx)
-            assert (caught.value.backend, caught.value.available) == (backend.name, 100)
+            assert (caught.value.backend, caught.value.available) == (backend.name, bound)
             assert caught.value.needed == backend.alloc_tensors_size(ctx)
             assert x.buffer is y.buffer is None
-            with backend.alloc_buffer(64):
+            with backend.alloc_buffer(backend.alignment):
                 pass
             with gs.CpuBackend(1, "another") as another:
                 another.alloc_tensors(ctx)
                 assert x.backend is another
 
     def test_memory_that_was_freed_is_available_again(self) -> None:
-        backend = self.limited_backend(4096)
-        if backend is None:
-            pytest.skip("the backend has no bound on its memory: see limited_backend")
-        with backend:
+        with self._limited(4096) as backend:
             for _ in range(3):
                 with backend.alloc_buffer(4096), pytest.raises(gs.OutOfMemory):
                     backend.alloc_buffer(64)
@@ -115,3 +115,12 @@ class MemoryContract(Contract):
         buffer.close()
         backend.close()
         backend.close()
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    def _limited(self, memory: int) -> gs.Backend:
+        """`limited_backend(memory)`; skips the test where there is none."""
+        backend = self.limited_backend(memory)
+        if backend is None:
+            pytest.skip("the backend has no bound on its memory: see limited_backend")
+        return backend
