@@ -8,10 +8,13 @@ in a working tree, add `-p ggml_sched.testing.plugin`.
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
+import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "if it has such parameters: with two names for tests of two backends, with memory for tests of a bound"))
     group.addoption("--max-nmse", dest="ggml_sched_max_nmse", type=float, metavar="ERROR", help=(
         "the permitted error of f32 results: sum((a - b)**2) / sum(b**2), default 1e-6"))
+    group.addoption("--time-limit", dest="ggml_sched_time_limit", type=float, default=60.0, metavar="SECONDS", help=(
+        "a test that takes longer, because it waits for ever, ends the run, with the stacks of all threads; "
+        "default 60, 0 for no limit"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +53,32 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return factory.description()
     except Exception as error:
         raise pytest.UsageError(_described(factory.path, error)) from error
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    limit: float = item.config.getoption("ggml_sched_time_limit")
+    if factory_of(item.config) is None or not limit > 0:
+        return (yield)
+    timer = threading.Timer(limit, _give_up, (item, limit))
+    timer.daemon = True
+    timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
+
+
+def _give_up(item: pytest.Item, limit: float) -> None:
+    """End the process: the test waits, and its thread can not be interrupted."""
+    capture = item.config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    print(file=sys.__stderr__, flush=True)
+    faulthandler.dump_traceback(2)
+    print(f"{item.nodeid} has not ended after {limit:g} s (--time-limit): the stacks of all threads stand above",
+          file=sys.__stderr__, flush=True)
+    os._exit(pytest.ExitCode.TESTS_FAILED)
 
 
 class Factory:
