@@ -264,6 +264,82 @@ WRONG = {
         def fusion_groups(self, graph):
             return [(0, 1), (1, 2)]
         """, "test_groups_are_ascending_positions_of_nodes_that_compute"),
+    "writes behind its result": ("""
+        def compute_node(self, node):
+            super().compute_node(node)
+            node.buffer.bytes[node.offset + node.nbytes :][:4] = 0
+        """, "test_a_node_is_computed_as_the_numpy_kernels_do_or_refused"),
+    "rounds to zero": ("""
+        def supports_op(self, node):
+            return node.op == "CPY"
+
+        def compute_node(self, node):
+            super().compute_node(node)
+            if node.type == gs.Type.F16:
+                exact = node.src[0].numpy().astype(np.float32)
+                node.set((exact.view(np.uint32) & 0xFFFFE000).view(np.float32))
+        """, "test_a_node_is_computed_as_the_numpy_kernels_do_or_refused"),
+    "keeps values of sources": ("""
+        first = None
+
+        def compute_node(self, node):
+            super().compute_node(node)
+            if self.first is None:
+                self.first = node.numpy()
+            node.set(self.first)
+        """, "test_values_that_change_between_computes_are_read"),
+    "keeps the results of a plan": ("""
+        def graph_plan_create(self, graph):
+            return [graph]
+
+        def graph_plan_compute(self, plan):
+            if len(plan) == 1:
+                self.graph_compute(plan[0])
+                plan.append([node.numpy() for node in plan[0].nodes])
+            for node, result in zip(plan[0].nodes, plan[1]):
+                node.set(result)
+        """, "test_a_graph_plan_computes_its_graph_again"),
+    "gives halves too little": ("""
+        def alloc_size(self, tensor):
+            return tensor.nbytes - (tensor.type == gs.Type.F16)
+        """, "test_alloc_size_is_an_integer_of_at_least_the_tensors_bytes"),
+    "shows another's memory": ("""
+        is_host = True
+
+        def alloc_buffer(self, size):
+            buffer = super().alloc_buffer(size)
+            buffer.memory = buffer.bytes.copy()
+            return buffer
+        """, "test_arrays_over_host_memory_have_the_data"),
+    "queues copies to the start of a buffer": ("""
+        def cpy_tensor_async(self, src, dst):
+            data = bytearray(src.nbytes)
+            src.backend.get_tensor(src, data)
+            dst.buffer.write(0, data)
+            return True
+        """, "test_queued_copies_are_done_in_order"),
+    "computes late": ("""
+        late = ()
+
+        def graph_compute(self, graph):
+            self.late = (*self.late, graph)
+
+        def synchronize(self):
+            late, self.late = self.late, ()
+            for graph in late:
+                super().graph_compute(graph)
+        """, "test_sets_computes_and_gets_are_in_one_order"),
+    "forgets that queued work failed": ("""
+        late = ()
+
+        def graph_compute(self, graph):
+            self.late = (*self.late, graph)
+
+        def synchronize(self):
+            late, self.late = self.late, ()
+            for graph in late:
+                super().graph_compute(graph)
+        """, "test_a_failure_of_queued_work_reaches_the_next_wait_once"),
     "loses the results of a group": ("""
         def supports_op(self, node):
             return node.op == "ADD"
@@ -280,13 +356,13 @@ WRONG = {
 
 @pytest.fixture
 def run_suite(tmp_path):
-    """Run the suite of a module's backend in a new process; the lines that it prints."""
-    def run(module: str, name: str, *options: str, status: int = 0) -> str:
+    """Run the suite of a module's backend in a new process; what it prints."""
+    def run(module: str, name: str, *options: str, status: int = 0, stream: str = "stdout") -> str:
         (tmp_path / "mine.py").write_text(module)
         done = run_python("-m", "pytest", "-p", "_ggml_sched_pytest", "-p", "no:cacheprovider", "--rootdir",
                           str(tmp_path), "--pyargs", "ggml_sched.testing", "--backend", f"mine:{name}", "--tb=short",
                           *options, cwd=tmp_path, status=status)
-        return done.stdout
+        return getattr(done, stream)
 
     return run
 
@@ -309,7 +385,7 @@ def test_what_is_wrong_with_a_backend_fails_its_test(tmp_path):
 from ggml_sched.testing.contract import CASES, BackendContract
 
 class Few(BackendContract):
-    cases = [case for case in CASES if case.name in ("ADD", "UNARY:NEG")]
+    cases = [case for case in CASES if case.name in ("ADD", "ADD of f16", "UNARY:NEG", "CPY to f16")]
 
     def new_backend(self):
         return Good("good")
@@ -351,6 +427,19 @@ def test_an_error_in_the_module_of_a_backend_has_its_line(pytester):
                                         "--backend", "mine:Backend")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines(["*--backend mine:Backend", "*mine.py*line 2*", "*ZeroDivisionError: *"])
+
+
+def test_a_test_that_waits_for_ever_is_named_with_its_stack(run_suite):
+    module = GOOD + """
+import threading
+
+class Stuck(Good):
+    def get_tensor_async(self, tensor, out, offset=0):
+        threading.Event().wait()
+"""
+    said = run_suite(module, "Stuck", "--time-limit", "1", "-k", "TestData", status=1, stream="stderr")
+    assert 'mine.py", line ' in said and "in get_tensor_async" in said
+    assert re.search(r"::test_\w+ has not ended after 1 s \(--time-limit\)", said)
 
 
 def test_without_a_backend_nothing_passes(pytester):

@@ -41,8 +41,8 @@ class Leafs:
     def part(self, *ne: int) -> gs.Tensor:
         """A view of extents `ne` of a leaf with longer rows: it begins inside the leaf, and its rows have gaps."""
         whole = self.floats(2 * ne[0], *ne[1:])
-        n3 = (*ne, 1, 1, 1)[:4]
-        return self.ctx.view_4d(whole, *n3, *whole.nb[1:], ne[0] // 2 * 4)
+        _, nb1, nb2, nb3 = whole.nb
+        return self.ctx.view_4d(whole, ne[0], *whole.ne[1:], nb1, nb2, nb3, ne[0] // 2 * 4)
 
     def these(self, values: list[float]) -> gs.Tensor:
         """An f32 leaf with these values, one row."""
@@ -195,7 +195,7 @@ def _reductions() -> list[Case]:
     def reduced(leafs: Leafs, make: Callable[..., gs.Tensor], ne: tuple[int, ...]) -> gs.Tensor:
         return make(leafs.ctx, leafs.floats(*ne))
 
-    makers = {
+    makers: dict[str, Callable[..., gs.Tensor]] = {
         "SUM": lambda ctx, x: ctx.sum(x),
         "SUM_ROWS": lambda ctx, x: ctx.sum_rows(x),
         "MEAN": lambda ctx, x: ctx.mean(x),
@@ -351,12 +351,12 @@ def _attention() -> list[Case]:
     def sloped(leafs: Leafs) -> gs.Tensor:
         return leafs.ctx.soft_max(leafs.floats(16, 5, 2), leafs.mask(16, 5, "f32"), 0.3, 8.0)
 
-    def rotated(leafs: Leafs, mode: str, n_dims: int, factors: bool = False, **options: float) -> gs.Tensor:
+    def rotated(leafs: Leafs, mode: str, n_dims: int, factors: bool = False, **options: Any) -> gs.Tensor:
         return leafs.ctx.rope(leafs.floats(16, 4, 5), leafs.ids(50, 5), n_dims, mode,
                               leafs.floats(n_dims // 2, low=0.5) if factors else None, **options)
 
     def attended(leafs: Leafs, kv: str, n: int, is_masked: bool = True, has_sinks: bool = False,
-                 largest: float = 0.0, **options: float) -> gs.Tensor:
+                 largest: float = 0.0, **options: Any) -> gs.Tensor:
         k, v = (leafs.floats(32, 64, 2, type=kv) for _ in range(2))
         mask = leafs.mask(64, n, "f16", largest) if is_masked else None
         return leafs.ctx.flash_attn_ext(leafs.floats(32, n, 4), k, v, mask, 32**-0.5,

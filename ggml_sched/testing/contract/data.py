@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import NBYTES, Contract, same, small, values
+from ggml_sched.testing.contract.base import NBYTES, Contract, declares, same, small, values
 
 __all__ = ["DataContract"]
 
@@ -95,6 +95,18 @@ class DataContract(Contract):
         x.set(values(1))
         assert ctypes.string_at(buffer.base + x.offset, NBYTES) == values(1).tobytes()
 
+    def test_arrays_over_host_memory_have_the_data(self, device: gs.Backend) -> None:
+        """`memory` of a buffer is an array of all its bytes, and the CPU's where `is_host` declares that."""
+        _, x, _ = small()
+        buffer = device.alloc_buffer(4 * max(NBYTES, device.alignment))
+        if not device.is_host or not isinstance(getattr(buffer, "memory", None), np.ndarray):
+            pytest.skip(f"{device!r} does not declare is_host, or its buffers have no array `memory`")
+        gs.bind_resident(x, buffer, 2 * device.alignment)
+        view = np.asarray(x, copy=False)
+        for k in range(2):
+            x.set(values(k))
+            assert np.array_equal(view, values(k))
+
     @pytest.mark.parametrize(("offset", "size"), [(-1, 4), (0, NBYTES + 1), (NBYTES, 1), (NBYTES + 1, 0), (1 << 62, 4)])
     def test_ranges_outside_a_tensor_are_refused(self, backend: gs.Backend, offset: int, size: int) -> None:
         ctx, x, _ = small()
@@ -158,6 +170,30 @@ class DataContract(Contract):
                 want = values(2)
                 want[:, 2:6] = values(1)[:, 2:6]
                 same(y, want)
+
+    def test_queued_copies_are_done_in_order(self, device: gs.Backend) -> None:
+        """Between parts of tensors, which begin inside their buffers: a set, the copy, and another set."""
+        if not declares(device, "cpy_tensor_async"):
+            pytest.skip(f"{device!r} does not declare cpy_tensor_async")
+        (ctx, x, _), (other, y, _) = small(), small()
+        part, into = ctx.view_2d(x, 4, 3, x.nb[1], 40), other.view_2d(y, 4, 3, y.nb[1], 40)
+        with self.new_backend() as second:
+            for k, (tensor, backend) in enumerate(((x, device), (y, second)), 1):
+                step = max(NBYTES, backend.alignment)
+                gs.bind_resident(tensor, backend.alloc_buffer(4 * step), k * step)
+                tensor.set(values(0))
+            given = [memoryview(values(k).tobytes()) for k in (1, 2)]
+            device.set_tensor_async(x, given[0])
+            if not device.cpy_tensor_async(part, into):
+                pytest.skip(f"{device!r} does not copy to another {type(second).__name__} in its queue")
+            device.set_tensor_async(x, given[1])
+            event = device.event_new()
+            device.event_record(event)
+            device.event_synchronize(event)
+            want = values(0)
+            want[1:4, 2:6] = values(1)[1:4, 2:6]
+            same(y, want)
+            same(x, values(2))
 
     def test_copies_need_equal_layouts_and_addresses(self, backend: gs.Backend) -> None:
         ctx = gs.Context()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.graph.hostdata import array_over
 from ggml_sched.testing.contract.base import (
     Contract,
     build,
@@ -52,17 +53,39 @@ class OpsContract(Contract):
 
     def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device: gs.Backend, case: Case) -> None:
         """A supported node has their values.  Another raises an exception or has their values, too: a node that is
-        skipped leaves old bytes in its memory."""
+        skipped leaves old bytes in its memory.  Bytes that are not the result's stay as they are."""
         leafs, out = case.made()
-        device.alloc_tensors(leafs.ctx, usage="any").clear(0xCD)
-        if supported(device, out):
-            self._compute(device, leafs, out)
-        else:
+        with _Spread(device, leafs) as memory:
+            before = memory.bytes()
             try:
                 self._compute(device, leafs, out)
             except Exception:
+                if supported(device, out):
+                    raise
                 return
-        self.check(out, oracle_result(case), case)
+            self.check(out, oracle_result(case), case)
+            assert memory.changed(before, gs.Graph(out).nodes) == [], f"{case.name}: bytes outside the result"
+
+    def test_values_that_change_between_computes_are_read(self, device: gs.Backend) -> None:
+        """The same node at the same addresses, with other values of its sources."""
+        wrong, n_nodes = [], 0
+        for case in self.cases:
+            leafs, out = case.made()
+            if not supported(device, out) or not leafs.values:
+                continue
+            n_nodes += 1
+            other = case.with_other_values
+            with device.alloc_tensors(leafs.ctx, usage="any"):
+                self._compute(device, leafs, out)
+                leafs.values = dict(zip(leafs.values, other.made()[0].values.values(), strict=True))
+                self._compute(device, leafs, out)
+                try:
+                    self.check(out, oracle_result(other), case)
+                except AssertionError as error:
+                    wrong.append(f"{case.name}: {error}")
+        assert wrong == [], "results of an earlier compute's values"
+        if not n_nodes:
+            pytest.skip(f"{device!r} supports no case with sources")
 
     def test_nodes_in_place_have_the_same_bits(self, device: gs.Backend) -> None:
         """The sources of `inplace_sources`, where they are leafs of the result's layout."""
@@ -124,13 +147,14 @@ class OpsContract(Contract):
         plan = device.graph_plan_create(pair.graph)
         if plan is None:
             pytest.skip(f"{device!r} makes no graph plans")
-        for _ in range(2):
+        for given in (pair, pair, self._pair(device, with_other_values=True)):
             for node in pair.nodes:
                 node.set(np.zeros(node.ne[::-1], np.float32))
+            pair.leafs.values = dict(zip(pair.leafs.values, given.leafs.values.values(), strict=True))
             pair.leafs.set()
             device.graph_plan_compute(plan)
             device.synchronize()
-            for node, want in zip(pair.nodes, pair.want, strict=True):
+            for node, want in zip(pair.nodes, given.want, strict=True):
                 self.check(node, want)
         device.graph_plan_free(plan)
 
@@ -175,9 +199,11 @@ class OpsContract(Contract):
                 return case
         pytest.skip(f"{device!r} supports no case with an f32 result")
 
-    def _pair(self, device: gs.Backend) -> _Pair:
+    def _pair(self, device: gs.Backend, with_other_values: bool = False) -> _Pair:
         """Two nodes of the first supported case, with their values by the NumPy kernels."""
         case = self._any(device)
+        if with_other_values:
+            case = case.with_other_values
         made = _Pair(case)
         return _Pair(case, by_the_oracle(made.leafs.ctx, made.leafs.set, *made.nodes))
 
@@ -190,6 +216,50 @@ class _Pair:
         self.nodes = [self.leafs.ctx.set_name(case.build(self.leafs), name) for name in ("first", "second")]
         self.graph = gs.Graph(*self.nodes)
         self.want = want
+
+
+class _Spread:
+    """Memory for the tensors of a case, full of 0xCD, with a gap before, between and after them."""
+
+    def __init__(self, device: gs.Backend, leafs: Leafs) -> None:
+        self.leafs, step = leafs, device.alignment
+        gap = -(-64 // step) * step
+        self.tensors = {t: device.alloc_size(t) for t in leafs.ctx.tensors if t.view_src is None}
+        self.buffer = device.alloc_buffer(gap + sum(-(-size // step) * step + gap for size in self.tensors.values()))
+        self.buffer.clear(0xCD)
+        offset = gap
+        for tensor, size in self.tensors.items():
+            gs.bind_resident(tensor, self.buffer, offset)
+            self.buffer.init_tensor(tensor)
+            offset += -(-size // step) * step + gap
+        leafs.set()
+
+    def bytes(self) -> bytearray:
+        found = bytearray(self.buffer.size)
+        self.buffer.read(0, memoryview(found))
+        return found
+
+    def changed(self, before: bytearray, nodes: Sequence[gs.Tensor]) -> list[str]:
+        """The first byte that has changed since and is no result of these nodes, as offset and neighbour."""
+        now = self.bytes()
+        for node in nodes:
+            if node.computes:
+                array_over(node, before, node.offset)[...] = array_over(node, now, node.offset)
+        for tensor, size in self.tensors.items():       # a backend may use the bytes behind a tensor that it asked for
+            before[tensor.offset + tensor.nbytes : tensor.offset + size] = (
+                now[tensor.offset + tensor.nbytes : tensor.offset + size])
+        at = next((i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b), None)
+        if at is None:
+            return []
+        last = max((t for t in self.tensors if t.offset <= at), key=lambda t: t.offset, default=None)
+        where = "before all tensors" if last is None else f"byte {at - last.offset} of {last!r} ({last.nbytes} bytes)"
+        return [f"{where} was {before[at]:#04x}, is {now[at]:#04x}"]
+
+    def __enter__(self) -> _Spread:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.buffer.close()
 
 
 def _place(device: gs.Backend, leafs: Leafs, out: gs.Tensor, under: gs.Tensor) -> gs.Buffer:

@@ -84,6 +84,49 @@ class QueuesContract(Contract):
             device.synchronize()
             same(y, values(1))
 
+    def test_sets_computes_and_gets_are_in_one_order(self, device: gs.Backend) -> None:
+        """Without a wait between them; the second set must not reach the first compute, nor the second compute the
+        first get."""
+        op = simple_op(device)
+        ctx, x, y = small()
+        out = build(ctx, op, x, y)
+        device.alloc_tensors(ctx)
+        y.set(values(0))
+        given = [memoryview(values(k).tobytes()) for k in (1, 2)]
+        got = [np.zeros(out.ne[1::-1], np.float32) for _ in given]
+        graph, event = gs.Graph(out), device.event_new()
+        for data, result in zip(given, got, strict=True):
+            device.set_tensor_async(x, data)
+            device.graph_compute(graph)
+            device.get_tensor_async(out, result.data.cast("B"))
+        device.event_record(event)
+        device.event_synchronize(event)
+        for k, result in zip((1, 2), got, strict=True):
+            self.check_values(result, expected(op, values(k), values(0)), f"get {k} of 2")
+
+    def test_a_failure_of_queued_work_reaches_the_next_wait_once(self, device: gs.Backend) -> None:
+        """An event that was recorded after it passes all the same: other queues wait for it."""
+        op = simple_op(device)
+        ctx, x, y = small()
+        out = build(ctx, op, x, y)
+        failures, event = device.failed[0], device.event_new()
+        try:
+            device.graph_compute(gs.Graph(out))     # nodes without addresses
+        except Exception:
+            pytest.skip(f"{device!r} refuses what can not be computed before it is queued")
+        device.event_record(event)
+        device.event_synchronize(event)
+        with pytest.raises(Exception):  # noqa: B017 - a type of the backend's own choice
+            device.synchronize()
+        assert device.failed[0] > failures, "synchronize calls note_failure before it raises"
+        device.synchronize()
+        device.alloc_tensors(ctx)
+        x.set(values(1))
+        y.set(values(2))
+        device.graph_compute(gs.Graph(out))
+        device.synchronize()
+        self.check(out, expected(op, values(1), values(2)))
+
     @pytest.mark.parametrize("seed", range(4))
     def test_queued_computes_beside_a_device_that_runs_late(self, device: gs.Backend, seed: int) -> None:
         """Every compute's result is added up on the other device, so that a compute that was lost is noticed."""
