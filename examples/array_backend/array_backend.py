@@ -31,9 +31,9 @@ def array(tensor):
     return array_over(tensor, tensor.buffer.memory, tensor.offset)
 
 
-def floats(node):
-    """The parameters of a node, of an op whose parameters are f32."""
-    return np.array(node.op_params, np.int32).view(np.float32)
+def floats(node, count):
+    """The first parameters of a node, of an op whose parameters are f32; trailing zeros are not in `op_params`."""
+    return np.array((*node.op_params, *[0] * count)[:count], np.int32).view(np.float32)
 
 
 def rms_norm(x, eps):
@@ -44,7 +44,7 @@ KERNELS = {
     "ADD": lambda node, x, y: x + y,
     "MUL": lambda node, x, y: x * y,
     "MUL_MAT": lambda node, w, x: x @ w.swapaxes(2, 3),
-    "RMS_NORM": lambda node, x: rms_norm(x, floats(node)[0]),
+    "RMS_NORM": lambda node, x: rms_norm(x, floats(node, 1)[0]),
     "UNARY:RELU": lambda node, x: np.maximum(x, 0),
 }
 
@@ -202,7 +202,7 @@ class FusedBackend(QueuedBackend):
                 super().compute_now(gs.GraphView([node]))
 
     def scaled_norm(self, norm, product, norm_is_needed):
-        x = rms_norm(array(norm.src[0]), floats(norm)[0])
+        x = rms_norm(array(norm.src[0]), floats(norm, 1)[0])
         y = x * array(product.src[1])
         if norm_is_needed:
             array(norm)[...] = x
