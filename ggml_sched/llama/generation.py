@@ -232,16 +232,18 @@ class Generation(Generic[Piece]):
         sequence = self._sequence
         if not self._pending:
             raise ValueError("generating needs one token to start from")
-        if sequence.version != self._version and not self._whole and self._before is None:
+        # Whether the evaluation was complete when an interrupt hit its return; then it is a change of the sequence.
+        is_done = self._before is not None and sequence.n_past == self._before + len(self._pending)
+        if not self._whole and sequence.version - self._version > is_done:
             raise SequenceError(f"sequence {sequence.index} has changed since this generation's last token: evaluate "
                                 "something else in another sequence (load(..., n_seq=...)), or after the end")
         if self._whole:
             n = sequence.keep_common(self._pending)
-            self._pending, self._whole, self.stats.n_cached = self._pending[n:], False, n
-        if self._before is not None and sequence.n_past == self._before + len(self._pending):
-            # The evaluation was complete when an interrupt hit its return: remove its token, and repeat it.
+            self._pending, self._whole, self._version = self._pending[n:], False, sequence.version
+            self.stats.n_cached = n
+        elif is_done:       # remove its last token, and repeat that
             sequence.truncate(sequence.n_past - 1)
-            self._pending = self._pending[-1:]
+            self._pending, self._version = self._pending[-1:], sequence.version
         self._before = sequence.n_past
         logits: np.ndarray = sequence.eval(self._pending, last_only=True)[0]
         self._version = sequence.version

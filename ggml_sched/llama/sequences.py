@@ -94,13 +94,14 @@ class SequenceStore:
             held.append(token)
             self.versions[i] += 1
 
-        self.transaction(evaluate, partial(self._undo, {i: n}))
+        self.transaction(evaluate, partial(self._undo, {i: n}, {i: self.versions[i]}))
         return out
 
-    def _undo(self, before: dict[int, int]) -> None:
+    def _undo(self, before: dict[int, int], versions: dict[int, int]) -> None:
         """Truncate sequences to their lengths before an evaluation; `before` is {sequence: number of tokens}."""
         for i, n in before.items():
             del self.tokens[i][n:]
+            self.versions[i] = versions[i]
         self.runner.undo(before)
 
     def continue_by(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
@@ -110,7 +111,7 @@ class SequenceStore:
         """
         runner, ids, sequences = self.runner, batch.tokens.tolist(), batch.sequences.tolist()
         before = {i: len(self.tokens[i]) for i in set(sequences)}
-        undo = partial(self._undo, before)
+        undo = partial(self._undo, before, {i: self.versions[i] for i in before})
 
         def evaluate() -> None:
             for start, stop in runner.pieces(batch.sequences, self.n_batch):

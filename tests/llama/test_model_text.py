@@ -146,6 +146,25 @@ def test_a_complete_evaluation_whose_return_is_interrupted_is_not_repeated(monke
             assert got.tokens == expected and model.sequence(0).tokens == TOKENS + expected[:-1]
 
 
+def test_a_change_after_a_failed_evaluation_is_noticed(monkeypatch):
+    def failing(*args, **options):
+        raise KeyboardInterrupt
+
+    with load(SMALL, n_ctx=64) as model:
+        for n in (0, 2):
+            model.reset()
+            got = model.generate(TOKENS, 5)
+            for _ in range(n):
+                next(got)
+            with monkeypatch.context() as patch:
+                patch.setattr(model.scheduler, "compute", failing)
+                with pytest.raises(KeyboardInterrupt):
+                    next(got)
+            model.eval([5, 6, 7])
+            with pytest.raises(SequenceError, match="sequence 0 has changed since this generation's last token"):
+                next(got)
+
+
 def test_a_sampler_that_fails_does_not_evaluate_twice():
     with load(SMALL, n_ctx=64) as model:
         expected = list(model.generate(TOKENS, 6))
