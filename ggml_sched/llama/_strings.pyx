@@ -8,9 +8,9 @@ llama.cpp's llama_vocab::impl (token_to_id, bpe_ranks) and to its llm_tokenizer_
 """
 
 cimport cython
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
 
 import os
@@ -154,7 +154,7 @@ cdef class StringTable:
         while n_slots < 2 * <uint64_t>self.n:
             n_slots *= 2
         self.mask = n_slots - 1
-        self.slots = <Slot *>PyMem_Calloc(n_slots, sizeof(Slot))
+        self.slots = <Slot *>calloc(n_slots, sizeof(Slot))
         if self.slots == NULL:
             raise MemoryError
         with nogil:
@@ -162,7 +162,7 @@ cdef class StringTable:
                 self.insert(i)
 
     def __dealloc__(self):
-        PyMem_Free(self.slots)
+        free(self.slots)
 
     cdef void insert(self, Py_ssize_t i) noexcept nogil:
         cdef const uint8_t *text = self.text_at(i)
@@ -288,8 +288,8 @@ cdef class _Work:
     cdef Py_ssize_t n_parts, n_pairs, room
 
     def __dealloc__(self):
-        PyMem_Free(self.parts)
-        PyMem_Free(self.pairs)
+        free(self.parts)
+        free(self.pairs)
 
     cdef int make_room(self, Py_ssize_t n) except -1:
         """Room for n parts.  Their heap has fewer than 2 n pairs: n - 1 at first, and each of n - 1 merges or fewer
@@ -299,11 +299,11 @@ cdef class _Work:
             if <size_t>n > (<size_t>1 << 62) // (2 * sizeof(Pair)):
                 raise MemoryError
             self.room = 0
-            grown = PyMem_Realloc(self.parts, n * sizeof(Part))
+            grown = realloc(self.parts, n * sizeof(Part))
             if grown == NULL:
                 raise MemoryError
             self.parts = <Part *>grown
-            grown = PyMem_Realloc(self.pairs, 2 * n * sizeof(Pair))
+            grown = realloc(self.pairs, 2 * n * sizeof(Pair))
             if grown == NULL:
                 raise MemoryError
             self.pairs = <Pair *>grown
@@ -474,7 +474,7 @@ cdef class RankMerger(_Merger):
         while n_slots < 2 * <uint64_t>n:
             n_slots *= 2
         self.mask = n_slots - 1
-        self.merges = <Merge *>PyMem_Calloc(n_slots, sizeof(Merge))
+        self.merges = <Merge *>calloc(n_slots, sizeof(Merge))
         if self.merges == NULL:
             raise MemoryError
         for i in range(n):
@@ -492,7 +492,7 @@ cdef class RankMerger(_Merger):
                 self.merges[0].rank = 0
 
     def __dealloc__(self):
-        PyMem_Free(self.merges)
+        free(self.merges)
 
     cdef bint add(self, Py_ssize_t rank, const uint8_t *string) noexcept nogil:
         """Add a line of the file; the first of equal ones counts."""
