@@ -10,6 +10,8 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsul
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from math import prod
+
 from ggml_sched.errors import no_host_memory
 
 
@@ -168,13 +170,12 @@ cdef class Import:
 def take(given):
     """The `Import` of an object with `__dlpack__`, in memory that the CPU reads.
 
-    Raises what the object's `__dlpack__` raises; BufferError for memory of a device, for more than one lane, and for a
-    newer major version.
+    Raises what the object's `__dlpack__` raises; BufferError for a capsule that was consumed before, for memory of a
+    device, for more than one lane, and for a newer major version.
     """
     cdef Import found = Import.__new__(Import)
     cdef DLTensor *dl
     cdef uint64_t flags = 0
-    cdef int64_t step
     try:
         capsule = given.__dlpack__(max_version=(<int>MAJOR_VERSION, 0))
     except TypeError:
@@ -186,10 +187,13 @@ def take(given):
             raise BufferError(f"{type(given).__name__} gives DLPack {found.versioned.major}.{found.versioned.minor}; "
                               f"versions up to {MAJOR_VERSION} are understood")
         dl, flags = &found.versioned.dl_tensor, found.versioned.flags
-    else:
+    elif PyCapsule_IsValid(capsule, PLAIN):
         found.plain = <DLManagedTensor *>PyCapsule_GetPointer(capsule, PLAIN)
         PyCapsule_SetName(capsule, USED)
         dl = &found.plain.dl_tensor
+    else:
+        raise BufferError(f"{type(given).__name__}.__dlpack__ gives {capsule!r}: no DLPack capsule, or one that was "
+                          "consumed before")
     if dl.device.device_type not in (CPU_DEVICE, CUDA_HOST_DEVICE):
         raise BufferError(f"{type(given).__name__} gives memory of DLPack's device type {dl.device.device_type}, which "
                           "the CPU does not read: copy it to the host first")
@@ -197,11 +201,12 @@ def take(given):
     if dl.dtype.lanes != 1 or not found.kind or found.bits % 8:
         raise BufferError(f"{type(given).__name__} gives elements of DLPack's type code {dl.dtype.code} with "
                           f"{found.bits} bits in {dl.dtype.lanes} lanes, which NumPy has not")
-    shape, strides, step = [], [], found.bits // 8
-    for i in range(dl.ndim - 1, -1, -1):
-        shape.insert(0, dl.shape[i])
-        strides.insert(0, step if dl.strides == NULL else dl.strides[i] * (found.bits // 8))
-        step *= dl.shape[i]
+    # Integers of Python, because a product of extents may be any: NumPy refuses those that are too large.
+    shape = [<object>dl.shape[i] for i in range(dl.ndim)]
+    if dl.strides == NULL:
+        strides = [found.bits // 8 * prod(shape[i + 1:]) for i in range(dl.ndim)]
+    else:
+        strides = [found.bits // 8 * <object>dl.strides[i] for i in range(dl.ndim)]
     found.__array_interface__ = {
         "version": 3,
         "shape": tuple(shape),

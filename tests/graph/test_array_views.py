@@ -268,6 +268,16 @@ class Managed(ctypes.Structure):
                 ("offset", ctypes.c_uint64)]
 
 
+def capsule_of(shape, strides=None):
+    """A capsule that NumPy did not check, and the object that keeps it alive."""
+    held = [(ctypes.c_int64 * len(values))(*values) for values in (shape, strides or ())]
+    managed = Managed(version=(1, 0), device=(1, 0), code=2, bits=32, lanes=1, ndim=len(shape),
+                      shape=ctypes.addressof(held[0]), strides=ctypes.addressof(held[1]) if strides else None)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(ctypes.addressof(managed), b"dltensor_versioned", None), (held, managed)
+
+
 @pytest.mark.parametrize("field, value, message", [
     ("version", (2, 0), "gives DLPack 2.0; versions up to 1"),
     ("device", (2, 0), "device type 2, which the CPU does not read"),
@@ -276,13 +286,30 @@ class Managed(ctypes.Structure):
     ("bits", 4, "4 bits"),
 ])
 def test_a_capsule_that_can_not_be_read_is_refused(field, value, message):
-    managed = Managed(version=(1, 0), device=(1, 0), code=2, bits=32, lanes=1)
+    capsule, (_, managed) = capsule_of(())
     setattr(managed, field, value if isinstance(value, int) else type(getattr(managed, field))(*value))
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    name = b"dltensor_versioned"
     with pytest.raises(BufferError, match=message):
-        dlpack.take(Old(new(ctypes.addressof(managed), name, None)))
+        dlpack.take(Old(capsule))
+
+
+def test_a_capsule_is_taken_once_and_must_be_one(cpu):
+    w = placed(cpu)
+    for capsule in (w.__dlpack__(max_version=(1, 0)), w.__dlpack__()):
+        w.set(Old(capsule))
+        with pytest.raises(BufferError, match="consumed before"):
+            w.set(Old(capsule))
+    with pytest.raises(BufferError, match="Old.__dlpack__ gives 3: no DLPack capsule"):
+        w.set(Old(3))
+    assert w.numpy().tolist() == VALUES.tolist()
+
+
+@pytest.mark.parametrize("shape, strides", [((1 << 40, 1 << 40), None), ((2, 2), (1 << 62, 1)), ((-1, 4), None)])
+def test_extents_and_strides_beyond_all_memory_are_refused(cpu, shape, strides):
+    w = placed(cpu)
+    capsule, _alive = capsule_of(shape, strides)
+    with pytest.raises((ValueError, OverflowError)):
+        w.set(Old(capsule))
+    assert w.numpy().tolist() == VALUES.tolist()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4", "uint4"])
