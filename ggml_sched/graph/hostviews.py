@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, Type, no_address, wait_for_queued
+from ggml_sched._graph import BufferBase, Tensor, Type, no_address, wait_for_queued
 from ggml_sched.errors import BackendError, HazardError, PlacementError
 from ggml_sched.graph import _dlpack as dlpack
 from ggml_sched.graph import hostdata
@@ -83,13 +83,14 @@ def _check_format(tensor: Tensor, error: type[Exception]) -> None:
 
 def _is_viewed(tensor: Tensor) -> bool:
     """Whether a view of the tensor stays valid: see this module."""
-    return tensor.is_resident and _host_memory(tensor) is not None
+    buffer = tensor.buffer
+    return buffer is not None and tensor.is_resident and _host_memory(buffer) is not None
 
 
-def _host_memory(tensor: Tensor) -> np.ndarray | None:
-    """The bytes of the tensor's buffer, or None if the CPU does not read them."""
-    memory = getattr(tensor.buffer, "memory", None)
-    return memory if tensor.backend.is_host and isinstance(memory, np.ndarray) else None
+def _host_memory(buffer: BufferBase) -> np.ndarray | None:
+    """The bytes of a buffer, or None if the CPU does not read them."""
+    memory = getattr(buffer, "memory", None)
+    return memory if buffer.backend.is_host and isinstance(memory, np.ndarray) else None
 
 
 def _view(tensor: Tensor) -> np.ndarray:
@@ -98,18 +99,19 @@ def _view(tensor: Tensor) -> np.ndarray:
     Raises PlacementError without an address, HazardError for memory that later computes use again, BackendError for
     memory that the CPU does not read.
     """
-    if tensor.buffer is None:
+    buffer, offset = tensor.buffer, tensor.offset      # once: another thread may close the buffer
+    if buffer is None or offset is None:
         raise PlacementError(no_address(tensor))
     if not tensor.is_resident:
         raise HazardError(f"{tensor!r}: later computes use its memory again, so a view of it would change; numpy() "
                           "gives a copy")
-    memory = _host_memory(tensor)
+    memory = _host_memory(buffer)
     if memory is None:
-        raise BackendError(f"{tensor!r}: backend {tensor.backend.name!r} has no memory that the CPU reads; numpy() "
+        raise BackendError(f"{tensor!r}: backend {buffer.backend.name!r} has no memory that the CPU reads; numpy() "
                            "gives a copy")
     wait_for_queued(tensor)
     # Of an array over writable memory a caller could set `flags.writeable` to True again.
     read_only = np.frombuffer(memory.data.toreadonly(), np.uint8)
-    whole = hostdata.array_over(tensor, read_only, tensor.offset)
+    whole = hostdata.array_over(tensor, read_only, offset)
     array: np.ndarray = whole[(0,) * (4 - len(hostdata.shape_of(tensor)))]
     return array

@@ -1,5 +1,6 @@
 """Arrays over the memory of tensors (buffer protocol, `__array__`, DLPack), and arrays of other libraries in `set`."""
 
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -148,6 +149,28 @@ class Device(gs.CpuBackend):
     """Its memory is not the CPU's."""
 
     is_host = False
+
+
+class Closing(gs.CpuBackend):
+    """Closes a buffer while it is viewed, as another thread might."""
+
+    buffer = None
+
+    @property
+    def is_host(self):
+        if self.buffer is not None:
+            self.buffer.close()
+        return True
+
+
+@pytest.mark.parametrize("viewer", [VIEWERS["asarray without a copy"], memoryview, VIEWERS["DLPack"]],
+                         ids=["asarray", "memoryview", "DLPack"])
+def test_a_view_of_a_buffer_that_is_closed_meanwhile_is_whole_or_refused(viewer):
+    with Closing(1, "closing") as closing:
+        w = placed(closing)
+        closing.buffer = w.buffer
+        with contextlib.suppress(gs.PlacementError):
+            assert np.asarray(viewer(w)).tolist() == VALUES.tolist()
 
 
 def test_memory_of_a_device_is_copied_and_not_viewed():
