@@ -38,14 +38,29 @@ class Faulty(FaultPoints, Backend):
         self.check_fault("copy", f"copying {label(src)}")
         return super().cpy_tensor_from(src, dst)
 
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        if not _is_default(super().cpy_tensor_to, Backend.cpy_tensor_to):
+            self.check_fault("copy", f"copying {label(src)}")
+        return super().cpy_tensor_to(src, dst)
+
+    def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
+        if not _is_default(super().cpy_tensor_async, Backend.cpy_tensor_async):
+            self.check_fault("copy", f"copying {label(src)}")
+        return super().cpy_tensor_async(src, dst)
+
     def graph_compute(self, graph: Graph | GraphView) -> None:
         self.check_fault("compute", "a compute")
         super().graph_compute(graph)
 
     def graph_plan_compute(self, plan: Any) -> None:
-        if getattr(super().graph_plan_compute, "__func__", None) is not Backend.graph_plan_compute:
+        if not _is_default(super().graph_plan_compute, Backend.graph_plan_compute):
             self.check_fault("compute", "a compute")    # the default calls graph_compute, which counts it
         super().graph_plan_compute(plan)
+
+
+def _is_default(method: object, default: object) -> bool:
+    """Whether a bound method is that of `Backend`, which copies nothing, or calls a method that is counted."""
+    return getattr(method, "__func__", None) is default
 
 
 class FaultyCpuBackend(Faulty, CpuBackend):

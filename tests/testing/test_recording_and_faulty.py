@@ -5,6 +5,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu.buffer import HostBackend
+from ggml_sched.graph.hostdata import array_over
 from ggml_sched.testing.faulty import Faulty, FaultyCpuBackend
 from ggml_sched.testing.recording import Call, Recording
 
@@ -100,3 +101,26 @@ def test_each_kind_fails_once_and_the_backend_works_afterwards(make):
         faulty.fail_at("copy", 1)
         with pytest.raises(gs.BackendError, match="getting 'square'"):
             g.nodes[-1].numpy()
+
+
+@pytest.mark.parametrize("method", ["cpy_tensor_from", "cpy_tensor_to", "cpy_tensor_async"])
+def test_every_kind_of_copy_fails(method):
+    class Copies(Squares):
+        """Copies by one method alone."""
+
+        cpy_tensor_from = cpy_tensor_to = gs.Backend.cpy_tensor_from
+
+    def copy(self, src, dst):
+        array_over(dst, dst.buffer.memory, dst.offset)[...] = array_over(src, src.buffer.memory, src.offset)
+        return True
+
+    setattr(Copies, method, copy)
+    faulty = type("FaultyCopies", (Faulty, Copies), {})("mine")
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", 4, "x"), ctx.tensor("f32", 4, "y")
+    faulty.alloc_tensors(ctx)
+    x.set(np.arange(4))
+    faulty.fail_at("copy", 1)
+    with pytest.raises(gs.BackendError, match="copying 'x' failed"):
+        getattr(faulty, method)(x, y)
+    assert getattr(faulty, method)(x, y) and y.numpy().tolist() == [0, 1, 2, 3]
