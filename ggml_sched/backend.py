@@ -517,6 +517,22 @@ def wait_for(backend: Backend) -> None:
         raise
 
 
+def checked_bytes(backend: str, what: str, value: int | None) -> int | None:
+    """A bound in bytes of the backend of this name, or None for no bound; `what` names the argument in errors.
+
+    TypeError if it is no integer, ValueError if it is negative.
+    """
+    if value is None:
+        return None
+    try:
+        nbytes = index(value)
+    except TypeError:
+        raise TypeError(f"backend {backend!r}: {what} is a number of bytes, not {value!r}") from None
+    if nbytes < 0:
+        raise ValueError(f"backend {backend!r}: {what} of {nbytes} bytes is negative")
+    return nbytes
+
+
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The nodes of what `graph_compute` accepts: a Graph, a GraphView or a sequence of nodes."""
     return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)

@@ -7,11 +7,10 @@ Writes are accepted and do nothing; reading data raises BackendError, and so doe
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import cast
 
 from ggml_sched._graph import Graph, Tensor, label
-from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, GraphView
+from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, GraphView, checked_bytes
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.testing.faults import FaultPoints
 
@@ -52,8 +51,8 @@ class DryBackend(FaultPoints, Backend):
         accepts_computes: bool = False,
     ) -> None:
         super().__init__(name, alignment)
-        self.max_buffer_size: int | None = None if max_buffer_size is None else index(max_buffer_size)
-        self.memory: int | None = None if memory is None else index(memory)
+        self.max_buffer_size: int | None = checked_bytes(self.name, "max_buffer_size", max_buffer_size)
+        self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.accepts_computes: bool = bool(accepts_computes)
         self.used: int = 0
         if supports_op is not None:

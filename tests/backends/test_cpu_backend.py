@@ -429,3 +429,11 @@ def test_calls_on_arrays_between_compiled_ones_are_made_in_their_turn():
             backend.graph_plan_compute(plan)
             found.append(out.numpy().tobytes())
     assert found[0] == found[1] and any(found[0])
+
+
+@pytest.mark.parametrize("make", [gs.DryBackend, lambda name, **bound: gs.CpuBackend(1, name, **bound)])
+def test_a_bound_in_bytes_that_is_none_names_the_backend(make):
+    with pytest.raises(TypeError, match="backend 'D': memory is a number of bytes, not '1G'"):
+        make("D", memory="1G")
+    with pytest.raises(ValueError, match="backend 'D': memory of -1 bytes is negative"):
+        make("D", memory=-1)

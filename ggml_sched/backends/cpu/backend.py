@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import index
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_graph_plan, computed, label, staged_leafs
-from ggml_sched.backend import GraphView, as_nodes
+from ggml_sched.backend import GraphView, as_nodes, checked_bytes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, allocate
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
@@ -196,7 +195,7 @@ class CpuBackend(HostBackend):
         if kernels not in KERNELS_OF:
             raise ValueError(f"backend {name!r}: kernels={kernels!r} is none of {', '.join(KERNELS_OF)}")
         self.kernels = kernels
-        self.memory: int | None = None if memory is None else index(memory)
+        self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self._lock = ForkLock()
         self._work = np.empty(0, np.uint8)
         self.n_threads: int = thread_count(n_threads, MAX_THREADS)

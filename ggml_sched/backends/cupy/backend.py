@@ -17,7 +17,7 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import Graph, Tensor, label, no_address
-from ggml_sched.backend import GraphView, as_nodes, same_layout
+from ggml_sched.backend import GraphView, as_nodes, checked_bytes, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
 from ggml_sched.backends.cupy.device import Blas, Device, DeviceError, DeviceOutOfMemory, Function, Memory
@@ -57,7 +57,7 @@ class CupyBackend(DeviceQueue):
         given = device if isinstance(device, Device) else index(device)
         self._is_own = isinstance(given, int)
         super().__init__(name or (f"CUDA{given}" if isinstance(given, int) else given.name), ALIGNMENT)
-        self.memory: int | None = None if memory is None else index(memory)
+        self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.exact: bool = bool(exact)
         self.capture: bool = bool(capture)
         self.repack: bool = bool(repack)

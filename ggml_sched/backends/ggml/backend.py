@@ -14,11 +14,10 @@ import os
 import threading
 import warnings
 from functools import partial
-from operator import index
 from typing import cast
 
 from ggml_sched._graph import Graph, Tensor, op_numbers
-from ggml_sched.backend import Buffer, GraphView, as_nodes
+from ggml_sched.backend import Buffer, GraphView, as_nodes, checked_bytes
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
@@ -70,7 +69,7 @@ class GgmlBackend(GgmlBase, HostBackend):
         self.is_host: bool = self.library.is_host(self._buft)
         super().__init__(name or ("GGML" if self.device.kind == "cpu" else self.device.name),
                          max(ALIGNMENT, self.library.alignment(self._buft)))
-        self.memory: int | None = None if memory is None else index(memory)
+        self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self._lock = ForkLock()
         self._crew: Crew | None = None
         self._pid = os.getpid()
