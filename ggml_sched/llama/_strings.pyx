@@ -14,6 +14,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
 
 import os
+from array import array
 
 cdef enum:
     LENGTH = 8          # bytes of a string's length, which stand before it
@@ -62,6 +63,14 @@ cdef uint64_t length_at(const uint8_t *memory, uint64_t start) noexcept nogil:
     for i in range(LENGTH):
         n |= <uint64_t>memory[start + i] << (8 * i)
     return n
+
+
+cdef uint64_t length_inside(const uint8_t *memory, uint64_t size, uint64_t start) noexcept nogil:
+    """The length of a string that began at byte `start` of `size`, and ended there or before, when it was checked.
+
+    The memory may be a mapped file that changes: the length may be another one now.
+    """
+    return min(length_at(memory, start), size - start - LENGTH)
 
 
 cdef int64_t count_chars(const uint8_t *text, size_t n) noexcept nogil:
@@ -113,6 +122,29 @@ def find_strings(const uint8_t[::1] memory not None, uint64_t pos, uint64_t[::1]
         starts[i] = pos
         pos += LENGTH + n
     return starts.shape[0], pos
+
+
+def pack_strings(const uint8_t[::1] memory not None, uint64_t[::1] starts not None):
+    """A copy of strings that `find_strings` found, without the rest of the file: its bytes, and where each begins."""
+    cdef uint64_t size = memory.shape[0], total = 0, n
+    cdef Py_ssize_t i, n_strings = starts.shape[0]
+    cdef int k
+    cdef uint64_t[::1] begins = array("Q", bytes(8 * (n_strings + 1)))
+    for i in range(n_strings):
+        if starts[i] > size or size - starts[i] < LENGTH:
+            raise ValueError(f"string {i} does not lie inside {size} bytes")
+        begins[i] = total
+        total += LENGTH + length_inside(&memory[0], size, starts[i])
+    begins[n_strings] = total
+    packed = bytearray(total)
+    cdef uint8_t[::1] out = packed
+    for i in range(n_strings):
+        n = begins[i + 1] - begins[i] - LENGTH
+        for k in range(LENGTH):
+            out[begins[i] + k] = n >> 8 * k & 0xff
+        if n:
+            memcpy(&out[begins[i] + LENGTH], &memory[starts[i] + LENGTH], n)
+    return bytes(packed), array("Q", begins[:n_strings])
 
 
 # -- a table ----------------------------------------------------------------------------------------------------------
@@ -185,8 +217,7 @@ cdef class StringTable:
         return self.data + self.begins[i] + LENGTH
 
     cdef size_t size_at(self, Py_ssize_t i) noexcept nogil:
-        # The memory may be a mapped file that changes: a length that was checked may be another one now.
-        return min(length_at(self.data, self.begins[i]), <uint64_t>self.memory.shape[0] - self.begins[i] - LENGTH)
+        return length_inside(self.data, self.memory.shape[0], self.begins[i])
 
     cdef bint is_text(self, Py_ssize_t i, const uint8_t *text, size_t n) noexcept nogil:
         return self.size_at(i) == n and memcmp(self.text_at(i), text, n) == 0
@@ -206,6 +237,9 @@ cdef class StringTable:
             if slot.hash == h >> 32 and self.is_text(slot.number - 1, text, n):
                 return slot.number - 1
             at = (at + 1) & self.mask
+
+    def __reduce__(self):
+        return StringTable, pack_strings(self.memory, self.starts)
 
     def __len__(self):
         return self.n

@@ -21,7 +21,7 @@ import numpy as np
 
 from ggml_sched._graph import Type
 from ggml_sched.errors import FileFormatError
-from ggml_sched.llama._strings import find_strings
+from ggml_sched.llama._strings import find_strings, pack_strings
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "Kind", "MAGIC", "Reader", "SCALARS", "TensorInfo", "Value",
            "alignment_of"]
@@ -85,7 +85,7 @@ class Array(Sequence["Value"]):
 
     `kind` is the type of the elements.  Strings come as str; bytes that are not UTF-8 come as lone surrogates (PEP
     383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.  An array keeps the mapping of the file
-    alive, also after the file was closed.
+    alive, also after the file was closed; a pickle holds the elements alone.
     """
 
     __slots__ = ("_memory", "_starts", "_values", "kind")
@@ -96,6 +96,11 @@ class Array(Sequence["Value"]):
         self._memory = memory    # the bytes of the whole file
         self._starts = starts    # strings: the byte of the file where each begins, its length (u64) first
         self._values = values    # numbers: a view of the file; nested arrays: a list; strings: empty
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._starts is None:
+            return _unpickled, (self.kind, b"", None, self._values)
+        return _unpickled, (self.kind, *pack_strings(self._memory, self._starts))
 
     def __len__(self) -> int:
         return len(self._starts if self._starts is not None else self._values)
@@ -171,6 +176,11 @@ class Array(Sequence["Value"]):
 
 Value: TypeAlias = str | int | float | bool | Array
 """What a file's metadata has under a key."""
+
+def _unpickled(kind: Kind, memory: bytes, starts: array[int] | None,
+               values: np.ndarray | Sequence[Array] = ()) -> Array:
+    return Array(kind, memoryview(memory), starts, values)
+
 
 KINDS = {int(kind): kind for kind in Kind}
 TYPES = {int(kind): kind for kind in Type}

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import random
 import struct
 import time
@@ -102,6 +103,9 @@ def test_arrays_are_sequences():
     # Bytes that are not UTF-8 survive.
     assert raw.raw(0) == b"\xff\x00" and raw[0].encode("utf-8", "surrogateescape") == b"\xff\x00"
     assert f.metadata["deep"][1].tolist() == [2, 3]
+    again = pickle.loads(pickle.dumps(dict(f.metadata)))
+    assert again == f.metadata and again["raw"].raw(0) == b"\xff\x00"
+    assert [again[k].kind for k in again] == [f.metadata[k].kind for k in again]
     with pytest.raises(IndexError):
         s[3]
     with pytest.raises(TypeError):

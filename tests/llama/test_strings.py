@@ -1,6 +1,7 @@
 """Tables of strings and merging: a dict and the `tokenizers` library agree, and nothing outside the bytes is read."""
 
 import itertools
+import pickle
 import random
 import time
 from array import array
@@ -8,7 +9,7 @@ from array import array
 import numpy as np
 import pytest
 
-from ggml_sched.llama._strings import RankMerger, ScoreMerger, StringTable, find_strings
+from ggml_sched.llama._strings import RankMerger, ScoreMerger, StringTable, find_strings, pack_strings
 from ggml_sched.llama.gguf import Array
 
 SECONDS = 1.0
@@ -34,6 +35,17 @@ def test_a_table_finds_the_last_of_equal_strings_and_no_others():
     for i in (-1, len(texts)):
         with pytest.raises(IndexError):
             found.text(i)
+
+
+def test_a_pickled_table_holds_its_strings_alone():
+    memory = b"before" + bytes(table_of := Array.of_strings(["ab", "", "\u4e2d"]).strings[0]) + bytes(1 << 20)
+    again = pickle.loads(pickle.dumps(StringTable(memory, array("Q", [6, 16, 24]))))
+    assert [again.text(i) for i in range(3)] == ["ab", "[EMPTY_1]", "\u4e2d"] and again["\u4e2d"] == 2
+    assert pack_strings(memory, array("Q", [6, 16, 24])) == (table_of, array("Q", [0, 10, 18]))
+    assert pack_strings(b"", array("Q")) == (b"", array("Q"))
+    for start in (len(memory) - 7, len(memory) + 1, 1 << 63):
+        with pytest.raises(ValueError, match="string 1 does not lie inside"):
+            pack_strings(memory, array("Q", [6, start]))
 
 
 def test_an_empty_string_is_no_text_and_has_a_name():

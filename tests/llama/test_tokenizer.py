@@ -1,5 +1,8 @@
 """Tokenizers: llama.cpp's ids for every pre-tokenizer, special tokens, bytes; text comes back, whole or in pieces."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -425,6 +428,14 @@ def test_ids_outside_the_vocabulary_are_named(bpe):
         with pytest.raises(TypeError, match="a token id is an int"):
             bpe.decode([wrong])
     assert bpe.decode(np.array(bpe.encode("Hello"), np.int32)) == "Hello"
+
+
+def test_a_tokenizer_can_be_pickled_and_copied(bpe, spm):
+    for tokenizer in (bpe, spm):
+        text = "Hello <|im_end|> \u00e9\u4e2d"
+        for again in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+            assert again.encode(text, parse_special=True) == tokenizer.encode(text, parse_special=True)
+            assert repr(again) == repr(tokenizer)
 
 
 # -- the library -----------------------------------------------------------------------

@@ -200,6 +200,9 @@ class Tokenizer:
         """A decoder of ids one by one; `Stream.feed(id) -> str`, `Stream.flush() -> str`."""
         return Stream(self, skip_special, continuing)
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Vocabulary]]:
+        return Tokenizer, (self._vocabulary,)
+
     def __repr__(self) -> str:
         return f"<Tokenizer {self.model} {self.pre!r}: {self.n_vocab} tokens>"
 
