@@ -255,6 +255,9 @@ cdef extern from "ggml_sched/api.h" nogil:
     ctypedef struct gs_api_program:
         pass
 
+    ctypedef struct gs_api_arenas:
+        pass
+
     ctypedef struct gs_graph_size:
         int32_t n_tensors, n_nodes, n_leafs, n_src, n_params, n_deps
 
@@ -325,6 +328,11 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*program_read)(gs_api_program *program, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
                             gs_error *error) noexcept nogil
         void (*program_free)(gs_api_program *program) noexcept nogil
+        int (*arenas_new)(const gs_api_plan *const *plans, int32_t n_plans, const gs_backend *backends,
+                          gs_api_arenas **arenas, gs_error *error) noexcept nogil
+        int (*program_new_in)(const gs_api_graph *graph, const gs_api_plan *plan, gs_api_arenas *arenas,
+                              void *const *resident, gs_api_program **program, gs_error *error) noexcept nogil
+        void (*arenas_free)(gs_api_arenas *arenas) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept
     # Declared if Python.h is included; the caller holds the GIL; raises ImportError.

@@ -6,6 +6,12 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from ggml_sched._c cimport gs_backend, gs_graph, gs_graph_size, gs_node, gs_plan, gs_program, gs_run_nodes
 from ggml_sched.core.plan.placement cimport gs_request
 
+cdef extern from "<stdatomic.h>" nogil:
+    ctypedef struct atomic_flag:
+        pass
+    bint atomic_flag_test_and_set(atomic_flag *flag)
+    void atomic_flag_clear(atomic_flag *flag)
+
 
 # The struct behind a gs_api_graph handle.
 ctypedef struct gs_graph_box:
@@ -33,14 +39,29 @@ ctypedef struct gs_done:
     int32_t backend
 
 
-# The struct behind a gs_api_program handle.  All arrays but those of `c` are in `memory`.
+ctypedef struct gs_program_box
+
+
+# The struct behind a gs_api_arenas handle, with its arrays in the same block.
+ctypedef struct gs_arenas_box:
+    int32_t n_backends
+    int32_t n_owners            # programs, and the caller until arenas_free; the last one frees
+    gs_program_box *current     # whose data is in the arenas; NULL: none
+    atomic_flag busy            # a function uses one of the programs
+    gs_backend *backends        # [n_backends]
+    int32_t *begin              # [n_backends + 1] index of a backend's first chunk in `chunk`
+    void **chunk                # memory of the backends; NULL where it has no bytes
+    int64_t *chunk_nbytes
+
+
+# The struct behind a gs_api_program handle.  All arrays but those of `c` and `backends` are in `memory`.
 ctypedef struct gs_program_box:
     gs_program c
+    gs_arenas_box *arenas       # one of its owners
     void *steps                 # owned; the arrays of `c`
     void *memory                # owned
     int32_t n_tensors
     int32_t n_backends
-    int32_t n_chunks
     int32_t n_awaited           # steps for which others wait
     int32_t n_written           # residents that nodes write to
     int32_t depth               # computes whose events are kept: c.reach + 1
@@ -50,10 +71,10 @@ ctypedef struct gs_program_box:
     int64_t n_computed          # computes so far, which choose copy slots
     int64_t n_queued            # computes since all backends were last synchronized
     bint has_results            # the last compute has succeeded so far
-    gs_backend *backends        # [n_backends]
+    gs_backend *backends        # [n_backends] of `arenas`
     gs_node *nodes              # [c.n_ids] tensors, then copy slots
     gs_node *twins              # [n_twins]
-    gs_run_nodes *runs                # [n_runs]
+    gs_run_nodes *runs          # [n_runs]
     const gs_node **listed      # [n_listed]
     int32_t *listed_ids         # [n_listed]
     int32_t *run_of             # [c.n_steps] index in `runs` of a step's first
@@ -69,9 +90,6 @@ ctypedef struct gs_program_box:
     const void **data           # [n_tensors] what the caller set
     unsigned char *traits       # [n_tensors] IS_* bits
     int32_t *written            # [n_written]
-    void **chunk                # [n_chunks] memory of the backends
-    int64_t *chunk_nbytes       # [n_chunks]
-    int32_t *chunk_backend      # [n_chunks]
     int32_t *awaited            # [c.n_steps] the number of an awaited step among them; -1
     void **event                # [n_awaited][depth]
     gs_done *done               # [n_awaited][depth]
@@ -86,6 +104,7 @@ ctypedef struct gs_program_box:
 
 
 cdef enum:
+    NAME_ROOM = 48              # bytes of a backend's name in a message
     MAX_STAGING = 1 << 20       # bytes; larger copies go through host memory in parts
     IS_READABLE = 1             # its data is in its memory after a compute
     IS_RESIDENT = 2

@@ -3,17 +3,18 @@
 
 Owns the handles, and checks that a call is valid in the present state of a handle.  Calls core.graph to check graphs,
 core.plan to check problems and make plans, core.pack to pack buffers, and planning._c_program to compile programs.  No
-function but program_new needs the GIL or uses a Python object.  Invariant: every handle that a caller has is complete,
-and a function that fails has changed no handle.
+function but program_new and program_new_in needs the GIL or uses a Python object.  Invariant: every handle that a caller
+has is complete, and a function that fails has changed no handle.
 
 Includes, before the table at the end:
 
-    _capi_program  Making programs, with their memory and events.
+    _capi_arenas   Backends and their memory, which programs share.
+    _capi_program  Making programs, with their events.
     _capi_run      Running them.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport SIZE_MAX, int32_t, int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset, strcmp
@@ -183,6 +184,8 @@ cdef int graph_fingerprint(const gs_api_graph *graph, uint64_t *fingerprint, uin
 
 
 cdef void policy_default(gs_policy *policy) noexcept nogil:
+    if policy == NULL:
+        return
     policy.placement = GS_PLACEMENT_DEFAULT
     policy.offsets = GS_OFFSETS_PACKED
     policy.reuse = GS_REUSE_ALL
@@ -192,6 +195,8 @@ cdef void policy_default(gs_policy *policy) noexcept nogil:
 
 
 cdef void policy_seed(gs_policy *policy) noexcept nogil:
+    if policy == NULL:
+        return
     policy_default(policy)
     policy.placement = GS_PLACEMENT_SEED
     policy.offsets = GS_OFFSETS_BEST_FIT
@@ -288,7 +293,8 @@ cdef int plan_compact(const gs_api_plan *reserved, const int64_t *size, int in_o
 
 
 cdef void plan_find_exclusive(gs_api_plan *plan) noexcept nogil:
-    plan_mark_exclusive(&(<gs_plan_box *>plan).c)
+    if plan != NULL:
+        plan_mark_exclusive(&(<gs_plan_box *>plan).c)
 
 
 cdef void plan_free(gs_api_plan *plan) noexcept nogil:
@@ -300,7 +306,10 @@ cdef void plan_free(gs_api_plan *plan) noexcept nogil:
 
 
 cdef void plan_view(const gs_api_plan *plan, gs_plan *view) noexcept nogil:
-    view[0] = (<const gs_plan_box *>plan).c
+    if view != NULL and plan != NULL:
+        view[0] = (<const gs_plan_box *>plan).c
+    elif view != NULL:
+        memset(view, 0, sizeof(gs_plan))
 
 
 # -- packing ----------------------------------------------------------------------------------------------------
@@ -359,6 +368,7 @@ cdef int type_traits(int type, gs_type_traits *traits) noexcept nogil:
     return GS_OK
 
 
+include "_capi_arenas.pxi"
 include "_capi_run.pxi"
 include "_capi_program.pxi"
 
@@ -418,5 +428,8 @@ functions.program_run = program_run
 functions.program_synchronize = program_synchronize
 functions.program_read = program_read
 functions.program_free = program_free
+functions.arenas_new = arenas_new
+functions.program_new_in = program_new_in
+functions.arenas_free = arenas_free
 
 api = PyCapsule_New(&functions, GS_API_CAPSULE, NULL)

@@ -1,20 +1,13 @@
 # Programs of the C API: making them, with their memory, events and the arguments of backends.
 #
 # Everything that a compute uses is allocated here, so that a compute allocates nothing.  _capi_run.pxi runs them.
-# Owns the arenas and the events; they are freed by the backends that made them.
-
-cdef void *reserve(size_t base, int64_t *at, int64_t nbytes) noexcept nogil:
-    """The next `nbytes` of a block that begins at address `base`; adds them to *at."""
-    cdef size_t found = base + <size_t>at[0]
-    at[0] += (nbytes + 7) // 8 * 8
-    return <void *>found
+# Owns the events; they are freed by the backends that made them.
 
 
 cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) noexcept nogil:
     """Set the addresses of all arrays in a block at `base`; returns the bytes of the block."""
     cdef int64_t at = 0, n = x.n_tensors, n_ids = x.c.n_ids, n_steps = x.c.n_steps
     cdef int64_t n_events = <int64_t>x.n_awaited * x.depth
-    x.backends = <gs_backend *>reserve(base, &at, x.n_backends * sizeof(gs_backend))
     x.nodes = <gs_node *>reserve(base, &at, n_ids * sizeof(gs_node))
     x.twins = <gs_node *>reserve(base, &at, x.n_twins * sizeof(gs_node))
     x.runs = <gs_run_nodes *>reserve(base, &at, x.n_runs * sizeof(gs_run_nodes))
@@ -23,8 +16,6 @@ cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) 
     x.version = <int64_t *>reserve(base, &at, n * sizeof(int64_t))
     x.held = <int64_t *>reserve(base, &at, n_ids * sizeof(int64_t))
     x.data = <const void **>reserve(base, &at, n * sizeof(void *))
-    x.chunk = <void **>reserve(base, &at, x.n_chunks * sizeof(void *))
-    x.chunk_nbytes = <int64_t *>reserve(base, &at, x.n_chunks * sizeof(int64_t))
     x.event = <void **>reserve(base, &at, n_events * sizeof(void *))
     x.done = <gs_done *>reserve(base, &at, n_events * sizeof(gs_done))
     x.last = <gs_done *>reserve(base, &at, x.n_backends * sizeof(gs_done))
@@ -37,7 +28,6 @@ cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) 
     x.home = <int32_t *>reserve(base, &at, n_ids * sizeof(int32_t))
     x.root = <int32_t *>reserve(base, &at, n * sizeof(int32_t))
     x.written = <int32_t *>reserve(base, &at, x.n_written * sizeof(int32_t))
-    x.chunk_backend = <int32_t *>reserve(base, &at, x.n_chunks * sizeof(int32_t))
     x.awaited = <int32_t *>reserve(base, &at, n_steps * sizeof(int32_t))
     x.traits = <unsigned char *>reserve(base, &at, n)
     x.needed = <unsigned char *>reserve(base, &at, x.n_listed)
@@ -47,47 +37,23 @@ cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) 
     return at
 
 
-cdef int check_backends(const gs_backend *backends, int32_t n, gs_error *error) noexcept nogil:
-    """GS_BAD_ARGUMENT for a table that lacks a function."""
-    cdef const gs_backend *b
-    cdef const char *wrong
-    cdef int32_t k, n_events
-    for k in range(n):
-        b = &backends[k]
-        wrong = NULL
-        n_events = ((b.event_new != NULL) + (b.event_free != NULL) + (b.event_record != NULL)
-                    + (b.event_synchronize != NULL))
-        if b.alloc == NULL or b.free == NULL or b.write == NULL or b.read == NULL or b.run == NULL:
-            wrong = b"a backend lacks alloc, free, write, read or run"
-        elif n_events != 0 and n_events != 4:
-            wrong = b"a backend has only some of event_new, event_free, event_record and event_synchronize"
-        elif (n_events or b.event_wait != NULL) and b.synchronize == NULL:
-            wrong = b"a backend with events lacks synchronize"
-        if wrong != NULL:
-            refuse(error, GS_BAD_ARGUMENT, 0, 0, wrong)
-            if error != NULL:
-                error.backend = k
-            return GS_BAD_ARGUMENT
-    return GS_OK
-
-
 cdef int write_steps(gs_program_box *x, const gs_graph *g, const gs_plan *p, const int32_t *resident,
-                     const gs_backend *backends, gs_error *error) noexcept with gil:
+                     gs_error *error) noexcept with gil:
     """Let planning/_c_program write the steps to x.c; an exception becomes a status and its message."""
     cdef bytes said
     try:
         from ggml_sched.planning._c_program import write_program
-        flags = tuple([bool(backends[k].concurrent_copies) for k in range(x.n_backends)])
+        flags = tuple([bool(x.backends[k].concurrent_copies) for k in range(x.n_backends)])
         x.steps = <void *><size_t>write_program(<size_t>g, <size_t>p, <size_t>resident, flags, <size_t>&x.c)
         return GS_OK
     except MemoryError:
         return refuse(error, GS_NO_HOST_MEMORY, g.n_tensors, 0, b"no host memory for the steps of a program")
     except BaseException as failed:
-        said = f"{type(failed).__name__}: {failed}".encode()
+        said = f"{type(failed).__name__}: {failed}".encode(errors="replace")
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, said)
 
 
-cdef void count_parts(gs_program_box *x, const gs_graph *g, const gs_plan *p) noexcept nogil:
+cdef void count_parts(gs_program_box *x, const gs_graph *g) noexcept nogil:
     """Count what program_lay_out reserves memory for."""
     cdef const gs_step *step
     cdef int64_t n, n_turns
@@ -112,8 +78,6 @@ cdef void count_parts(gs_program_box *x, const gs_graph *g, const gs_plan *p) no
                 x.n_used = max(x.n_used, g.layout[step.tensor].ne[2])
     for i in range(g.n_work):
         x.n_written += g.role[g.work[i]] & GS_ROLE_WRITES != 0
-    for i in range(p.n_backends):
-        x.n_chunks += p.arena[i].n_chunks
 
 
 cdef int32_t turns_of(const gs_program_box *x, const gs_step *step) noexcept nogil:
@@ -125,33 +89,6 @@ cdef int32_t turns_of(const gs_program_box *x, const gs_step *step) noexcept nog
         if x.c.reads[k].n_slots > 1:
             return x.c.turns
     return 1
-
-
-cdef int allocate_arenas(gs_program_box *x, const gs_plan *p, const gs_backend_info *infos,
-                         gs_error *error) noexcept nogil:
-    """Allocate each chunk that has bytes."""
-    cdef gs_error said
-    cdef void *found
-    cdef int32_t b, k, status
-    for b in range(p.n_backends):
-        for k in range(p.arena[b].first_chunk, p.arena[b].first_chunk + p.arena[b].n_chunks):
-            x.chunk_backend[k], x.chunk_nbytes[k] = b, p.chunk_nbytes[k]
-            if x.chunk_nbytes[k] == 0:
-                continue
-            found = NULL
-            said.message[0] = 0
-            status = x.backends[b].alloc(x.backends[b].context, x.chunk_nbytes[k], &found, &said)
-            if status == GS_OK and found == NULL:
-                status = GS_OUT_OF_MEMORY
-            if status != GS_OK:
-                return backend_error(x, error, &said, status, b, -1, -1, b"allocating its arena", x.chunk_nbytes[k])
-            x.chunk[k] = found
-            if <size_t>found % <size_t>infos[b].alignment:
-                snprintf(said.message, sizeof(said.message), b"the address is no multiple of %lld",
-                         <long long>infos[b].alignment)
-                return backend_error(x, error, &said, GS_BAD_PLACEMENT, b, -1, -1, b"allocating its arena",
-                                     x.chunk_nbytes[k])
-    return GS_OK
 
 
 cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, const int32_t *resident,
@@ -180,19 +117,19 @@ cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, c
             x.traits[i] |= IS_RESIDENT | IS_READABLE
             first = <char *>given[m] if given != NULL else NULL
             if first == NULL and g.nbytes[m]:
-                refuse(error, GS_BAD_ARGUMENT, 0, 0, b"a resident has no address")
+                refuse_tensor(error, GS_BAD_ARGUMENT, m, 0, 0, b"a resident has no address")
                 if error != NULL:
-                    error.tensor, error.backend = m, resident[m]
+                    error.backend = resident[m]
                 free(holder)
                 return GS_BAD_ARGUMENT
         elif p.offset[m] >= 0:
             x.home[i], offset = p.arena_of[m], p.offset[m]
             stride = p.arena[x.home[i]].stride
-            k = p.arena[x.home[i]].first_chunk
+            k = x.arenas.begin[x.home[i]]
             if stride:
                 k += <int32_t>(offset // stride)
                 offset %= stride
-            first = <char *>x.chunk[k] + offset if x.chunk[k] != NULL else NULL
+            first = <char *>x.arenas.chunk[k] + offset if x.arenas.chunk[k] != NULL else NULL
             if (i < x.n_tensors and holder[plan_owner(p, m)] == m
                     and not p.state[plan_owner(p, m)] & GS_STATE_FREED and not p.state[m] & GS_STATE_INNER):
                 x.traits[i] |= IS_READABLE
@@ -361,57 +298,88 @@ cdef int new_event(gs_program_box *x, int32_t b, void **event, gs_error *error) 
 
 cdef int program_new(const gs_api_graph *graph, const gs_api_plan *plan, const gs_backend *backends,
                      void *const *resident, gs_api_program **program, gs_error *error) noexcept nogil:
-    cdef const gs_graph_box *graph_box = <const gs_graph_box *>graph
-    cdef const gs_plan_box *plan_box = <const gs_plan_box *>plan
-    cdef gs_program_box *x
-    cdef const gs_plan *p
-    cdef int64_t bytes, n_members
+    cdef gs_api_arenas *arenas = NULL
     cdef int status
     if program == NULL:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"program is NULL")
     program[0] = NULL
-    if (graph_box == NULL or plan_box == NULL or backends == NULL or not graph_box.finished or graph_box.trimmed
-            or not made_for(plan_box, graph_box)):
+    status = check_plan(<const gs_graph_box *>graph, <const gs_plan_box *>plan, error)
+    if status == GS_OK:
+        status = arenas_new(&plan, 1, backends, &arenas, error)
+    if status == GS_OK:
+        status = program_new_in(graph, plan, arenas, resident, program, error)
+    arenas_free(arenas)
+    return status
+
+
+cdef int check_plan(const gs_graph_box *graph, const gs_plan_box *plan, gs_error *error) noexcept nogil:
+    if graph == NULL or plan == NULL or not graph.finished or graph.trimmed or not made_for(plan, graph):
         return refuse(error, GS_BAD_ARGUMENT, 0, 0,
-                      b"backends is NULL, or plan was not made for what graph holds, or graph is trimmed")
+                      b"graph or plan is NULL, or plan was not made for what graph holds, or graph is trimmed")
     if not Py_IsInitialized():
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"Python is not initialised, or has ended")
-    p = &plan_box.c
-    status = check_backends(backends, p.n_backends, error)
+    return GS_OK
+
+
+cdef int program_new_in(const gs_api_graph *graph, const gs_api_plan *plan, gs_api_arenas *arenas,
+                        void *const *resident, gs_api_program **program, gs_error *error) noexcept nogil:
+    cdef const gs_graph *g
+    cdef const gs_plan_box *plan_box = <const gs_plan_box *>plan
+    cdef gs_program_box *x
+    cdef int status
+    if program == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"program is NULL")
+    program[0] = NULL
+    if arenas == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"arenas is NULL")
+    status = check_plan(<const gs_graph_box *>graph, plan_box, error)
+    if status == GS_OK:
+        status = check_fit(<const gs_arenas_box *>arenas, plan_box, error)
     if status != GS_OK:
         return status
     x = <gs_program_box *>calloc(1, sizeof(gs_program_box))
     if x == NULL:
         return refuse(error, GS_NO_HOST_MEMORY, sizeof(gs_program_box), 0, b"no host memory for a program")
-    x.n_tensors, x.n_backends = p.n_tensors, p.n_backends
-    status = write_steps(x, &graph_box.g, p, plan_box.request.p.resident, backends, error)
+    g = &(<const gs_graph_box *>graph).g
+    x.arenas = <gs_arenas_box *>arenas
+    x.backends = x.arenas.backends
+    x.n_tensors, x.n_backends = plan_box.c.n_tensors, plan_box.c.n_backends
+    status = enter(x, error)
     if status != GS_OK:
         free(x)
         return status
-    count_parts(x, &graph_box.g, p)
-    n_members = p.group_begin[p.n_groups] if p.n_groups else 0
-    bytes = program_lay_out(x, n_members, 0)
-    x.memory = calloc(max(bytes, 1), 1)
-    if x.memory == NULL:
-        free(x.steps)
-        free(x)
-        return refuse(error, GS_NO_HOST_MEMORY, bytes, 0, b"no host memory for a program")
-    program_lay_out(x, n_members, <size_t>x.memory)
-    memcpy(x.backends, backends, x.n_backends * sizeof(gs_backend))
-    x.c.address = x.address
-    memset(x.awaited, 0xff, x.c.n_steps * sizeof(int32_t))      # -1
-    status = allocate_arenas(x, p, plan_box.request.p.backends, error)
-    if status == GS_OK:
-        status = place_tensors(x, &graph_box.g, p, plan_box.request.p.resident, resident, error)
-    if status == GS_OK:
-        status = list_runs(x, &graph_box.g, p, error)
-    if status == GS_OK:
-        status = make_events(x, error)
+    x.arenas.n_owners += 1
+    status = leave(x, fill_program(x, g, plan_box, resident, error))
     if status != GS_OK:
         program_free(<gs_api_program *>x)
         return status
     program[0] = <gs_api_program *>x
     return GS_OK
+
+
+cdef int fill_program(gs_program_box *x, const gs_graph *g, const gs_plan_box *plan, void *const *resident,
+                      gs_error *error) noexcept nogil:
+    """Make all parts of a program; program_free frees those that are made, also after a failure."""
+    cdef const gs_plan *p = &plan.c
+    cdef const int32_t *homes = plan.request.p.resident
+    cdef int64_t bytes, n_members = p.group_begin[p.n_groups] if p.n_groups else 0
+    cdef int status = write_steps(x, g, p, homes, error)
+    if status != GS_OK:
+        return status
+    count_parts(x, g)
+    bytes = program_lay_out(x, n_members, 0)
+    x.memory = calloc(max(bytes, 1), 1)
+    if x.memory == NULL:
+        return refuse(error, GS_NO_HOST_MEMORY, bytes, 0, b"no host memory for a program")
+    program_lay_out(x, n_members, <size_t>x.memory)
+    x.c.address = x.address
+    memset(x.awaited, 0xff, x.c.n_steps * sizeof(int32_t))      # -1
+    status = place_tensors(x, g, p, homes, resident, error)
+    if status == GS_OK:
+        status = list_runs(x, g, p, error)
+    if status == GS_OK:
+        status = make_events(x, error)
+    return status
 
 
 cdef void program_free(gs_api_program *program) noexcept nogil:
@@ -421,25 +389,28 @@ cdef void program_free(gs_api_program *program) noexcept nogil:
     cdef void *event
     if x == NULL:
         return
-    synchronize_all(x, NULL)
-    for k in range(x.c.n_steps):
-        if x.c.steps[k].awaited and x.awaited[k] >= 0:
-            b = &x.backends[x.c.steps[k].backend]
-            for d in range(x.depth):
-                event = x.event[<int64_t>x.awaited[k] * x.depth + d]
-                if event != NULL:
-                    b.event_free(b.context, event)
-    for k in range(x.n_backends):
-        if x.follow[k] != NULL:
-            x.backends[k].event_free(x.backends[k].context, x.follow[k])
-    for k in range(x.n_chunks):
-        if x.chunk[k] != NULL:
-            b = &x.backends[x.chunk_backend[k]]
-            b.free(b.context, x.chunk[k], x.chunk_nbytes[k])
+    if x.memory != NULL:
+        synchronize_all(x, NULL)
+        for k in range(x.c.n_steps):
+            if x.c.steps[k].awaited and x.awaited[k] >= 0:
+                b = &x.backends[x.c.steps[k].backend]
+                for d in range(x.depth):
+                    event = x.event[<int64_t>x.awaited[k] * x.depth + d]
+                    if event != NULL:
+                        b.event_free(b.context, event)
+        for k in range(x.n_backends):
+            if x.follow[k] != NULL:
+                x.backends[k].event_free(x.backends[k].context, x.follow[k])
+    if x.arenas.current == x:
+        x.arenas.current = NULL
+    arenas_free(<gs_api_arenas *>x.arenas)
     free(x.memory)
     free(x.steps)
     free(x)
 
 
 cdef void program_view(const gs_api_program *program, gs_program *view) noexcept nogil:
-    view[0] = (<const gs_program_box *>program).c
+    if view != NULL and program != NULL:
+        view[0] = (<const gs_program_box *>program).c
+    elif view != NULL:
+        memset(view, 0, sizeof(gs_program))

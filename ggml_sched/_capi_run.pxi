@@ -4,33 +4,47 @@
 # failure all backends are synchronized, no location counts as holding data, and no node as computed.
 
 
-cdef int backend_error(const gs_program_box *x, gs_error *error, gs_error *said, int status, int32_t b,
-                       int32_t tensor, int32_t step, const char *doing, int64_t value) noexcept nogil:
+cdef void write_name(const gs_backend *backends, int32_t b, char *name) noexcept nogil:
+    """Write what messages call a backend, NAME_ROOM bytes at most."""
+    if backends[b].name != NULL:
+        snprintf(name, NAME_ROOM, b"backend %d '%s'", <int>b, backends[b].name)
+    else:
+        snprintf(name, NAME_ROOM, b"backend %d", <int>b)
+
+
+cdef int backend_failed(const gs_backend *backends, gs_error *error, gs_error *said, int status, int32_t b,
+                        const char *doing, const char *what, int64_t value) noexcept nogil:
     """Describe the failure of a backend's function in `error`; returns the status, GS_BACKEND_FAILED for one that is
     none.  `said`: what the function has written."""
-    cdef char name[48]
-    cdef char what[48]
-    cdef const char *op
+    cdef char name[NAME_ROOM]
     cdef const char *why = gs_status_name(status)
     if status >= 0 or why == NULL:
         status, why = GS_BACKEND_FAILED, gs_status_name(GS_BACKEND_FAILED)
     if error == NULL:
         return status
-    error.status, error.backend, error.tensor, error.index = status, b, tensor, step
+    error.status, error.backend, error.tensor, error.index = status, b, -1, -1
     error.value, error.limit = value, 0
-    if x.backends[b].name != NULL:
-        snprintf(name, sizeof(name), b"backend %d '%s'", <int>b, x.backends[b].name)
-    else:
-        snprintf(name, sizeof(name), b"backend %d", <int>b)
+    write_name(backends, b, name)
+    if said.message[0]:
+        why = said.message
+    snprintf(error.message, sizeof(error.message), b"%s failed while %s%s: %.120s", name, doing, what, why)
+    return status
+
+
+cdef int backend_error(const gs_program_box *x, gs_error *error, gs_error *said, int status, int32_t b,
+                       int32_t tensor, int32_t step, const char *doing, int64_t value) noexcept nogil:
+    """`backend_failed` for a step of a program, and for a tensor of it; -1: none."""
+    cdef char what[48]
+    cdef const char *op
     what[0] = 0
     if tensor >= 0:
         op = gs_op_name(x.nodes[tensor].layout.op)
         if op == NULL:
             op = b"CUSTOM"
         snprintf(what, sizeof(what), b" tensor %d (%s)", <int>tensor, op)
-    if said != NULL and said.message[0]:
-        why = said.message
-    snprintf(error.message, sizeof(error.message), b"%s failed while %s%s: %.120s", name, doing, what, why)
+    status = backend_failed(x.backends, error, said, status, b, doing, what, value)
+    if error != NULL:
+        error.tensor, error.index = tensor, step
     return status
 
 
@@ -105,6 +119,8 @@ cdef int synchronize_all(gs_program_box *x, gs_error *error) noexcept nogil:
     memset(x.last, 0, x.n_backends * sizeof(gs_done))
     if first != GS_OK:
         forget(x)
+        if x.arenas.current != NULL:
+            forget(x.arenas.current)        # what failed may be work of this program
     return first
 
 
@@ -335,18 +351,23 @@ cdef int issue(gs_program_box *x, int32_t k, int64_t turn, gs_error *error) noex
 
 cdef int program_run(gs_api_program *program, gs_error *error) noexcept nogil:
     cdef gs_program_box *x = <gs_program_box *>program
+    cdef int status = enter(x, error)
+    return status if status != GS_OK else leave(x, issue_all(x, error))
+
+
+cdef int issue_all(gs_program_box *x, gs_error *error) noexcept nogil:
+    """Issue the steps of one compute."""
     cdef int32_t k, id
     cdef int64_t turn
-    cdef int status = GS_OK
-    if x == NULL:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"program is NULL")
+    cdef int status
     for k in range(x.c.n_inputs):
         id = x.c.inputs[k]
         if x.data[id] == NULL and x.nodes[id].layout.nbytes:
-            refuse(error, GS_HAZARD, x.nodes[id].layout.nbytes, 0, b"an input was never set: call program_set")
-            if error != NULL:
-                error.tensor = id
-            return GS_HAZARD
+            return refuse_tensor(error, GS_HAZARD, id, x.nodes[id].layout.nbytes, 0,
+                                 b"an input was never set: call program_set")
+    status = make_current(x, error)
+    if status != GS_OK:
+        return status
     turn = x.n_computed % x.c.turns
     for k in range(x.c.n_steps):
         status = issue(x, k, turn, error)
@@ -365,35 +386,46 @@ cdef int program_run(gs_api_program *program, gs_error *error) noexcept nogil:
 
 
 cdef int program_synchronize(gs_api_program *program, gs_error *error) noexcept nogil:
-    if program == NULL:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"program is NULL")
-    return synchronize_all(<gs_program_box *>program, error)
+    cdef gs_program_box *x = <gs_program_box *>program
+    cdef int status = enter(x, error)
+    return status if status != GS_OK else leave(x, synchronize_all(x, error))
 
 
 cdef int check_tensor(const gs_program_box *x, int32_t tensor, int traits, const char *wrong,
                       gs_error *error) noexcept nogil:
     """GS_BAD_ARGUMENT with the message `wrong` unless `tensor` is an id of the graph with these traits."""
-    if x == NULL:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"program is NULL")
     if 0 <= tensor < x.n_tensors and x.traits[tensor] & traits == traits:
         return GS_OK
-    refuse(error, GS_BAD_ARGUMENT, tensor, x.n_tensors - 1, wrong)
-    if error != NULL and 0 <= tensor < x.n_tensors:
+    return refuse_tensor(error, GS_BAD_ARGUMENT, tensor, tensor, x.n_tensors - 1, wrong)
+
+
+cdef int refuse_tensor(gs_error *error, int status, int32_t tensor, int64_t value, int64_t limit,
+                       const char *message) noexcept nogil:
+    """`refuse` for a tensor, which the message begins with; -1: none."""
+    refuse(error, status, value, limit, message)
+    if error != NULL and tensor >= 0:
         error.tensor = tensor
-    return GS_BAD_ARGUMENT
+        snprintf(error.message, sizeof(error.message), b"tensor %d: %s", <int>tensor, message)
+    return status
 
 
 cdef int program_set(gs_api_program *program, int32_t tensor, const void *data, int64_t nbytes,
                      gs_error *error) noexcept nogil:
     cdef gs_program_box *x = <gs_program_box *>program
-    cdef int status = check_tensor(x, tensor, IS_LOADED, b"the tensor is no leaf that the program loads", error)
+    cdef int status = enter(x, error)
+    return status if status != GS_OK else leave(x, set_leaf(x, tensor, data, nbytes, error))
+
+
+cdef int set_leaf(gs_program_box *x, int32_t tensor, const void *data, int64_t nbytes,
+                  gs_error *error) noexcept nogil:
+    cdef int status = check_tensor(x, tensor, IS_LOADED, b"it is no leaf that the program loads", error)
     if status != GS_OK:
         return status
     if nbytes != x.nodes[tensor].layout.nbytes or data == NULL and nbytes:
-        refuse(error, GS_BAD_ARGUMENT, nbytes, x.nodes[tensor].layout.nbytes,
-               b"nbytes is not the tensor's, or data is NULL")
+        refuse_tensor(error, GS_BAD_ARGUMENT, tensor, nbytes, x.nodes[tensor].layout.nbytes, b"")
         if error != NULL:
-            error.tensor = tensor
+            snprintf(error.message, sizeof(error.message), b"tensor %d has %lld bytes, not %lld; or data is NULL",
+                     <int>tensor, <long long>error.limit, <long long>nbytes)
         return GS_BAD_ARGUMENT
     x.data[tensor] = data
     x.version[tensor] += 1
@@ -402,42 +434,48 @@ cdef int program_set(gs_api_program *program, int32_t tensor, const void *data, 
 
 cdef int program_touch(gs_api_program *program, int32_t tensor, gs_error *error) noexcept nogil:
     cdef gs_program_box *x = <gs_program_box *>program
-    cdef int status
-    if x != NULL and tensor == -1:
+    cdef int status = enter(x, error)
+    if status != GS_OK:
+        return status
+    if tensor == -1:
         forget(x)
-        return GS_OK
-    status = check_tensor(x, tensor, IS_RESIDENT, b"the tensor is no resident", error)
+        return leave(x, GS_OK)
+    status = check_tensor(x, tensor, IS_RESIDENT, b"it is no resident", error)
     if status == GS_OK:
         x.version[x.root[tensor]] += 1
-    return status
+    return leave(x, status)
 
 
 cdef int program_read(gs_api_program *program, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
                       gs_error *error) noexcept nogil:
     cdef gs_program_box *x = <gs_program_box *>program
+    cdef int status = enter(x, error)
+    return status if status != GS_OK else leave(x, read_tensor(x, tensor, to, offset, nbytes, error))
+
+
+cdef int read_tensor(gs_program_box *x, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
+                     gs_error *error) noexcept nogil:
     cdef const gs_backend *b
+    cdef const char *wrong = NULL
     cdef gs_error said
-    cdef int status = check_tensor(x, tensor, 0, b"the tensor is none of the graph's", error)
+    cdef int status = check_tensor(x, tensor, 0, b"it is no tensor of the graph", error)
     if status != GS_OK:
         return status
     if to == NULL or nbytes < 0 or not gs_range_fits(offset, nbytes, x.nodes[tensor].layout.nbytes):
-        refuse(error, GS_BAD_ARGUMENT, offset, x.nodes[tensor].layout.nbytes,
-               b"to is NULL, or the bytes lie outside the tensor")
-        if error != NULL:
-            error.tensor = tensor
-        return GS_BAD_ARGUMENT
+        return refuse_tensor(error, GS_BAD_ARGUMENT, tensor, offset, x.nodes[tensor].layout.nbytes,
+                             b"to is NULL, or the bytes lie outside the tensor")
     status = synchronize_all(x, error)
     if status != GS_OK:
         return status
-    if not x.traits[tensor] & IS_READABLE or not (x.has_results or x.traits[tensor] & IS_RESIDENT):
-        if x.has_results:
-            refuse(error, GS_HAZARD, offset, nbytes,
-                   b"the tensor is not in memory at the end of a compute: flag a node as an output before planning")
-        else:
-            refuse(error, GS_HAZARD, offset, nbytes, b"no compute has succeeded: the tensor has no result")
-        if error != NULL:
-            error.tensor = tensor
-        return GS_HAZARD
+    if not x.traits[tensor] & IS_RESIDENT:
+        if x.arenas.current != x and x.arenas.current != NULL:
+            wrong = b"another program has computed in the same arenas since: read a result before the next program runs"
+        elif not x.has_results:
+            wrong = b"no compute has succeeded, so that it has no result"
+    if wrong == NULL and not x.traits[tensor] & IS_READABLE:
+        wrong = b"it is not in memory at the end of a compute: flag a node as an output before planning"
+    if wrong != NULL:
+        return refuse_tensor(error, GS_HAZARD, tensor, offset, nbytes, wrong)
     if nbytes == 0:
         return GS_OK
     b = &x.backends[x.home[tensor]]

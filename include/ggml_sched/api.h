@@ -3,24 +3,27 @@
  * `gs_api` is a struct of function pointers in the Python extension ggml_sched._capi.  Code that may use Python calls
  * GS_IMPORT_API() once, with the GIL held (include Python.h first).  Code that may not use Python receives the pointer
  * from such code, and checks it with gs_api_check.  No signature has a Python object; no function prints, aborts or
- * sets errno, and none but program_new takes the GIL; the only state between calls is in the handles below.
+ * sets errno, and none but program_new and program_new_in takes the GIL; the only state between calls is in the handles.
  *
  *     graph:    graph_new -> fill the arrays -> graph_finish -> any number of plans -> graph_free
  *     problem:  the other inputs of a plan; arrays of the caller, borrowed while a function runs
  *     plan:     plan_new, or plan_replay from a reserved one -> plan_view -> plan_free
  *     program:  program_new from a plan and backends -> program_set, program_run, program_read -> program_free
+ *     arenas:   arenas_new from several plans -> program_new_in for each -> arenas_free
  *
  * Units: sizes, strides and offsets are bytes; `ne` is elements, innermost dimension first, as in ggml.  Tensors are
  * ids 0 .. n_tensors-1, in any order.  Backends are indices, best first; the last one is the host.  -1 is none.
  *
  * Threads.  A handle is filled, finished, refilled and freed by one thread at a time, while no other thread uses the
  * handle.  Any number of threads may read a finished graph or a plan at once; functions that only read take `const`
- * pointers.  Functions on different handles run in parallel.  After fork all handles work in the child.
+ * pointers.  Functions on different handles run in parallel.  Programs of the same arenas count as one handle; a function
+ * of a program that is called while another one runs returns GS_HAZARD.  After fork all handles work in the child.
  *
  * Errors.  A function that can fail returns a gs_status: GS_OK, or a negative number.  A function that fails describes
  * the failure in `*error` unless `error` is NULL; a function that succeeds leaves `*error` unchanged.  A function that
  * fails makes no handle, and leaves the handles that it was called with unchanged and usable.  Wrong contents of arrays
- * cause errors, never invalid memory accesses, provided that the arrays have the stated lengths.
+ * cause errors, never invalid memory accesses, provided that the arrays have the stated lengths.  NULL for a handle or
+ * for a result is an error, too; a handle that was freed must not be used, as with `free` of C.
  *
  * Versions.  `major` changes with anything that a compiled consumer relies on, including struct sizes; a new `minor`
  * only adds functions, and sizes of new structs, at the end of gs_api, or numbers to ops.h, types.h and policy.h.
@@ -92,6 +95,9 @@ typedef struct gs_api_plan gs_api_plan;
 
 /* The handle of a program with memory, which runs on backends; see program.h. */
 typedef struct gs_api_program gs_api_program;
+
+/* The handle of backends and of memory on them, for programs of which one runs at a time. */
+typedef struct gs_api_arenas gs_api_arenas;
 
 /* -- packing -------------------------------------------------------------------------------------------------- */
 
@@ -169,7 +175,8 @@ typedef struct gs_api {
     /* Set GS_STATE_EXCLUSIVE for the ids that share memory with no other id, and GS_STATE_WRITTEN for those that nodes
      * write to.  Writes to the plan: call it before other threads read the plan. */
     void (*plan_find_exclusive)(gs_api_plan *plan);
-    void (*plan_view)(const gs_api_plan *plan, gs_plan *view); /* the arrays stay the plan's, valid until plan_free */
+    /* The arrays stay the plan's, valid until plan_free.  All zeros for NULL. */
+    void (*plan_view)(const gs_api_plan *plan, gs_plan *view);
     void (*plan_free)(gs_api_plan *plan);    /* `plan` may be NULL */
 
     /* Choose offsets for n buffers; buffer i has size[i] bytes and is alive over [lower[i], upper[i]), in any unit of
@@ -223,7 +230,8 @@ typedef struct gs_api {
      * its arena), GS_NO_HOST_MEMORY, and what a backend returns. */
     int (*program_new)(const gs_api_graph *graph, const gs_api_plan *plan, const gs_backend *backends,
                        void *const *resident, gs_api_program **program, gs_error *error);
-    void (*program_view)(const gs_api_program *program, gs_program *view); /* valid until program_free */
+    /* The arrays stay the program's, valid until program_free.  All zeros for NULL. */
+    void (*program_view)(const gs_api_program *program, gs_program *view);
     /* Set the data of a leaf, in host memory of the caller, which the computes from now on load.  The memory must stay
      * valid and unchanged until the next call for this leaf: where data is in place already, it is not loaded again.
      * GS_BAD_ARGUMENT: not a leaf that the program loads, or not its number of bytes. */
@@ -235,18 +243,33 @@ typedef struct gs_api {
     /* Issue the steps of a compute on this thread, without the GIL and without allocating memory.  Returns when all are
      * queued; where backends have no queues, they are done.  GS_HAZARD: an input was never set, and nothing ran.  The
      * error of a backend: no node has a result then, all backends have been synchronized, and the program can run
-     * again. */
+     * again.  If another program of the same arenas ran last, its queued work is waited for first. */
     int (*program_run)(gs_api_program *program, gs_error *error);
     /* Wait for all backends, and return the first error of queued work. */
     int (*program_synchronize)(gs_api_program *program, gs_error *error);
     /* Wait for all backends, and copy `nbytes` of a node or leaf from `offset` on to host memory.  GS_HAZARD: the last
-     * compute has failed, or there was none; or the tensor is not in memory at the end of a compute, because other
-     * nodes use its memory (flag it as an output), or because nodes read a leaf through copies alone.  GS_BAD_ARGUMENT:
-     * bytes outside the tensor.  The error of a backend. */
+     * compute has failed, or there was none; or another program has computed in the same arenas since; or the tensor is
+     * not in memory at the end of a compute, because other nodes use its memory (flag it as an output), or because nodes
+     * read a leaf through copies alone.  GS_BAD_ARGUMENT: bytes outside the tensor.  The error of a backend. */
     int (*program_read)(gs_api_program *program, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
                         gs_error *error);
-    /* Wait for all backends, and free all memory and events; `program` may be NULL. */
+    /* Wait for all backends, and free all memory and events; `program` may be NULL.  Not to be called by a function of a
+     * backend. */
     void (*program_free)(gs_api_program *program);
+
+    /* Allocate arenas in which the program of each of these plans fits, one at a time: a runner's prompts and its tokens
+     * need one set of arenas, as large as the largest.  `backends` as for program_new; all plans have the same backends.
+     * The plans may be freed afterwards.  GS_BAD_ARGUMENT, GS_BAD_PLACEMENT (an address that is not aligned, or overlaps
+     * another buffer of the backend), GS_OUT_OF_MEMORY, GS_NO_HOST_MEMORY, and what a backend returns. */
+    int (*arenas_new)(const gs_api_plan *const *plans, int32_t n_plans, const gs_backend *backends,
+                      gs_api_arenas **arenas, gs_error *error);
+    /* program_new in arenas that exist, of these plans or of other ones that fit.  A compute ends the results of the
+     * other programs, whose next compute loads and copies all data again.  GS_OUT_OF_MEMORY: an arena is too small;
+     * `value` is what the plan needs, `limit` what there is. */
+    int (*program_new_in)(const gs_api_graph *graph, const gs_api_plan *plan, gs_api_arenas *arenas,
+                          void *const *resident, gs_api_program **program, gs_error *error);
+    /* Free the arenas as soon as no program uses them; `arenas` may be NULL. */
+    void (*arenas_free)(gs_api_arenas *arenas);
 } gs_api;
 
 /* GS_OK if the functions and structs of `api` are those of this header; else GS_BAD_ARGUMENT, with both versions in

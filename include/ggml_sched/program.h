@@ -105,7 +105,7 @@ typedef struct gs_run_nodes {
 
 /* A backend.  `context` is the first argument of each function.  A function returns GS_OK or a negative gs_status.  It
  * may then have written a line about the failure to error->message, which is empty before; the caller fills in all
- * other fields of *error.
+ * other fields of *error.  No C++ exception may leave a function.
  *
  * Where functions return when their work is done, the functions of queues and events are NULL.  Otherwise all calls
  * are executed in order (the backend's queue), and `synchronize` is required; the event functions are all given, or all
@@ -114,8 +114,8 @@ typedef struct gs_backend {
     void *context;
     const char *name;           /* for messages; may be NULL                                        */
     int32_t concurrent_copies;  /* 1: other queues may write and read its memory while it computes  */
-    /* Allocate memory whose address is a multiple of the backend's alignment; nbytes > 0.  Tensors in it have the
-     * address `*memory` plus their offset, which need not be an address of the host. */
+    /* Allocate at least nbytes > 0 of memory whose address is a multiple of the backend's alignment.  Tensors in it have
+     * the address `*memory` plus their offset, which need not be an address of the host. */
     int (*alloc)(void *context, int64_t nbytes, void **memory, gs_error *error);
     void (*free)(void *context, void *memory, int64_t nbytes);
     /* Copy host memory to the backend's memory, in its queue.  `from` is used before the function returns. */

@@ -4,192 +4,39 @@ toy_backends.c has the backends: one computes at once, one has a queue that runs
 """
 
 import ctypes
-import shutil
-import subprocess
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_void_p, sizeof
-from pathlib import Path
+from contextlib import ExitStack
+from ctypes import POINTER, byref, c_int64, c_void_p
 
 import numpy as np
 import pytest
-from capi_calls import BackendTable, CGraph, CPlan, CProgram, Failure, Node, Refused, arrays_of, functions
-from capi_problems import problem_of
+from capi_calls import CArenas, CProgram, Failure, Refused, functions
+from capi_toys import (
+    BACKEND_FAILED,
+    BAD_ARGUMENT,
+    BAD_PLACEMENT,
+    FUNCTIONS,
+    HAZARD,
+    KINDS,
+    OUT_OF_MEMORY,
+    Case,
+    PythonToy,
+    Toys,
+    chain,
+    kinds_of,
+    ran,
+    read_last,
+    resident_bytes,
+    values_of,
+)
+from fusing import anything, nothing
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import Built, quick, recipes
 from random_results import kept, raw
 
 import ggml_sched as gs
-from ggml_sched._core import Policy
-from ggml_sched._graph import NodeTable
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.program import program_values
-
-if shutil.which("gcc") is None:
-    pytest.skip("needs gcc", allow_module_level=True)
-
-FUNCTIONS = ("alloc", "write", "read", "copy", "run", "synchronize", "event_new", "event_record", "event_wait",
-             "event_synchronize")
-KINDS = ("load", "copy", "copy experts", "run", "write back")
-BACKEND_FAILED, HAZARD, BAD_PLACEMENT, BAD_ARGUMENT, OUT_OF_MEMORY = -8, -7, -5, -4, -3
-
-
-class Toy(ctypes.Structure):
-    """The struct of that name in toy_backends.c."""
-
-    _fields_ = [*((name, c_int32) for name in ("queued", "copies", "fails", "fails_after", "status", "late")),
-                ("calls", c_int64 * len(FUNCTIONS)),
-                *((name, c_int64) for name in ("n_memory", "n_fused", "n_skipped")),
-                ("queue", c_void_p), *((name, c_int64) for name in ("room", "begin", "n_work", "n_done"))]
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("toys") / "toys.so"
-    done = subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-shared", "-fPIC",
-                           f"-I{gs.get_include()}", str(Path(__file__).with_name("toy_backends.c")), "-o",
-                           str(library)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = ctypes.CDLL(str(library))
-    found.toy_table.argtypes = [POINTER(Toy), c_char_p, c_int32, POINTER(BackendTable)]
-    found.toy_end.argtypes = [POINTER(Toy)]
-    found.toy_compute.argtypes = [POINTER(Node)]
-    found.toy_size.restype = c_size_t
-    assert found.toy_size() == sizeof(Toy)
-    return found
-
-
-class Toys:
-    """Toy backends as tables, which are to be freed of all memory when the block ends."""
-
-    def __init__(self, library: ctypes.CDLL, *, queued: list[bool], copies: bool = True,
-                 concurrent: bool = False) -> None:
-        self.library, n = library, len(queued)
-        self.toys, self.tables = (Toy * n)(), (BackendTable * n)()
-        for k in range(n):
-            self.toys[k].queued, self.toys[k].copies, self.toys[k].fails = queued[k], copies, -1
-            library.toy_table(byref(self.toys[k]), (b"dev", b"mid", b"host")[k - n], concurrent, byref(self.tables[k]))
-
-    def __enter__(self) -> "Toys":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for toy in self.toys:
-            self.library.toy_end(byref(toy))
-        assert [toy.n_memory for toy in self.toys] == [0] * len(self.toys)
-
-
-class Memory(gs.Buffer):
-    """Bytes of the host."""
-
-    def __init__(self, backend: gs.Backend, size: int) -> None:
-        self.room = np.full(size + 256, 0xCD, np.uint8)
-        skipped = -self.room.ctypes.data % 256
-        self.bytes = self.room[skipped : skipped + size]
-        super().__init__(backend, size, self.room.ctypes.data + skipped)
-
-    def write(self, offset: int, data: memoryview) -> None:
-        self.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-
-    def read(self, offset: int, out: memoryview) -> None:
-        out[:] = self.bytes[offset : offset + len(out)].data
-
-
-class PythonToy(gs.Backend):
-    """A backend for gs.Scheduler with the kernels of the toys, in memory that no other backend reads."""
-
-    def __init__(self, library: ctypes.CDLL, name: str, refuses: frozenset[str] = frozenset(),
-                 concurrent: bool = False, offloads: bool = False) -> None:
-        super().__init__(name)
-        self.library, self.refuses, self.offloads, self.concurrent_copies = library, refuses, offloads, concurrent
-
-    def alloc_buffer(self, size: int) -> gs.Buffer:
-        return Memory(self, size)
-
-    def supports_op(self, node: gs.Tensor) -> bool:
-        return node.op not in self.refuses
-
-    def offload_op(self, node: gs.Tensor) -> bool:
-        return self.offloads
-
-    def compute_node(self, node: gs.Tensor) -> None:
-        table = NodeTable((node,))
-        fields = [table.fields(0)] + [None] * 10
-        nodes = (Node * 11)()
-        for k, t in enumerate([node, *node.src]):
-            if t is not None:
-                nodes[k] = Node((c_int64 * 4)(*t.ne), (c_int64 * 4)(*t.nb), t.nbytes, int(t.type),
-                                data=t.buffer.base + t.offset)
-                nodes[0].src[max(k - 1, 0)] = ctypes.addressof(nodes[k]) if k else None
-        nodes[0].op, nodes[0].sub_op, nodes[0].n_src = fields[0]["op"], fields[0]["sub_op"], len(node.src)
-        nodes[0].params[:] = fields[0]["params"]
-        self.library.toy_compute(byref(nodes[0]))
-
-
-def addresses_of(residents: dict[int, np.ndarray]) -> dict[int, int]:
-    return {i: memory.ctypes.data for i, memory in residents.items()}
-
-
-def resident_bytes(graph: gs.Graph) -> dict[int, np.ndarray]:
-    """{id of a resident root: a copy of its bytes}."""
-    found = {}
-    for i, t in enumerate(graph.tensors):
-        if t.view_src is None and t.buffer is not None and (t.lease is None or not t.lease.transient):
-            found[i] = t.buffer.bytes[t.offset : t.offset + t.nbytes].copy()
-    return found
-
-
-class Case:
-    """One graph, planned for C and for Python alike."""
-
-    def __init__(self, library, built: Built, backends: list[gs.Backend], copies: int, wishes=()) -> None:
-        self.built, self.graph, self.backends = built, built.graph, backends
-        for ctx, backend in zip(built.homes, backends, strict=True):
-            backend.alloc_tensors(ctx)
-        self.sched = gs.Scheduler(backends, copies=copies)
-        assigned = {}
-        for pick, k in wishes:
-            t = built.graph.tensors[pick % len(built.graph.tensors)]
-            assigned[t] = backends[k % len(backends)]
-            self.sched.set_tensor_backend(t, assigned[t])
-        self.problem = problem_of(self.graph, backends, Policy(n_copies=copies), assigned)
-
-    def program(self, toys: Toys, residents: dict[int, np.ndarray]) -> CProgram:
-        with CGraph(arrays_of(self.graph)) as graph:
-            plan = CPlan.made(graph.finish(), self.problem)
-            try:
-                return CProgram(graph, plan, toys.tables, addresses_of(residents))
-            finally:
-                plan.free()
-
-    def loaded(self, program: CProgram) -> list[int]:
-        view = program.view()
-        return sorted({view.steps[k].tensor for k in range(view.n_steps) if view.steps[k].kind == 0})
-
-
-def values_of(view) -> dict:
-    """A gs_program as `program_values` has it."""
-    def places(at: int, n: int) -> list:
-        return [[p.id, p.backend, p.chunk, p.offset] for p in (view.places[k] for k in range(at, at + n))]
-
-    steps = []
-    for k in range(view.n_steps):
-        s = view.steps[k]
-        kind, step = KINDS[s.kind], {"kind": KINDS[s.kind], "backend": s.backend}
-        if kind == "run":
-            reads = [view.reads[r] for r in range(s.read, s.read + s.n_reads)]
-            step |= {"first": s.first, "last": s.last, "into": places(s.place, s.n_slots),
-                     "reads": [[r.position, r.slot, places(r.place, r.n_slots)] for r in reads]}
-        else:
-            step |= {"tensor": s.tensor, "places": places(s.place, s.n_slots)}
-        if kind == "load":
-            step |= {"start": s.start, "nbytes": s.nbytes}
-        if kind == "copy experts":
-            step["ids"] = s.ids
-        if kind in ("load", "copy"):
-            step["keeps"] = bool(s.keeps)
-        waits = [view.waits[w] for w in range(s.wait, s.wait + s.n_waits)]
-        steps.append(step | {"waits": [[w.step, w.back] for w in waits]})
-    return {"turns": view.turns, "inputs": [view.inputs[k] for k in range(view.n_inputs)], "steps": steps}
 
 
 def is_view_of_leaf(t: gs.Tensor) -> bool:
@@ -199,84 +46,196 @@ def is_view_of_leaf(t: gs.Tensor) -> bool:
     return t.op == "NONE"
 
 
+class Twin:
+    """A random graph under gs.Scheduler and as a program in C, whose results are compared after each compute."""
+
+    def __init__(self, built: Built, backends: list[gs.Backend], copies: int, wishes, usage: str) -> None:
+        self.built, self.case = built, Case(built.graph, built.homes, backends, copies, wishes, usage)
+        self.plan, self.program, self.seeds = None, None, []
+
+    def is_planned(self) -> bool:
+        """Whether it has a plan: not where a resident is where its node may not run."""
+        try:
+            self.plan = self.case.sched.plan(self.built.graph)
+            self.case.sched.alloc(self.built.graph)
+        except gs.PlacementError:
+            return False
+        self.set_python(7, residents=True)
+        self.residents = resident_bytes(self.built.graph)
+        return True
+
+    def make_program(self, where: Toys | CArenas) -> None:
+        self.program = self.case.program(where, self.residents)
+        view = self.program.view()
+        expected = program_of(self.built.graph, self.plan.data, self.case.backends)
+        assert values_of(view) == program_values(expected)
+        self.loaded = {view.steps[k].tensor for k in range(view.n_steps) if view.steps[k].kind == 0}
+
+    def set_python(self, seed: int, residents: bool = False) -> dict:
+        values = self.built.values(seed)
+        for t, data in values.items():
+            if t.buffer is not None and (residents or t not in self.built.residents):
+                t.set(data)
+        return values
+
+    def compute(self, seed: int) -> None:
+        values = self.set_python(seed)
+        for i in sorted(self.loaded) if self.seeds[-1:] != [seed] else ():
+            t = self.built.graph.tensors[i]
+            self.program.set(i, np.ascontiguousarray(values[t]).tobytes())
+        self.seeds.append(seed)
+        assert self.case.sched.compute(self.built.graph)
+        self.program.run()
+
+    def compare(self) -> None:
+        for i in kept(self.built):
+            t = self.built.ctx.tensors[i]
+            if t.nbytes and t.nb[0] == 4 and t.is_contiguous and not is_view_of_leaf(t):
+                assert self.program.read(self.built.graph.id_of(t), t.nbytes) == raw(t), repr(t)
+        self.program.synchronize()
+        for i, memory in self.residents.items():
+            t = self.built.graph.tensors[i]
+            assert memory.tobytes() == bytes(t.buffer.bytes[t.offset : t.offset + t.nbytes]), repr(t)
+
+    def close(self) -> None:
+        self.case.sched.close()
+        if self.program is not None:
+            self.program.free()
+
+
 REFUSABLE = ("ADD", "MUL", "CPY", "CONT", "MUL_MAT", "MUL_MAT_ID", "SET_ROWS", "UNARY:RELU", "SCALE", "GET_ROWS")
+REFUSALS = st.lists(st.sets(st.sampled_from(REFUSABLE)), min_size=2, max_size=2)
+USAGES = st.sampled_from(["weights", "any"])
+WISHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), max_size=5)
+
+
+def backends_of(toys, n: int, refuses, concurrent: bool, offloads: bool, offer) -> list[gs.Backend]:
+    return [PythonToy(toys, f"b{k}", frozenset(refuses[k]) if k < n - 1 else frozenset(), concurrent,
+                      offloads and k < n - 1, offer=offer) for k in range(n)]
 
 
 @quick(25)
 @given(recipe=recipes(18), n=st.integers(1, 3), queued=st.integers(0, 7), direct=st.booleans(),
-       concurrent=st.booleans(), copies=st.integers(1, 3), offloads=st.booleans(),
-       refuses=st.lists(st.sets(st.sampled_from(REFUSABLE)), min_size=2, max_size=2),
-       wishes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), max_size=5))
+       concurrent=st.booleans(), copies=st.integers(1, 3), offloads=st.booleans(), refuses=REFUSALS, wishes=WISHES,
+       usage=USAGES, fused=st.integers(0, 50))
 def test_random_graphs_give_the_bytes_of_the_python_scheduler(toys, recipe, n, queued, direct, concurrent, copies,
-                                                              offloads, refuses, wishes):
-    built = Built(recipe, n)
-    backends = [PythonToy(toys, f"b{k}", frozenset(refuses[k]) if k < n - 1 else frozenset(), concurrent,
-                          offloads and k < n - 1) for k in range(n)]
-    case = Case(toys, built, backends, copies, wishes)
-    with case.sched, Toys(toys, queued=[bool(queued >> k & 1) for k in range(n)], copies=direct,
-                          concurrent=concurrent) as table:
+                                                              offloads, refuses, wishes, usage, fused):
+    backends = backends_of(toys, n, refuses, concurrent, offloads, anything(fused) if fused else nothing)
+    twin = Twin(Built(recipe, n), backends, copies, wishes, usage)
+    with Toys(toys, queued=[bool(queued >> k & 1) for k in range(n)], copies=direct, concurrent=concurrent) as table:
         try:
-            plan = case.sched.plan(built.graph)
-            case.sched.alloc(built.graph)
-        except gs.PlacementError:       # a resident where its node may not run
-            return
-        program = None
-        try:
-            for turn, seed in enumerate((7, 8, 8, 9)):
-                values = built.values(seed)
-                for t, data in values.items():
-                    if t.buffer is not None and (turn == 0 or t not in built.residents):
-                        t.set(data)
-                if program is None:
-                    residents = resident_bytes(built.graph)
-                    program = case.program(table, residents)
-                    assert values_of(program.view()) == program_values(program_of(built.graph, plan.data, backends))
-                    loaded = case.loaded(program)
-                for i in loaded if seed != 8 or turn == 1 else ():
-                    t = built.graph.tensors[i]
-                    program.set(i, np.ascontiguousarray(values[t]).tobytes())
-                assert case.sched.compute(built.graph)
-                program.run()
-                for i in kept(built):
-                    t = built.ctx.tensors[i]
-                    if t.nbytes and t.nb[0] == 4 and t.is_contiguous and not is_view_of_leaf(t):
-                        assert program.read(built.graph.id_of(t), t.nbytes) == raw(t), repr(t)
-                program.synchronize()
-                for i, memory in residents.items():
-                    t = built.graph.tensors[i]
-                    assert memory.tobytes() == bytes(t.buffer.bytes[t.offset : t.offset + t.nbytes]), repr(t)
+            if twin.is_planned():
+                twin.make_program(table)
+                for seed in (7, 8, 8, 9):
+                    twin.compute(seed)
+                    twin.compare()
         finally:
-            if program is not None:
-                program.free()
+            twin.close()
+
+
+@quick(12)
+@given(several=st.lists(recipes(12), min_size=2, max_size=3), n=st.integers(1, 3), queued=st.integers(0, 7),
+       copies=st.integers(1, 2), refuses=REFUSALS, wishes=WISHES, usage=USAGES,
+       order=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=3, max_size=9))
+def test_random_programs_in_shared_arenas_give_the_bytes_of_the_python_scheduler(toys, several, n, queued, copies,
+                                                                                 refuses, wishes, usage, order):
+    twins = [Twin(Built(recipe, n), backends_of(toys, n, refuses, False, False, nothing), copies, wishes, usage)
+             for recipe in several]
+    with Toys(toys, queued=[bool(queued >> k & 1) for k in range(n)]) as table, ExitStack() as stack:
+        for twin in twins:
+            stack.callback(twin.close)
+        if not all(twin.is_planned() for twin in twins):
+            return
+        plans = [stack.enter_context(twin.case.planned())[1] for twin in twins]
+        arenas = CArenas(plans, table.tables)
+        for twin in twins:
+            twin.make_program(arenas)
+        arenas.free()
+        for turn, (which, is_compared) in enumerate(order):
+            twin = twins[which % len(twins)]
+            twin.compute(7 + turn // 2)
+            if is_compared:
+                twin.compare()
+
+
+# -- fusion groups ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("queued", "copies"), [(False, 1), (True, 1), (True, 2)])
+def test_a_fusion_group_reaches_the_backend_with_what_need_not_be_written(toys, queued, copies):
+    """Nodes 0 .. 3 are neg, relu, add, mul; the host computes the last one, and reads the result of relu."""
+    ctx, homes = gs.Context(), [gs.Context(), gs.Context()]
+    x = ctx.tensor("f32", (8, 4), "x", input=True)
+    first = ctx.neg(x)
+    second = ctx.relu(first)
+    third = ctx.add(second, first)
+    last = ctx.set_output(ctx.mul(third, second))
+    offers = lambda graph: [(0, 1, 2)]     # noqa: E731
+    backends = [PythonToy(toys, "dev", frozenset({"MUL"}), offer=offers),
+                PythonToy(toys, "host", frozenset({"UNARY:NEG", "UNARY:RELU", "ADD"}))]
+    case = Case(gs.Graph(last), homes, backends, copies)
+    assert [t.op for t in case.graph.nodes] == ["UNARY:NEG", "UNARY:RELU", "ADD", "MUL"]
+    with case.sched, Toys(toys, queued=[queued, queued]) as table:
+        assert case.sched.plan(case.graph).data.groups == ((0, 1, 2),)
+        case.sched.alloc(case.graph)
+        program = case.program(table, {})
+        for turn in range(3):
+            x.set(np.full((4, 8), turn, np.float32))
+            case.sched.compute(case.graph)
+            program.set(case.graph.id_of(x), np.full(32, turn, np.float32).tobytes())
+            program.run()
+            assert read_last(case, program) == raw(last)
+        # Of each group the result of neg alone is read by nothing outside.
+        assert [(toy.n_fused, toy.n_skipped) for toy in table.toys] == [(3, 3), (0, 0)]
+        with pytest.raises(Refused, match="not in memory"):
+            program.read(case.graph.id_of(first), 4)
+        program.free()
+
+
+# -- experts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("kind", ["input", "view of an input", "computed"])
+def test_only_the_experts_that_are_used_are_copied(toys, kind, queued):
+    ctx, homes = gs.Context(), [gs.Context(), gs.Context()]
+    x = ctx.tensor("f32", (8, 1, 2), "x", input=True)
+    if kind == "computed":
+        ids = ctx.top_k(ctx.reshape(x, 8, 2), 1)
+    else:
+        given = ids = ctx.tensor("i32", (1, 2 if kind == "input" else 5), "ids", input=True)
+        if kind != "input":
+            ids = ctx.view_2d(given, 1, 2, 4, 12)
+    value = x
+    for _ in range(3):      # three are too much to keep, so that each compute copies the experts that it uses
+        value = ctx.mul_mat_id(homes[1].tensor("f32", (8, 8, 5)), value, ids)
+    case = Case(gs.Graph(ctx.set_output(value)), homes, [
+        PythonToy(toys, "dev", frozenset({"TOP_K"}), offloads=True), PythonToy(toys, "host")])
+    weights = [t for t in case.graph.tensors if t.buffer is not None]
+    for k, t in enumerate(weights):
+        t.set(np.arange(320, dtype=np.float32).reshape(5, 8, 8) + k)
+    with case.sched, Toys(toys, queued=[queued, queued]) as table:
+        case.sched.alloc(case.graph)
+        program = case.program(table, resident_bytes(case.graph))
+        assert kinds_of(program.view()).count("copy experts") == 3
+        for turn, used in enumerate(((3, 3), (0, 4), (2, 1), (1, 1))):
+            x.set(np.full((2, 1, 8), turn, np.float32))
+            program.set(case.graph.id_of(x), np.full(16, turn, np.float32).tobytes())
+            if kind != "computed":
+                numbers = np.array(used if kind == "input" else (4, 4, 4, *used), np.int32)
+                given.set(numbers.reshape(-1, 1))
+                program.set(case.graph.id_of(given), numbers.tobytes())
+            case.sched.compute(case.graph)
+            before = sum(table.calls("copy"))
+            program.run()
+            copies = sum(table.calls("copy")) - before
+            assert read_last(case, program) == raw(value)
+            if kind != "computed":
+                assert copies - kinds_of(program.view()).count("copy") == 3 * len(set(used))
+        program.free()
 
 
 # -- failures ---------------------------------------------------------------------------------------------------
-
-
-def chain(toys: ctypes.CDLL) -> Case:
-    """x (host) -> relu on the device, with a weight there -> sum on the host."""
-    built = Built.__new__(Built)
-    built.ctx, built.homes, built.residents = gs.Context(), [gs.Context(), gs.Context()], []
-    w = built.homes[0].tensor("f32", (8, 4))
-    x, y = built.ctx.tensor("f32", (8, 4), "x", input=True), built.ctx.tensor("f32", (8, 4), "y", input=True)
-    a = built.ctx.add(w, x)
-    b = built.ctx.mul(a, y)
-    built.ctx.set_output(b)
-    built.graph = gs.Graph(b)
-    backends = [PythonToy(toys, "dev", frozenset({"MUL"})), PythonToy(toys, "host", frozenset({"ADD"}))]
-    return Case(toys, built, backends, 1)
-
-
-def inputs_of(case: Case) -> dict[int, bytes]:
-    return {i: bytes(range(7 * i, 7 * i + 64)) * 2 for i, t in enumerate(case.graph.tensors) if t.name in ("x", "y")}
-
-
-def ran(case: Case, program: CProgram) -> bytes:
-    for i, data in inputs_of(case).items():
-        program.set(i, data)
-    program.run()
-    program.synchronize()
-    return program.read(case.graph.id_of(case.graph.nodes[-1]), 128)
 
 
 @pytest.mark.parametrize("queued", [False, True])
@@ -339,29 +298,39 @@ def test_calls_that_make_no_sense_are_refused(toys):
     with case.sched, Toys(toys, queued=[True, False]) as table:
         with pytest.raises(Refused, match="a resident has no address"):
             case.program(table, {})
-        for k, name in ((0, "run"), (1, "alloc"), (0, "event_new"), (0, "synchronize")):
-            kept_function = getattr(table.tables[k], name)
-            setattr(table.tables[k], name, None)
-            with pytest.raises(Refused, match="a backend (lacks|has only some|with events lacks)") as refused:
-                case.program(table, residents)
-            assert (refused.value.status, refused.value.error.backend) == (BAD_ARGUMENT, k)
-            setattr(table.tables[k], name, kept_function)
+        for k in range(2):
+            for name in ("alloc", "free", "write", "read", "run", "synchronize", "event_new", "event_free",
+                         "event_record", "event_synchronize"):
+                kept_function = getattr(table.tables[k], name)
+                if kept_function is None:
+                    continue        # the second one has no queue
+                setattr(table.tables[k], name, None)
+                with pytest.raises(Refused, match=f"backend {k} '{('mid', 'host')[k]}' lacks {name}(,|$)") as refused:
+                    case.program(table, residents)
+                assert (refused.value.status, refused.value.error.backend) == (BAD_ARGUMENT, k)
+                setattr(table.tables[k], name, kept_function)
+        table.tables[1].event_wait = table.tables[0].event_wait
+        with pytest.raises(Refused, match="backend 1 'host' lacks synchronize, and has event_wait"):
+            case.program(table, residents)
+        table.tables[1].event_wait = None
         program = case.program(table, residents)
-        with pytest.raises(Refused, match="an input was never set") as refused:
+        with pytest.raises(Refused, match=r"tensor \d+: an input was never set") as refused:
             program.run()
         assert (refused.value.status, refused.value.error.tensor in ids.values()) == (HAZARD, True)
         for tensor, data in ((ids["x"], bytes(3)), (last, bytes(128)), (-2, b""), (999, b"")):
             with pytest.raises(Refused) as refused:
                 program.set(tensor, data)
             assert refused.value.status == BAD_ARGUMENT
-        with pytest.raises(Refused, match="no resident"):
+        with pytest.raises(Refused, match=f"tensor {last}: it is no resident"):
             program.touch(last)
+        with pytest.raises(Refused, match=f"tensor {ids['x']} has 128 bytes, not 3; or data is NULL"):
+            program.set(ids["x"], bytes(3))
         ran(case, program)
         for offset, nbytes in ((-1, 4), (128, 1), (0, 129), (2**62, 2**62)):
             with pytest.raises(Refused) as refused:
                 call_read(program, last, offset, nbytes)
             assert refused.value.status == BAD_ARGUMENT
-        with pytest.raises(Refused, match="none of the graph's"):
+        with pytest.raises(Refused, match="no tensor of the graph"):
             program.read(999, 1)
         program.free()
     functions().program_free(None)

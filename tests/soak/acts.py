@@ -5,8 +5,20 @@ repeated.
 """
 
 from contextlib import ExitStack
+from ctypes import CFUNCTYPE, POINTER, c_int, c_int64, c_void_p, cast
 
-from capi_calls import NO_HOST_MEMORY, CGraph, CPlan, Refused, arrays_of, c_pack
+import numpy as np
+from capi_calls import (
+    NO_HOST_MEMORY,
+    BackendTable,
+    CArenas,
+    CGraph,
+    CPlan,
+    CProgram,
+    Refused,
+    arrays_of,
+    c_pack,
+)
 from capi_problems import problem_of
 from devices import device
 
@@ -155,6 +167,8 @@ def scheduling() -> None:
 
 ARRAYS, EMPTY = arrays_of(GRAPH), arrays_of(gs.Graph())
 PROBLEM = problem_of(GRAPH, BACKENDS, Policy())
+ADDRESSES = {i: 1 << 20 for i, t in enumerate(GRAPH.tensors) if t.buffer is not None}
+"""Of residents, whose memory nothing uses."""
 
 
 def c_api() -> None:
@@ -176,5 +190,44 @@ def c_api() -> None:
         raise gs.OutOfMemory(f"the host gives no memory for {refused.error.message}", None, 0, None) from None
 
 
+ROOM = np.zeros(1 << 20, np.uint8)
+ALLOC = CFUNCTYPE(c_int, c_void_p, c_int64, POINTER(c_void_p), c_void_p)
+MOVE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
+KEPT = [ALLOC(lambda context, nbytes, memory, error: memory.__setitem__(0, ROOM.ctypes.data // 256 * 256 + 256) or 0),
+        CFUNCTYPE(None, c_void_p, c_void_p, c_int64)(lambda *_: None), MOVE(lambda *_: 0),
+        CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)(lambda *_: 0)]
+"""The functions of a backend that computes nothing; one program at a time has the memory."""
+TABLES = (BackendTable * len(BACKENDS))()
+for table in TABLES:
+    for name, function in zip(("alloc", "free", "write", "run"), KEPT, strict=True):
+        setattr(table, name, cast(function, c_void_p))
+    table.read = table.write
+
+
+def c_programs() -> None:
+    """Programs from C, in arenas that they share."""
+    try:
+        with ExitStack() as free:
+            graph = free.enter_context(CGraph(ARRAYS)).finish()
+            plan = CPlan.made(graph, PROBLEM)
+            free.callback(plan.free)
+            arenas = CArenas([plan], TABLES)
+            free.callback(arenas.free)
+            for _ in range(2):
+                program = CProgram(graph, plan, arenas, ADDRESSES)
+                free.callback(program.free)
+                for k in range(program.view().n_steps):
+                    step = program.view().steps[k]
+                    if step.kind == 0:
+                        program.set(step.tensor, bytes(GRAPH.tensors[step.tensor].nbytes))
+                program.run()
+                program.synchronize()
+    except Refused as refused:
+        if refused.status != NO_HOST_MEMORY:
+            raise
+        raise gs.OutOfMemory(f"the host gives no memory for {refused.error.message}", None, 0, None) from None
+
+
 ACTS = {act.__name__: act for act in (ops, graph, graph_file, devices, planning, plan_data, replaying, binding,
-                                      tensor_allocator, graph_allocator, packing, errors, scheduling, c_api)}
+                                      tensor_allocator, graph_allocator, packing, errors, scheduling, c_api,
+                                      c_programs)}

@@ -202,6 +202,9 @@ LATER_CALLS = {
     "program_synchronize": CFUNCTYPE(c_int, c_void_p, ERROR),
     "program_read": CFUNCTYPE(c_int, c_void_p, c_int32, c_void_p, c_int64, c_int64, ERROR),
     "program_free": CFUNCTYPE(None, c_void_p),
+    "arenas_new": CFUNCTYPE(c_int, POINTER(c_void_p), c_int32, POINTER(BackendTable), POINTER(c_void_p), ERROR),
+    "program_new_in": CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), ERROR),
+    "arenas_free": CFUNCTYPE(None, c_void_p),
 }
 
 
@@ -428,20 +431,39 @@ class CPlan:
         self.handle = c_void_p()
 
 
-class CProgram:
-    """A gs_api_program on the backends of a ctypes array of BackendTable; `resident` {id: address}."""
+class CArenas:
+    """A gs_api_arenas for several plans, on the backends of a ctypes array of BackendTable."""
 
-    def __init__(self, graph: CGraph, plan: CPlan, tables, resident: dict[int, int]) -> None:
+    def __init__(self, plans: list[CPlan], tables) -> None:
+        self.handle = c_void_p(1)
+        handles = (c_void_p * max(len(plans), 1))(*(plan.handle.value for plan in plans))
+        try:
+            call("arenas_new", handles, len(plans), tables, byref(self.handle))
+        except Refused:
+            assert not self.handle
+            raise
+
+    def free(self) -> None:
+        functions().arenas_free(self.handle)
+        self.handle = c_void_p()
+
+
+class CProgram:
+    """A gs_api_program on the backends of a ctypes array of BackendTable, or in a CArenas; `resident` {id: address}."""
+
+    def __init__(self, graph: CGraph, plan: CPlan, where, resident: dict[int, int]) -> None:
         self.handle, n = c_void_p(1), plan.arrays()["n_tensors"]
         addresses = (c_void_p * max(n, 1))()
         for i, address in resident.items():
             addresses[i] = address
+        name, where = ("program_new_in", where.handle) if isinstance(where, CArenas) else ("program_new", where)
         try:
-            call("program_new", graph.handle, plan.handle, tables, ctypes.cast(addresses, c_void_p), byref(self.handle))
+            call(name, graph.handle, plan.handle, where, ctypes.cast(addresses, c_void_p), byref(self.handle))
         except Refused:
             assert not self.handle
             raise
         self.data: dict[int, np.ndarray] = {}
+        self.residents: dict[int, np.ndarray] = {}
 
     def view(self) -> Program:
         found = Program()

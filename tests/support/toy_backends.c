@@ -2,7 +2,8 @@
  *
  * The queue is run as late as the interface allows: when the host waits for it, so that a wait that was not issued
  * gives wrong results.  A node's result is a hash of its op, its parameters and its sources, element by element; no
- * two ops give the same bits.  Each function can be made to fail; what is allocated is counted. */
+ * two ops give the same bits.  A fusion group is computed at the position of its last node; afterwards the results that
+ * need not be written are overwritten.  Each function can be made to fail; what is allocated is counted. */
 #include <stdlib.h>
 #include <string.h>
 #include "ggml_sched/api.h"
@@ -29,9 +30,9 @@ struct toy {
     int32_t fails;          /* the number of the function that fails; -1: none             */
     int32_t fails_after;    /* after how many calls of it                                  */
     int32_t status;         /* what it returns                                             */
-    int32_t late;           /* whether queued work fails, which synchronize reports        */
     int64_t calls[N_FUNCTIONS];
     int64_t n_memory;       /* allocations and events that are not freed yet               */
+    int64_t n_bytes;        /* of these allocations                                        */
     int64_t n_fused;        /* fusion groups of the runs so far                            */
     int64_t n_skipped;      /* results that need not be written                            */
     work *queue;
@@ -94,11 +95,41 @@ void toy_compute(const gs_node *node) {
                 }
 }
 
+/* Whether two nodes have bytes in common. */
+static int overlap(const gs_node *a, const gs_node *b) {
+    const char *x = a->data, *y = b->data;
+    return x < y + b->layout.nbytes && y < x + a->layout.nbytes;
+}
+
+static void compute_group(toy *t, const gs_run_nodes *run, const int32_t *member, int32_t n) {
+    int32_t k, m, is_read;
+    for (k = 0; k < n; k++) toy_compute(run->nodes[member[k]]);
+    for (k = 0; k < n; k++) {
+        const gs_node *node = run->nodes[member[k]];
+        if (run->needed[member[k]]) continue;
+        t->n_skipped++;
+        for (m = is_read = 0; m < n; m++) is_read |= run->needed[member[m]] && overlap(node, run->nodes[member[m]]);
+        if (!is_read) memset(node->data, 0xee, (size_t)node->layout.nbytes);
+    }
+    t->n_fused++;
+}
+
 static void compute(toy *t, const gs_run_nodes *run) {
-    int32_t k;
-    for (k = 0; k < run->n_nodes; k++) toy_compute(run->nodes[k]);
-    t->n_fused += run->n_groups;
-    for (k = 0; k < run->n_nodes; k++) t->n_skipped += run->needed != NULL && !run->needed[k];
+    int32_t k, group;
+    for (k = 0; k < run->n_nodes; k++) {
+        const int32_t *begin = run->group_begin, *member = run->group_member;
+        int32_t m, n = 0, is_last = 0;
+        for (group = 0; group < run->n_groups; group++) {
+            for (m = begin[group]; m < begin[group + 1] && member[m] != k; m++) {}
+            if (m == begin[group + 1]) continue;
+            is_last = m + 1 == begin[group + 1];
+            member += begin[group];
+            n = begin[group + 1] - begin[group];
+            break;
+        }
+        if (is_last) compute_group(t, run, member, n);
+        else if (n == 0) toy_compute(run->nodes[k]);
+    }
 }
 
 /* -- the queue ------------------------------------------------------------------------------------------------ */
@@ -134,13 +165,13 @@ static int toy_alloc(void *context, int64_t nbytes, void **memory, gs_error *err
     *memory = aligned_alloc(256, (size_t)(nbytes + 255) / 256 * 256);
     if (*memory == NULL) return GS_OUT_OF_MEMORY;
     memset(*memory, 0xcd, (size_t)nbytes);
-    t->n_memory++;
+    t->n_memory++, t->n_bytes += nbytes;
     return GS_OK;
 }
 
 static void toy_free(void *context, void *memory, int64_t nbytes) {
     memset(memory, 0xdd, (size_t)nbytes);
-    ((toy *)context)->n_memory--;
+    ((toy *)context)->n_memory--, ((toy *)context)->n_bytes -= nbytes;
     free(memory);
 }
 
@@ -264,3 +295,6 @@ void toy_end(toy *t) {
 }
 
 size_t toy_size(void) { return sizeof(toy); }
+
+/* Exported: what a consumer that was compiled against this header makes of a table. */
+int toy_check(const gs_api *api, gs_error *error) { return gs_api_check(api, error); }
