@@ -194,7 +194,8 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS} | {"_ggml_sched_pytest.py"}
-    expected |= {f"ggml_sched/include/{name}" for name in ("cmake/ggml-sched-config.cmake", "pkgconfig/ggml-sched.pc")}
+    expected |= {f"ggml_sched/include/{name}" for name in (
+        "cmake/ggml-sched-config.cmake", "cmake/ggml-sched-config-version.cmake", "pkgconfig/ggml-sched.pc")}
     expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
     expected |= {f"ggml_sched/{name}" for name in ("_graph.pxd", *DECLARATIONS)}
     expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.glob("core/**/__init__.pxd")}
@@ -449,9 +450,12 @@ def test_c_consumers_build_and_run_against_the_wheel(wheel, tmp_path):
     # pytest warns of a package with a plugin that was imported before it.
     code = ("import sys, pytest, importlib.util as u; here = u.find_spec('ggml_sched').origin;"
             "assert here.startswith(sys.argv[1]), here;"
-            "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/capi/test_capi_consumers.py']))")
-    done = run_python("-c", code, str(installed), cwd=tests, PYTHONPATH=str(installed), timeout=600)
+            "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[2:]]))")
+    files = [f"tests/capi/test_capi_{name}.py" for name in ("consumers", "arenas", "misuse")]
+    done = run_python("-c", code, str(installed), *files, cwd=tests, PYTHONPATH=str(installed), timeout=600)
     assert "skipped" not in done.stdout, done.stdout
+    if importlib.util.find_spec("cmake") or shutil.which("cmake"):
+        run_python("-c", code, str(installed), "tests/capi/test_capi_cmake.py", cwd=tests, PYTHONPATH=str(installed))
 
 
 @pytest.mark.soak
