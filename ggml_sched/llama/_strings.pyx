@@ -306,7 +306,7 @@ cdef struct Pair:
     double cost
     Py_ssize_t left
     Py_ssize_t right
-    size_t size             # of both; a part that was merged since has another
+    size_t size             # bytes of both, by which a pair is recognised whose parts were merged since
     int32_t token           # of both together
 
 

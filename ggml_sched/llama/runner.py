@@ -264,4 +264,5 @@ def _cut(data: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Bytes as u8 arrays of these shapes, one behind the other."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = np.split(np.frombuffer(data, np.uint8), ends[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]      # 1 part for 0 shapes
+    # Not strict: np.split returns one part for no shapes.
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]

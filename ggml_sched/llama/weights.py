@@ -150,7 +150,7 @@ def _group(file: GGUFFile, specs: Iterable[Spec], place: Place,
         groups.setdefault(place(spec.name, spec.layer), []).append(info)
     for name in file.tensors:
         if name not in known and not any(fnmatchcase(name, pattern) for pattern in ignored):
-            # A model that has a tensor of which this code knows nothing would compute wrong results without it.
+            # The model was trained with this tensor: without it the results would be wrong.
             raise FileFormatError(f"{file.name}: tensor {name!r} is not one that this architecture has")
     return groups
 

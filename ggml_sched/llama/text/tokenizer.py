@@ -33,7 +33,7 @@ class Tokenizer:
     """Encodes and decodes as the model in the file expects.
 
         tokenizer = Tokenizer.from_gguf("model.gguf")
-        ids = tokenizer.encode("Hello world")       # with BOS where the model wants one
+        ids = tokenizer.encode("Hello world")       # with BOS where the file says so
         text = tokenizer.decode(ids)                # without special tokens
 
     `n_vocab`; `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id` (or None); `eos_ids`, a frozenset of all
