@@ -4,9 +4,10 @@ kind.
     python bench/random_batches.py [BATCHES] [ARCH ...] [--seed SEED]
 
 Batches have 1 to 64 rows of up to 63 sequences and 1 to all outputs, or are embeddings of texts; small random models,
-a backend that computes nothing.  A kind of graph is a wiring, and for outputs: one token's, no more than one for each
-sequence, more, or all.  One line for each model: the number of kinds, and of all graphs but the first of each kind how
-many were planned, grew a buffer, or waited for queued computes before they could start.
+a backend that computes nothing.  A kind of graph is a wiring, and for outputs: one token's, all of no more tokens than
+sequences, no more than one for each sequence, more, or all.  One line for each model: the number of kinds, and of all
+graphs but the first of each kind how many were planned, grew a buffer, or waited for queued computes before they could
+start.
 """
 
 from __future__ import annotations

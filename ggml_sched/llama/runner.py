@@ -168,13 +168,14 @@ class Runner:
     def _largest(self, shape: Shape) -> Shape:
         """The largest shape of the same kind, which is reserved: graphs of that kind get its plan by replay.
 
-        The kinds are: one token; batches with no output, with at most one output for each sequence, with more outputs,
-        and with all tokens as outputs.  They are reserved separately, because the logits of many outputs need much
-        memory, and few callers want them.
+        The kinds are: one token; a token for each sequence at most, with all outputs, as a server decodes; batches with
+        no output, with at most one output for each sequence, with more outputs, and with all tokens as outputs.  They
+        are reserved separately, because the logits of many outputs need much memory, and few callers want them.
         """
         n_tokens, n_kv, n_outputs = self.n_batch, self.cache.padded(self.cache.n_ctx), shape.n_outputs
         if n_outputs == shape.n_tokens:
-            n_tokens = n_outputs = 1 if n_outputs == 1 else n_tokens
+            most = 1 if n_outputs == 1 else self.n_seq if n_outputs <= self.n_seq else n_tokens
+            n_tokens = n_outputs = min(most, n_tokens)
         elif n_outputs:
             few = min(self.n_seq, n_tokens - 1)
             n_outputs = few if n_outputs <= few else n_tokens - 1

@@ -222,6 +222,20 @@ def test_tokens_of_a_growing_text_use_the_reserved_plan(flash):
         assert len(shapes) == 7 and scheduler.buffer_size(backend) == held > 0
 
 
+def test_a_token_of_every_sequence_needs_no_more_memory_than_their_prompts():
+    """The logits of n_batch tokens, 4 MiB here, are for those who want all of them."""
+    data = random_llama(1, **{**SHAPES, "n_vocab": 4096})
+    with gs.CpuBackend(1) as backend, load(data, [backend], 256, n_batch=256, n_seq=4) as model:
+        model.eval_batch([(i, TOKENS) for i in range(4)])
+        held = model.scheduler.buffer_size(backend)
+        for n in (4, 2, 3):
+            assert model.eval_batch([(i, [5]) for i in range(n)]).shape == (n, 4096)
+            assert model.scheduler._allocations.current.plan.methods == ("replayed",) or n == 4
+        assert model.scheduler.buffer_size(backend) == held < 256 * 4096 * 4
+        model.eval(TOKENS)
+        assert model.scheduler.buffer_size(backend) >= 256 * 4096 * 4
+
+
 def test_a_context_of_one_padding_reserves_nothing():
     with gs.CpuBackend(1) as backend, load(SMALL, [backend], 16) as model:
         assert model.scheduler.buffer_size(backend) == 0
