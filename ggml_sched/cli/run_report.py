@@ -6,13 +6,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggml_sched.planning.tables import seconds, table
 
 if TYPE_CHECKING:
-    from ggml_sched import Backend, Graph, Plan
+    from ggml_sched import Graph, Plan
     from ggml_sched.llama import Generation, Model
 
 
@@ -38,9 +38,8 @@ def report(args: argparse.Namespace, model: Model, loaded: float,
     parts.append(table(rows))
 
     rows = [("backend", "weights", "KV cache", "arena bytes")]
-    for backend in model.backends:
-        rows.append((backend.name, _size(model.weights.buffers, backend), _size(model.cache.buffers, backend),
-                     model.scheduler.buffer_size(backend)))
+    for backend, held in model.memory().items():
+        rows.append((backend.name, held.weights, held.cache, held.arena))
     parts.append(table(rows))
 
     rows = [("", "tokens", "time", "tokens/s")]
@@ -51,11 +50,6 @@ def report(args: argparse.Namespace, model: Model, loaded: float,
             rows.append((what, count, seconds(took), f"{count / took:.1f}"))
     parts.append(table(rows))
     print("\n" + "\n\n".join(parts), file=sys.stderr, flush=True)
-
-
-def _size(buffers: Mapping[Any, Any], backend: Backend) -> int:
-    held = buffers.get(backend, ())
-    return sum(buffer.size for buffer in (held if isinstance(held, list) else [held] if held else ()))
 
 
 def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:

@@ -7,6 +7,7 @@
     load, runner        loading a file onto backends; running batches
     model, sequences    evaluating tokens and text; state: sequences as files
     generation          streaming
+    memory              the bytes that a model holds on each backend
     defaults            default and named backends, default placement
     text/               tokenizers, streams of text, chat templates
     sampling            choosing the next token
@@ -34,6 +35,7 @@ from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.installed import installed_model
 from ggml_sched.llama.load import load
+from ggml_sched.llama.memory import Memory
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.sampling import Sampler, greedy
 from ggml_sched.llama.sequences import Sequence
@@ -51,6 +53,7 @@ __all__ = [
     "ContextFull",
     "GGUFFile",
     "Generation",
+    "Memory",
     "Model",
     "ModelBusy",
     "ModelClosed",

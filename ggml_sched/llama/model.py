@@ -18,6 +18,7 @@ from ggml_sched.errors import each
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.generation import Generation, Options
+from ggml_sched.llama.memory import Memory, memory_of
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sampling import SamplerOptions
 from ggml_sched.llama.sequences import Sequence, SequenceStore
@@ -98,6 +99,13 @@ class Model:
     def flash(self) -> bool:
         """Whether flash attention is used: each layer's attention is one node, and no matrix of scores is stored."""
         return self.cache.flash
+
+    def memory(self) -> dict[Backend, Memory]:
+        """{backend: bytes of weights, cache and arena} that the model holds now; zeros once it is closed.
+
+        Buffers have their largest size from the first batch of each kind on; see `Memory`.
+        """
+        return {backend: memory_of(backend, self.weights, self.cache, self.scheduler) for backend in self.backends}
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -205,6 +205,35 @@ def test_cache_types_are_named_as_files_and_people_do():
         assert model.kv_type == "f16"
 
 
+# -- memory -----------------------------------------------------------------------------------
+
+
+def test_a_model_says_what_it_holds_on_each_backend(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    with gs.CpuBackend(1, name="A", memory=1 << 24) as first, gs.CpuBackend(1, name="B", memory=1 << 24) as last:
+        for use_mmap in (True, False):
+            with load(path, [first, last], 64, n_seq=2, use_mmap=use_mmap) as model:
+                before = model.memory()
+                model.eval(TOKENS)
+                held = model.memory()
+                assert list(held) == [first, last]
+                for backend, on in held.items():
+                    assert on.weights > 0 and on.mapped == (on.weights if use_mmap else 0)
+                    assert on.total == on.weights + on.cache + on.arena == backend.used + on.mapped
+                    assert on.arena == model.scheduler.buffer_size(backend) >= before[backend].arena
+                    assert on[:3] == before[backend][:3]
+                # Rows of keys and values, f32, of both layers.
+                assert sum(on.cache for on in held.values()) == 64 * model._runner.sizes()[0]
+            assert set(model.memory().values()) == {(0, 0, 0, 0)}
+
+
+def test_the_memory_of_a_model_is_found_without_having_it():
+    with (gs.CpuBackend(1) as cpu, load(SMALL, [cpu], 4096, use_mmap=False) as model,
+          load(SMALL, [dry := gs.DryBackend("GPU")], 4096) as planned):
+        assert planned.memory()[dry][:3] == model.memory()[cpu][:3]
+
+
 # -- reserved plans ---------------------------------------------------------------------------
 
 

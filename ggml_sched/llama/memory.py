@@ -1,0 +1,43 @@
+"""The bytes that a loaded model holds on each backend.
+
+Owns nothing: sums the sizes of open buffers.  Corresponds to what llama.cpp logs as the sizes of its model buffers, KV
+buffers and compute buffers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ggml_sched.backend import Backend
+    from ggml_sched.execution.scheduler import Scheduler
+    from ggml_sched.llama.kvcache import KVCache
+    from ggml_sched.llama.weights import Weights
+
+__all__ = ["Memory", "memory_of"]
+
+
+class Memory(NamedTuple):
+    """The bytes that a model holds on one backend: the sizes of its open buffers."""
+
+    weights: int
+    """Of the weights, in the file's mapping or copied."""
+    mapped: int
+    """Of `weights`: in the file's mapping.  The operating system can drop these pages, and processes share them."""
+    cache: int
+    """Of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
+    arena: int
+    """Of the scheduler's arena, in which the results of a batch lie."""
+
+    @property
+    def total(self) -> int:
+        """The sum of `weights`, `cache` and `arena`."""
+        return self.weights + self.cache + self.arena
+
+
+def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Scheduler) -> Memory:
+    """What these hold on a backend."""
+    loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
+    cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]
+    return Memory(sum(buffer.size for buffer in loaded), sum(buffer.size for buffer in loaded if buffer.file_backed),
+                  sum(buffer.size for buffer in cached), scheduler.buffer_size(backend))
