@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast, overload
 
 import numpy as np
 
@@ -158,11 +158,15 @@ class Generation(Generic[Piece]):
             if token is None:
                 raise StopIteration
 
-    def read(self) -> str:
-        """Generate to the end; returns all generated text."""
+    @overload
+    def read(self: Generation[str]) -> str: ...
+    @overload
+    def read(self: Generation[int]) -> list[int]: ...
+    def read(self) -> str | list[int]:
+        """Generate to the end; returns all generated text, or, of a generation that streams ids, all generated ids."""
         for _ in self:
             pass
-        return self.text
+        return self.text if self._is_text else list(self.tokens)
 
     @property
     def is_full(self) -> bool:

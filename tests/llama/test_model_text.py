@@ -36,6 +36,14 @@ def with_end(n: int) -> tuple[bytes, list[int]]:
 # -- ids -----------------------------------------------------------------------------------
 
 
+def test_reading_a_generation_of_ids_gives_its_ids():
+    with load(SMALL, n_ctx=64) as model:
+        ids = list(model.generate(TOKENS, 8, ignore_eos=True))
+        model.reset()
+        got = model.generate(TOKENS, 8, ignore_eos=True, echo=True)
+        assert got.read() == ids == got.tokens and got.finish_reason == "length"
+
+
 def test_ids_come_as_they_are_asked_for():
     with load(SMALL, n_ctx=64) as model:
         got = model.generate(TOKENS, 8)

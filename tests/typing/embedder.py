@@ -121,6 +121,9 @@ def models(prompt: Sequence[int]) -> Iterator[str]:
             yield piece
         for token in model.generate(prompt, 16):
             assert_type(token, int)
+        assert_type(model.generate("Once", 16).read(), str)
+        assert_type(model.generate(prompt, 16).read(), list[int])
+        assert_type({backend: held.total for backend, held in model.memory().items()}, dict[gs.Backend, int])
         model.eval("Once")  # type: ignore[arg-type]
         model.save(3)  # type: ignore[arg-type]
         model.chat("Hello")  # type: ignore[arg-type]
