@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os as _os
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -133,7 +134,8 @@ if _TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With a name and an object Python suggests similar names.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
     try:
         value = getattr(_import_module(_HOMES[name]), name) if name in _HOMES else _import_module(_MODULES[name])
     except ImportError as error:

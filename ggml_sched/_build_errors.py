@@ -28,7 +28,8 @@ def raise_explained(error: ImportError) -> NoReturn:
     if reason is None:
         raise error
     this = f"Python {sys.version.partition(' ')[0]} ({sysconfig.get_config_var('SOABI')})"
-    advice = ("run `pip install .` in the source tree, and leave the tree before importing"
+    advice = ("in the source tree run `python setup.py build_ext --inplace`, which compiles what has changed, or `pip "
+              "install .`, and then leave the tree before importing"
               if place_of(name).with_suffix(".pyx").exists() else
               f"install ggml-sched again: `{sys.executable} -m pip install --force-reinstall ggml-sched`")
     raise BuildError(f"{name} cannot be imported by {this}: {reason}; {advice}", name=name, path=error.path,
@@ -39,7 +40,8 @@ def reason_of(error: ImportError, name: str) -> str | None:
     """What is wrong with a module, or None if it is not a compiled one."""
     place = place_of(name)
     if error.path is not None and error.path.endswith(SUFFIXES):
-        return f"{error.path} cannot be loaded: {error}"
+        what = "is compiled from other sources" if str(error).startswith("cannot import") else "cannot be loaded"
+        return f"{error.path} {what}: {error}"
     if built := sorted({tag_of(path) for path in place.parent.glob(f"{place.name}.*") if path.suffix in SUFFIXES}):
         return f"it is built for {', '.join(built)}"
     if place.with_suffix(".pyx").exists():

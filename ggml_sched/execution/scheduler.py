@@ -295,6 +295,8 @@ class Scheduler:
         for i, known in enumerate(self.backends):
             if known is backend:
                 return i
+        if not isinstance(backend, Backend):
+            raise TypeError(f"a backend of a scheduler is given as the Backend, not as {backend!r}")
         names = ", ".join(b.name for b in self.backends)
         raise PlacementError(f"{backend!r} is not one of the scheduler's backends ({names})")
 

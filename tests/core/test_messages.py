@@ -57,6 +57,23 @@ def test_a_tensor_without_a_name_is_called_by_its_id_as_soon_as_it_has_one():
         ctx.mul_mat(y, ctx.tensor("f32", (3,)))
 
 
+def test_a_name_that_the_package_lacks_is_an_error_with_which_python_suggests_one():
+    with pytest.raises(AttributeError, match="no attribute 'Sheduler'") as caught:
+        gs.Sheduler  # noqa: B018
+    assert caught.value.name == "Sheduler" and caught.value.obj is gs
+
+
+def test_a_backend_of_a_scheduler_is_not_found_by_its_name():
+    backend = gs.DryBackend("GPU")
+    with pytest.raises(TypeError, match="given as the Backend, not as 'GPU'"):
+        gs.Scheduler([backend], budgets={"GPU": 1 << 20})
+    with gs.Scheduler([backend]) as scheduler:
+        with pytest.raises(TypeError, match="given as the Backend, not as 'GPU'"):
+            scheduler.buffer_size("GPU")
+        with pytest.raises(gs.PlacementError, match="is not one of the scheduler's backends"):
+            scheduler.buffer_size(gs.DryBackend("GPU"))
+
+
 def test_dir_of_the_package_lists_the_public_names_alone():
     assert set(dir(gs)) == {*gs.__all__, "llama", "__version__"}
     assert all(hasattr(gs, name) for name in gs.__all__)

@@ -74,6 +74,18 @@ def test_a_file_that_the_loader_refuses(package):
     assert f"{broken} cannot be loaded: " in message
 
 
+def test_an_extension_that_is_compiled_from_older_sources(package):
+    """What a pull leaves in a working tree: the module loads, and lacks a name that another one imports."""
+    compile_all(package)
+    (package / "llama/_strings.pyx").touch()
+    with open(package / "llama/gguf_reader.py", "a", encoding="utf-8") as file:
+        file.write("\nfrom ggml_sched.llama._strings import added_name\n")
+    kind, name, message = error_of(package, "from ggml_sched import llama")
+    assert (kind, name) == ("BuildError", "ggml_sched.llama._strings")
+    assert "is compiled from other sources: cannot import name 'added_name'" in message
+    assert "setup.py build_ext --inplace" in message
+
+
 @pytest.mark.parametrize("without, room, code", [
     ("_kernels", "backends.cpu", "import ggml_sched; ggml_sched.CpuBackend"),
     ("_dlpack", "graph", "import ggml_sched; ggml_sched.Scheduler"),
