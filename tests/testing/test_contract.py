@@ -340,6 +340,53 @@ WRONG = {
             for graph in late:
                 super().graph_compute(graph)
         """, "test_a_failure_of_queued_work_reaches_the_next_wait_once"),
+    "stops after a failure": ("""
+        tasks = ()
+        error = None
+
+        def graph_compute(self, graph):
+            self.tasks = (*self.tasks, graph)
+
+        def event_record(self, event):
+            event.n = len(self.tasks)
+
+        def event_synchronize(self, event):
+            for _ in range(getattr(event, "n", 0)):
+                assert self.error is None, "would wait for ever"
+                graph, *self.tasks = self.tasks
+                try:
+                    super().graph_compute(graph)
+                except Exception as error:
+                    self.error = error
+
+        def synchronize(self):
+            error, self.error, self.tasks = self.error, None, ()
+            if error is not None:
+                self.note_failure(error)
+                raise error
+        """, "test_a_failure_of_queued_work_reaches_the_next_wait_once"),
+    "has all memory at all times": ("""
+        used = 0
+
+        def __init__(self, name="mine", memory=1 << 30):
+            super().__init__(name)
+            self.memory = memory
+
+        def memory_available(self):
+            return self.memory
+
+        def alloc_buffer(self, size):
+            if self.used + size > self.memory:
+                raise gs.OutOfMemory("no", self.name, size, self.memory - self.used)
+            self.used += size
+            buffer = super().alloc_buffer(size)
+            buffer.free = lambda: setattr(self, "used", self.used - size)
+            return buffer
+        """, "test_memory_that_was_freed_is_available_again"),
+    "depends on being an output": ("""
+        def supports_op(self, node):
+            return super().supports_op(node) and not node.flags
+        """, "test_answers_depend_on_the_kind_of_node_alone"),
     "loses the results of a group": ("""
         def supports_op(self, node):
             return node.op == "ADD"

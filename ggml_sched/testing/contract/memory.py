@@ -104,7 +104,9 @@ class MemoryContract(Contract):
     def test_memory_that_was_freed_is_available_again(self) -> None:
         with self._limited(4096) as backend:
             for _ in range(3):
+                assert backend.memory_available() != 0
                 with backend.alloc_buffer(4096), pytest.raises(gs.OutOfMemory):
+                    assert backend.memory_available() in (0, None)
                     backend.alloc_buffer(64)
 
     def test_closing_is_idempotent(self, backend: gs.Backend) -> None:

@@ -46,10 +46,12 @@ class OpsContract(Contract):
             _, before = case.made()
             answers = backend.supports_op(before), backend.offload_op(before), backend.alloc_size(before)
             leafs, out = case.made()
-            leafs.ctx.set_name(out, "another name")
+            for k, tensor in enumerate(leafs.ctx.tensors):
+                leafs.ctx.set_name(tensor, f"blk.{k}.weight x")
+            leafs.ctx.set_output(out)
             with backend.alloc_tensors(leafs.ctx):
                 now = backend.supports_op(out), backend.offload_op(out), backend.alloc_size(out)
-            assert now == answers, f"{case.name}: other answers for another name and addresses"
+            assert now == answers, f"{case.name}: other answers for other names, an output, and addresses"
 
     def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device: gs.Backend, case: Case) -> None:
         """A supported node has their values.  Another raises an exception or has their values, too: a node that is
