@@ -29,7 +29,7 @@ cdef class BoundTransfer(BoundStep):
     cdef readonly Tensor src
     cdef readonly Tensor dst
     cdef NodeTable table                # src and dst, for c_copy; None: not made yet
-    cpdef object transfer(self, events, list keep_alive)
+    cdef object copy_after(self, events, list keep_alive)
     cdef bint copied_in_c(self, BackendBase one, BackendBase other) except -1
 
 

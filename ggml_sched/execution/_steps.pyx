@@ -154,10 +154,14 @@ cdef class BoundTransfer(BoundStep):
         return self.transfer
 
     cdef int take(self, list keep_alive) except -1:
-        self.transfer((), keep_alive)
+        self.copy_after((), keep_alive)
         return 0
 
-    cpdef object transfer(self, events, list keep_alive):
+    def transfer(self, events, list keep_alive):
+        """`copy_after`, as an action."""
+        return self.copy_after(events, keep_alive)
+
+    cdef object copy_after(self, events, list keep_alive):
         """Copy after the events.
 
         The backends copy directly where they support it.  Otherwise the host waits for `src`, reads it, and queues a
@@ -229,7 +233,7 @@ cdef class BoundCopy(BoundTransfer):
 
     cdef int take(self, list keep_alive) except -1:
         if self.is_due():
-            self.transfer((), keep_alive)
+            self.copy_after((), keep_alive)
         return 0
 
 
