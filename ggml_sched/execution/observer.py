@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Event, GraphView, note_nodes
+from ggml_sched.backend import Event, GraphView, note_nodes, wait_for
 from ggml_sched.execution._steps import BoundRun, BoundStep, BoundWriteBack, is_false
 from ggml_sched.execution.pipeline import Action, KeepAlive
 from ggml_sched.planning.program import Run, Step
@@ -46,15 +46,17 @@ class Observer:
         for event in events:
             bound.backend.event_wait(event)
         for twins, node in bound.parts(self._ask):
+            is_unwritten = computes_into_copy and node is bound.nodes[-1]
             try:
                 bound.backend.graph_compute(GraphView(twins))
+                if node is not None and not is_unwritten:
+                    bound.backend.synchronize()
             except BaseException as error:
                 note_nodes(error, bound.backend, twins)
                 raise
-            if computes_into_copy and node is bound.nodes[-1]:
+            if is_unwritten:
                 self._unwritten = node
             elif node is not None:
-                bound.backend.synchronize()
                 self._call(node)
                 if self.stopped_at is not None:
                     return
@@ -66,8 +68,8 @@ class Observer:
         end = action(events, keep_alive)
         if isinstance(bound, BoundWriteBack) and self._unwritten is bound.dst:
             self._unwritten = None
-            bound.backend.synchronize()
-            bound.dst.backend.synchronize()
+            wait_for(bound.backend)
+            wait_for(bound.dst.backend)
             self._call(bound.dst)
         return end
 

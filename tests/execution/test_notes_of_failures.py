@@ -93,6 +93,15 @@ def test_an_exception_of_queued_nodes_has_a_note_with_the_nodes_alone(monkeypatc
         assert caught.value.__notes__ == ["backend 'late' was computing the 2 nodes 'first' (SQR) .. 'last' (SQRT)"]
 
 
+def test_an_exception_of_observed_nodes_that_were_queued_has_a_note_with_them():
+    late = DeferredBackend("late", DeferredQueues(0))
+    late.graph_compute = lambda graph: late.queue.append(lambda: 1 / 0)
+    with gs.Scheduler([late], zero=True) as scheduler:
+        with pytest.raises(ZeroDivisionError) as caught:
+            compute_observed(scheduler, two_nodes())
+        assert caught.value.__notes__ == ["backend 'late' was computing 'first' (SQR)"]
+
+
 def test_an_exception_while_backends_are_compared_has_a_note_with_the_node():
     with gs.CpuBackend(1) as cpu, pytest.raises(ZeroDivisionError) as caught:
         gs.compare(two_nodes(), cpu, NodeByNode("mine"))
