@@ -248,7 +248,11 @@ class Backend(BackendBase):
             raise OutOfMemory(
                 f"the tensors of context {ctx.name!r} need {total} bytes in one buffer; backend "
                 f"{self.name!r} allows {self.max_buffer_size}", self.name, total, self.max_buffer_size)
-        buffer = new_buffer(self, total)
+        try:
+            buffer = new_buffer(self, total)
+        except OutOfMemory as error:
+            error.add_note(f"for the tensors of context {ctx.name!r}: {total} bytes in one buffer")
+            raise
         try:
             buffer.usage = usage
             for tensor, offset in pending:

@@ -228,6 +228,13 @@ def test_a_model_says_what_it_holds_on_each_backend(tmp_path):
             assert set(model.memory().values()) == {(0, 0, 0, 0)}
 
 
+def test_out_of_memory_says_what_the_memory_was_for():
+    with gs.CpuBackend(1, memory=1000) as backend, pytest.raises(gs.OutOfMemory, match="1000 of 1000 left") as caught:
+        load(SMALL, [backend], 64)
+    assert caught.value.__notes__ == [f"for the tensors of context 'KV cache on CPU': {caught.value.needed} bytes in "
+                                      "one buffer"]
+
+
 def test_the_memory_of_a_model_is_found_without_having_it():
     with (gs.CpuBackend(1) as cpu, load(SMALL, [cpu], 4096, use_mmap=False) as model,
           load(SMALL, [dry := gs.DryBackend("GPU")], 4096) as planned):
