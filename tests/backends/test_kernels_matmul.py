@@ -60,14 +60,22 @@ def met(type: str, x: np.ndarray) -> np.ndarray:
     return eight_bits(x) if type in BLOCKS and op_results.KERNELS == "compiled" else x.astype(np.float64)
 
 
-def assert_product(got: np.ndarray, w: np.ndarray, x: np.ndarray) -> None:
-    """got = x @ w.T with the batches of w repeated, within the rounding of f32 sums."""
+def product(w: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, float]:
+    """x @ w.T with the batches of w repeated, and the root mean square of sums of |weight * activation|."""
     w = w.reshape((1,) * (4 - w.ndim) + w.shape).astype(np.float64)
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     w = w.repeat(x.shape[1] // w.shape[1], 1).repeat(x.shape[0] // w.shape[0], 0).swapaxes(-1, -2)
-    scale = np.sqrt(np.mean((np.abs(x) @ np.abs(w)) ** 2))
+    return x @ w, np.sqrt(np.mean((np.abs(x) @ np.abs(w)) ** 2))
+
+
+def assert_near(got: np.ndarray, want: np.ndarray, scale: float) -> None:
+    """The numbers of a `product`, within the rounding of f32 sums."""
     assert np.isfinite(got).all()
-    assert np.abs(got.reshape((x @ w).shape) - x @ w).max() <= TIGHT * scale
+    assert np.abs(got.reshape(want.shape) - want).max() <= TIGHT * scale
+
+
+def assert_product(got: np.ndarray, w: np.ndarray, x: np.ndarray) -> None:
+    assert_near(got, *product(w, x))
 
 
 def run(type: str, held: np.ndarray, a_ne: tuple[int, ...], x: np.ndarray, ggml: bool = False) -> np.ndarray:
@@ -91,13 +99,22 @@ def test_every_type_with_few_and_many_columns(kernels, type, n):
         assert_product(run(type, held, (k, m), x, ggml=True), w, met(type, x))
 
 
+@cache  # every instruction set has the same products
+def long_rows(type: str, k: int, n: int, kernels: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Activations for weights of 130 rows, their product and its scale, for what `kernels` multiply."""
+    x = (np.random.default_rng(n).standard_normal((n, k)) + 0.3).astype(np.float32)
+    return x, *product(weights(type, 130, k)[1], met(type, x))
+
+
+# 250 columns are more than the 240 of one part, 513 are three parts.
+@pytest.mark.parametrize("columns", [(1, 9, 250), pytest.param((513,), marks=pytest.mark.soak)],
+                         ids=["two parts", "three parts"])
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q4_0", "q4_1", "q4_K", "q6_K", "q2_K"])
-def test_rows_longer_than_a_repacked_panel_and_many_parts(kernels, type):
+def test_rows_longer_than_a_repacked_panel_and_many_parts(kernels, type, columns):
     k = 4608 if type in BLOCKS else 2051
-    held, w = weights(type, 130, k)
-    for n in (1, 9, 250, 513):
-        x = normal(n, k)
-        assert_product(run(type, held, (k, 130), x), w, met(type, x))
+    for n in columns:
+        x, want, scale = long_rows(type, k, n, op_results.KERNELS)
+        assert_near(run(type, weights(type, 130, k)[0], (k, 130), x), want, scale)
 
 
 @pytest.mark.parametrize("type", ["f32", "bf16", "q5_1", "q3_K"])
