@@ -106,8 +106,9 @@ def results(cases: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]
 # One test for all cases: they share a process that loads the package, and are computed at the same time.
 
 @pytest.mark.parametrize("cases", [
-    WELL, pytest.param({"models": (("cupy_models",), ("test_quantised_weights_and_experts", "test_captured_plans"))},
-                       marks=pytest.mark.soak)], ids=["kernels", "plans of models"])
+    {"norms": (("cuda_groups",), ("test_a_norm_and_its_weight",))}, pytest.param(WELL, marks=pytest.mark.soak),
+    pytest.param({"models": (("cupy_models",), ("test_quantised_weights_and_experts", "test_captured_plans"))},
+                 marks=pytest.mark.soak)], ids=["norms", "kernels", "plans of models"])
 def test_kernels_stay_in_their_memory_and_do_nothing_undefined(cases):
     """Those of models are launched, captured and replayed there."""
     found = results({name: (None, *what) for name, what in cases.items()})
