@@ -43,10 +43,10 @@ def test_copy_slots_have_memory_of_their_own_before_they_are_filled(offsets):
     plan.verify()
 
 
-@quick(300)
+@quick(150)
 @given(problems())
 def test_random_problems_have_sound_plans_or_none(problem):
-    """GGML_SCHED_EXAMPLES=50: 15,000 of them."""
+    """GGML_SCHED_EXAMPLES=100: 15,000 of them."""
     graph, backends, assigned, policy = problem
     request = Request(graph, Devices(backends), assigned)
     try:

@@ -7,6 +7,7 @@ a reserved graph of the same wiring with larger tensors and views elsewhere.
 import random
 
 import numpy as np
+import pytest
 
 import ggml_sched as gs
 
@@ -69,9 +70,10 @@ def drawn(rng: random.Random) -> tuple[list[tuple[str, int]], list[int]]:
     return steps, [rng.randrange(9) for kind, _ in steps if kind == "part"]
 
 
-def test_random_heirs_of_parts_compute_the_same_afresh_and_replayed():
+@pytest.mark.parametrize("n", [110, pytest.param(150, marks=pytest.mark.soak)])
+def test_random_heirs_of_parts_compute_the_same_afresh_and_replayed(n):
     fresh = moved = planned_anew = 0
-    for seed in range(150):
+    for seed in range(n):
         rng = random.Random(seed)
         steps, offsets = drawn(rng)
         width, rows = rng.choice((16, 32, 40, 64)), rng.randrange(2, 17)

@@ -133,7 +133,7 @@ def test_an_order_has_every_node_once():
             graph.with_order(wrong)
 
 
-@pytest.mark.parametrize("configuration", ["c1", "c4"])
+@pytest.mark.parametrize("configuration", [pytest.param("c1", marks=pytest.mark.soak), "c4"])
 @pytest.mark.parametrize("name", [n for n in graph_names() if n.endswith("decode")])
 def test_model_graphs_never_get_worse(name, configuration):
     graph, config = configured_graph(name, configuration, 32)
