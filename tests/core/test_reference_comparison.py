@@ -137,7 +137,7 @@ def test_graph_allocation_from_a_table_of_allocators(recipe, alignments, random)
 # -- several backends -----------------------------------------------------------------------
 
 
-@quick(400)
+@quick(200)
 @given(recipes(40), st.integers(1, 4), st.lists(ALIGNMENTS, min_size=4, max_size=4))
 def test_seed_policy(recipe, n_backends, alignments):
     """Assignment, splits, copies, offsets and buffer sizes over one to four backends."""

@@ -74,7 +74,7 @@ def test_results_are_those_of_the_cpu(recipe):
                 assert (same | (np.abs(got - want) <= 1e-4 * (1 + np.abs(want)) + 2e-5 * largest)).all(), f"{node!r}"
 
 
-@quick(60)
+@quick(30)
 @given(recipes(), st.integers(0, 1000), st.booleans())
 def test_a_scheduler_on_one_device(recipe, seed, capture):
     """Computed four times: eagerly, captured, and replayed; then another graph grows the arena, and it is back."""
@@ -96,7 +96,7 @@ def test_a_scheduler_on_one_device(recipe, seed, capture):
             sched.compute(other.graph)
 
 
-@quick(80)
+@quick(40)
 @given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 2), st.integers(1, 3),
        st.lists(st.sets(st.sampled_from(EXACT), max_size=5), min_size=2, max_size=2),
        st.sets(st.sampled_from(("MUL_MAT", "ADD"))), st.integers(0, 1000), st.booleans(), st.booleans())

@@ -48,7 +48,7 @@ def backends_of(kind, refused, world=0, direct=True, seeds=(0,) * 4, one_by_one=
 
 
 @pytest.mark.parametrize("fusing", [False, True], ids=["alone", "fused"])
-@quick(120)
+@quick(80)
 @given(recipes(), POLICIES, SEED, st.booleans(), st.booleans())
 def test_a_scheduler_on_one_backend(fusing, recipe, policy, seed, one_by_one, reorder):
     built = Built(recipe)
@@ -114,7 +114,7 @@ def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
 
 
 @pytest.mark.parametrize("kind", ["plain", "late", "fusing"])
-@quick(120)
+@quick(60)
 @given(recipes(), st.integers(2, 4), st.lists(REFUSED, min_size=3, max_size=3), WISHES, POLICIES, st.integers(0, 3),
        st.sampled_from([0, 0, *range(1, 4096, 63)]), st.sets(st.sampled_from(OFFLOADS)), st.integers(0, 15), SEED,
        st.booleans(), st.lists(SEED, min_size=4, max_size=4), st.booleans(), st.booleans(),
@@ -158,7 +158,7 @@ def test_several_backends(kind, recipe, n_backends, refused, wishes, policy, que
 
 
 @pytest.mark.parametrize("kind", ["plain", "late", "fusing late"])
-@quick(60)
+@quick(30)
 @given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 4), st.integers(1, 3),
        st.lists(REFUSED, min_size=3, max_size=3), WISHES, SEED, st.booleans(), st.lists(SEED, min_size=4, max_size=4),
        POLICIES, st.booleans())
