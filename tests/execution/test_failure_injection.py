@@ -125,6 +125,9 @@ SCENARIOS = {
 }
 
 
+SIMILAR = {"alloc and compute, by the seed policy", "two graphs, reserved", "warm"}
+"""Other scenarios make the same calls on several backends, with another policy, reserve or number of slots."""
+
 FAILURES = [(kind, 1) for kind in KINDS] + [("alloc", 2), ("alloc", 3), ("copy", 2)]
 """A kind of operation, and how many of them fail in a row.
 
@@ -134,8 +137,9 @@ Two fail to grow; three, even to restore what was there.
 
 
 @pytest.mark.parametrize("kind, times", FAILURES)
-@pytest.mark.parametrize("n_backends", [1, 3])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(("name", "n_backends"), [
+    pytest.param(name, n, marks=pytest.mark.soak if n == 3 and name in SIMILAR else ()) for name in SCENARIOS
+    for n in (1, 3)])
 def test_every_failure(name, n_backends, kind, times):
     act, options = SCENARIOS[name]
     failures = survived = 0
