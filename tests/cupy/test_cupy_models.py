@@ -47,9 +47,9 @@ def test_every_architecture_gives_the_logits_of_the_cpu(arch):
         assert nmse(expected, logits(data, [cuda])) < 1e-6
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(("seed", "flash"), [(0, False), (3, True), pytest.param(0, True, marks=pytest.mark.soak),
+                                             pytest.param(3, False, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("names", ["CUDA CPU", "CPU CUDA", "CUDA CUDA", "CUDA CUDA CPU"])
-@pytest.mark.parametrize("flash", [False, True])
 def test_layers_spread_over_devices_and_the_cpu(names, seed, flash):
     expected = by_the_cpu(LLAMA, flash=flash)
     made = devices.devices(2, seed, peers=seed != 0)

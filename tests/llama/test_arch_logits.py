@@ -90,19 +90,23 @@ def test_quantised_caches_need_flash_attention_and_change_little(kind):
     "deepseek2", "deepseek2-absorbed", "mamba"])
 @pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
 def test_layers_on_two_backends_give_the_same_bits(name, flash):
+    """By layers, and each tensor anywhere."""
     data = cases.model(name)
     with Runner(data, flash=flash) as runner:
         expected = generated(runner).tobytes()
-    for seed in range(3):
+    for seed, scattered in ((1, False), (2, True)):
         two = [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
         random, where = np.random.default_rng(seed), {}
 
-        def place(tensor, layer, two=two, random=random, where=where, scattered=seed == 2):
-            # By layers, and once each tensor anywhere.
-            return where.setdefault(tensor if scattered else layer, two[random.integers(2)])
+        def place(tensor, layer, two=two, random=random, where=where, scattered=scattered):
+            key = tensor if scattered else layer
+            if key not in where:
+                where[key] = two[random.integers(2)]
+            return where[key]
 
         with Runner(data, flash=flash, backends=two, place=place) as runner:
             assert generated(runner).tobytes() == expected
+        assert set(where.values()) == set(two)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "phi2", "gpt2", "gpt-oss", "deepseek2", "mamba"])
