@@ -99,7 +99,7 @@ def test_a_buffer_closed_by_another_thread_keeps_its_memory_until_the_compute_en
     assert run(kind, f"PLANNED = {planned}\n{CLOSED}") == "refused"
 
 
-while_signals_come = pytest.mark.parametrize("seconds", [1, pytest.param(20, marks=pytest.mark.soak)])
+while_signals_come = pytest.mark.parametrize("seconds", [0.5, pytest.param(20, marks=pytest.mark.soak)])
 """Thousands of signals a second."""
 
 

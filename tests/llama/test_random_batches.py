@@ -32,14 +32,14 @@ def test_replayed_plans_are_sound(arch, flash):
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "deepseek2"])
 def test_a_first_graph_of_each_kind_serves_all(arch, flash, monkeypatch):
     unverified(monkeypatch)
-    check(arch, 200, 1, flash=flash)
+    check(arch, 100, 1, flash=flash)
 
 
 @pytest.mark.parametrize("options", [{"backends": 2}, {"n_seq": 3}, {"kv_type": "f16"}, {"n_ctx": 100}],
                          ids=["two backends", "three sequences", "f16 cache", "odd context"])
 def test_a_first_graph_of_each_kind_serves_all_in_other_models(options, monkeypatch):
     unverified(monkeypatch)
-    check("llama", 200, 2, **options)
+    check("llama", 100, 2, **options)
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import mutate
+import pytest
 from mutation_operators import mutants_of
 from processes import run_python
 
@@ -79,10 +80,11 @@ def test_c_is_edited_outside_comments_strings_and_directives(tmp_path):
     }
 
 
-def test_mutants_of_the_package_s_modules_are_python():
+@pytest.mark.parametrize("n", [10, pytest.param(40, marks=pytest.mark.soak)])
+def test_mutants_of_the_package_s_modules_are_python(n):
     paths = [path for path in mutate.sources(["ggml_sched"]) if path.endswith(".py")]
     drawn = random.Random(1)
-    for path in drawn.sample(paths, 40):
+    for path in drawn.sample(paths, n):
         source = (ROOT / path).read_bytes()
         for mutant in drawn.sample(found := mutants_of(ROOT, path), min(8, len(found))):
             assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant

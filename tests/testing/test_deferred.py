@@ -303,10 +303,11 @@ def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backend
             assert {p.reason for p in problems_of(facts)} == {"unordered"}
 
 
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.soak)], ids=["few", "many"])
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
-def test_copies_that_go_through_the_host_give_the_same(make, copies):
-    assert all(run(make, copies, direct, seed) for seed in MANY_SEEDS for direct in (False, True))
+def test_copies_that_go_through_the_host_give_the_same(make, copies, seeds):
+    assert all(run(make, copies, direct, seed) for seed in seeds for direct in (False, True))
 
 
 def test_an_input_is_not_loaded_before_another_device_has_read_the_one_before():
