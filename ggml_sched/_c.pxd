@@ -97,6 +97,7 @@ cdef extern from "ggml_sched/graph.h" nogil:
         unsigned char *role
         uint64_t *layout_hash
         uint32_t *alike
+        int32_t *type
 
     ctypedef struct gs_node:
         gs_layout layout
@@ -333,6 +334,7 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*program_new_in)(const gs_api_graph *graph, const gs_api_plan *plan, gs_api_arenas *arenas,
                               void *const *resident, gs_api_program **program, gs_error *error) noexcept nogil
         void (*arenas_free)(gs_api_arenas *arenas) noexcept nogil
+        int (*graph_keep_wiring)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept
     # Declared if Python.h is included; the caller holds the GIL; raises ImportError.

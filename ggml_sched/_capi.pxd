@@ -21,7 +21,7 @@ ctypedef struct gs_graph_box:
     gs_graph_size size
     uint64_t filling            # a number unique to these contents: calls of graph_new and graph_refill so far
     bint finished               # graph_finish has succeeded since the last of them
-    bint trimmed                # graph_trim has freed the derived arrays since then
+    bint trimmed                # graph_trim or graph_keep_wiring has freed arrays since then
 
 
 # The struct behind a gs_api_plan handle.

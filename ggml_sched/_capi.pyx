@@ -22,8 +22,8 @@ from libc.string cimport memcmp, memcpy, memset, strcmp
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport plan_owner
 from ggml_sched.core.graph.flat cimport (
-    flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_given_bytes, flat_lay_out,
-    flat_lay_out_given, flat_same_wiring, node_name_op,
+    flat_bytes, flat_check, flat_classify, flat_equal, flat_fingerprint, flat_given_bytes, flat_keep_wiring,
+    flat_lay_out, flat_lay_out_given, flat_lay_out_wiring, flat_same_wiring, flat_wiring_bytes, node_name_op,
 )
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
 from ggml_sched.core.plan.make cimport (
@@ -129,18 +129,32 @@ cdef int graph_finish(gs_api_graph *graph, gs_error *error) noexcept nogil:
 
 cdef int graph_trim(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil:
     cdef gs_graph_box *box = <gs_graph_box *>graph
-    cdef int64_t bytes
-    cdef void *block
-    if box == NULL or kept == NULL or not box.finished:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL or not finished, or kept is NULL")
-    bytes = flat_given_bytes(&box.size)
-    block = realloc(box.block, max(bytes, 1))
-    if block != NULL:       # otherwise the arrays stay where they are
-        box.block, box.room = block, bytes
+    if box == NULL or kept == NULL or not box.finished or box.g.layout == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0,
+                      b"graph is NULL, not finished or has its wiring alone, or kept is NULL")
+    shrink_block(box, flat_given_bytes(&box.size))
     flat_lay_out_given(&box.g, box.block, &box.size)
-    box.trimmed = True
     show_arrays(&box.g, kept)
     return GS_OK
+
+
+cdef int graph_keep_wiring(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil:
+    cdef gs_graph_box *box = <gs_graph_box *>graph
+    if box == NULL or kept == NULL or not box.finished or box.trimmed:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL, trimmed or not finished, or kept is NULL")
+    flat_keep_wiring(&box.g, &box.size)
+    shrink_block(box, flat_wiring_bytes(&box.size))
+    flat_lay_out_wiring(&box.g, box.block, &box.size)
+    show_arrays(&box.g, kept)
+    return GS_OK
+
+
+cdef void shrink_block(gs_graph_box *box, int64_t bytes) noexcept nogil:
+    """Free all but the first bytes of a graph's block, and note that the graph is trimmed."""
+    cdef void *block = realloc(box.block, max(bytes, 1))
+    if block != NULL:       # otherwise the arrays stay where they are
+        box.block, box.room = block, bytes
+    box.trimmed = True
 
 
 cdef void graph_free(gs_api_graph *graph) noexcept nogil:
@@ -159,9 +173,11 @@ cdef int graph_equal(const gs_api_graph *a, const gs_api_graph *b) noexcept nogi
     cdef const gs_graph_box *y = <const gs_graph_box *>b
     if x == NULL or y == NULL or not (x.finished or y.finished):
         return False
-    if memcmp(&x.size, &y.size, sizeof(gs_graph_size)) != 0:
+    if x == y:
+        return True
+    if x.g.layout == NULL or y.g.layout == NULL or memcmp(&x.size, &y.size, sizeof(gs_graph_size)) != 0:
         return False
-    return x == y or (flat_equal(&x.g, &y.g) if x.finished else flat_equal(&y.g, &x.g))
+    return flat_equal(&x.g, &y.g) if x.finished else flat_equal(&y.g, &x.g)
 
 
 cdef int graph_same_wiring(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil:
@@ -412,6 +428,7 @@ functions.type_of_name = type_of_name
 functions.type_traits = type_traits
 functions.plan_compact = plan_compact
 functions.graph_trim = graph_trim
+functions.graph_keep_wiring = graph_keep_wiring
 functions.size_node = sizeof(gs_node)
 functions.size_place = sizeof(gs_place)
 functions.size_wait = sizeof(gs_wait)

@@ -270,6 +270,12 @@ typedef struct gs_api {
                           void *const *resident, gs_api_program **program, gs_error *error);
     /* Free the arenas as soon as no program uses them; `arenas` may be NULL. */
     void (*arenas_free)(gs_api_arenas *arenas);
+
+    /* Free all arrays of a finished graph but those of its wiring: less than a quarter of what graph_trim keeps.  In
+     * *kept they are as in graph_trim; layout, view_offs, param_begin and param are NULL.  The graph still serves as
+     * `reserved_graph` and for graph_same_wiring, until it is refilled, and equals no other graph.  GS_BAD_ARGUMENT:
+     * not finished, or trimmed. */
+    int (*graph_keep_wiring)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error);
 } gs_api;
 
 /* GS_OK if the functions and structs of `api` are those of this header; else GS_BAD_ARGUMENT, with both versions in

@@ -20,7 +20,7 @@ typedef struct gs_graph {
     int32_t n_tensors;
     int32_t n_nodes;
     int32_t n_leafs;
-    gs_layout *layout;
+    gs_layout *layout;          /* NULL once graph_keep_wiring (api.h) has freed it, as all but the wiring         */
     int64_t *view_offs;
     int32_t *view_src;          /* of a view the id of its root, else -1                                  */
     unsigned char *flags;       /* GS_FLAG_*                                                              */
@@ -53,6 +53,7 @@ typedef struct gs_graph {
     unsigned char *role;        /* GS_ROLE_* bits                                                         */
     uint64_t *layout_hash;      /* hash of a tensor's type, extents and strides                           */
     uint32_t *alike;            /* of a node: bit k is set if its source k has the node's layout          */
+    int32_t *type;              /* of each tensor, where `layout` is NULL; else NULL                      */
 } gs_graph;
 
 /* A node with its address: the argument of compiled kernels. */

@@ -311,6 +311,45 @@ def test_a_trimmed_graph_has_its_contents_and_makes_no_plans():
         assert plan_of(graph.refill(arrays).finish()) == equal_plan
 
 
+@pytest.mark.parametrize("keeps", [True, False], ids=["with alloc dependencies", "without"])
+def test_a_graph_that_keeps_its_wiring_serves_to_replay_its_plan(keeps: bool):
+    arrays = arrays_of(small())
+    if not keeps:
+        arrays |= {"dep_begin": arrays["dep_begin"][:0], "dep": arrays["dep"][:0]}
+    lost = {"layout", "view_offs", "param_begin", "param"}
+    with CGraph(arrays) as graph, CGraph(arrays) as equal:
+        keep = functions().graph_keep_wiring
+        assert keep(graph.handle, byref(graph.fill), None) == BAD_ARGUMENT
+        plan = CPlan.made(graph.finish(), one_backend())
+        before, equal_plan = plan.arrays(), plan_of(equal.finish())
+        graph.keep_wiring()
+        assert not any(getattr(graph.fill, name) for name in lost)
+        assert all(np.array_equal(graph.array(name, len(arrays[name])), arrays[name]) for name in GRAPH_ARRAYS
+                   if name not in lost)
+        assert functions().graph_same_wiring(graph.handle, equal.handle) == 1
+        assert functions().graph_same_wiring(equal.handle, graph.handle) == 1
+        assert functions().graph_equal(graph.handle, equal.handle) == 0
+        assert functions().graph_equal(equal.handle, graph.handle) == 0
+        assert functions().graph_equal(graph.handle, graph.handle) == 1
+        for change in (put("layout", 6, 1, "type"), put("layout", 6, 137, "op"), put("flags", 0, 1)):
+            change(other := {name: array.copy() for name, array in arrays.items()})
+            with CGraph(other) as changed:
+                assert functions().graph_same_wiring(graph.handle, changed.finish().handle) == 0
+        assert plan.arrays() == before
+        replayed = plan.replay(graph, equal, one_backend())
+        assert replayed is not None and replayed.arrays()["offset"] == before["offset"]
+        for refused in (lambda: plan_of(graph), graph.fingerprint, graph.keep_wiring, graph.trim,
+                        lambda: plan.replay(graph, graph, one_backend())):
+            with pytest.raises(Refused, match="trimmed|its wiring alone"):
+                refused()
+        replayed.free()
+        plan.free()
+        assert plan_of(graph.refill(arrays).finish()) == equal_plan
+        graph.trim()
+        with pytest.raises(Refused, match="trimmed"):
+            graph.keep_wiring()
+
+
 def test_parameters_tell_graphs_apart_but_wirings_not():
     def scaled(factor: float) -> CGraph:
         ctx = gs.Context()
@@ -333,6 +372,7 @@ def test_null_is_an_error_or_nothing():
     assert table.graph_refill(None, None, None, None) == BAD_ARGUMENT
     assert table.graph_fingerprint(None, None, None, None) == BAD_ARGUMENT
     assert table.graph_trim(None, None, None) == BAD_ARGUMENT
+    assert table.graph_keep_wiring(None, None, None) == BAD_ARGUMENT
     assert table.plan_new(None, None, None, None) == BAD_ARGUMENT
     assert table.plan_replay(None, None, None, None, None, None, None) == BAD_ARGUMENT
     handle = c_void_p(1)

@@ -205,6 +205,7 @@ LATER_CALLS = {
     "arenas_new": CFUNCTYPE(c_int, POINTER(c_void_p), c_int32, POINTER(BackendTable), POINTER(c_void_p), ERROR),
     "program_new_in": CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), ERROR),
     "arenas_free": CFUNCTYPE(None, c_void_p),
+    "graph_keep_wiring": CFUNCTYPE(c_int, c_void_p, POINTER(GraphArrays), ERROR),
 }
 
 
@@ -330,6 +331,9 @@ class CGraph:
 
     def trim(self) -> None:
         call("graph_trim", self.handle, byref(self.fill))
+
+    def keep_wiring(self) -> None:
+        call("graph_keep_wiring", self.handle, byref(self.fill))
 
     def array(self, name: str, n: int) -> np.ndarray:
         """The array in the graph's memory, of n entries."""

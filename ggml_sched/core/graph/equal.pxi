@@ -35,14 +35,27 @@ cdef bint flat_same_layouts(const gs_graph *a, const gs_graph *b) noexcept nogil
 
 
 cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Whether a and b are equal except in parameters, extents, strides, sizes and view offsets."""
+    """Whether a and b are equal except in parameters, extents, strides, sizes and view offsets.
+
+    Either may have its wiring alone (flat_keep_wiring).
+    """
     cdef int32_t i
     if not flat_same_shape(a, b) or not flat_same_links(a, b):
         return False
     for i in range(a.n_tensors):
-        if a.layout[i].op != b.layout[i].op or a.layout[i].type != b.layout[i].type:
+        if op_of(a, i) != op_of(b, i) or type_of(a, i) != type_of(b, i):
             return False
     return True
+
+
+cdef inline int32_t op_of(const gs_graph *g, int32_t i) noexcept nogil:
+    """The op of a tensor of a graph that has layouts, or its wiring alone."""
+    return g.layout[i].op if g.layout != NULL else g.op[i]
+
+
+cdef inline int32_t type_of(const gs_graph *g, int32_t i) noexcept nogil:
+    """As op_of, the type."""
+    return g.layout[i].type if g.layout != NULL else g.type[i]
 
 
 cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept nogil:

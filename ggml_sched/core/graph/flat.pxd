@@ -32,6 +32,9 @@ cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil
 cdef int64_t flat_given_bytes(const gs_graph_size *size) noexcept nogil
 cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil
 cdef void flat_lay_out_given(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil
+cdef int64_t flat_wiring_bytes(const gs_graph_size *size) noexcept nogil
+cdef void flat_lay_out_wiring(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil
+cdef void flat_keep_wiring(gs_graph *g, const gs_graph_size *size) noexcept nogil
 cdef int flat_check(gs_graph *g, const gs_graph_size *size, gs_error *error) noexcept nogil
 cdef void flat_classify(gs_graph *g) noexcept nogil
 cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil

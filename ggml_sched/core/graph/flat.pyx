@@ -16,7 +16,7 @@ from ggml_sched.errors import no_host_memory
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.types cimport layout_equal, layout_set_nbytes, op_is_view, traits
@@ -71,6 +71,57 @@ cdef void flat_lay_out_given(gs_graph *g, void *block, const gs_graph_size *size
         g.dep = g.dep_begin + n + 1
         g.slot = <unsigned char *>(g.dep + size.n_deps)
     g.flags = g.slot + size.n_src
+
+
+cdef int64_t flat_wiring_bytes(const gs_graph_size *size) noexcept nogil:
+    """The bytes of the arrays of a gs_graph that flat_keep_wiring keeps, for counts below 2**31."""
+    cdef int64_t n = size.n_tensors
+    cdef int64_t n_ids = (3 * n + 1 + size.n_src + size.n_nodes + size.n_leafs
+                          + (n + 1 + size.n_deps if size.n_deps else 0))
+    return n_ids * <int64_t>sizeof(int32_t) + size.n_src + 2 * n
+
+
+cdef void flat_lay_out_wiring(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
+    """Set the pointers of the wiring's arrays into a block of at least flat_wiring_bytes bytes; the others to NULL."""
+    cdef int64_t n = size.n_tensors
+    memset(g, 0, sizeof(gs_graph))
+    g.n_tensors, g.n_nodes, g.n_leafs = size.n_tensors, size.n_nodes, size.n_leafs
+    g.type = <int32_t *>block
+    g.view_src = g.type + n
+    g.src_begin = g.view_src + n
+    g.src = g.src_begin + n + 1
+    g.node = g.src + size.n_src
+    g.leaf = g.node + size.n_nodes
+    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
+    if size.n_deps:
+        g.dep_begin = g.leaf + size.n_leafs
+        g.dep = g.dep_begin + n + 1
+        g.slot = <unsigned char *>(g.dep + size.n_deps)
+    g.flags = g.slot + size.n_src
+    g.op = g.flags + n
+
+
+cdef void flat_keep_wiring(gs_graph *g, const gs_graph_size *size) noexcept nogil:
+    """Move the arrays of the wiring of a classified graph to the start of its block, over the arrays that it loses.
+
+    The arrays are in the same order as before, and each moves down, so none overwrites one that is still to be moved.
+    """
+    cdef gs_graph old = g[0]
+    cdef int64_t n = size.n_tensors, i
+    flat_lay_out_wiring(g, old.layout, size)
+    for i in range(n):
+        g.type[i] = old.layout[i].type
+    memmove(g.view_src, old.view_src, n * sizeof(int32_t))
+    memmove(g.src_begin, old.src_begin, (n + 1) * sizeof(int32_t))
+    memmove(g.src, old.src, size.n_src * sizeof(int32_t))
+    memmove(g.node, old.node, size.n_nodes * sizeof(int32_t))
+    memmove(g.leaf, old.leaf, size.n_leafs * sizeof(int32_t))
+    if size.n_deps:
+        memmove(g.dep_begin, old.dep_begin, (n + 1) * sizeof(int32_t))
+        memmove(g.dep, old.dep, size.n_deps * sizeof(int32_t))
+    memmove(g.slot, old.slot, size.n_src)
+    memmove(g.flags, old.flags, n)
+    memmove(g.op, old.op, n)
 
 
 cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
