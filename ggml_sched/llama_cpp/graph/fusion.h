@@ -46,6 +46,9 @@ typedef struct gh_fusion_hazards {
  * those that a plan really has.  False without memory. */
 bool gh_fusion_find_hazards(const gh_reader *r, const gs_graph_arrays *graph, gh_fusion_hazards *hazards);
 
+/* The layout, but for its op, of a tensor of the planner's graph that has no bytes. */
+extern const gs_layout gh_no_bytes;
+
 /* -- planner_graph.c: build the planner's graph of the graph that was read, and finish it (graph_finish of the C API).
  * *graph is refilled, or made where it is NULL; *arrays receives its arrays.  `inputs`: leafs that ggml flags as inputs
  * get the planner's input flag, with which they keep their memory until all their readers are done. */

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const gs_layout no_bytes = {.ne = {0, 1, 1, 1}, .nb = {4, 0, 0, 0}, .type = GS_TYPE_F32, .op = GS_OP_NONE};
+const gs_layout gh_no_bytes = {.ne = {0, 1, 1, 1}, .nb = {4, 0, 0, 0}, .type = GS_TYPE_F32, .op = GS_OP_NONE};
 
 static inline bool is_empty(const gs_layout *layout)
 {
@@ -21,7 +21,7 @@ static void fill_tensor(const gh_reader *r, const gs_graph_arrays *a, int32_t id
     a->view_offs[id] = 0;
     a->flags[id] = 0;
     if (t == NULL || item->role == GH_ROLE_ALIAS) {
-        *layout = no_bytes;
+        *layout = gh_no_bytes;
         layout->op = item->op;
         return;
     }

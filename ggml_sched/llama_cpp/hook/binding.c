@@ -189,7 +189,7 @@ static bool is_written(const gh_plan *p, int32_t leaf)
 {
     for (int32_t i = 0; i < p->size.n_nodes; i++) {
         const int32_t id = p->arrays.node[i];
-        if (p->arrays.view_src[id] == leaf && !gh_is_view_op(p->arrays.layout[id].op)) {
+        if (p->arrays.view_src[id] == leaf && !gh_is_view_op(p->op[id])) {
             return true;
         }
     }
@@ -206,7 +206,7 @@ static bool has_shared_reads(const gh_sched *s, const gh_plan *p)
         for (int32_t k = v->src_begin[id]; k < v->src_begin[id + 1]; k++) {
             const int32_t src = v->src[k];
             if (src < v->n_tensors && v->assign[src] != b
-                && (v->arena_of[src] >= 0 || p->arrays.layout[src].op != GS_OP_NONE || is_written(p, src))) {
+                && (v->arena_of[src] >= 0 || p->op[src] != GS_OP_NONE || is_written(p, src))) {
                 return true;
             }
         }

@@ -98,6 +98,7 @@ typedef struct gh_plan {
     int32_t n_all;          /* how many ids; those from n on only the planner's graph has                   */
     int32_t n_nodes;        /* of ggml's graph                                                              */
     unsigned char *role;    /* [n] gh_role                                                                  */
+    unsigned char *op;      /* [n_all] GS_OP_*                                                              */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
     int32_t *input_of;      /* [n_all - n] of id n + i: the input node that this leaf was added for; else -1 */
     int32_t *order;         /* [n] each id's id in the entry's signature; NULL: the same, nothing was reordered */
@@ -106,7 +107,7 @@ typedef struct gh_plan {
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
     bool shares_graph;      /* the graph is that of another plan, which frees it                            */
-    gs_graph_arrays arrays;
+    gs_graph_arrays arrays; /* of that graph; once the plan is made, those of its wiring alone: layout is NULL */
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
     char *names;            /* the names, one behind the other, each ending with a zero byte                */
     gh_alloc_deps deps;     /* the graph's alloc dependencies: those of fused kernels, and those backends named */

@@ -74,6 +74,7 @@ void gh_plan_drop(gh_plan *p)
     gh_problem_free(&p->problem);
     free(p->hazards.hazard);
     free(p->role);
+    free(p->op);
     free(p->viewer);
     free(p->node);
     free(p->input_of);
@@ -93,7 +94,7 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
     p->n_all = r->n_all;
     p->n_nodes = r->n_nodes;
     p->size = r->size;
-    if (!gh_grow(&p->role, 1, r->n) || !gh_grow(&p->viewer, sizeof *p->viewer, r->n)
+    if (!gh_grow(&p->role, 1, r->n) || !gh_grow(&p->op, 1, r->n_all) || !gh_grow(&p->viewer, sizeof *p->viewer, r->n)
         || !gh_grow(&p->node, sizeof *p->node, r->n)
         || !gh_grow(&p->input_of, sizeof *p->input_of, r->n_all - r->n)) {
         return false;
@@ -101,12 +102,14 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
     p->n_viewers = 0;
     for (int32_t id = 0; id < r->n; id++) {
         p->role[id] = (unsigned char)r->item[id].role;
+        p->op[id] = (unsigned char)r->item[id].op;
         p->node[id] = r->item[id].node;
         if (r->item[id].role == GH_ROLE_VIEW || r->item[id].role == GH_ROLE_ALIAS) {
             p->viewer[p->n_viewers++] = id;
         }
     }
     for (int32_t id = r->n; id < r->n_all; id++) {
+        p->op[id] = (unsigned char)r->item[id].op;
         p->input_of[id - r->n] = r->item[id].root;
     }
     return true;

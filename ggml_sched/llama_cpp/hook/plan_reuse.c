@@ -27,7 +27,7 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
             continue;
         }
         if (home >= 0 ? problem->nbytes[(int64_t)home * problem->n + like] > v->size[id]
-                      : problem->nbytes[like] > 0 && plan->arrays.layout[like].nbytes == 0) {
+                      : problem->nbytes[like] > 0 && plan->problem.nbytes[like] == 0) {
             return false;
         }
     }
@@ -111,7 +111,7 @@ int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const 
         /* No conflict where source and result are exactly the same bytes and `first` may be computed in place: the
          * kernel then reads each element before it writes it. */
         if (overlap && same_shape(plan, s, h->first, h->mid) && same_shape(plan, s, h->mid, h->last)
-            && !(x == y && lib->inplace[plan->arrays.layout[h->first].op] != 0
+            && !(x == y && lib->inplace[plan->op[h->first]] != 0
                  && same_shape(plan, s, h->source, h->last))) {
             return i;
         }

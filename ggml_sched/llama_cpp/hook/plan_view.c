@@ -5,8 +5,38 @@
  */
 #include "plan_view.h"
 
-/* Build view->own_graph for an entry that reuses the plan of a larger graph: that graph with the entry's shapes. */
-static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
+/* The layout of an id in the planner's graph of an entry. */
+static gs_layout layout_of(const gh_plan_cache *c, const gh_plan_entry *e, int32_t id)
+{
+    const gh_plan *p = e->plan;
+    const int32_t like = gh_layout_id(p, id);
+    gs_layout layout = gh_no_bytes;
+    if (like >= 0 && (id >= p->n || p->role[id] != GH_ROLE_ALIAS)) {
+        const gh_descriptor *d = gh_entry_descriptor(e, like);
+        memcpy(layout.ne, d->shape, sizeof layout.ne);
+        memcpy(layout.nb, d->shape + 4, sizeof layout.nb);
+        layout.type = gh_type(c->lib, d->type);
+        layout.nbytes = d->nbytes;
+    }
+    layout.op = p->op[id];
+    return layout;
+}
+
+/* Where a view begins in its root.  An entry that reuses the plan of a larger graph has offsets of its own. */
+static int64_t view_offset(const gh_plan_entry *e, int32_t id)
+{
+    if (e->plan->arrays.view_src[id] < 0) {
+        return 0;
+    }
+    if (e->reuses) {
+        const gh_descriptor *d = gh_entry_descriptor(e, id);
+        return d->nbytes > 0 ? (int64_t)d->view_offs : 0;
+    }
+    return e->plan->view.view_offs[id];
+}
+
+/* Build view->graph: the planner's graph of an entry, from the wiring that the plan keeps and the entry's layouts. */
+static bool build_graph(const gh_plan_cache *c, const gh_plan_entry *e, gh_plan_view *view)
 {
     const gh_plan *p = e->plan;
     const gs_graph_arrays *from = &p->arrays;
@@ -14,12 +44,14 @@ static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
     gs_graph_arrays to;
     gs_error error;
     size.n_deps = from->dep_begin != NULL ? from->dep_begin[p->n_all] : 0;
-    if (gh_api->graph_new(&size, &to, &view->own_graph, &error) != GS_OK) {
+    if (gh_api->graph_new(&size, &to, &view->graph, &error) != GS_OK) {
         return false;
     }
-    gh_copy(to.layout, from->layout, p->n_all, sizeof *to.layout);
+    for (int32_t id = 0; id < p->n_all; id++) {
+        to.layout[id] = layout_of(c, e, id);
+        to.view_offs[id] = view_offset(e, id);
+    }
     gh_copy(to.view_src, from->view_src, p->n_all, sizeof *to.view_src);
-    gh_copy(to.view_offs, from->view_offs, p->n_all, sizeof *to.view_offs);
     gh_copy(to.flags, from->flags, p->n_all, sizeof *to.flags);
     gh_copy(to.src_begin, from->src_begin, (int64_t)p->n_all + 1, sizeof *to.src_begin);
     gh_copy(to.src, from->src, size.n_src, sizeof *to.src);
@@ -31,18 +63,8 @@ static bool build_smaller(const gh_plan_entry *e, gh_plan_view *view)
         gh_copy(to.dep_begin, from->dep_begin, (int64_t)p->n_all + 1, sizeof *to.dep_begin);
         gh_copy(to.dep, from->dep, size.n_deps, sizeof *to.dep);
     }
-    for (int32_t id = 0; id < p->n; id++) {
-        const gh_descriptor *d = gh_descriptor_at(&e->signature, id);
-        if (p->role[id] == GH_ROLE_ALIAS) {
-            continue;
-        }
-        memcpy(to.layout[id].ne, d->shape, sizeof to.layout[id].ne);
-        memcpy(to.layout[id].nb, d->shape + 4, sizeof to.layout[id].nb);
-        to.layout[id].nbytes = d->nbytes;
-        to.view_offs[id] = to.view_src[id] >= 0 && d->nbytes > 0 ? (int64_t)d->view_offs : 0;
-    }
     view->arrays = to;
-    return gh_api->graph_finish(view->own_graph, &error) == GS_OK;
+    return gh_api->graph_finish(view->graph, &error) == GS_OK;
 }
 
 /* Fill view->nbytes for the smaller graph: each tensor's own bytes; in buffer types that pad tensors the bytes planned
@@ -61,7 +83,7 @@ static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_vi
     return nbytes != NULL;
 }
 
-/* Replay the larger graph's plan for view->own_graph, so that the view shows the smaller graph's own lifetimes and
+/* Replay the larger graph's plan for view->graph, so that the view shows the smaller graph's own lifetimes and
  * bytes at the planned offsets. */
 static bool replay_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
@@ -70,7 +92,7 @@ static bool replay_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_vie
     gs_error error;
     int serves = 0;
     q.nbytes = view->nbytes;
-    if (gh_api->plan_replay(p->plan, p->graph, view->own_graph, &q, &view->own_plan, &serves, &error) != GS_OK
+    if (gh_api->plan_replay(p->plan, p->graph, view->graph, &q, &view->own_plan, &serves, &error) != GS_OK
         || !serves) {
         return false;
     }
@@ -86,11 +108,10 @@ bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view)
         return false;
     }
     view->of = e->plan;
-    view->arrays = e->plan->arrays;
     view->plan = e->plan->view;
     view->nbytes = e->plan->problem.nbytes;
-    if (e->reuses && (!build_smaller(e, view) || !measure_smaller(c, e->plan, view)
-                      || !replay_smaller(c, e->plan, view))) {
+    if (!build_graph(c, e, view)
+        || (e->reuses && (!measure_smaller(c, e->plan, view) || !replay_smaller(c, e->plan, view)))) {
         gh_plan_view_close(view);
         return false;
     }
@@ -100,9 +121,9 @@ bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view)
 void gh_plan_view_close(gh_plan_view *view)
 {
     gh_api->plan_free(view->own_plan);
-    gh_api->graph_free(view->own_graph);
+    gh_api->graph_free(view->graph);
     free(view->own_nbytes);
     view->own_plan = NULL;
-    view->own_graph = NULL;
+    view->graph = NULL;
     view->own_nbytes = NULL;
 }

@@ -192,7 +192,7 @@ int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error
     status = (flags & GH_PIN) != 0 && gh_size_hints_raise_rows(e) ? plan_with_rows(c, e, error)
                                                                    : plan_until_sound(c, e, error);
     if (status == GS_OK) {
-        status = gh_api->graph_trim(e->plan->graph, &e->plan->arrays, error);
+        status = gh_api->graph_keep_wiring(e->plan->graph, &e->plan->arrays, error);
     }
     if (status == GS_OK && !gh_plan_take_names(e->plan, &c->reader)) {
         status = GS_NO_HOST_MEMORY;

@@ -206,7 +206,7 @@ static void collect_answers(const gh_sched *s, const gh_plan_entry *e, gh_proble
     memset(q->supports, 1, (size_t)n * s->n_backends);
     memset(q->offloads, 0, (size_t)n * s->n_backends);
     for (int32_t id = 0; id < p->n; id++) {
-        const int op = p->arrays.layout[id].op;
+        const int op = p->op[id];
         gx_tensor *t = gh_entry_tensor(e, id);
         if (t->op == 0 || op == GS_OP_NONE || gh_is_view_op(op)) {
             continue;

@@ -97,7 +97,7 @@ static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
     const int32_t view = original_of(e, numbers);
     const int32_t input = view < e->plan->n ? e->plan->arrays.view_src[view] : -1;
     if (input < 0 || input >= e->plan->n || e->plan->role[input] != GH_ROLE_PLACED
-        || e->plan->arrays.layout[input].op != GS_OP_NONE) {
+        || e->plan->op[input] != GS_OP_NONE) {
         return -1;
     }
     return e->plan->problem.nbytes[(int64_t)b * e->plan->problem.n + input] / (int64_t)sizeof(int32_t)
@@ -111,7 +111,7 @@ bool gh_size_hints_raise_rows(gh_plan_entry *e)
     bool raised = false;
     for (int32_t id = 0; e->signature.plain && id < e->plan->n; id++) {
         const int32_t begin = arrays->src_begin[id];
-        if (arrays->layout[id].op != GS_OP_GET_ROWS || arrays->src_begin[id + 1] - begin != 2) {
+        if (e->plan->op[id] != GS_OP_GET_ROWS || arrays->src_begin[id + 1] - begin != 2) {
             continue;
         }
         for (int b = 0; b < e->plan->problem.n_backends; b++) {
