@@ -87,14 +87,32 @@ static bool same_lists(const gh_signature *a, const gh_signature *b)
     return v == w || (v != NULL && w != NULL && gh_same(v, w, (int64_t)a->n_leafs + a->n_nodes, sizeof *v));
 }
 
-bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
+/* Whether two plain signatures have equal wirings, apart from the kinds of memory. */
+static bool same_items(const gh_signature *a, const gh_signature *b)
 {
     const gh_wiring *v = a->wiring, *w = b->wiring;
-    bool same = a->descriptors == b->descriptors && a->plain && b->plain && a->n == b->n && a->n_nodes == b->n_nodes
-             && a->n_leafs == b->n_leafs && a->n_listed == b->n_listed
-             && (v == w || (v->n_rest == w->n_rest && gh_same(v->rest, w->rest, v->n_rest, sizeof *v->rest)
-                            && same_lists(a, b)
-                            && gh_same(v->item, w->item, a->n, sizeof *v->item)));
+    return a->descriptors == b->descriptors && a->plain && b->plain && a->n == b->n && a->n_nodes == b->n_nodes
+        && a->n_leafs == b->n_leafs && a->n_listed == b->n_listed
+        && (v == w || (v->n_rest == w->n_rest && gh_same(v->rest, w->rest, v->n_rest, sizeof *v->rest)
+                       && same_lists(a, b)
+                       && gh_same(v->item, w->item, a->n, sizeof *v->item)));
+}
+
+bool gh_signature_share_wiring(gh_signature *s, const gh_signature *other)
+{
+    if (!same_items(s, other)
+        || (s->descriptors->full && !gh_same(s->wiring->memory, other->wiring->memory, s->n, sizeof(uintptr_t)))) {
+        return false;
+    }
+    other->wiring->refs++;
+    gh_signature_clear(s);
+    s->wiring = other->wiring;
+    return true;
+}
+
+bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
+{
+    bool same = same_items(a, b);
     for (int32_t id = 0; same && id < a->n; id++) {
         same = gh_same_kind(gh_descriptor_at(a, id), gh_descriptor_at(b, id));
     }

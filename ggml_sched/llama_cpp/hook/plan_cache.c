@@ -238,6 +238,9 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
         || !gh_plan_take_graph(e->plan, &c->reader) || !c->level->take_demand(c->owner, e)) {
         return GS_NO_HOST_MEMORY;
     }
+    /* Graphs of prompts and of tokens have equal wirings, even where backends answer differently about them. */
+    for (int i = 0; i < c->n_entries && !gh_signature_share_wiring(&e->signature, &c->entry[i]->signature); i++) {
+    }
     return GS_OK;
 }
 
