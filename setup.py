@@ -51,8 +51,10 @@ DIRECTIVES = {
     "nonecheck": True,
     "cdivision": True,
 }
-CFLAGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Wno-unused-parameter",
-          "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+# The errors are warnings to GCC before 14, and errors to later compilers.
+CFLAGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Werror=incompatible-pointer-types",
+          "-Werror=int-conversion", "-Wno-unused-parameter", "-Wno-cast-function-type",
+          "-Wno-missing-field-initializers"]
 # Python compiles with -fwrapv, which would hide overflows.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
               "-fno-wrapv"]
