@@ -3,6 +3,7 @@
 import ast
 import random
 import subprocess
+import tomllib
 from pathlib import Path
 
 import mutate
@@ -119,3 +120,10 @@ def test_lines_that_differ_are_those_of_the_diff(monkeypatch):
     assert mutate.changed_lines("HEAD")["ggml_sched/errors.py"] == {4, 5, 12}
     lines = mutate.candidates(["ggml_sched"], "HEAD")
     assert {mutant.path for mutant in lines} <= {"ggml_sched/errors.py"} and {m.line for m in lines} <= {4, 5, 12}
+
+
+def test_the_copy_has_the_modules_beside_the_package():
+    """Without the plugin of pytest, tests of the contract suite fail in the copy, and their mutants stay undecided."""
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    modules = built["tool"]["setuptools"]["py-modules"]
+    assert modules and {f"{name}.py" for name in modules} <= set(mutate.COPIED)
