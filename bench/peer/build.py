@@ -38,7 +38,9 @@ def main() -> None:
         work = Path(folder)
         archive = Path(sys.argv[1]) if len(sys.argv) > 1 else fetch(work)
         with tarfile.open(archive) as tar:
-            tar.extractall(work, filter="data")
+            # Python before 3.11.4 has no filters.
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(work)
         ggml = next(work.glob("*/vendor/ggml"))
         LIBRARY.parent.mkdir(exist_ok=True)
         build(ggml, work)
