@@ -3,7 +3,7 @@
  * `gs_api` is a struct of function pointers in the Python extension ggml_sched._capi.  Code that may use Python calls
  * GS_IMPORT_API() once, with the GIL held (include Python.h first).  Code that may not use Python receives the pointer
  * from such code, and checks it with gs_api_check.  No signature has a Python object; no function prints, aborts or
- * sets errno, and none but program_new and program_new_in takes the GIL; the only state between calls is in the handles.
+ * sets errno, and none but program_new and program_new_in takes the GIL; the only state between calls is in handles.
  *
  *     graph:    graph_new -> fill the arrays -> graph_finish -> any number of plans -> graph_free
  *     problem:  the other inputs of a plan; arrays of the caller, borrowed while a function runs
@@ -16,8 +16,9 @@
  *
  * Threads.  A handle is filled, finished, refilled and freed by one thread at a time, while no other thread uses the
  * handle.  Any number of threads may read a finished graph or a plan at once; functions that only read take `const`
- * pointers.  Functions on different handles run in parallel.  Programs of the same arenas count as one handle; a function
- * of a program that is called while another one runs returns GS_HAZARD.  After fork all handles work in the child.
+ * pointers.  Functions on different handles run in parallel.  Programs of the same arenas count as one handle; a
+ * function of a program that is called while another one runs returns GS_HAZARD.  After fork all handles work in the
+ * child.
  *
  * Errors.  A function that can fail returns a gs_status: GS_OK, or a negative number.  A function that fails describes
  * the failure in `*error` unless `error` is NULL; a function that succeeds leaves `*error` unchanged.  A function that
@@ -249,18 +250,19 @@ typedef struct gs_api {
     int (*program_synchronize)(gs_api_program *program, gs_error *error);
     /* Wait for all backends, and copy `nbytes` of a node or leaf from `offset` on to host memory.  GS_HAZARD: the last
      * compute has failed, or there was none; or another program has computed in the same arenas since; or the tensor is
-     * not in memory at the end of a compute, because other nodes use its memory (flag it as an output), or because nodes
-     * read a leaf through copies alone.  GS_BAD_ARGUMENT: bytes outside the tensor.  The error of a backend. */
+     * not in memory at the end of a compute, because other nodes use its memory (flag it as an output), or because
+     * nodes read a leaf through copies alone.  GS_BAD_ARGUMENT: bytes outside the tensor.  The error of a backend. */
     int (*program_read)(gs_api_program *program, int32_t tensor, void *to, int64_t offset, int64_t nbytes,
                         gs_error *error);
-    /* Wait for all backends, and free all memory and events; `program` may be NULL.  Not to be called by a function of a
-     * backend. */
+    /* Wait for all backends, and free all memory and events; `program` may be NULL.  Not to be called by a function of
+     * a backend. */
     void (*program_free)(gs_api_program *program);
 
-    /* Allocate arenas in which the program of each of these plans fits, one at a time: a runner's prompts and its tokens
-     * need one set of arenas, as large as the largest.  `backends` as for program_new; all plans have the same backends.
-     * The plans may be freed afterwards.  GS_BAD_ARGUMENT, GS_BAD_PLACEMENT (an address that is not aligned, or overlaps
-     * another buffer of the backend), GS_OUT_OF_MEMORY, GS_NO_HOST_MEMORY, and what a backend returns. */
+    /* Allocate arenas in which the program of each of these plans fits, one at a time: a runner's prompts and its
+     * tokens need one set of arenas, as large as the largest.  `backends` as for program_new; all plans have the same
+     * backends.  The plans may be freed afterwards.  GS_BAD_ARGUMENT, GS_BAD_PLACEMENT (an address that is not
+     * aligned, or overlaps another buffer of the backend), GS_OUT_OF_MEMORY, GS_NO_HOST_MEMORY, and what a backend
+     * returns. */
     int (*arenas_new)(const gs_api_plan *const *plans, int32_t n_plans, const gs_backend *backends,
                       gs_api_arenas **arenas, gs_error *error);
     /* program_new in arenas that exist, of these plans or of other ones that fit.  A compute ends the results of the

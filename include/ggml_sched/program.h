@@ -114,8 +114,8 @@ typedef struct gs_backend {
     void *context;
     const char *name;           /* for messages; may be NULL                                        */
     int32_t concurrent_copies;  /* 1: other queues may write and read its memory while it computes  */
-    /* Allocate at least nbytes > 0 of memory whose address is a multiple of the backend's alignment.  Tensors in it have
-     * the address `*memory` plus their offset, which need not be an address of the host. */
+    /* Allocate at least nbytes > 0 of memory whose address is a multiple of the backend's alignment.  Tensors in it
+     * have the address `*memory` plus their offset, which need not be an address of the host. */
     int (*alloc)(void *context, int64_t nbytes, void **memory, gs_error *error);
     void (*free)(void *context, void *memory, int64_t nbytes);
     /* Copy host memory to the backend's memory, in its queue.  `from` is used before the function returns. */

@@ -58,9 +58,9 @@ def test_a_tensor_without_a_name_is_called_by_its_id_as_soon_as_it_has_one():
 
 
 def test_a_name_that_the_package_lacks_is_an_error_with_which_python_suggests_one():
-    with pytest.raises(AttributeError, match="no attribute 'Sheduler'") as caught:
-        gs.Sheduler  # noqa: B018
-    assert caught.value.name == "Sheduler" and caught.value.obj is gs
+    with pytest.raises(AttributeError, match="no attribute 'Schedulor'") as caught:
+        gs.Schedulor  # noqa: B018
+    assert caught.value.name == "Schedulor" and caught.value.obj is gs
 
 
 def test_a_backend_of_a_scheduler_is_not_found_by_its_name():
