@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def fetch(folder: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:",
+    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "ggml-python",
                     "--dest", str(folder), REQUIREMENT], check=True)
     return next(folder.glob("*.tar.gz"))
 
