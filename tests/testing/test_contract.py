@@ -44,6 +44,19 @@ class Good(gs.Backend):
 '''
 """A module with a backend that has one op, which is none of those that other tests use."""
 
+LATE = """
+        late = ()
+
+        def graph_compute(self, graph):
+            self.late = (*self.late, graph)
+
+        def synchronize(self):
+            late, self.late = self.late, ()
+            for graph in late:
+                super().graph_compute(graph)
+        """
+"""Methods that compute no graph before `synchronize`."""
+
 WRONG = {
     "skips": ("""
         def compute_node(self, node):
@@ -318,28 +331,8 @@ WRONG = {
             dst.buffer.write(0, data)
             return True
         """, "test_queued_copies_are_done_in_order"),
-    "computes late": ("""
-        late = ()
-
-        def graph_compute(self, graph):
-            self.late = (*self.late, graph)
-
-        def synchronize(self):
-            late, self.late = self.late, ()
-            for graph in late:
-                super().graph_compute(graph)
-        """, "test_sets_computes_and_gets_are_in_one_order"),
-    "forgets that queued work failed": ("""
-        late = ()
-
-        def graph_compute(self, graph):
-            self.late = (*self.late, graph)
-
-        def synchronize(self):
-            late, self.late = self.late, ()
-            for graph in late:
-                super().graph_compute(graph)
-        """, "test_a_failure_of_queued_work_reaches_the_next_wait_once"),
+    "computes late": (LATE, "test_sets_computes_and_gets_are_in_one_order"),
+    "forgets that queued work failed": (LATE, "test_a_failure_of_queued_work_reaches_the_next_wait_once"),
     "stops after a failure": ("""
         tasks = ()
         error = None
