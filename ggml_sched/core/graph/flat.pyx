@@ -47,6 +47,16 @@ cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil:
             + n * <int64_t>(2 * sizeof(int64_t) + 2))
 
 
+cdef inline void lay_out_behind_leafs(gs_graph *g, const gs_graph_size *size) noexcept nogil:
+    """Set the pointers of dependencies, slots and flags, which follow the leafs in every layout."""
+    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
+    if size.n_deps:
+        g.dep_begin = g.leaf + size.n_leafs
+        g.dep = g.dep_begin + size.n_tensors + 1
+        g.slot = <unsigned char *>(g.dep + size.n_deps)
+    g.flags = g.slot + size.n_src
+
+
 cdef void flat_lay_out_given(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
     """Set the pointers of the arrays that are not derived into a block of at least flat_given_bytes bytes.
 
@@ -65,12 +75,7 @@ cdef void flat_lay_out_given(gs_graph *g, void *block, const gs_graph_size *size
     g.src = g.param + size.n_params
     g.node = g.src + size.n_src
     g.leaf = g.node + size.n_nodes
-    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
-    if size.n_deps:
-        g.dep_begin = g.leaf + size.n_leafs
-        g.dep = g.dep_begin + n + 1
-        g.slot = <unsigned char *>(g.dep + size.n_deps)
-    g.flags = g.slot + size.n_src
+    lay_out_behind_leafs(g, size)
 
 
 cdef int64_t flat_wiring_bytes(const gs_graph_size *size) noexcept nogil:
@@ -92,12 +97,7 @@ cdef void flat_lay_out_wiring(gs_graph *g, void *block, const gs_graph_size *siz
     g.src = g.src_begin + n + 1
     g.node = g.src + size.n_src
     g.leaf = g.node + size.n_nodes
-    g.slot = <unsigned char *>(g.leaf + size.n_leafs)
-    if size.n_deps:
-        g.dep_begin = g.leaf + size.n_leafs
-        g.dep = g.dep_begin + n + 1
-        g.slot = <unsigned char *>(g.dep + size.n_deps)
-    g.flags = g.slot + size.n_src
+    lay_out_behind_leafs(g, size)
     g.op = g.flags + n
 
 
