@@ -36,6 +36,7 @@ __all__ = [
     "Copy",
     "CpuBackend",
     "CupyBackend",
+    "Device",
     "DryBackend",
     "Error",
     "Event",
@@ -46,6 +47,7 @@ __all__ = [
     "GraphError",
     "GraphView",
     "HazardError",
+    "Link",
     "NodeDifference",
     "OutOfMemory",
     "Packing",
@@ -104,6 +106,7 @@ _NAMES = {
     "ggml_sched.backends.ggml": ("GgmlBackend",),
     "ggml_sched.execution.scheduler": ("Scheduler",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
+    "ggml_sched.placement.devices": ("Device", "Link"),
     "ggml_sched.planning.plan": ("Copy", "Plan", "Split"),
     "ggml_sched.planning.planfile": ("load_plan",),
     "ggml_sched.planning.program": ("Program",),
@@ -111,8 +114,8 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {"compare": "ggml_sched.testing.compare",
-            **{name: f"ggml_sched.{name}" for name in ("backend", "backends", "execution", "graph", "llama", "planning",
-                                                       "testing", "threads")}}
+            **{name: f"ggml_sched.{name}" for name in ("backend", "backends", "execution", "graph", "llama",
+                                                       "placement", "planning", "testing", "threads")}}
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama
@@ -125,6 +128,7 @@ if _TYPE_CHECKING:
     from ggml_sched.backends.ggml import GgmlBackend
     from ggml_sched.execution.scheduler import Scheduler
     from ggml_sched.graph.graphfile import load_graph, save_graph
+    from ggml_sched.placement.devices import Device, Link
     from ggml_sched.planning.plan import Copy, Plan, Split
     from ggml_sched.planning.planfile import load_plan
     from ggml_sched.planning.program import Program
