@@ -1,0 +1,125 @@
+"""The bound by multipliers: what no choices within the budgets can undercut.
+
+For multipliers l >= 0, seconds a byte, every choice that fits costs at least the least of cost + l . (bytes - budget)
+over all choices, which a dynamic program over stages and states finds.  Cutting planes choose l (Kelley 1960; for
+constrained paths: Handler and Zang 1980).  Every value is lowered by the largest error that its sums can have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.solve.master import Master
+from ggml_sched.placement.solve.problem import Problem
+
+__all__ = ["Bound", "Visit", "best_bound", "visit"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EPSILON = float(np.finfo(np.float64).eps)
+CLOSE = 1e-7
+"""Cutting planes end when they promise no more than this part above the bound."""
+STEEPEST = 1e6
+"""No multiplier is above this many times the dearest path, for all bytes of a device."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """The cheapest path at some multipliers."""
+
+    value: float
+    """A bound in seconds."""
+    path: Ints
+    cost: float
+    memory: Ints
+
+
+@dataclass
+class Bound:
+    """The best bound found, its multipliers for the scarce devices, and the paths met on the way."""
+
+    value: float
+    multipliers: Floats
+    visits: list[Visit] = field(default_factory=list)
+
+
+def visit(problem: Problem, multipliers: Floats) -> Visit | None:
+    """The cheapest path at these multipliers, seconds a byte [scarce]; None if no states join."""
+    reduced = problem.cost + problem.bytes @ multipliers
+    states = problem.n_states
+    table, column = cheapest(problem, reduced)
+    seconds, steps = problem.start, []
+    for number in problem.classes:
+        through = seconds[:, None] + table[number]
+        before = through.argmin(0)
+        steps.append(before)
+        seconds = through[before, np.arange(states)]
+    after = int(seconds.argmin())
+    value = float(seconds[after])
+    if value == np.inf:
+        return None
+    path = np.empty(len(steps), np.int64)
+    for stage in range(len(steps) - 1, -1, -1):
+        before_ = int(steps[stage][after])
+        path[stage] = column[problem.classes[stage], before_, after]
+        after = before_
+    allowed = float(multipliers @ problem.budget)
+    error = 2 * (len(path) + len(multipliers) + 2) * EPSILON * (value + abs(allowed))
+    return Visit(value - allowed - error, path, problem.cost_of(path), problem.memory_of(path))
+
+
+def cheapest(problem: Problem, reduced: Floats) -> tuple[Floats, Ints]:
+    """For each class and pair of states the least reduced seconds, and the first column that has them."""
+    states = problem.n_states
+    shape = (problem.n_classes, states, states)
+    least = np.full(len(problem.first) - 1, np.inf)
+    column = np.full(len(problem.first) - 1, -1, np.int64)
+    if len(reduced):
+        filled = np.flatnonzero(np.diff(problem.first))
+        least[filled] = np.minimum.reduceat(reduced, problem.first[filled])
+        hits = np.flatnonzero(reduced == least[problem.group])
+        column[problem.group[hits[::-1]]] = hits[::-1]
+    return least.reshape(shape), column.reshape(shape)
+
+
+def best_bound(problem: Problem) -> Bound:
+    """The best bound over all multipliers, nearly; infinite where it is proven that no choices fit."""
+    n = len(problem.scarce)
+    best = Bound(-np.inf, np.zeros(n))
+    first = visit(problem, best.multipliers)
+    if first is None or any(least_bytes(problem, row) > problem.budget[row] for row in range(n)):
+        return Bound(np.inf, np.zeros(n))
+    best.value = first.value
+    best.visits.append(first)
+    if (first.memory <= problem.budget).all():
+        return best
+    seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
+    master = Master(n, STEEPEST)
+    master.add(first.cost / seconds, (first.memory - problem.budget) / unit)
+    for _ in range(40 + 30 * n):
+        promised, scaled = master.solve()
+        if promised * seconds - best.value <= CLOSE * abs(best.value):
+            break
+        multipliers = scaled * seconds / unit
+        met = visit(problem, multipliers)
+        assert met is not None
+        best.visits.append(met)
+        if met.value > best.value:
+            best.value, best.multipliers = met.value, multipliers
+        if best.value > problem.dearest * (1 + 1e-9):
+            return Bound(np.inf, best.multipliers, best.visits)
+        master.add(met.cost / seconds, (met.memory - problem.budget) / unit)
+    return best
+
+
+def least_bytes(problem: Problem, row: int) -> int:
+    """The fewest bytes that a path takes on one scarce device, exactly."""
+    table, _ = cheapest(problem, problem.bytes[:, row])
+    used = np.where(np.isfinite(problem.start), 0.0, np.inf)
+    for number in problem.classes:
+        used = (used[:, None] + table[number]).min(0)
+    return int(used.min())
