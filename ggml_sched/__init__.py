@@ -53,6 +53,7 @@ __all__ = [
     "Packing",
     "PlacementError",
     "Plan",
+    "Price",
     "Program",
     "Scheduler",
     "Split",
@@ -68,6 +69,7 @@ __all__ = [
     "load_graph",
     "load_plan",
     "pack",
+    "price",
     "save_graph",
     "tensor_copy",
 ]
@@ -107,6 +109,7 @@ _NAMES = {
     "ggml_sched.execution.scheduler": ("Scheduler",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
     "ggml_sched.placement.devices": ("Device", "Link"),
+    "ggml_sched.placement.pricing": ("Price", "price"),
     "ggml_sched.planning.plan": ("Copy", "Plan", "Split"),
     "ggml_sched.planning.planfile": ("load_plan",),
     "ggml_sched.planning.program": ("Program",),
@@ -129,6 +132,7 @@ if _TYPE_CHECKING:
     from ggml_sched.execution.scheduler import Scheduler
     from ggml_sched.graph.graphfile import load_graph, save_graph
     from ggml_sched.placement.devices import Device, Link
+    from ggml_sched.placement.pricing import Price, price
     from ggml_sched.planning.plan import Copy, Plan, Split
     from ggml_sched.planning.planfile import load_plan
     from ggml_sched.planning.program import Program

@@ -1,0 +1,176 @@
+"""What each node of a graph moves and computes: the bytes, the operations, and the tensors that prices depend on.
+
+Views are free and left out.  The rules are those of a roofline: a node takes as long as moving its bytes or computing
+its operations does, whichever is longer, and its launch (Williams, Waterman, Patterson: Roofline, 2009).
+
+Bytes are those of every source once and of what is written:
+
+* a view of a tensor moves its own elements, not all of the tensor;
+* GET_ROWS reads as many rows as it gets;
+* SET_ROWS and CPY write the rows that they are given, and do not read where they write;
+* MUL_MAT_ID and ADD_ID read the experts that are expected to be distinct: E (1 - (1 - k/E)^tokens) of E, where each
+  token has k;
+* attention reads the part `fill` of a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.placement.devices import Device
+
+__all__ = ["Facts", "facts", "is_resident", "is_weight"]
+
+_WRITTEN_OVER = {"SET_ROWS": 2, "CPY": 1}
+"""{op that writes its first source into another: the slot of the other}."""
+_OF_EXPERTS = {"MUL_MAT_ID": 0, "ADD_ID": 1}
+"""{op that reads experts: the slot of the tensor that holds them all}; the ids are in slot 2."""
+_CACHES = {"MUL_MAT": (0, 1), "FLASH_ATTN_EXT": (1, 2)}
+"""{op of attention: the slots that a cache can be in}."""
+_PER_STATE = 6
+"""Operations for each number of a recurrent state and each token: a product and a sum to decay, update and read it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The nodes of one graph that are no views, in the order of execution, and what they cost on any device."""
+
+    graph: Graph
+    nodes: tuple[Tensor, ...]
+    nbytes: NDArray[np.float64]
+    """Bytes that each node reads and writes [nodes]."""
+    flops: NDArray[np.float64]
+    """Operations of each node [nodes]."""
+    kinds: tuple[str | None, ...]
+    """The type of the largest weight that each node reads, such as "q4_0"; None without a weight."""
+    residents: tuple[tuple[Tensor, ...], ...]
+    """The weights and caches that each node reads or writes, each once."""
+    activations: tuple[tuple[Tensor, ...], ...]
+    """The other tensors that each node reads: roots of nodes, inputs and constants, each once."""
+
+    @cached_property
+    def _by_kind(self) -> tuple[tuple[str | None, ...], NDArray[np.intp]]:
+        """The kinds, each once, and the index of each node's kind."""
+        known = {kind: i for i, kind in enumerate(dict.fromkeys(self.kinds))}
+        return tuple(known), np.array([known[kind] for kind in self.kinds], np.intp)
+
+    def seconds(self, device: Device) -> NDArray[np.float64]:
+        """Seconds that each node takes on `device` [nodes]."""
+        kinds, which = self._by_kind
+        if not kinds:
+            return np.zeros(0)
+        bandwidth, peak = np.array([device.rates(kind) for kind in kinds]).T
+        seconds: NDArray[np.float64] = np.maximum(self.nbytes / bandwidth[which], self.flops / peak[which])
+        return seconds + device.launch
+
+
+def facts(graph: Graph, fill: float = 1.0) -> Facts:
+    """The facts of a graph; `fill` is the part of each cache that attention is expected to read, 0 to 1."""
+    fill = float(fill)
+    if not 0 <= fill <= 1:
+        raise ValueError(f"fill is the part of a cache that is read, 0 to 1, not {fill}")
+    nodes = tuple(node for node in graph.nodes if node.computes)
+    n = len(nodes)
+    nbytes, flops = np.zeros(n), np.zeros(n)
+    kinds: list[str | None] = []
+    residents, activations = [], []
+    for i, node in enumerate(nodes):
+        roots = dict.fromkeys([s.root for s in node.src if s is not None])
+        kept = tuple(t for t in roots if is_resident(t))
+        weights = [t for t in kept if is_weight(t)]
+        nbytes[i] = _bytes_of(node, fill)
+        flops[i] = _operations(node) * (fill if _read_caches(node) else 1)
+        kinds.append(str(max(weights, key=lambda t: t.nbytes).type) if weights else None)
+        residents.append(kept)
+        activations.append(tuple(t for t in roots if t not in kept))
+    return Facts(graph, nodes, nbytes, flops, tuple(kinds), tuple(residents), tuple(activations))
+
+
+def is_resident(root: Tensor) -> bool:
+    """Whether a tensor has memory outside every plan: a weight or a cache, of a graph file or of a loaded model."""
+    return bool(root.resident) or root.is_resident
+
+
+def is_weight(root: Tensor) -> bool:
+    """Whether a resident is a weight, and not a cache."""
+    return root.resident == "weight" if root.resident else root.buffer.usage == "weights"
+
+
+def _dense(t: Tensor) -> int:
+    """Bytes of a tensor's elements, without gaps."""
+    return t.n_elements // t.type.block_size * t.type.type_size
+
+
+def _read_caches(node: Tensor) -> tuple[int, ...]:
+    """The slots of the caches that attention reads at this node."""
+    return tuple(k for k in _CACHES.get(node.op, ()) if k < len(node.src) and node.src[k] is not None
+                 and is_resident(node.src[k].root) and not is_weight(node.src[k].root))
+
+
+def _bytes_of(node: Tensor, fill: float) -> float:
+    """Bytes that a node reads and writes."""
+    written = _WRITTEN_OVER.get(node.op)
+    caches = _read_caches(node)
+    read: dict[Tensor, float] = {}
+    for k, source in enumerate(node.src):
+        if source is None or k == written or source in node.src[:k]:
+            continue
+        n = float(_dense(source))
+        if node.op == "GET_ROWS" and k == 0:
+            n = node.n_elements / source.type.block_size * source.type.type_size
+        elif _OF_EXPERTS.get(node.op) == k:
+            n *= _share_of_experts(source.ne[2 if node.op == "MUL_MAT_ID" else 1], node.src[2])
+        elif k in caches:
+            n *= fill
+        root = source.root
+        read[root] = min(read.get(root, 0.0) + n, float(max(root.nbytes, 0)))
+    if written is not None:
+        return sum(read.values()) + node.src[0].n_elements / node.type.block_size * node.type.type_size
+    return sum(read.values()) + _dense(node)
+
+
+def _share_of_experts(n_experts: int, ids: Tensor) -> float:
+    """The part of all experts that at least one token is expected to use."""
+    missed = max(0.0, 1 - ids.ne[0] / max(1, n_experts))
+    return 1 - float(missed ** ids.ne[1])
+
+
+def _operations(node: Tensor) -> float:
+    """Operations of a node: a product and a sum are two."""
+    count = _COUNTS.get(node.op)
+    return 2.0 * node.n_elements if count is None else float(count(node, node.src))
+
+
+def _states(node: Tensor, src: tuple[Tensor, ...]) -> float:
+    return _PER_STATE * src[0].ne[0] * src[0].n_elements
+
+
+def _conv_3d(node: Tensor, src: tuple[Tensor, ...]) -> float:
+    # The outer extents are IC * N of the data, OC * IC of the kernel and OC * N of the result.
+    channels = math.sqrt(src[1].ne[3] * src[0].ne[3] / max(1, node.ne[3]))
+    return 2 * node.n_elements * math.prod(src[0].ne[:3]) * channels
+
+
+_COUNTS: dict[str, Callable[[Tensor, tuple[Tensor, ...]], float]] = {
+    "MUL_MAT": lambda node, src: 2 * src[0].ne[0] * node.n_elements,
+    "MUL_MAT_ID": lambda node, src: 2 * src[0].ne[0] * node.n_elements,
+    "OUT_PROD": lambda node, src: 2 * src[0].ne[1] * node.n_elements,
+    # Scores of length d for each query, head and cell, and sums of the values.
+    "FLASH_ATTN_EXT": lambda node, src: 2 * (src[0].ne[0] + src[2].ne[0]) * src[1].ne[1] * (
+        src[0].n_elements // max(1, src[0].ne[0])),
+    "CONV_2D": lambda node, src: 2 * node.n_elements * math.prod(src[0].ne[:3]),
+    "CONV_2D_DW": lambda node, src: 2 * node.n_elements * math.prod(src[0].ne[:3]),
+    "CONV_3D": _conv_3d,
+    "CONV_TRANSPOSE_1D": lambda node, src: 2 * src[1].n_elements * math.prod(src[0].ne[:2]),
+    "CONV_TRANSPOSE_2D": lambda node, src: 2 * src[1].n_elements * math.prod(src[0].ne[:3]),
+    "SSM_SCAN": lambda node, src: _PER_STATE * src[0].ne[0] * src[1].n_elements,
+    "RWKV_WKV6": _states, "RWKV_WKV7": _states, "GATED_LINEAR_ATTN": _states, "GATED_DELTA_NET": _states,
+}
+"""{op: operations of a node with its sources}; of other ops two for each element of the result."""

@@ -1,0 +1,126 @@
+"""The price of any plan on any devices: seconds of one compute, by device, for copies, and for splits.
+
+A node takes what `Facts.seconds` says, a copy its latency and its bytes over the link, a split a fixed price.  Nothing
+overlaps: a token's path is sequential, and the price is the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched._graph import BackendBase, Graph, Tensor, label
+from ggml_sched.errors import GraphError
+from ggml_sched.placement.devices import Device, LinkLike, Links
+from ggml_sched.placement.facts import Facts, facts
+from ggml_sched.planning.compiler import arrays_of
+from ggml_sched.planning.plan import Plan
+
+__all__ = ["Price", "Pricer", "price"]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds of one compute of a plan."""
+
+    compute: tuple[float, ...]
+    """Seconds that the nodes of each device take, in the order of the devices."""
+    copies: float
+    """Seconds of the copies between devices: of activations, and of weights that are read elsewhere."""
+    splits: float
+    """Seconds to begin the splits."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it: nothing overlaps."""
+        return sum(self.compute) + self.copies + self.splits
+
+
+def price(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: float = 1.0) -> Price:
+    """The seconds of one compute of `plan`, if its backends were `devices`.
+
+    Devices and backends are matched by name; if no name is the same, `devices` are in the order of `plan.backends`.
+    `link`: a `Link` for all, or {(from, to): Link} by the names of devices.  `fill`: the part of each cache that
+    attention reads, 0 to 1.
+
+    A node takes max(bytes / bandwidth, operations / flops) + launch of its device, a copy latency + bytes / bandwidth
+    of its link, a split a fixed price of its device; views are free.  Every copy that `plan.copies` lists counts, also
+    of weights that later computes find there, and every write-back.
+
+    Raises ValueError for a backend without a device.
+    """
+    return Pricer(facts(plan.graph, fill), devices, Links(devices, link)).price(plan)
+
+
+class Pricer:
+    """Prices of many plans of one graph on the same devices: what does not depend on the plan is made once."""
+
+    def __init__(self, of: Facts, devices: Sequence[Device], links: Links) -> None:
+        self.devices = tuple(devices)
+        self.links = links
+        self._facts = of
+        self._seconds: NDArray[np.float64] = np.array([of.seconds(device) for device in devices]).reshape(
+            len(devices), len(of.nodes))
+        self._split = np.array([device.split for device in devices])
+        self._ids = _Ids(of.graph, of.nodes)
+        self._rows = np.arange(len(of.nodes))
+
+    def price(self, plan: Plan) -> Price:
+        """The price of a plan of the same graph; see `price`."""
+        device_of = np.array(matched(plan.backends, self.devices), np.intp)
+        ids = self._ids if plan.graph is self._facts.graph else _Ids(plan.graph, self._facts.nodes)
+        splits = plan.data.splits
+        begun = device_of[np.array([b for b, _, _, _ in splits], np.intp)]
+        lengths = [stop - start for _, start, stop, _ in splits]
+        where = np.repeat(begun, lengths)[ids.positions]
+        taken = self._seconds[where, self._rows]
+        compute = np.bincount(where, taken, minlength=len(self.devices))
+        return Price(tuple(compute.tolist()), self._copies(plan, ids, device_of), float(self._split[begun].sum()))
+
+    def _copies(self, plan: Plan, ids: _Ids, device_of: NDArray[np.intp]) -> float:
+        data = plan.data
+        listed = data.copies
+        made = [listed[c] for _, _, _, inputs in data.splits for c in inputs]
+        if not made:
+            return 0.0
+        like, to = np.array(made, np.intp).T
+        source = np.array([self._home(plan, ids, int(i)) for i in like], np.intp)
+        # A node that computes into a copy: its bytes go back to where the memory is.
+        for node, c in data.write_backs:
+            like, source = np.append(like, node), np.append(source, listed[c][1])
+            to = np.append(to, self._home(plan, ids, listed[c][0]))
+        a, b = device_of[source], device_of[to]
+        return float((self.links.latency[a, b] + self.links.per_byte[a, b] * ids.nbytes[like]).sum())
+
+    def _home(self, plan: Plan, ids: _Ids, i: int) -> int:
+        """The index in `plan.backends` of the backend whose memory holds tensor i, when the plan was made."""
+        root = int(ids.memory[i])
+        home = plan.data.memory_index(root)
+        return home if home >= 0 else plan.data.backend_index(root)     # a resident has memory outside the plan
+
+
+class _Ids:
+    """What a pricer reads of a graph: the positions of its nodes, and for each id the bytes and the id of its root."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Tensor]) -> None:
+        found = [graph.id_of(node) for node in nodes]
+        if -1 in found:
+            raise GraphError(f"{label(nodes[found.index(-1)])} is not in the graph of the plan")
+        arrays = arrays_of(graph)
+        self.positions = arrays["position"][np.array(found, np.intp)]
+        self.nbytes, self.memory = arrays["nbytes"], arrays["memory"]
+
+
+def matched(backends: Sequence[BackendBase], devices: Sequence[Device]) -> list[int]:
+    """For each backend the index of its device: by name, or in order if no backend has the name of a device."""
+    index = {device.name: i for i, device in enumerate(devices)}
+    found = [index.get(backend.name, -1) for backend in backends]
+    if any(i >= 0 for i in found) or len(backends) != len(devices):
+        if -1 in found:
+            raise ValueError(f"backend {backends[found.index(-1)].name!r} of the plan has no device; devices are "
+                             f"{', '.join(index)}")
+        return found
+    return [*range(len(devices))]
