@@ -1,0 +1,89 @@
+"""Well-known devices, by name: memory, bandwidth and operations as published, from `known_devices.json`.
+
+Names are read without spaces, punctuation, capitals and the maker's name: "4090", "RTX 4090" and "NVIDIA GeForce
+RTX 4090" are one device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from ggml_sched.placement.devices import Device
+
+__all__ = ["Known", "known_device", "known_devices"]
+
+_MAKERS = re.compile(r"^(?:nvidia|geforce|amd|radeon|instinct|apple|tesla|quadro)+")
+
+
+class Known(NamedTuple):
+    """One well-known device: peaks, as published."""
+
+    name: str
+    also: tuple[str, ...]
+    """Other names."""
+    memory: int
+    """Bytes of the usual size."""
+    bandwidth: float
+    """Bytes a second."""
+    flops: float
+    """Operations a second."""
+    host: bool
+    launch: float | None
+    split: float | None
+    reserve: int
+    """Bytes that a driver takes."""
+    reserve_share: float
+    """The part of the memory that the system keeps."""
+    source: str
+    """The page that gives these figures."""
+
+    def device(self, name: str | None = None, memory: int | None = None) -> Device:
+        """This device under `name`, with `memory` bytes where that is not the usual size."""
+        size = self.memory if memory is None else memory
+        return Device(self.name if name is None else name, size, self.bandwidth, self.flops, self.host, self.launch,
+                      self.split, reserve=min(size, self.reserve + int(size * self.reserve_share)))
+
+
+@cache
+def known_devices() -> tuple[Known, ...]:
+    """All of them, in the order of the file."""
+    text = files("ggml_sched.placement").joinpath("known_devices.json").read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return tuple(_known(row, data["reserve_mib"]) for row in data["devices"])
+
+
+def _known(row: dict[str, Any], reserve_mib: int) -> Known:
+    def seconds(field: str) -> float | None:
+        return row[field] / 1e6 if field in row else None
+
+    share = row.get("reserve_share", 0.0)
+    return Known(row["name"], tuple(row["also"]), int(row["memory_gib"] * 2**30), row["bandwidth_gbs"] * 1e9,
+                 row["tflops"] * 1e12, row.get("host", False), seconds("launch_us"), seconds("split_us"),
+                 0 if share else reserve_mib << 20, share, row["source"])
+
+
+@cache
+def _by_name() -> dict[str, Known]:
+    return {_short(name): known for known in known_devices() for name in (known.name, *known.also)}
+
+
+def _short(name: str) -> str:
+    """A name as names are compared."""
+    return _MAKERS.sub("", re.sub(r"[^a-z0-9+]", "", name.lower()))
+
+
+def known_device(name: str) -> Known:
+    """The device of this name; ValueError, with names like it, if none has it."""
+    names = _by_name()
+    found = names.get(_short(name))
+    if found is None:
+        like = difflib.get_close_matches(_short(name), names, 4, 0.5)
+        said = f"; like it are {', '.join(dict.fromkeys(names[key].name for key in like))}" if like else ""
+        raise ValueError(f"no well-known device is called {name!r}{said}; give NAME:MEMORY:BANDWIDTH:FLOPS, such as "
+                         "GPU0:24GiB:1000GB/s:80TF")
+    return found

@@ -1,0 +1,117 @@
+"""Devices and links as texts: every form, well-known names, and texts that cannot be read."""
+
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.placement.known import known_device, known_devices
+from ggml_sched.placement.specs import read_bytes, read_device, read_devices, read_link, read_links, with_host
+
+GPU0 = gs.Device("GPU0", 24 << 30, 1e12, 80e12)
+
+
+@pytest.mark.parametrize(("text", "device"), [
+    ("GPU0:24GiB:1000GB/s:80TF", GPU0),
+    ("GPU0:1TB/s:80TFLOPS:24GiB", GPU0),
+    (" GPU0 : 24 GiB : 1e12B/s : 80 Tflop/s ", GPU0),
+    ("GPU0:25769803776B:1000GB/s:80TF", GPU0),
+    ("GPU0:24576MiB:1000GB/s:80TF:reserve=300MiB:launch=1us:split=0.5ms",
+     GPU0.replace(reserve=300 << 20, launch=1e-6, split=5e-4)),
+    ("CPU:64GiB:60GB/s:1TF", gs.Device("CPU", 64 << 30, 60e9, 1e12, host=True)),
+    ("host0:64GB:60GB/s:1TF", gs.Device("host0", 64 * 10**9, 60e9, 1e12, host=True)),
+    ("box:1GiB:1GiB/s:1GF:host", gs.Device("box", 1 << 30, 1 << 30, 1e9, host=True)),
+    ("4090", known_device("RTX 4090").device("4090")),
+    ("GPU0=4090:20GiB", known_device("4090").device("GPU0", 20 << 30)),
+    ("GPU0=NVIDIA GeForce RTX 4090", known_device("4090").device("GPU0")),
+    ("A=h100:1TB/s:launch=9us", known_device("H100").device("A").replace(bandwidth=1e12, launch=9e-6)),
+    ("m3-max:64GiB", known_device("M3 Max").device("m3-max", 64 << 30)),
+])
+def test_a_device_is_read(text, device):
+    assert read_device(text) == device
+
+
+@pytest.mark.parametrize(("text", "match"), [
+    ("", "device '' has no name"), ("=4090", "has no name"), (":1GiB:1GB/s:1TF", "has no name"),
+    ("4095", "device '4095': no well-known device is called '4095'; like it are .*RTX 4090"),
+    ("A=nothing", "device 'A=nothing': no well-known device is called 'nothing'"),
+    ("GPU0:24GiB", "device 'GPU0:24GiB': bandwidth, flops are missing, and no well-known device is called 'GPU0'"),
+    ("GPU0:24GiB:80TF", "bandwidth is missing"),
+    ("GPU0:24GiB:1000GB/s:80", "'80' is none of a memory"),
+    ("GPU0:24GiB:20GiB:1000GB/s:80TF", "'20GiB' is a second memory"),
+    ("GPU0:24GiB:0GB/s:80TF", "device 'GPU0': bandwidth is 0.0 a second"),
+    ("GPU0:24GiB:1e99GB/s:80TF", "'1e99GB/s' is out of range"),
+    ("GPU0:24GiB:1e30GiB:80TF", "'1e30GiB' is a second memory"),
+    ("GPU0:1e39PiB:1GB/s:80TF", "device 'GPU0': memory of .* too large"),
+    ("GPU0:24GiB:1000GB/s:80TF:launch=fast", "launch 'fast' is no time such as 2.5us"),
+    ("GPU0:24GiB:1000GB/s:80TF:reserve=much", "reserve 'much' is no size"),
+    ("GPU0:-1GiB:1000GB/s:80TF", "'-1GiB' is none of"),
+])
+def test_a_text_that_is_no_device_is_an_error(text, match):
+    with pytest.raises(ValueError, match=match):
+        read_device(text)
+
+
+def test_sizes():
+    assert [read_bytes(text) for text in ("1024", "1KiB", "1.5GiB", "24GB", "2 MiB", ".5kB")] == [
+        1024, 1024, 3 << 29, 24 * 10**9, 2 << 20, 500]
+    with pytest.raises(ValueError, match="context '4 apples' is no size"):
+        read_bytes("4 apples", "context")
+
+
+def test_the_same_well_known_device_twice_is_two_devices():
+    names = [device.name for device in read_devices(["4090", "CPU:1GiB:1GB/s:1TF", "4090:20GiB", "B=4090"])]
+    assert names == ["4090.0", "CPU", "4090.1", "B"]
+    with pytest.raises(ValueError, match="two devices have the name 'A': give them names"):
+        read_devices(["A=4090", "A=3090"])
+    with pytest.raises(ValueError, match="two devices have the name 'X'"):
+        read_devices(["X:1GiB:1GB/s:1TF"] * 2)
+
+
+def test_devices_without_a_host_get_that_of_a_desktop():
+    gpu, host = with_host(read_devices(["4090"]))
+    assert gpu.name == "4090" and (host.name, host.host) == ("CPU", True)
+    assert with_host([host, gpu]) == (host, gpu)
+    odd = gpu.replace(name="CPU")
+    assert [device.name for device in with_host([odd])] == ["CPU", "host"]
+
+
+def test_links_are_read():
+    assert read_link("25GB/s:8us") == gs.Link(25e9, 8e-6) == read_link("8us:25GB/s")
+    assert read_link("64GB/s") == gs.Link(64e9)
+    assert read_links([]) is None
+    assert read_links(["25GB/s:8us"]) == gs.Link(25e9, 8e-6)
+    assert read_links(["25GB/s", "GPU0, GPU1=50GB/s:5us"]) == {
+        ("*", "*"): gs.Link(25e9), ("GPU0", "GPU1"): gs.Link(50e9, 5e-6)}
+
+
+@pytest.mark.parametrize(("texts", "match"), [
+    (["8us"], "link '8us' has no bandwidth"), (["25GB"], "'25GB' is neither a bandwidth"),
+    (["25GB/s:8us:9us"], "'9us' is neither"), (["A=25GB/s"], "'A' is not a pair of names"),
+    (["A,B,C=25GB/s"], "is not a pair"), (["25GB/s", "26GB/s"], "a second link of all"),
+    (["A,B=25GB/s", "A, B=26GB/s"], "a second link of A, B"), (["A,B=0GB/s"], "bandwidth is 0.0"),
+])
+def test_a_text_that_is_no_link_is_an_error(texts, match):
+    with pytest.raises(ValueError, match=match):
+        read_links(texts)
+
+
+def test_every_well_known_device_is_a_device_and_names_its_source():
+    names = [name for known in known_devices() for name in (known.name, *known.also)]
+    assert len(set(names)) == len(names) > 60
+    for known in known_devices():
+        device = known.device()
+        assert known_device(known.name) is known and known.source.startswith("https://")
+        assert 0 < device.budget <= device.memory and device.measured == frozenset()
+        assert 4 << 30 <= device.memory <= 1 << 40 and 3e10 < device.bandwidth < 1e13 and 5e11 <= device.flops < 1e16
+
+
+@pytest.mark.parametrize("name", ["RTX 3060", "5090", "A100", "h100", "H200", "L4", "MI300X", "Apple M1", "m4 max",
+                                  "4070 Ti SUPER", "rtx-4070-ti-super", "Strix Halo", "desktop DDR4", "CPU"])
+def test_well_known_names_are_read_in_any_spelling(name):
+    assert known_device(name).memory > 0
+
+
+def test_what_the_system_keeps_grows_with_the_memory():
+    known = known_device("M4 Max")
+    assert known.device().reserve == known.memory // 4
+    assert known.device(memory=36 << 30).budget == 27 << 30
+    assert known_device("4090").device(memory=1 << 20).budget == 0
