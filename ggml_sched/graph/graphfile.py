@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from io import BufferedReader
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from ggml_sched._graph import BackendBase, Context, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
@@ -22,15 +22,27 @@ from ggml_sched.errors import FileFormatError, GraphError
 
 __all__ = ["graph_from_dict", "graph_to_dict", "load_graph", "save_graph"]
 
+
+class StandIn(Protocol):
+    """What stands for a backend: a `Device`."""
+
+    @property
+    def backend(self) -> BackendBase: ...
+
+
+Home: TypeAlias = "BackendBase | StandIn"
+"""What `place` returns for a resident."""
+
 MAX_FILE_BYTES = 1 << 30
 """A graph file that is larger, after unpacking, is refused."""
 
 
-def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], BackendBase] | None = None) -> Graph:
+def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], Home] | None = None) -> Graph:
     """Read a graph; `graph.tensors[i]` is tensor i of the file.
 
-    `place(tensor)` returns the backend of a resident tensor (weight, KV cache).  The tensor gets an address on that
-    backend, but no memory: enough to plan, not to compute.  Raises FileFormatError or GraphError.
+    `place(tensor)` returns the backend of a resident tensor (weight, KV cache), or a `Device`, which stands for its
+    backend: `place=fit.place`.  The tensor gets an address on that backend, but no memory: enough to plan, not to
+    compute.  Raises FileFormatError or GraphError.
     """
     path = os.fspath(path)
     try:
@@ -59,7 +71,7 @@ def _read(file: BufferedReader | gzip.GzipFile) -> bytes:
     return b"".join(parts)
 
 
-def graph_from_dict(data: Any, place: Callable[[Tensor], BackendBase] | None = None, where: str = "graph",
+def graph_from_dict(data: Any, place: Callable[[Tensor], Home] | None = None, where: str = "graph",
                     ctx: Context | None = None) -> Graph:
     """The graph of a parsed file; its tensors are made in `ctx` (None: a new context)."""
     tensors = _list(data, "tensors", where)
@@ -207,13 +219,14 @@ class _ResidentSpace(Buffer):
     """A buffer without memory, which only gives resident tensors addresses on a backend, for planning."""
 
 
-def _place_residents(graph: Graph, place: Callable[[Tensor], BackendBase]) -> None:
+def _place_residents(graph: Graph, place: Callable[[Tensor], Home]) -> None:
     groups: dict[tuple[BackendBase, str], list[Tensor]] = {}
     for t in graph.tensors:
         if t.resident and t.view_src is None:
-            backend = place(t)
+            home = place(t)
+            backend = home if isinstance(home, BackendBase) else getattr(home, "backend", None)
             if not isinstance(backend, BackendBase):
-                raise TypeError(f"place({t.name!r}) returned {backend!r}, not a Backend")
+                raise TypeError(f"place({t.name!r}) returned {home!r}, not a Backend")
             groups.setdefault((backend, t.resident), []).append(t)
     for (backend, usage), members in groups.items():
         ends = [0]

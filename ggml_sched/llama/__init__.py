@@ -5,6 +5,7 @@
     arch/, builder      graphs: a module for each architecture, and the blocks that build them
     kvcache, _cells     keys and values of tokens, and which row of the cache holds which token
     load, runner        loading a file onto backends; running batches
+    unloaded            the graphs of a file that is not loaded
     model, sequences    evaluating tokens and text; state: sequences as files
     generation          streaming
     memory              the bytes that a model holds on each backend
@@ -44,6 +45,7 @@ from ggml_sched.llama.synthetic import random_llama
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.stream import StopStrings, Stream
 from ggml_sched.llama.text.tokenizer import Tokenizer
+from ggml_sched.llama.unloaded import model_graphs
 
 __all__ = [
     "SMALL_PROMPT",
@@ -70,6 +72,7 @@ __all__ = [
     "greedy",
     "installed_model",
     "load",
+    "model_graphs",
     "open_gguf",
     "random_llama",
     "small_model",

@@ -104,7 +104,7 @@ class Builder:
             self.order.append(self.ctx.set_output(output))
         graph = Graph(*self.order)
         graph.meta = {"model": h.arch, "n_layer": h.n_layer, "n_tokens": shape.n_tokens, "n_kv": shape.n_kv,
-                      "n_ctx": self.cache.n_ctx}
+                      "n_ctx": self.cache.n_ctx, "kv_type": str(self.cache.kv_type), "flash_attn": self.flash}
         return BatchGraph(graph, output, shape, self.inputs, self.cache.n_ctx, h.n_positions)
 
     # -- blocks -------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""The graphs of a model file that is not loaded: what a placement has to know, from the file's metadata alone.
+
+Weights are tensors with addresses on a dry backend: no byte of them is read.  The shapes are those that a loaded model
+reserves memory for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ggml_sched._graph import Graph, Type
+from ggml_sched.backend import Backend
+from ggml_sched.backends.dry import DryBackend
+from ggml_sched.llama import arch as architectures
+from ggml_sched.llama._cells import MAX_SEQUENCES
+from ggml_sched.llama.arguments import count
+from ggml_sched.llama.builder import Shape, build_graph
+from ggml_sched.llama.gguf import open_gguf
+from ggml_sched.llama.kvcache import KVCache, type_of
+from ggml_sched.llama.runner import Runner
+from ggml_sched.llama.weights import load_weights
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.gguf import Source
+
+__all__ = ["model_graphs"]
+
+MAX_ROWS = 1 << 30
+
+
+def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, kv_type: Type | str = "f32",
+                 n_seq: int = 1, flash: bool | None = None, backends: Sequence[Backend] | None = None) -> list[Graph]:
+    """The graphs that decide where a model's weights and caches belong: of one token that reads the whole cache, and of
+    the largest prompt, `n_batch` tokens with the outputs of a chat; of several sequences also a token for each.
+
+    The arguments are those of `load`, but for n_ctx None or 0: as many as the model was trained with, whatever memory
+    there is.  `flash` None: where all of `backends` compute the node of flash attention, or without `backends`.
+    `gs.fit` takes the list, and a loaded model of the same arguments has these graphs.  Raises FileFormatError,
+    ValueError and TypeError as `load` does.
+    """
+    n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
+    n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
+    dry = DryBackend("unloaded", alignment=64)
+    with open_gguf(path) as file:
+        _, arch = architectures.find(file)
+        hparams = arch.hparams(file)
+        weights = load_weights(file, arch.weights(hparams), lambda name, layer: dry)
+    n_ctx = n_ctx or min(hparams.n_ctx_train, MAX_ROWS)
+    n_states = Runner.n_states(hparams, n_seq)
+    n_batch = min(n_batch, n_ctx)
+
+    def graphs(flash: bool) -> list[Graph]:
+        cache = KVCache(hparams, n_ctx, lambda name, layer: dry, type_of(kv_type), n_states, flash=flash)
+        n_kv = cache.padded(n_ctx)
+        shapes = [Shape(1, n_kv, 1)]
+        if n_seq > 1 and not hparams.recurrent:
+            shapes.append(Shape(n_seq, n_kv, n_seq))
+        if n_batch > 1:
+            shapes.append(Shape(n_batch, n_kv, min(n_seq + 1, n_batch - 1)))
+        return [build_graph(arch, hparams, weights, cache, shape, flash).graph for shape in shapes]
+
+    made = graphs(True if flash is None else flash)
+    if flash is None and not all(backend.supports_op(node) for graph in made[:1] for node in graph.nodes
+                                 if node.op == "FLASH_ATTN_EXT" for backend in backends or ()):
+        made = graphs(False)
+    return made
