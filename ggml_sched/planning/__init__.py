@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-# plan.py does not import these modules, which import it: they register the functions behind methods of Plan.  Imported
-# here, so that a Plan has all of its methods, whichever module of this package is imported.
-from ggml_sched.planning import planfile as _planfile  # noqa: F401
-from ggml_sched.planning import report as _report  # noqa: F401
-from ggml_sched.planning import verify as _verify  # noqa: F401
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ggml_sched.planning.plan import register_plan_methods
+
+
+def _imported_when_called(module: str, name: str) -> Callable[..., Any]:
+    """The function `name` of a module that imports plan.py; a process that only runs plans does not need it."""
+
+    def call(*args: object) -> Any:
+        return getattr(import_module(f"ggml_sched.planning.{module}"), name)(*args)
+
+    return call
+
+
+# Registered here, so that a Plan has all of its methods, whichever module of this package is imported.
+register_plan_methods(
+    facts=_imported_when_called("verify", "facts_of"), verify=_imported_when_called("verify", "verify"),
+    summary=_imported_when_called("report", "summary"), explain=_imported_when_called("report", "explain"),
+    to_dot=_imported_when_called("report", "dot"),
+    save=_imported_when_called("planfile", "save_plan"), reduce=_imported_when_called("planfile", "reduce_plan"))

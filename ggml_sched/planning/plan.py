@@ -3,8 +3,8 @@
 A Plan joins the planner's decisions (`PlanData`: arrays, shared by equal graphs) with one graph and the scheduler's
 backends.  It holds no memory of any device.
 
-The modules that print, save and check plans (report, planfile, verify) import this one, so it cannot import them: they
-register the functions behind `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify`.
+The modules that print, save and check plans (report, planfile, verify) import this one, so it cannot import them: the
+package registers their functions behind `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify`.
 """
 
 from __future__ import annotations

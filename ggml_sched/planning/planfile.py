@@ -23,7 +23,7 @@ from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
-from ggml_sched.planning.plan import Plan, register_plan_methods
+from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import program_values
 from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_backends
 
@@ -297,7 +297,7 @@ def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
 # -- pickles ----------------------------------------------------------------------------------------
 
 
-def _reduce(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
+def reduce_plan(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
     """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file."""
     return _restored, (graph_to_dict(plan.graph), plan_to_dict(plan))
 
@@ -306,6 +306,3 @@ def _restored(graph_dict: dict[str, Any], plan_dict: PlanFile) -> Plan:
     """The plan of a pickle, over recorded backends."""
     graph = graph_from_dict(graph_dict, where="pickled graph")
     return plan_from_dict(plan_dict, graph, recorded_backends(plan_dict, graph), "pickled plan")
-
-
-register_plan_methods(save=save_plan, reduce=_reduce)

@@ -11,7 +11,7 @@ from itertools import islice
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import Backend, measure_buffer
-from ggml_sched.planning.plan import Plan, register_plan_methods
+from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import describe
 from ggml_sched.planning.tables import table
 
@@ -394,6 +394,3 @@ def _id_name(plan: Plan, i: int) -> str:
         return f"tensor {i} {tensors[i].name!r}" if tensors[i].name else f"tensor {i}"
     like, b = data.copies[data.copy_of(i)]
     return f"the copy of {_id_name(plan, like)} on {plan.backends[b].name}"
-
-
-register_plan_methods(summary=summary, explain=explain, to_dot=dot)

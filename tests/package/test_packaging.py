@@ -118,6 +118,13 @@ def test_importing_the_runner_loads_no_slow_module_beyond_numpy_s():
     assert run_python("-c", code).stdout.split() == []
 
 
+def test_running_a_model_loads_no_module_that_prints_saves_or_checks_plans():
+    code = ("import sys; from ggml_sched import llama; model = llama.load(llama.small_model()); model.eval([1]); "
+            "print([m for m in sys.modules if m.startswith(('ggml_sched.planning.verify', 'ggml_sched.planning.report',"
+            " 'ggml_sched.planning.planfile', 'html'))])")
+    assert run_python("-c", code).stdout.strip() == "[]"
+
+
 def test_ci_runs_the_test_command_of_the_readme():
     """In an environment of its own, but for that the same."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ relies on what those ensure.
 from __future__ import annotations
 
 from ggml_sched.errors import HazardError
-from ggml_sched.planning.plan import Plan, register_plan_methods
+from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.verify.dataflow import check_dataflow
 from ggml_sched.planning.verify.facts import Facts
 from ggml_sched.planning.verify.memory import check_memory, lives
@@ -46,6 +46,3 @@ def require_sound(facts: Facts) -> None:
 def check(facts: Facts) -> list[Problem]:
     """The problems of the first check that finds any; an empty list for a sound plan."""
     return check_structure(facts) or check_memory(facts) or check_dataflow(facts)
-
-
-register_plan_methods(facts=facts_of, verify=verify)
