@@ -73,6 +73,8 @@ def _nothing_is_left_alive(request):
 
     import ggml_sched  # noqa: F401
 
+    if alive.block_counts():
+        alive.import_extensions()
     before = alive.alive()
     yield
     items = request.session.items

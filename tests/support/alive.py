@@ -6,12 +6,13 @@ Owns nothing.  Invariant: counting changes nothing but the permanent generation 
 import ctypes
 import functools
 import gc
+import importlib
 import sys
 from collections import Counter
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["alive", "block_counts", "forget", "leaked"]
+__all__ = ["alive", "block_counts", "forget", "import_extensions", "leaked"]
 
 TESTS = Path(__file__).resolve().parents[1]
 BLOCKS = "blocks of C memory"
@@ -30,6 +31,15 @@ def block_counts() -> dict[str, tuple[int, int]]:
             except ValueError:      # no such symbol: an optimised build
                 return {}
     return found
+
+
+def import_extensions() -> None:
+    """Import every compiled module: what a module keeps for good is then alive before the first test."""
+    import ggml_sched
+
+    home = Path(ggml_sched.__file__).parent
+    for file in home.rglob(f"*{EXTENSION_SUFFIXES[0]}"):
+        importlib.import_module(".".join((*file.relative_to(home.parent).parent.parts, file.name.split(".")[0])))
 
 
 def alive() -> Counter[str]:
