@@ -123,26 +123,38 @@ def compare(bint on):
     gh_set_compares(on)
 
 
-def buffers():
-    """For each buffer type of each graph allocator and scheduler of the process, oldest first: its name, the bytes that
-    are held, and those that ggml's own allocator would hold, None where nothing was compared."""
+ctypedef object (*gh_visit)(gh_plan_cache *c, list found)
+
+
+cdef list _of_plan_caches(gh_visit visit):
+    """What `visit` appends for each plan cache of the process, oldest first, while the cache is locked."""
     cdef gh_plan_cache *c
-    cdef int n = 0, at = 0, pool
+    cdef int n = 0, at = 0
     found = []
     while True:
         with nogil:
             c = gh_plan_cache_lock(at, &n)
         if c != NULL:
             try:
-                for pool in range(c.n_pools):
-                    found.append((c.name[c.first_of[pool]].decode(errors="replace"),
-                                  gh_arena_nbytes(&c.pool[pool], c.lib),
-                                  None if c.stock == NULL else c.stock_nbytes[pool]))
+                visit(c, found)
             finally:
                 gh_plan_cache_unlock(c)
         at += 1
         if at >= n:
             return found
+
+
+def buffers():
+    """For each buffer type of each graph allocator and scheduler of the process, oldest first: its name, the bytes that
+    are held, and those that ggml's own allocator would hold, None where nothing was compared."""
+    return _of_plan_caches(_append_buffers)
+
+
+cdef object _append_buffers(gh_plan_cache *c, list found):
+    cdef int pool
+    for pool in range(c.n_pools):
+        found.append((c.name[c.first_of[pool]].decode(errors="replace"), gh_arena_nbytes(&c.pool[pool], c.lib),
+                      None if c.stock == NULL else c.stock_nbytes[pool]))
 
 
 def last_error():
@@ -256,23 +268,14 @@ def last_planned():
     Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
     `recorded_backends` takes them; `is_scheduler`.
     """
-    cdef gh_plan_cache *c
+    return _of_plan_caches(_append_last_planned)
+
+
+cdef object _append_last_planned(gh_plan_cache *c, list found):
     cdef gh_plan_view view
-    cdef int n = 0, at = 0
-    names = {number: name for name, number in op_numbers().items()}
-    found = []
-    while True:
-        with nogil:
-            c = gh_plan_cache_lock(at, &n)
-        if c != NULL:
-            try:
-                if gh_plan_view_open(c, &view):
-                    try:
-                        found.append(_view_of(c, &view, names))
-                    finally:
-                        gh_plan_view_close(&view)
-            finally:
-                gh_plan_cache_unlock(c)
-        at += 1
-        if at >= n:
-            return found
+    if not gh_plan_view_open(c, &view):
+        return
+    try:
+        found.append(_view_of(c, &view, {number: name for name, number in op_numbers().items()}))
+    finally:
+        gh_plan_view_close(&view)
