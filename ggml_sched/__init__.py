@@ -68,6 +68,7 @@ __all__ = [
     "get_include",
     "load_graph",
     "load_plan",
+    "measure",
     "pack",
     "price",
     "save_graph",
@@ -109,6 +110,7 @@ _NAMES = {
     "ggml_sched.execution.scheduler": ("Scheduler",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
     "ggml_sched.placement.devices": ("Device", "Link"),
+    "ggml_sched.placement.measure": ("measure",),
     "ggml_sched.placement.pricing": ("Price", "price"),
     "ggml_sched.planning.plan": ("Copy", "Plan", "Split"),
     "ggml_sched.planning.planfile": ("load_plan",),
@@ -132,6 +134,7 @@ if _TYPE_CHECKING:
     from ggml_sched.execution.scheduler import Scheduler
     from ggml_sched.graph.graphfile import load_graph, save_graph
     from ggml_sched.placement.devices import Device, Link
+    from ggml_sched.placement.measure import measure
     from ggml_sched.placement.pricing import Price, price
     from ggml_sched.planning.plan import Copy, Plan, Split
     from ggml_sched.planning.planfile import load_plan

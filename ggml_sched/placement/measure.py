@@ -1,0 +1,239 @@
+"""Measures a real backend: products of a chain of weights give bandwidth, launch and operations, copies give links.
+
+A chain has several products one after the other, because backends fuse and replay graphs: a single node would show the
+price of a call.  Two sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to
+warm up and then up to five times; the median counts.  The weights together are larger than the caches of processors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from time import perf_counter
+
+from ggml_sched._graph import Context, Tensor, bind_resident, new_buffer
+from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
+from ggml_sched.errors import BackendError, OutOfMemory
+from ggml_sched.placement.devices import Device, Link
+
+__all__ = ["TYPES", "measure", "measure_links", "memory_left"]
+
+TYPES = ("f16", "q4_0", "q8_0")
+"""The types of weights that are measured unless others are given."""
+_POOL = 256 << 20
+"""Bytes of all weights of a chain, where the device has room."""
+_NODES = 16
+_LENGTH = 4096
+"""Elements of a row: a multiple of every block."""
+_SMALL = (256, 2)
+_TOKENS = 512
+_RUNS = 5
+_FILL = 0x3C
+"""The byte that weights and inputs are full of: 1.06 as f16, 0.011 as f32, so that no kernel meets denormal numbers.
+Zeros that were never written could all be one page."""
+_COPIES = (4 << 10, 64 << 20)
+
+
+def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None = None, seconds: float = 2.0,
+            clock: Callable[[], float] = perf_counter) -> Device:
+    """The `Device` that describes `backend`, which is its `backend`; takes about `seconds`.
+
+    Products of one token and weights of each of `types` give `bandwidths` and `launch`, products of 512 tokens give
+    `flops_of`; `bandwidth` and `flops` are the largest of them.  Types that the backend does not support are left out.
+    `memory`: bytes left on the device (default: what the backend says is available, on a host what the system has).
+    `measured` names these fields; `split` stays assumed.
+
+    Raises ValueError for a dry backend, for no `types`, and where the memory is unknown; BackendError if the backend
+    supports products of none of the types; OutOfMemory, if it has no room for a few MiB.
+    """
+    if not isinstance(backend, Backend):
+        raise TypeError(f"measure takes a Backend, not {backend!r}")
+    if not backend.has_memory:
+        raise ValueError(f"backend {backend.name!r} has no memory: there is nothing to measure")
+    if not types:
+        raise ValueError(f"backend {backend.name!r}: no types of weights to measure")
+    begin = clock()
+    room = memory_left(backend, memory)
+    pool, size = _allocated(backend, _POOL, room)
+    bandwidths: dict[str, float] = {}
+    flops_of: dict[str, float] = {}
+    launches = []
+    with pool:
+        pool.usage = "weights"
+        pool.clear(_FILL)
+        slot = max(seconds - (clock() - begin), seconds / 4) / (4 * len(types))
+        for kind in types:
+            chain = _Chains(backend, pool, size, kind, slot, clock)
+            if not chain.supported():
+                continue
+            bandwidths[kind], launch = chain.bandwidth()
+            flops_of[kind] = chain.flops(launch)
+            launches.append(launch)
+    if not launches:
+        raise BackendError(f"backend {backend.name!r} supports products of none of the types {', '.join(types)}")
+    return Device(backend.name, room, max(bandwidths.values()), max(flops_of.values()), bool(backend.is_host),
+                  launch=_rounded(median(launches)), bandwidths=bandwidths, flops_of=flops_of,
+                  alignment=backend.alignment, backend=backend,
+                  measured=frozenset({"memory", "bandwidth", "flops", "launch", "bandwidths", "flops_of"}))
+
+
+def measure_links(backends: Iterable[Backend], seconds: float = 1.0,
+                  clock: Callable[[], float] = perf_counter) -> dict[tuple[str, str], Link]:
+    """The `Link` from each backend to each other, by names, as `link=` accepts them; takes about `seconds`.
+
+    Copies of 4 KiB and of 64 MiB, or as much as there is room for, give latency and bandwidth.  Raises as `measure`.
+    """
+    given = list(backends)
+    pairs = [(a, b) for a in given for b in given if a is not b]
+    for backend in given:
+        if not backend.has_memory:
+            raise ValueError(f"backend {backend.name!r} has no memory: there is nothing to measure")
+    return {(a.name, b.name): _link(a, b, seconds / (2 * len(pairs)), clock) for a, b in pairs}
+
+
+class _Chains:
+    """Products with weights of one type in one buffer."""
+
+    def __init__(self, backend: Backend, pool: Buffer, size: int, kind: str, slot: float,
+                 clock: Callable[[], float]) -> None:
+        self.backend, self.pool, self.size, self.kind, self.slot, self.clock = backend, pool, size, kind, slot, clock
+
+    def supported(self) -> bool:
+        with Context("supported") as ctx:
+            w, x = ctx.tensor(self.kind, _SMALL), ctx.tensor("f32", (_SMALL[0], 1))
+            return self.backend.supports_op(ctx.mul_mat(w, x))
+
+    def bandwidth(self) -> tuple[float, float]:
+        """Bytes a second of a long chain of large weights, and seconds that a node takes at least."""
+        small, small_bytes = self.run(*_SMALL, 1, _NODES, _RUNS)
+        rows = max(1, self._rows(self.size // _NODES))
+        probe, _ = self.run(_LENGTH, rows, 1, 1, 1)
+        nodes = max(2, min(_NODES, int(self.slot / (_RUNS + 1) / max(probe, 1e-9))))
+        large, large_bytes = self.run(_LENGTH, rows, 1, nodes, _RUNS)
+        slope = (large - small) / (large_bytes - small_bytes)
+        rate = 1 / slope if slope > 0 else large_bytes / large
+        # The few bytes of the small chain may come from a cache, and then take no time.
+        return _rounded(rate), max(small / 2, small - small_bytes / rate)
+
+    def flops(self, launch: float) -> float:
+        """Operations a second of products of many tokens, without the launch of each."""
+        most = max(1, min(2 * _LENGTH, self._rows(self.size)))
+        rows = min(64, most)
+        probe, _ = self.run(_LENGTH, rows, _TOKENS, 1, 1)
+        rows = max(rows, min(most, int(rows * self.slot / (_RUNS + 1) / max(probe, 1e-9)) // 64 * 64))
+        taken, _ = self.run(_LENGTH, rows, _TOKENS, 1, _RUNS)
+        return _rounded(2.0 * _LENGTH * rows * _TOKENS / max(taken - launch, taken / 2))
+
+    def _rows(self, nbytes: int) -> int:
+        """How many rows of weights fill so many bytes."""
+        with Context("row") as ctx:
+            row = ctx.tensor(self.kind, (_LENGTH,))
+            return nbytes // (row.nbytes + self.backend.alignment)
+
+    def run(self, length: int, rows: int, tokens: int, nodes: int, runs: int) -> tuple[float, int]:
+        """(Median seconds of `runs`, bytes) of each of `nodes` products with different weights and the same input."""
+        with Context("weights") as weights, Context("products") as ctx:
+            kept = [weights.tensor(self.kind, (length, rows)) for _ in range(nodes)]
+            at = 0
+            for w in kept:
+                bind_resident(w, self.pool, at)
+                self.pool.init_tensor(w)
+                at += -(-self.backend.alloc_size(w) // self.backend.alignment) * self.backend.alignment
+            x = ctx.tensor("f32", (length, tokens))
+            products = [ctx.mul_mat(w, x) for w in kept]
+            nbytes = kept[0].nbytes + x.nbytes + products[0].nbytes
+            with self.backend.alloc_tensors(ctx, usage="any") as memory:
+                memory.clear(_FILL)
+                plan = self.backend.graph_plan_create(GraphView(products))
+                try:
+                    taken = _median(lambda: self.backend.graph_plan_compute(plan), self.backend.synchronize, self.slot,
+                                    self.clock, runs)
+                finally:
+                    self.backend.synchronize()
+                    self.backend.graph_plan_free(plan)
+            return taken / nodes, nbytes
+
+
+def _median(call: Callable[[], object], wait: Callable[[], object], slot: float, clock: Callable[[], float],
+            runs: int = _RUNS) -> float:
+    """Median seconds of a call until its work is done, after one to warm up: `runs` times, or once where that takes
+    more than `slot` seconds."""
+    end = clock() + slot
+    call()
+    wait()
+    taken: list[float] = []
+    while len(taken) < runs and (not taken or clock() < end):
+        begin = clock()
+        call()
+        wait()
+        taken.append(clock() - begin)
+    return median(taken)
+
+
+def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float]) -> Link:
+    """The link from one backend to another."""
+    taken, sizes = [], []
+    for size in _COPIES:
+        there, here = _allocated(a, size, memory_left(a)), _allocated(b, size, memory_left(b))
+        with there[0] as source, here[0] as target, Context("copied") as ctx:
+            n = min(there[1], here[1]) // 4
+            src, dst = ctx.tensor("f32", n), ctx.tensor("f32", n)
+            for tensor, buffer in ((src, source), (dst, target)):
+                buffer.clear(_FILL)
+                bind_resident(tensor, buffer, 0)
+            taken.append(_copied(src, dst, slot, clock))
+            sizes.append(4 * n)
+    slope = (taken[1] - taken[0]) / (sizes[1] - sizes[0]) if sizes[1] > sizes[0] else 0.0
+    rate = 1 / slope if slope > 0 else sizes[1] / max(taken[1], 1e-9)
+    return Link(_rounded(rate), _rounded(max(0.0, taken[0] - sizes[0] / rate)))
+
+
+def _copied(src: Tensor, dst: Tensor, slot: float, clock: Callable[[], float]) -> float:
+    return _median(lambda: tensor_copy(src, dst), dst.backend.synchronize, slot, clock)
+
+
+def memory_left(backend: Backend, memory: int | None = None) -> int:
+    """Bytes left on a device: what is given, what the backend says, or on a host what the system says; ValueError where
+    that is unknown."""
+    left = backend.memory_available() if memory is None else memory
+    if left is None and backend.is_host:
+        left = _host_memory()
+    if left is None:
+        raise ValueError(f"backend {backend.name!r} does not say how much memory it has: give memory=")
+    return left
+
+
+def _host_memory() -> int | None:
+    """Bytes that the system can still give, as Linux counts them; elsewhere all of its memory."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _allocated(backend: Backend, wished: int, room: int) -> tuple[Buffer, int]:
+    """A buffer of at most `wished` bytes and a quarter of the room, and its size; smaller if the backend refuses."""
+    size = min(wished, max(4096, room // 4))
+    if backend.max_buffer_size is not None:
+        size = min(size, backend.max_buffer_size)
+    while True:
+        try:
+            return new_buffer(backend, size), size
+        except OutOfMemory:
+            if size <= 4 << 20:
+                raise
+            size //= 2
+
+
+def _rounded(value: float) -> float:
+    """Three digits: more are noise."""
+    return float(f"{value:.3g}") if math.isfinite(value) else value

@@ -1,0 +1,122 @@
+"""Keeps what was measured in a file that a user can read and edit: JSON, in bytes, seconds, and both a second.
+
+    {"format": "ggml-sched devices", "version": 1,
+     "devices": [{"name": "CPU", "memory": 67000000000, "bandwidth": 6.1e10, "flops": 1.2e12, "host": true, ...}],
+     "links": [{"from": "CPU", "to": "CUDA0", "bandwidth": 2.5e10, "latency": 8e-06}]}
+
+Fields are those of `Device`; what is not given is assumed.  Files are not trusted: a defect is a FileFormatError that
+names the file and the entry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ggml_sched.backend import Backend
+from ggml_sched.errors import FileFormatError
+from ggml_sched.placement.devices import Device, Link
+from ggml_sched.placement.measure import TYPES, measure, measure_links, memory_left
+
+__all__ = ["default_path", "load_devices", "measured_devices", "save_devices"]
+
+_FORMAT, _VERSION = "ggml-sched devices", 1
+_MAX_BYTES = 1 << 20
+
+
+def default_path() -> Path:
+    """Where measured devices are kept: `ggml-sched/devices.json` in the user's folder for configuration."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(folder, "ggml-sched", "devices.json")
+
+
+def save_devices(path: str | os.PathLike[str], devices: Sequence[Device],
+                 links: Mapping[tuple[str, str], Link] | None = None) -> None:
+    """Write devices and links; an existing file is replaced at once, and folders on the way are made."""
+    path = Path(path)
+    data = {"format": _FORMAT, "version": _VERSION, "devices": [device.to_dict() for device in devices],
+            "links": [{"from": a, "to": b, "bandwidth": way.bandwidth, "latency": way.latency}
+                      for (a, b), way in (links or {}).items()]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load_devices(path: str | os.PathLike[str]) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:
+    """The devices and links of a file; FileFormatError, with the entry, where it cannot be read."""
+    with open(path, "rb") as file:
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise FileFormatError(f"{path}: more than {_MAX_BYTES} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path}: not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != _VERSION:
+        raise FileFormatError(f"{path}: not a file of {_FORMAT!r}, version {_VERSION}")
+    devices = tuple(_device(path, i, row) for i, row in enumerate(_rows(path, data, "devices")))
+    names = [device.name for device in devices]
+    if len(set(names)) < len(names):
+        raise FileFormatError(f"{path}: two devices have one name")
+    return devices, dict(_link(path, i, row, names) for i, row in enumerate(_rows(path, data, "links")))
+
+
+def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] | None = None,
+                     types: Sequence[str] = TYPES,
+                     again: bool = False) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:
+    """The devices of real backends, and the links between them: from the file where it has them, else measured.
+
+    What is measured is added to the file (`path`, default `default_path()`); `again` measures everything anew.  Memory
+    is what is left now.  A device of the file stands for a backend of the same name.  Raises as `measure`, and
+    FileFormatError for a file that cannot be read.
+    """
+    path = default_path() if path is None else Path(path)
+    known, links = load_devices(path) if path.exists() else ((), {})
+    by_name = {device.name: device for device in known}
+    found = []
+    for backend in backends:
+        kept = by_name.get(backend.name)
+        if kept is None or again:
+            kept = measure(backend, types)
+        found.append(kept.on(backend).replace(memory=memory_left(backend)))
+    wanted = {(a.name, b.name) for a in backends for b in backends if a is not b}
+    if again or not wanted <= set(links):
+        links = {**links, **measure_links(backends)}
+    if again or any(device.name not in by_name for device in found) or not path.exists():
+        names = {device.name for device in found}
+        save_devices(path, [*(device for device in known if device.name not in names), *found], links)
+    return tuple(found), {pair: way for pair, way in links.items() if pair in wanted}
+
+
+def _rows(path: str | os.PathLike[str], data: dict[str, Any], field: str) -> list[Any]:
+    rows = data.get(field, [])
+    if not isinstance(rows, list):
+        raise FileFormatError(f"{path}: {field} is not a list")
+    return rows
+
+
+def _device(path: str | os.PathLike[str], i: int, row: Any) -> Device:
+    if not isinstance(row, dict):
+        raise FileFormatError(f"{path}: device {i} is not an object")
+    try:
+        return Device.from_dict(row)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{path}: device {i}: {error}") from error
+
+
+def _link(path: str | os.PathLike[str], i: int, row: Any, names: list[str]) -> tuple[tuple[str, str], Link]:
+    try:
+        pair, way = (row["from"], row["to"]), Link(row["bandwidth"], row.get("latency", 0.0))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FileFormatError(f"{path}: link {i}: {error!r}") from error
+    for name in pair:
+        if name not in names:
+            raise FileFormatError(f"{path}: link {i}: no device has the name {name!r}")
+    return pair, way
