@@ -22,5 +22,6 @@ def _imported_when_called(module: str, name: str) -> Callable[..., Any]:
 register_plan_methods(
     facts=_imported_when_called("verify", "facts_of"), verify=_imported_when_called("verify", "verify"),
     summary=_imported_when_called("report", "summary"), explain=_imported_when_called("report", "explain"),
-    to_dot=_imported_when_called("report", "dot"),
+    to_dot=_imported_when_called("report", "dot"), peaks=_imported_when_called("peaks", "peaks_of"),
+    fallbacks=_imported_when_called("fallbacks", "fallbacks_of"),
     save=_imported_when_called("planfile", "save_plan"), reduce=_imported_when_called("planfile", "reduce_plan"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -25,6 +25,9 @@ from ggml_sched.planning.program import Program
 from ggml_sched.planning.tables import preformatted
 
 if TYPE_CHECKING:
+    from ggml_sched.placement.devices import Device, LinkLike
+    from ggml_sched.planning.fallbacks import Fallback
+    from ggml_sched.planning.peaks import ArenaPeaks
     from ggml_sched.planning.verify import Facts
 
 __all__ = ["Copy", "Plan", "Split", "register_plan_methods"]
@@ -38,6 +41,8 @@ class _Methods(TypedDict, total=False):
     to_dot: Callable[[Plan], str]
     reduce: Callable[[Plan], tuple[Callable[..., Plan], tuple[Any, ...]]]
     summary: Callable[[Plan], str]
+    peaks: Callable[[Plan], tuple[ArenaPeaks, ...]]
+    fallbacks: Callable[[Plan, Sequence[Device] | None, LinkLike], tuple[Fallback, ...]]
 
 
 _METHODS: _Methods = {}
@@ -236,6 +241,23 @@ class Plan:
         For a node also which backends do not support it, and why each better backend was not chosen.
         """
         return _METHODS["explain"](self, t)
+
+    def peaks(self) -> tuple[ArenaPeaks, ...]:
+        """What binds each arena: its peaks, and the sets of tensors that must shrink together to lower them.
+
+        In the order of the backends; each prints as tables.  Two independent peaks need a set: capping either alone
+        saves nothing.  Tensors whose names differ in numbers alone count as one series.
+        """
+        return _METHODS["peaks"](self)
+
+    def fallbacks(self, devices: Sequence[Device] | None = None, link: LinkLike = None) -> tuple[Fallback, ...]:
+        """Nodes that a later backend computes because a better one refused them: which, why, and what that costs.
+
+        One entry for the nodes of an op that one backend refused for one reason; `print` shows it as a sentence.  With
+        `devices` and `link`, as for `gs.price`, `seconds` is what one compute would take less if the backend supported
+        the nodes, by the price of the plan for that case; the most expensive are first.
+        """
+        return _METHODS["fallbacks"](self, devices, link)
 
     def _repr_html_(self) -> str:
         """The plan in a notebook: the text of `print(plan)` in a fixed-width font."""

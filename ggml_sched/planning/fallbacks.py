@@ -1,0 +1,218 @@
+"""Nodes that a backend refused, so that a later one computes them: which, why, and what that costs.
+
+A node fell back if a better backend does not support it, and would have got it: a weight of the node, what it reads or
+what reads it is there, directly or through other nodes that fell back.  The reason is found by support queries for the
+same node with other strides and types; the cost by planning the graph as if the backend supported the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ggml_sched._core import Devices, Request, make_plan
+from ggml_sched._graph import BufferBase, Context, Graph, Tensor, Type, measure_buffer
+from ggml_sched.backend import Backend
+from ggml_sched.backends.dry import DryBackend
+from ggml_sched.errors import Error
+from ggml_sched.placement.devices import Device, LinkLike
+from ggml_sched.placement.pricing import price
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.planner import POLICIES
+
+__all__ = ["Fallback", "fallbacks_of"]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Nodes of one op that a backend refused for one reason."""
+
+    op: str
+    nodes: tuple[str, ...]
+    """Their names, in the order of execution; `tensor ID` for one without a name."""
+    backend: str
+    """The backend that computes them."""
+    refused_by: str
+    """The backend that would have got them."""
+    why: str
+    """What of the nodes that backend does not support."""
+    seconds: float | None
+    """Seconds that a compute would take less if it did, by the prices of the devices; None without devices."""
+
+    def __str__(self) -> str:
+        more = f" and {len(self.nodes) - _SHOWN} more" if len(self.nodes) > _SHOWN else ""
+        cost = "" if self.seconds is None else f"; this costs {self.seconds * 1e3:.3f} ms"
+        return (f"{self.op} on {self.backend}: {', '.join(self.nodes[:_SHOWN])}{more}, as {self.refused_by} does not "
+                f"support {self.why}{cost}")
+
+
+def fallbacks_of(plan: Plan, devices: Sequence[Device] | None = None, link: LinkLike = None) -> tuple[Fallback, ...]:
+    """The nodes of a plan that fell back, the most expensive first; see `Plan.fallbacks`."""
+    fell = _fallen(plan)
+    groups: dict[tuple[str, int, int, str], list[Tensor]] = {}
+    reasons: dict[tuple[bytes, int], str] = {}
+    for node, refused_by in fell.items():
+        key = (plan.graph.kind_of(node), refused_by)
+        if key not in reasons:
+            reasons[key] = _why(plan, node, plan.backends[refused_by])
+        here = plan.data.backend_index(plan.index_of(node))
+        groups.setdefault((node.op, here, refused_by, reasons[key]), []).append(node)
+    paid = None if devices is None else price(plan, devices, link).seconds
+    found = []
+    for (op, here, refused_by, why), nodes in groups.items():
+        cost = None
+        if devices is not None and paid is not None:
+            other = _as_if_supported(plan, refused_by, nodes)
+            cost = paid - price(other, devices, link).seconds
+        found.append(Fallback(op, tuple(plan.label_of(plan.index_of(node)) for node in nodes), plan.backends[here].name,
+                              plan.backends[refused_by].name, why, cost))
+    return tuple(sorted(found, key=lambda fallback: (-(fallback.seconds or 0.0), -len(fallback.nodes))))
+
+
+# -- which -----------------------------------------------------------------------------------------
+
+
+def _fallen(plan: Plan) -> dict[Tensor, int]:
+    """{node that fell back: the first backend that refused it and would have got it}, in the order of execution."""
+    graph, data = plan.graph, plan.data
+    near = _neighbours(graph)
+    refused: dict[Tensor, list[int]] = {}
+    for node in graph.nodes:
+        here = data.backend_index(graph.id_of(node)) if node.computes else 0
+        if here > 0 and data.rule(graph.id_of(node)) != "user":
+            against = [b for b in range(here) if not plan.backends[b].supports_op(node)
+                       and not _is_held_back(plan, node, here, b)]
+            if against:
+                refused[node] = against
+    fell: dict[Tensor, int] = {}
+    grew = True
+    while grew:
+        grew = False
+        for node, against in refused.items():
+            touched = {_home(plan, t) for t in near[node]} | {fell[t] for t in near[node] if t in fell}
+            wanted = next((b for b in against if b in touched), None)
+            if node not in fell and wanted is not None:
+                fell[node] = wanted
+                grew = True
+    return {node: fell[node] for node in refused if node in fell}
+
+
+def _neighbours(graph: Graph) -> dict[Tensor, list[Tensor]]:
+    """For each node that computes what it reads, and the nodes that read it: roots, views left out."""
+    made: dict[Tensor, Tensor] = {}
+    near: dict[Tensor, list[Tensor]] = {}
+    for node in graph.nodes:
+        if not node.computes:
+            continue
+        near[node] = []
+        for source in node.src:
+            if source is None:
+                continue
+            writer = made.get(source.root, source.root)
+            near[node].append(writer)
+            if writer in near:
+                near[writer].append(node)
+        made[node.root] = node
+    return near
+
+
+def _home(plan: Plan, t: Tensor) -> int:
+    """The backend that computes a node or holds a leaf; -1 for an input, which goes where it is read."""
+    if t.op == "NONE" and not (t.resident or t.is_resident):
+        return -1
+    return plan.data.backend_index(plan.graph.id_of(t))
+
+
+def _is_held_back(plan: Plan, node: Tensor, here: int, better: int) -> bool:
+    """Whether a weight or cache of the node is where it is computed, and the better backend cannot read it there."""
+    for source in node.src:
+        root = None if source is None else source.root
+        if root is not None and (root.resident or root.is_resident) and _home(plan, root) == here:
+            buffer = root.buffer if root.buffer is not None else measure_buffer(plan.backends[here])
+            if not plan.backends[better].supports_buffer(buffer):
+                return True
+    return False
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+
+def _why(plan: Plan, node: Tensor, backend: Backend) -> str:
+    """What of a node a backend refuses: the strides or the type of one source, all types, its extents, or its op."""
+    sources = [(k, s) for k, s in enumerate(node.src) if s is not None]
+    for k, source in sources:
+        if not source.is_contiguous and _supports(backend, node, {k: source.type}):
+            return f"the strides {source.nb} of source {k}"
+    for k, source in sources:
+        if source.type != Type.F32 and _supports(backend, node, {k: Type.F32}):
+            return f"the type {source.type} of source {k}"
+    if any(s.type != Type.F32 or not s.is_contiguous for _, s in sources) and _supports(
+            backend, node, {k: Type.F32 for k, _ in sources}):
+        return f"the types {', '.join(str(s.type) for _, s in sources)} together"
+    like = [other for other in plan.graph.nodes if other.op == node.op]
+    if any(backend.supports_op(other) for other in like):
+        return f"its extents or parameters, with sources of {', '.join('x'.join(map(str, s.ne)) for _, s in sources)}"
+    return f"the op {node.op}"
+
+
+def _supports(backend: Backend, node: Tensor, dense: Mapping[int, Type]) -> bool:
+    """Whether a backend supports the node if some sources were contiguous and of these types."""
+    with Context("what if") as ctx:
+        given: list[Tensor | None] = []
+        for k, source in enumerate(node.src):
+            if source is None:
+                given.append(None)
+            elif k in dense:
+                given.append(ctx.tensor(dense[k], source.ne))
+            else:
+                given.append(ctx.restore("NONE", source.type, source.ne, source.nb))
+        try:
+            over = next((given[k] for k, s in enumerate(node.src) if s is not None and s.root is node.root), None)
+            twin = ctx.restore(node.op, node.type if over is None else over.type, node.ne,
+                               node.nb if over is None else over.nb, given, over, 0, node.op_params)
+            return bool(backend.supports_op(twin))
+        except (Error, ValueError, TypeError):
+            return False    # no such node can be made
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+class _Obliging(DryBackend):
+    """Answers as a backend does, and supports some nodes that it refuses; holds nothing."""
+
+    def __init__(self, backend: Backend, accepted: Iterable[Tensor]) -> None:
+        super().__init__(backend.name, backend.alignment, backend.max_buffer_size)
+        self.answers_version = None
+        self.of = backend
+        self.accepted = set(accepted)
+
+    def supports_op(self, node: Tensor) -> bool:
+        return node in self.accepted or self.of.supports_op(node)
+
+    def supports_buffer(self, buffer: BufferBase) -> bool:
+        owner = buffer.backend
+        if isinstance(owner, _Obliging):
+            return owner is self or self.of.supports_buffer(measure_buffer(owner.of))
+        return owner is self.of or self.of.supports_buffer(buffer)
+
+    def offload_op(self, node: Tensor) -> bool:
+        return self.of.offload_op(node)
+
+    def inplace_sources(self, op: str) -> int:
+        return self.of.inplace_sources(op)
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        return self.of.alloc_size(tensor)
+
+
+def _as_if_supported(plan: Plan, backend: int, nodes: Sequence[Tensor]) -> Plan:
+    """The plan of the same graph if a backend supported some nodes; nodes that the caller assigned stay so."""
+    backends = tuple(_Obliging(b, nodes if k == backend else ()) for k, b in enumerate(plan.backends))
+    data, graph = plan.data, plan.graph
+    ids = [(node, graph.id_of(node)) for node in graph.nodes if node.computes]
+    assigned = {node: backends[data.backend_index(i)] for node, i in ids if data.rule(i) == "user"}
+    request = Request(graph, Devices(backends), assigned)
+    return Plan(graph, make_plan(request, POLICIES.get(plan.policy, POLICIES["default"])), backends, plan.policy)

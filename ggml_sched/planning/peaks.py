@@ -1,0 +1,231 @@
+"""What binds the size of each arena: the peaks of its live bytes, and which tensors must shrink together to lower them.
+
+Tensors whose names differ in numbers alone, with equal op, type and extents, are one series: `kq-0` .. `kq-31` of 32
+layers peak one after the other, and only all of them together can lower the arena.  A cap is a set of series of which
+each is needed: without any one of them another peak keeps more of the bytes.  All figures are bytes of live memory, the
+lower bound of the arena; where a plan is `optimal` its arena shrinks by the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.tables import table
+
+__all__ = ["ArenaPeaks", "Cap", "Peak", "Series", "peaks_of"]
+
+_LARGEST = 4
+"""The most series of a cap."""
+_BEAM = 32
+"""How many sets of one size are extended."""
+_WIDTH = 16
+"""How many series of one peak are tried, the largest first."""
+_SHOWN = 4
+_WORTH = 0.01
+"""The part of the live bytes that a cap has to save to be printed."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Tensors of one arena that are alike: equal op, type and extents, and names that differ in numbers alone."""
+
+    name: str
+    """Their name, with # for each number; of copies with "copy of" before it."""
+    op: str
+    type: str
+    ne: tuple[int, ...]
+    count: int
+    """How many of them have memory of their own in the arena."""
+
+    @property
+    def label(self) -> str:
+        """The name where it says something, else the op and the extents."""
+        return f"{self.op} {'x'.join(map(str, self.ne))}" if self.name in ("", "node_#") else self.name
+
+    def __str__(self) -> str:
+        extents = "x".join(map(str, self.ne))
+        count = f", {self.count} of them" if self.count > 1 else ""
+        return f"{self.name or 'unnamed'} ({self.op} {self.type} {extents}{count})"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A time at which most bytes are alive; later ones with the same series are counted with the first."""
+
+    node: str
+    """The tensor that gets memory then: the node, or the copy, that is made."""
+    position: int
+    """Position in the sequence of copies and nodes."""
+    times: int
+    """How many peaks have the same series."""
+    series: tuple[tuple[Series, int, int], ...]
+    """(Series, its bytes alive then, bytes that the arena would need less without it alone), largest first."""
+
+
+@dataclass(frozen=True)
+class Cap:
+    """Series that bind together: without memory of their own they would lower the live bytes by `saves`.
+
+    Each of them is needed: every smaller set of them saves less.
+    """
+
+    series: tuple[Series, ...]
+    saves: int
+
+
+@dataclass(frozen=True)
+class ArenaPeaks:
+    """What binds the arena of one backend."""
+
+    backend: str
+    arena: int
+    """Bytes of the arena."""
+    live: int
+    """The most bytes that are alive at once."""
+    peaks: tuple[Peak, ...]
+    caps: tuple[Cap, ...]
+    """Those that save most of their number of series; a cap of more series saves more than every one of fewer."""
+
+    def __str__(self) -> str:
+        """The peaks and the caps as tables."""
+        lines = [f"{self.backend}: arena {self.arena:,} bytes, live {self.live:,}"]
+        for peak in self.peaks[:_SHOWN]:
+            like = f", and {peak.times - 1} more like it" if peak.times > 1 else ""
+            lines += ["", f"peak at {peak.node or 'an unnamed tensor'}, position {peak.position}{like}"]
+            alive = [(f"  {series}", f"{size:,}", f"{alone:,}") for series, size, alone in peak.series[:_SHOWN]]
+            lines.append(table([("  alive", "bytes", "alone saves"), *alive], "<>>"))
+        if len(self.peaks) > _SHOWN:
+            lines.append(f"and {len(self.peaks) - _SHOWN} other peaks")
+        rows = [(" and ".join(series.label for series in cap.series), f"{cap.saves:,}")
+                for cap in self.caps if cap.saves >= _WORTH * self.live]
+        if rows:
+            lines += ["", table([("without memory for", "saves"), *rows], "<>")]
+        return "\n".join(lines)
+
+
+def peaks_of(plan: Plan) -> tuple[ArenaPeaks, ...]:
+    """What binds each arena of a plan, in the order of its backends."""
+    owners: list[list[int]] = [[] for _ in plan.backends]
+    data = plan.data
+    for i in range(data.n_tensors + data.n_copies + len(data.slot_copies)):
+        home = data.memory_index(i)
+        if home >= 0 and data.size(i) and data.lifetime(i) is not None:
+            owners[home].append(i)
+    return tuple(_arena(plan, b, found) for b, found in enumerate(owners))
+
+
+def _arena(plan: Plan, b: int, owners: Sequence[int]) -> ArenaPeaks:
+    data = plan.data
+    keys: dict[tuple[str, str, str, tuple[int, ...]], list[int]] = {}
+    for i in owners:
+        keys.setdefault(_key(plan, i), []).append(i)
+    series = [Series(*key, count=len(ids)) for key, ids in keys.items()]
+    alive = np.zeros((len(series), len(data.sequence) + 2), np.int64)
+    for row, ids in zip(alive, keys.values(), strict=True):
+        for i in ids:
+            for first, after, nbytes in _spans(plan, i):
+                row[first] += nbytes
+                row[after] -= nbytes
+    alive = np.cumsum(alive, axis=1)
+    arena = plan.buffer_sizes[b]
+    total = alive.sum(axis=0)
+    live = int(total.max(initial=0))
+    if not live:
+        return ArenaPeaks(plan.backends[b].name, arena, 0, (), ())
+    alone = [live - int((total - row).max()) for row in alive]
+    return ArenaPeaks(plan.backends[b].name, arena, live, tuple(_peaks(plan, series, alive, total, alone)),
+                      tuple(Cap(tuple(series[k] for k in members), saves) for members, saves in _caps(alive, total)))
+
+
+def _key(plan: Plan, i: int) -> tuple[str, str, str, tuple[int, ...]]:
+    """What tensors of one series have in common."""
+    data, copy = plan.data, i >= plan.data.n_tensors
+    if copy:
+        c = i - data.n_tensors
+        i = data.copies[c if c < data.n_copies else data.slot_copies[c - data.n_copies]][0]
+    t = plan.graph.tensors[i]
+    name = re.sub(r"\d+", "#", t.name)
+    ne: tuple[int, ...] = t.ne
+    while len(ne) > 1 and ne[-1] == 1:
+        ne = ne[:-1]
+    return f"copy of {name or 'unnamed'}" if copy else name, t.op, str(t.type), ne
+
+
+def _spans(plan: Plan, i: int) -> Iterator[tuple[int, int, int]]:
+    """(First position, position after the last one, bytes): while the memory of id i is taken, and its tail."""
+    lifetime, trimmed = plan.data.lifetime(i), plan.data.trimmed(i)
+    if lifetime is None:
+        return
+    birth, death = lifetime
+    size = plan.data.size(i)
+    if trimmed is None:
+        yield birth, death + 1, size
+        return
+    position, rest = trimmed
+    yield birth, death + 1, rest
+    yield birth, position + 1, size - rest
+
+
+def _peaks(plan: Plan, series: Sequence[Series], alive: NDArray[np.int64], total: NDArray[np.int64],
+           alone: Sequence[int]) -> Iterator[Peak]:
+    """The times of most live bytes: one of neighbouring positions with the same series, equal ones counted."""
+    found: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    last, before = -2, None
+    for position in np.flatnonzero(total == total.max()).tolist():
+        column = alive[:, position]
+        members = np.flatnonzero(column)
+        key = tuple(sorted(((int(column[k]), int(k)) for k in members), key=lambda pair: (-pair[0], pair[1])))
+        if position != last + 1 or key != before:
+            found.setdefault(key, []).append(position)
+        last, before = position, key
+    for key, positions in found.items():
+        yield Peak(_made_at(plan, positions[0]), positions[0], len(positions),
+                   tuple((series[k], nbytes, alone[k]) for nbytes, k in key))
+
+
+def _made_at(plan: Plan, position: int) -> str:
+    """The name of the tensor at a position of the sequence."""
+    sequence = plan.data.sequence
+    return plan.name_of(sequence[min(position, len(sequence) - 1)]) if sequence else ""
+
+
+def _caps(alive: NDArray[np.int64], total: NDArray[np.int64]) -> list[tuple[tuple[int, ...], int]]:
+    """Sets of rows of `alive` that lower the maximum of `total` together, and by how much.
+
+    A set that saves more than one of its subsets has a row that is alive where the subset's maximum is: extending sets
+    at their maximum finds all of them, up to the bounds above.
+    """
+    live = int(total.max())
+
+    def saved(members: Iterable[int]) -> int:
+        return live - int((total - alive[list(members)].sum(axis=0)).max())
+
+    found: list[tuple[tuple[int, ...], int]] = []
+    beam: list[tuple[int, ...]] = [()]
+    most = 0
+    for _ in range(_LARGEST):
+        extended: dict[tuple[int, ...], int] = {}
+        for members in beam:
+            left = total - alive[list(members)].sum(axis=0)
+            column = alive[:, int(left.argmax())].copy()
+            column[list(members)] = 0
+            for k in np.argsort(-column, kind="stable")[:_WIDTH].tolist():
+                if column[k]:
+                    extended.setdefault(tuple(sorted((*members, k))), 0)
+        for members in extended:
+            extended[members] = saved(members)
+        ranked = sorted(extended.items(), key=lambda item: (-item[1], item[0]))
+        good = [(members, saves) for members, saves in ranked if saves > most
+                and all(saved(set(members) - {k}) < saves for k in members)]
+        found += good[:_LARGEST]
+        most = max([most, *(saves for _, saves in good)])
+        beam = [members for members, _ in ranked[:_BEAM]]
+        if most == live:
+            break
+    return found
