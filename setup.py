@@ -7,6 +7,7 @@
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
     llama._strings          vocabularies
+    placement.solve._chain  the loops of the solver of placements
     graph._dlpack           arrays exchanged with other libraries
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
@@ -82,12 +83,12 @@ def core_extensions() -> list[Extension]:
              *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "graph/_dlpack.pyx",
                                                        "threads/_locks.pyx", "planning/_c_program.pyx",
                                                        "execution/_steps.pyx", "llama/_cells.pyx",
-                                                       "llama/_strings.pyx"))]
+                                                       "llama/_strings.pyx", "placement/solve/_chain.pyx"))]
     return [extension(path.relative_to(HERE)) for path in found]
 
 
 PASSES = ("core/alloc/*", "core/pack/*", "core/plan/make.pyx", "core/plan/placement.pyx", "core/plan/request.pyx",
-          "core/graph/flat.pyx", "core/first_generation/seed.pyx")
+          "core/graph/flat.pyx", "core/first_generation/seed.pyx", "placement/solve/_chain.pyx")
 """Modules of loops over C arrays."""
 
 

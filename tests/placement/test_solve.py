@@ -65,17 +65,145 @@ def near_budget(rng, chain):
     return [int(rng.integers(a, b + 1)) for a, b in zip(low, high, strict=True)]
 
 
-@pytest.mark.parametrize("n_devices", [1, 2, 3])
-@pytest.mark.parametrize("part", range(4))
-def test_solutions_are_near_the_best_of_all_combinations(n_devices, part):
-    rng = np.random.default_rng([n_devices, part])
+def mirrored(rng, chain, one, two):
+    """A chain in which two devices are equal: every pattern has one with the devices exchanged."""
+    n = chain.memory[0].shape[1]
+    device = np.arange(n)
+    device[one], device[two] = two, one
+    states = device if len(chain.start) == n else (device[:, None] * n + device).reshape(-1)
+    cost = tuple(np.concatenate([table, table[:, states][:, :, states]]) for table in chain.cost)
+    memory = tuple(np.concatenate([table, table[:, device]]) for table in chain.memory)
+    start = np.minimum(chain.start, chain.start[states])
+    return Chain(chain.classes, cost, memory, start)
+
+
+def near_the_best(chain, budget, within):
+    found, optimum = solve(chain, budget, within, solver="own"), least(chain, budget)
+    seconds = checked(chain, budget, found)
+    assert found.bound <= optimum * (1 + 1e-12)
+    assert (found.bound == np.inf) == (optimum == np.inf)
+    if optimum < np.inf:
+        assert optimum * (1 - 1e-12) <= seconds <= optimum * (1 + within) * (1 + 1e-12)
+        assert seconds <= found.bound * (1 + within) * (1 + 1e-9)
+    return found
+
+
+@pytest.mark.parametrize("within", [0.005, 0.0])
+@pytest.mark.parametrize("n_devices, n_graphs", [(1, 1), (2, 1), (3, 1), (2, 2)])
+def test_solutions_are_near_the_best_of_all_combinations(n_devices, n_graphs, within):
     for _ in range(60):
-        chain = random_chain(rng, n_devices, n_stages=int(rng.integers(1, 6)))
-        budget = near_budget(rng, chain)
-        found, optimum = solve(chain, budget, 0.005), least(chain, budget)
-        seconds = checked(chain, budget, found)
-        assert found.bound <= optimum * (1 + 1e-12)
-        if found.bound == np.inf:
-            assert optimum == np.inf
-        elif found.path is not None:
-            assert seconds >= optimum * (1 - 1e-12)
+        chain = random_chain(RNG, n_devices, n_stages=int(RNG.integers(1, 6)), n_graphs=n_graphs)
+        near_the_best(chain, near_budget(RNG, chain), within)
+
+
+@pytest.mark.parametrize("n_devices, n_graphs", [(2, 1), (3, 1), (2, 2)])
+def test_chains_with_equal_devices_are_solved_like_others(n_devices, n_graphs):
+    for _ in range(40):
+        chain = random_chain(RNG, n_devices, n_stages=int(RNG.integers(2, 5)), n_graphs=n_graphs, n_patterns=2)
+        chain = mirrored(RNG, chain, 0, n_devices - 1)
+        budget = near_budget(RNG, chain)
+        budget[-1] = budget[0]
+        near_the_best(chain, budget, 0.0)
+
+
+def test_a_budget_one_byte_short_of_what_a_solution_takes_is_never_exceeded():
+    for _ in range(30):
+        chain = random_chain(RNG, 2, largest=1 << 40)
+        found = near_the_best(chain, near_budget(RNG, chain), 0.0)
+        for device in range(2 if found.memory else 0):
+            short = list(found.memory)
+            short[device] -= 1
+            assert near_the_best(chain, short, 0.0).cost >= found.cost
+
+
+def test_equal_calls_give_equal_solutions():
+    for _ in range(20):
+        chain = random_chain(RNG, 3, n_stages=12)
+        budget = near_budget(RNG, chain)
+        assert vars(solve(chain, budget, 0.0)) == vars(solve(chain, budget, 0.0))
+
+
+def test_more_bytes_never_cost_more():
+    for _ in range(30):
+        chain = random_chain(RNG, 2, n_stages=20)
+        budget = near_budget(RNG, chain)
+        wider = [bytes_ + int(RNG.integers(0, 40)) for bytes_ in budget]
+        assert solve(chain, wider, 0.0).cost <= solve(chain, budget, 0.0).cost * (1 + 1e-12)
+
+
+def test_multipliers_are_what_a_byte_is_worth():
+    seconds = np.array([[[1.0]], [[3.0]]])
+    chain = Chain((0,) * 10, (seconds,), (np.array([[4, 0], [0, 4]]),), np.zeros(1))
+    found = solve(chain, [20, 100], 0.0)
+    assert found.cost == 20.0 and found.bound == pytest.approx(20.0)
+    assert found.multipliers == pytest.approx((0.5, 0.0))
+
+
+@pytest.mark.parametrize("change, error, words", [
+    ({"classes": ()}, ValueError, "needs a stage"),
+    ({"classes": (0, 1)}, ValueError, "classes 0 .. 1, 1 have"),
+    ({"classes": (-1,)}, ValueError, "classes -1"),
+    ({"classes": (0.5,)}, TypeError, "float"),
+    ({"start": np.zeros(0)}, ValueError, "start has the shape"),
+    ({"start": np.zeros((1, 1))}, ValueError, "start has the shape"),
+    ({"start": np.array([np.nan])}, ValueError, "start has negative seconds, or NaN"),
+    ({"start": np.array([-1.0])}, ValueError, "start has negative seconds, or NaN"),
+    ({"cost": (np.zeros((1, 2, 2)),)}, ValueError, r"class 0: seconds of shape \(1, 2, 2\)"),
+    ({"cost": (np.array([[[np.nan]]]),)}, ValueError, "class 0: negative seconds, or NaN"),
+    ({"cost": (np.array([[[-1.0]]]),)}, ValueError, "class 0: negative seconds, or NaN"),
+    ({"cost": (np.array([[["a"]]]),)}, TypeError, "class 0: seconds are"),
+    ({"cost": ()}, ValueError, "0 tables of seconds, 1 of bytes"),
+    ({"memory": (np.zeros((2, 2), int),)}, ValueError, r"class 0: bytes of shape \(2, 2\)"),
+    ({"memory": (np.zeros((1, 3), int),)}, ValueError, r"class 0: bytes of shape \(1, 3\)"),
+    ({"memory": (np.zeros((1, 2)),)}, TypeError, "bytes float64"),
+    ({"memory": (np.array([[-1, 0]]),)}, ValueError, "patterns of -1 .. 0 bytes"),
+    ({"memory": (np.array([[1 << 60, 0]]),)}, ValueError, "patterns of 0 .. 1152921504606846976 bytes"),
+])
+def test_arrays_that_are_no_chain_are_typed_errors(change, error, words):
+    fields = {"classes": (0,), "cost": (np.ones((1, 1, 1)),), "memory": (np.zeros((1, 2), int),), "start": np.zeros(1)}
+    with pytest.raises(error, match=words):
+        solve(Chain(**{**fields, **change}), [1, 1])
+
+
+def test_a_path_of_too_many_bytes_is_a_typed_error():
+    chain = Chain((0, 0), (np.ones((1, 1, 1)),), (np.array([[1 << 52]]),), np.zeros(1))
+    with pytest.raises(ValueError, match="9007199254740992 bytes"):
+        solve(chain, [1])
+
+
+@pytest.mark.parametrize("arguments, error", [
+    ({"within": -0.1}, ValueError), ({"within": float("nan")}, ValueError), ({"solver": "other"}, ValueError),
+    ({"budget": [1.5, 1]}, TypeError), ({"budget": [1]}, ValueError)])
+def test_arguments_are_checked(arguments, error):
+    chain = Chain((0,), (np.ones((1, 1, 1)),), (np.zeros((1, 2), int),), np.zeros(1))
+    with pytest.raises(error):
+        solve(**{"chain": chain, "budget": [1, 1], **arguments})
+
+
+@pytest.mark.parametrize("chain, budget", [
+    (Chain((0,), (np.full((1, 1, 1), np.inf),), (np.zeros((1, 1), int),), np.zeros(1)), [5]),
+    (Chain((0,), (np.ones((1, 1, 1)),), (np.zeros((1, 1), int),), np.full(1, np.inf)), [5]),
+    (Chain((0,), (np.zeros((0, 1, 1)),), (np.zeros((0, 1), int),), np.zeros(1)), [5]),
+    (Chain((0,), (np.ones((1, 1, 1)),), (np.ones((1, 1), int),), np.zeros(1)), [0]),
+    (Chain((0,), (np.ones((1, 1, 1)),), (np.zeros((1, 1), int),), np.zeros(1)), [-1]),
+], ids=["no states join", "no start", "no patterns", "one byte short", "negative budget"])
+def test_nothing_fits_is_proven(chain, budget):
+    found = solve(chain, budget)
+    assert found.path is None and found.memory is None and found.cost == found.bound == np.inf
+
+
+def test_a_chain_without_devices_is_a_shortest_path():
+    chain = Chain((0, 0), (np.array([[[1.0, 5.0], [2.0, 1.0]]]),), (np.zeros((1, 0), int),), np.array([0.0, 0.5]))
+    found = solve(chain, [])
+    assert found.cost == found.bound == 2.0 and found.memory == ()
+
+
+def test_equal_devices_of_many_stages_end_in_bounded_time():
+    rng = np.random.default_rng(5)
+    chain = mirrored(rng, random_chain(rng, 3, n_classes=2, n_stages=150, n_patterns=8, largest=1 << 30), 0, 1)
+    low, high = (sum(getattr(chain.memory[number], which)(0) for number in chain.classes) for which in ("min", "max"))
+    budget = (low + 0.4 * (high - low)).astype(int).tolist()
+    budget[0] = budget[1] = min(budget[:2])
+    found = solve(chain, budget, 0.0)
+    checked(chain, budget, found)
+    assert found.cost <= found.bound * 1.01

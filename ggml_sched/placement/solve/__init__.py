@@ -1,7 +1,7 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), paths
-met on the way, repaired and improved by exchanges (`search`).
+met on the way, repaired and improved by exchanges (`search`), paths by labels (`labels`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve.bound import Bound, best_bound, visit
+from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.search import improve, repair
 
 __all__ = ["solve"]
+
+Ints = NDArray[np.int64]
 
 SOLVERS = ("auto", "own", "highs")
 REPAIRED = 6
 """So many of the nearest paths are repaired."""
 STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 """Multiples of the best multipliers, at which paths take fewer bytes."""
+
+WIDTHS = ((64, 300_000), (1024, 1_500_000))
+"""Labels kept after a stage, and columns tried, of each search."""
+TINY = 1e-12
+"""Part of the seconds by which sums of the same numbers may differ."""
 
 
 def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver: str = "auto") -> Solution:
@@ -44,10 +52,33 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     if bound.value == np.inf:
         return answer(problem, bound, None)
     path = first_paths(problem, bound)
+    if not is_near(problem, bound, path, within):
+        path = search_labels(problem, bound, path, within)
     return answer(problem, bound, path)
 
 
-def first_paths(problem: Problem, bound: Bound) -> NDArray[np.int64] | None:
+def is_near(problem: Problem, bound: Bound, path: Ints | None, within: float) -> bool:
+    """Whether the path is proven to cost at most 1 + `within` times the least."""
+    return path is not None and problem.cost_of(path) <= bound.value * (1 + within)
+
+
+def search_labels(problem: Problem, bound: Bound, path: Ints | None, within: float) -> Ints | None:
+    """The best of `path` and of searches by labels, wider and wider; raises the bound's value."""
+    labels = Labels(problem, bound)
+    for width, effort in WIDTHS:
+        stop = np.inf if path is None else problem.cost_of(path) / (1 + within) * (1 - TINY)
+        found, proven = labels.search(stop, width, effort)
+        bound.value = max(bound.value, proven)
+        if found is not None:
+            found = improve(problem, found)
+            if path is None or problem.cost_of(found) < problem.cost_of(path):
+                path = found
+        if bound.value == np.inf or is_near(problem, bound, path, within * (1 + TINY) + 2 * TINY):
+            break
+    return path
+
+
+def first_paths(problem: Problem, bound: Bound) -> Ints | None:
     """The best of the paths met while bounding that fit, and of those nearest to fitting, repaired; improved."""
     met = list(bound.visits)
     met += [found for steeper in STEEPER if (found := visit(problem, bound.multipliers * steeper)) is not None]
@@ -63,7 +94,7 @@ def first_paths(problem: Problem, bound: Bound) -> NDArray[np.int64] | None:
     return min(paths, key=problem.cost_of, default=None)
 
 
-def answer(problem: Problem, bound: Bound, path: NDArray[np.int64] | None) -> Solution:
+def answer(problem: Problem, bound: Bound, path: Ints | None) -> Solution:
     multipliers = [0.0] * len(problem.all_budgets)
     for device, worth in zip(problem.scarce, bound.multipliers.tolist(), strict=True):
         multipliers[device] = worth

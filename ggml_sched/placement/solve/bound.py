@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ggml_sched.placement.solve._chain import prefixes
 from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
 
-__all__ = ["Bound", "Visit", "best_bound", "visit"]
+__all__ = ["Bound", "Visit", "best_bound", "cheapest", "constant", "visit"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +32,7 @@ STEEPEST = 1e6
 class Visit:
     """The cheapest path at some multipliers."""
 
+    multipliers: Floats
     value: float
     """A bound in seconds."""
     path: Ints
@@ -50,26 +52,29 @@ class Bound:
 def visit(problem: Problem, multipliers: Floats) -> Visit | None:
     """The cheapest path at these multipliers, seconds a byte [scarce]; None if no states join."""
     reduced = problem.cost + problem.bytes @ multipliers
-    states = problem.n_states
     table, column = cheapest(problem, reduced)
-    seconds, steps = problem.start, []
-    for number in problem.classes:
-        through = seconds[:, None] + table[number]
-        before = through.argmin(0)
-        steps.append(before)
-        seconds = through[before, np.arange(states)]
-    after = int(seconds.argmin())
-    value = float(seconds[after])
+    seconds = prefixes(problem.classes, table, problem.start)
+    state = int(seconds[-1].argmin())
+    value = float(seconds[-1, state])
     if value == np.inf:
         return None
-    path = np.empty(len(steps), np.int64)
-    for stage in range(len(steps) - 1, -1, -1):
-        before_ = int(steps[stage][after])
-        path[stage] = column[problem.classes[stage], before_, after]
-        after = before_
+    path = np.empty(len(problem.classes), np.int64)
+    for stage in range(len(path) - 1, -1, -1):
+        number = problem.classes[stage]
+        before = int((seconds[stage] + table[number, :, state]).argmin())
+        path[stage] = column[number, before, state]
+        state = before
+    if multipliers.any():       # without them the value is the path's seconds, summed in the same order
+        value += constant(problem, multipliers, value)
+    return Visit(multipliers, value, path, problem.cost_of(path),
+                 problem.memory_of(path))
+
+
+def constant(problem: Problem, multipliers: Floats, value: float) -> float:
+    """What turns the least reduced seconds, about `value`, into a bound: the budgets' worth, and the largest error."""
     allowed = float(multipliers @ problem.budget)
-    error = 2 * (len(path) + len(multipliers) + 2) * EPSILON * (value + abs(allowed))
-    return Visit(value - allowed - error, path, problem.cost_of(path), problem.memory_of(path))
+    error = 2 * (len(problem.classes) + len(multipliers) + 2) * EPSILON * (value + abs(allowed))
+    return -allowed - error
 
 
 def cheapest(problem: Problem, reduced: Floats) -> tuple[Floats, Ints]:
@@ -119,7 +124,5 @@ def best_bound(problem: Problem) -> Bound:
 def least_bytes(problem: Problem, row: int) -> int:
     """The fewest bytes that a path takes on one scarce device, exactly."""
     table, _ = cheapest(problem, problem.bytes[:, row])
-    used = np.where(np.isfinite(problem.start), 0.0, np.inf)
-    for number in problem.classes:
-        used = (used[:, None] + table[number]).min(0)
-    return int(used.min())
+    start = np.where(np.isfinite(problem.start), 0.0, np.inf)
+    return int(prefixes(problem.classes, table, start)[-1].min())

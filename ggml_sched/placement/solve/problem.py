@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Choice
+from ggml_sched.placement.solve._chain import undominated
 
 __all__ = ["Problem"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LARGEST = 1 << 62
-"""Bytes of a path stay below this, so that sums of two stay in int64."""
+LARGEST = 1 << 53
+"""Bytes of a path stay below this: float64 holds their sums exactly."""
 
 
 class Problem:
@@ -56,23 +57,30 @@ class Problem:
                 for count, (cost, _) in zip(stages_of, tables, strict=True)))
 
     def _make_columns(self, tables: list[tuple[Floats, Ints]]) -> None:
-        """Every finite entry of a table, sorted by class, state before, state after, seconds."""
+        """The finite entries of all tables, sorted by class, state before, state after, seconds, without those that an
+        earlier one of the group beats in the bytes of all scarce devices."""
         states, parts = self.n_states, []
-        for number, (cost, _) in enumerate(tables):
+        for number, (cost, memory) in enumerate(tables):
             pattern, before, after = np.nonzero(np.isfinite(cost))
-            seconds = cost[pattern, before, after]
-            order = np.lexsort((pattern, seconds, after, before))
+            seconds, used = cost[pattern, before, after], memory[:, self.scarce].sum(1)
+            order = np.lexsort((pattern, used[pattern], seconds, after, before))
             parts.append((np.full(len(order), number), pattern[order], before[order], after[order], seconds[order]))
         numbers, self.pattern, self.before, self.after = (
             np.concatenate([np.asarray(part[field], np.int64) for part in parts]) for field in range(4))
         self.cost: Floats = np.concatenate([part[4] for part in parts])
-        self.memory: Ints = np.concatenate(
-            [memory[part[1]][:, self.scarce] for part, (_, memory) in zip(parts, tables, strict=True)])
+        self.memory: Ints = np.ascontiguousarray(np.concatenate(
+            [memory[part[1]][:, self.scarce] for part, (_, memory) in zip(parts, tables, strict=True)]))
         self.group: Ints = (numbers * states + self.before) * states + self.after
-        counts = np.bincount(self.group, minlength=self.n_classes * states * states)
-        self.first: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        kept = undominated(self._firsts(), self.memory)
+        for field in ("pattern", "before", "after", "cost", "memory", "group"):
+            setattr(self, field, np.ascontiguousarray(getattr(self, field)[kept]))
+        self.first: Ints = self._firsts()
         """Columns first[g] .. first[g + 1] - 1 are those of group g."""
         self.bytes = self.memory.astype(np.float64)
+
+    def _firsts(self) -> Ints:
+        counts = np.bincount(self.group, minlength=self.n_classes * self.n_states ** 2)
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def cost_of(self, path: Ints) -> float:
         """Seconds of a path."""

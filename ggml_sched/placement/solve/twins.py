@@ -1,0 +1,84 @@
+"""Equal devices: pairs that may be exchanged in the whole problem, so that of mirrored paths one is enough.
+
+A pair is equal if the budgets are and an exchange maps the columns of every class onto themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.solve.problem import Problem
+
+__all__ = ["Twins", "find_twins"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Pairs of equal scarce devices, next to each other in their set."""
+
+    swaps: NDArray[np.int32]
+    """[pairs, 2]: rows of the scarce devices."""
+    state_swaps: NDArray[np.int32]
+    """[pairs, states]: the state that takes a state's place in an exchange."""
+    columns: tuple[Ints, ...]
+    """For each pair the column that takes a column's place."""
+
+
+def find_twins(problem: Problem) -> Twins:
+    """All pairs of neighbours in sets of equal devices."""
+    swaps, states, columns = [], [], []
+    for two in range(len(problem.scarce)):
+        for one in range(two - 1, -1, -1):
+            found = exchange(problem, one, two)
+            if found is not None:
+                swaps.append((one, two))
+                states.append(found[0])
+                columns.append(found[1])
+                break
+    return Twins(np.array(swaps, np.int32).reshape(-1, 2),
+                 np.array(states, np.int32).reshape(-1, problem.n_states), tuple(columns))
+
+
+def exchange(problem: Problem, one: int, two: int) -> tuple[Ints, Ints] | None:
+    """(states, columns) after the exchange of two scarce devices; None if they are not equal."""
+    if problem.budget[one] != problem.budget[two]:
+        return None
+    states = swapped_states(problem, problem.scarce[one], problem.scarce[two])
+    if states is None or not np.array_equal(problem.start[states], problem.start):
+        return None
+    rows = list(range(len(problem.scarce)))
+    rows[one], rows[two] = two, one
+    numbers = problem.group // problem.n_states ** 2
+    group = (numbers * problem.n_states + states[problem.before]) * problem.n_states + states[problem.after]
+    here = np.lexsort((*problem.memory.T, problem.cost, problem.group))
+    there = np.lexsort((*problem.memory[:, rows].T, problem.cost, group))
+    pairs = ((problem.group[here], group[there]), (problem.cost[here], problem.cost[there]),
+             (problem.memory[here], problem.memory[there][:, rows]))
+    if not all(np.array_equal(real, mirrored) for real, mirrored in pairs):
+        return None
+    columns = np.empty(len(here), np.int64)
+    columns[there] = here
+    return states, columns
+
+
+def swapped_states(problem: Problem, one: int, two: int) -> Ints | None:
+    """For each state the one with two devices exchanged; None where states are not tuples of devices."""
+    n, graphs = len(problem.all_budgets), 0
+    while n ** graphs < problem.n_states:
+        graphs += 1
+        if n == 1:
+            break
+    if n ** graphs != problem.n_states:
+        return None
+    device = np.arange(n)
+    device[one], device[two] = two, one
+    states, left, place = np.zeros(problem.n_states, np.int64), np.arange(problem.n_states), 1
+    for _ in range(graphs):
+        states += device[left % n] * place
+        left, place = left // n, place * n
+    return states
