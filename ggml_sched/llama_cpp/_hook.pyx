@@ -31,6 +31,7 @@ cdef extern from "plan_view.h":
         const uint64_t *inplace
 
     ctypedef struct gh_arena:
+        void *buft
         size_t alignment
         size_t max_size
 
@@ -76,6 +77,43 @@ cdef extern from "plan_view.h":
     size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib) noexcept nogil
     int64_t gh_max_buffer(size_t max_size) noexcept nogil
     void gh_set_compares(bint on) noexcept nogil
+
+cdef extern from "open_buffers.h":
+    ctypedef struct gh_open_buffer:
+        const gh_ggml *lib
+        void *buft
+        size_t nbytes
+        int usage
+        bint is_mapped
+        const char *first
+        const char *type
+        const char *device
+
+    ctypedef struct gh_simulated:
+        int context
+        const char *name
+        const char *type_name
+        int64_t ne[4]
+        size_t nbytes
+        int usage
+        const char *buffer_type
+        const char *device
+        size_t total
+
+    bint gh_open_buffer_at(int i, gh_open_buffer *found) noexcept nogil
+    const char *gh_device_of(const gh_ggml *lib, void *buft) noexcept nogil
+    bint gh_device_memory(const gh_ggml *lib, void *buft, size_t *free_bytes, size_t *total) noexcept nogil
+    void gh_record_contexts(bint on) noexcept nogil
+    void gh_simulated_tensors(void (*each)(const gh_simulated *tensor, void *user) noexcept, void *user) noexcept
+
+cdef extern from "measuring.h":
+    ctypedef struct gh_measured:
+        int n
+        const char **type
+        const char **device
+        size_t *nbytes
+
+    void gh_set_measures(void (*each)(const gh_measured *found) noexcept) noexcept nogil
 
 
 gh_api = gs_import_api()
@@ -128,9 +166,12 @@ ctypedef object (*gh_visit)(gh_plan_cache *c, list found)
 
 cdef list _of_plan_caches(gh_visit visit):
     """What `visit` appends for each plan cache of the process, oldest first, while the cache is locked."""
+    return _of_plan_caches_into(visit, [])
+
+
+cdef list _of_plan_caches_into(gh_visit visit, list found):
     cdef gh_plan_cache *c
     cdef int n = 0, at = 0
-    found = []
     while True:
         with nogil:
             c = gh_plan_cache_lock(at, &n)
@@ -146,7 +187,8 @@ cdef list _of_plan_caches(gh_visit visit):
 
 def buffers():
     """For each buffer type of each graph allocator and scheduler of the process, oldest first: its name, the bytes that
-    are held, and those that ggml's own allocator would hold, None where nothing was compared."""
+    are held, those that ggml's own allocator would hold (None where nothing was compared), and the name of its device
+    (None where the library does not say)."""
     return _of_plan_caches(_append_buffers)
 
 
@@ -154,7 +196,91 @@ cdef object _append_buffers(gh_plan_cache *c, list found):
     cdef int pool
     for pool in range(c.n_pools):
         found.append((c.name[c.first_of[pool]].decode(errors="replace"), gh_arena_nbytes(&c.pool[pool], c.lib),
-                      None if c.stock == NULL else c.stock_nbytes[pool]))
+                      None if c.stock == NULL else c.stock_nbytes[pool],
+                      _text(gh_device_of(c.lib, c.pool[pool].buft))))
+
+
+cdef object _text(const char *found):
+    return None if found == NULL else found.decode(errors="replace")
+
+
+def open_buffers():
+    """For each buffer that clients hold now, those of graph allocators and schedulers of ours left out: the name of its
+    type, that of its device, its bytes, ggml's number of its usage, whether its memory was there before, and the name
+    of the first tensor of the context that it was made for."""
+    cdef gh_open_buffer buffer
+    found = []
+    while gh_open_buffer_at(len(found), &buffer):
+        found.append((_text(buffer.type), _text(buffer.device), buffer.nbytes, buffer.usage, bool(buffer.is_mapped),
+                      _text(buffer.first)))
+    return found
+
+
+cdef object _add_device(dict found, const gh_ggml *lib, void *buft):
+    cdef size_t free_bytes = 0, total = 0
+    name = None if buft == NULL else _text(gh_device_of(lib, buft))
+    if name is not None and name not in found and gh_device_memory(lib, buft, &free_bytes, &total):
+        found[name] = (free_bytes, total)
+
+
+cdef object _append_devices(gh_plan_cache *c, list found):
+    cdef int pool
+    for pool in range(c.n_pools):
+        _add_device(found[0], c.lib, c.pool[pool].buft)
+
+
+def device_memory():
+    """{device: (bytes that are free, bytes that it has)} of the devices on which anything is open now."""
+    cdef gh_open_buffer buffer
+    cdef int i = 0
+    found = {}
+    while gh_open_buffer_at(i, &buffer):
+        _add_device(found, buffer.lib, buffer.buft)
+        i += 1
+    _of_plan_caches_into(_append_devices, [found])
+    return found
+
+
+def record_contexts(bint on):
+    """Record ggml's contexts from now on, for `simulated_tensors`, or no longer."""
+    gh_record_contexts(on)
+
+
+cdef void _add_tensor(const gh_simulated *t, void *user) noexcept:
+    (<list>user).append((t.context, _text(t.name), _text(t.type_name), tuple([t.ne[i] for i in range(4)]), t.nbytes,
+                         t.usage, _text(t.buffer_type), _text(t.device), t.total))
+
+
+def simulated_tensors():
+    """The tensors whose allocation a client only simulates, in the order of their contexts.
+
+    Each is a tuple: the number of its context, its name, type and `ne`, its bytes, ggml's number of its buffer's usage,
+    the names of the buffer's type and device, and the bytes that all tensors of the context take there.
+    """
+    found = []
+    gh_simulated_tensors(_add_tensor, <void *>found)
+    return found
+
+
+_measured = None
+
+
+cdef void _report(const gh_measured *found) noexcept with gil:
+    _measured([(_text(found.type[b]), _text(found.device[b]), found.nbytes[b]) for b in range(found.n)])
+
+
+def measure(called):
+    """Let graphs that clients would reserve be measured in arenas without memory (measuring.h), until `measure(None)`.
+
+    After each graph `called` receives, for each backend, the names of its buffer type and device, and the bytes; an
+    exception of it is printed and dropped.  For dry runs, in a process of their own: nothing can be computed meanwhile.
+    """
+    global _measured
+    _measured = called
+    if called is None:
+        gh_set_measures(NULL)
+    else:
+        gh_set_measures(_report)
 
 
 def last_error():

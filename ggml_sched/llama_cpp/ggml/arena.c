@@ -1,8 +1,16 @@
 /* ggml_sched/llama_cpp/ggml/arena.c -- allocates and frees buffers through ggml.  See arena.h. */
 #include "arena.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+static atomic_bool is_dry;
+
+void gh_set_dry_arenas(bool on)
+{
+    atomic_store(&is_dry, on);
+}
 
 void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft)
 {
@@ -41,7 +49,8 @@ bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32
     a->chunk = chunks;
     for (; a->n_chunks < n_chunks; a->n_chunks++) {
         gh_chunk *chunk = &chunks[a->n_chunks];
-        chunk->buffer = lib->backend_buft_alloc_buffer(a->buft, (size_t)chunk->nbytes);
+        /* ggml gives a buffer of no bytes without a call of the device. */
+        chunk->buffer = lib->backend_buft_alloc_buffer(a->buft, atomic_load(&is_dry) ? 0 : (size_t)chunk->nbytes);
         if (chunk->buffer == NULL) {
             if (lib->log_internal != NULL) {
                 lib->log_internal(GH_LOG_ERROR, "ggml_sched: %s refused a compute buffer of %lld bytes\n",
@@ -78,7 +87,8 @@ size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib)
 {
     size_t total = 0;
     for (int32_t i = 0; i < a->n_chunks; i++) {
-        total += lib->backend_buffer_get_size(a->chunk[i].buffer);
+        const size_t held = lib->backend_buffer_get_size(a->chunk[i].buffer), needed = (size_t)a->chunk[i].nbytes;
+        total += held > needed ? held : needed;
     }
     return total;
 }

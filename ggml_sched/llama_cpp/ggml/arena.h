@@ -89,9 +89,12 @@ bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml
  * what they keep for each tensor. */
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib);
 
-/* Bytes of all buffers, as ggml reports them: they may be more than were requested. */
+/* Bytes of all buffers, as ggml reports them, which may be more than were requested; of a dry arena, those requested. */
 size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib);
 
 void gh_arena_free(gh_arena *a, const gh_ggml *lib);
+
+/* Whether arenas that grow from now on have sizes and no memory: for dry runs, in which no graph is allocated. */
+void gh_set_dry_arenas(bool on);
 
 #endif

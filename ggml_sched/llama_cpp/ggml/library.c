@@ -48,12 +48,14 @@ static void find_functions(gh_ggml *lib)
 /* -- finding --------------------------------------------------------------------------------------------------- */
 
 /* A handle (of dlopen) of the loaded library that an address lies in, if that library has ggml's functions itself or
- * depends on one that has; else NULL. */
+ * depends on one that has; else NULL.  The hook has functions of ggml's names, too, and is none: it is the caller where
+ * a function of ggml's that the hook has called ends with a call of another. */
 static void *handle_at(const void *address)
 {
-    Dl_info info;
+    Dl_info info, own;
     void *handle;
-    if (address == NULL || dladdr(address, &info) == 0 || info.dli_fname == NULL) {
+    if (address == NULL || dladdr(address, &info) == 0 || info.dli_fname == NULL
+        || (dladdr(&libraries, &own) != 0 && own.dli_fbase == info.dli_fbase)) {
         return NULL;
     }
     handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);

@@ -118,6 +118,15 @@ enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
       GH_BY_SCHEDULER)                                                                                               \
     X(void, backend_tensor_get_async, (void *backend, const gx_tensor *t, void *data, size_t at, size_t size),       \
       GH_BY_SCHEDULER)                                                                                               \
+    X(gx_tensor *, get_first_tensor, (const void *ctx), GH_OPTIONAL)                                                 \
+    X(gx_tensor *, get_next_tensor, (const void *ctx, gx_tensor *tensor), GH_OPTIONAL)                               \
+    X(void *, backend_alloc_ctx_tensors_from_buft, (void *ctx, void *buft), GH_OPTIONAL)                             \
+    X(size_t, backend_alloc_ctx_tensors_from_buft_size, (void *ctx, void *buft), GH_OPTIONAL)                        \
+    X(void *, backend_dev_buffer_from_host_ptr, (void *device, void *memory, size_t size, size_t max), GH_OPTIONAL)  \
+    X(void *, backend_cpu_buffer_from_ptr, (void *memory, size_t size), GH_OPTIONAL)                                 \
+    X(void *, backend_buft_get_device, (void *buft), GH_OPTIONAL)                                                    \
+    X(const char *, backend_dev_name, (void *device), GH_OPTIONAL)                                                   \
+    X(void, backend_dev_memory, (void *device, size_t *free, size_t *total), GH_OPTIONAL)                            \
     X(void *, gallocr_new_n, (void **bufts, int n), GH_BY_BOTH)                                                      \
     X(void, gallocr_free, (void *galloc), GH_BY_BOTH)                                                                \
     X(bool, gallocr_reserve_n, (void *galloc, void *graph, const int *node_ids, const int *leaf_ids), GH_BY_BOTH)    \

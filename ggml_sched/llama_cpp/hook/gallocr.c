@@ -6,7 +6,7 @@
  * passed on to that library.
  */
 #define _GNU_SOURCE
-#include "plan_cache.h"
+#include "measuring.h"
 
 /* The first word of an allocator of ours.  ggml's own, which arrive here because ggml's calls do, begin with an
  * address. */
@@ -264,9 +264,45 @@ static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *
     return done || gh_failed(&error);
 }
 
+/* Bytes that are held for a buffer id.  Those of an arena that several buffer ids share are reported for the first of
+ * them alone, so that the client's sum is right. */
+static size_t buffer_size(const gh_gallocr *a, int32_t id)
+{
+    for (int32_t i = 0; i < a->n_bufts && i <= id; i++) {
+        if (a->arena_of[i] == a->arena_of[id]) {
+            return i == id ? gh_arena_nbytes(&a->cache->pool[a->arena_of[id]], a->lib) : 0;
+        }
+    }
+    return 0;
+}
+
+/* Reserve a graph in arenas without memory, or let ggml's own allocator measure it: measuring.h. */
+static bool measure(gh_gallocr *a, const void *caller, void *graph, const int *node_ids, const int *leaf_ids)
+{
+    size_t *sizes = gh_measured_bytes();
+    if (!is_ours(a)) {
+        const gh_ggml *lib = gh_ggml_of_caller(caller);
+        const bool measures = lib != NULL && lib->gallocr_reserve_n_size != NULL;
+        if (measures) {
+            lib->gallocr_reserve_n_size(a, graph, node_ids, leaf_ids, sizes);
+        }
+        return measures;
+    }
+    if (a->n_bufts > GH_MAX_BUFTS || !reserve(a, graph, node_ids, leaf_ids)) {
+        return false;
+    }
+    for (int32_t i = 0; i < a->n_bufts; i++) {
+        sizes[i] = buffer_size(a, i);
+    }
+    return true;
+}
+
 GH_EXPORT bool ggml_gallocr_reserve_n(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
     GH_TIMED(GH_COUNT_RESERVE);
+    if (gh_measures()) {
+        return measure(a, GH_CALLER, graph, node_ids, leaf_ids);
+    }
     GH_PASS_ON(is_ours(a), false, gallocr_reserve_n, a, graph, node_ids, leaf_ids);
     return reserve(a, graph, node_ids, leaf_ids);
 }
@@ -351,12 +387,5 @@ GH_EXPORT bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
 GH_EXPORT size_t ggml_gallocr_get_buffer_size(gh_gallocr *a, int id)
 {
     GH_PASS_ON(is_ours(a), 0, gallocr_get_buffer_size, a, id);
-    /* The bytes of an arena that several buffer ids share are reported for the first of them alone, so that the
-     * client's sum is right. */
-    for (int32_t i = 0; i < a->n_bufts && i <= id; i++) {
-        if (a->arena_of[i] == a->arena_of[id]) {
-            return i == id ? gh_arena_nbytes(&a->cache->pool[a->arena_of[id]], a->lib) : 0;
-        }
-    }
-    return 0;
+    return buffer_size(a, id);
 }

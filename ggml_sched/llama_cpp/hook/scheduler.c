@@ -5,6 +5,8 @@
  */
 #include "scheduler.h"
 
+#include "measuring.h"
+
 #include <stdio.h>
 
 static atomic_bool schedules;
@@ -249,6 +251,41 @@ static bool allocate(gh_sched *s, void *graph)
     return s->is_allocated = true;
 }
 
+static bool reserve(gh_sched *s, void *graph)
+{
+    synchronize(s);
+    gh_unbind(s, graph);
+    if (get_entry(s, graph, GH_PIN | GH_REUSE, true) == NULL) {
+        return false;
+    }
+    reset(s);
+    return true;
+}
+
+/* Reserve a graph in arenas without memory, and report their sizes: measuring.h.  `s`: the scheduler if it is ours, else
+ * NULL. */
+static void measure(gh_sched *s, const void *caller, void *sched, void *graph, size_t *sizes)
+{
+    size_t nbytes[GH_MAX_BACKENDS] = {0};
+    if (s == NULL) {
+        const gh_ggml *lib = gh_ggml_of_caller(caller);
+        if (lib != NULL && lib->backend_sched_reserve != NULL && lib->backend_sched_get_buffer_type != NULL) {
+            gh_measure_stock(lib, sched, graph, sizes);
+        }
+        return;
+    }
+    if (!reserve(s, graph)) {
+        return;
+    }
+    for (int pool = 0; pool < s->cache->n_pools; pool++) {
+        nbytes[s->cache->first_of[pool]] = gh_arena_nbytes(&s->cache->pool[pool], s->lib);
+    }
+    if (sizes != NULL) {
+        memcpy(sizes, nbytes, (size_t)s->n_backends * sizeof *sizes);
+    }
+    gh_report_measured(s->lib, s, s->buft, nbytes, s->n_backends);
+}
+
 GH_EXPORT void ggml_backend_sched_reset(void *sched)
 {
     GH_PASS_ON(ours(sched), (void)0, backend_sched_reset, sched);
@@ -259,6 +296,10 @@ GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
 {
     GH_TIMED(GH_COUNT_SPLIT);
     gh_sched *const s = ours(sched);
+    if (gh_measures_split(sched)) {
+        measure(s, GH_CALLER, sched, graph, NULL);
+        return;
+    }
     GH_PASS_ON(s, (void)0, backend_sched_split_graph, sched, graph);
     gh_unbind(s, graph);
     s->is_allocated = false;
@@ -269,6 +310,10 @@ GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t 
 {
     gh_sched *const s = ours(sched);
     gh_plan_entry *e;
+    if (gh_measures()) {
+        measure(s, GH_CALLER, sched, graph, sizes);
+        return;
+    }
     GH_PASS_ON(s, (void)0, backend_sched_reserve_size, sched, graph, sizes);
     reset(s);
     synchronize(s);
@@ -286,13 +331,7 @@ GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
     GH_TIMED(GH_COUNT_SCHED_RESERVE);
     gh_sched *const s = ours(sched);
     GH_PASS_ON(s, false, backend_sched_reserve, sched, graph);
-    synchronize(s);
-    gh_unbind(s, graph);
-    if (get_entry(s, graph, GH_PIN | GH_REUSE, true) == NULL) {
-        return false;
-    }
-    reset(s);
-    return true;
+    return reserve(s, graph);
 }
 
 GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
