@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["NAMES", "build", "compiler"]
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("counters", "devices", "holes", "touch")
+NAMES = ("buffers", "counters", "devices", "holes", "touch")
 FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 
 

@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <string>
 #include <sys/mman.h>
+#include <vector>
 
 namespace {
 
@@ -125,6 +126,7 @@ struct Host {
     Device device{};
     BufferType type{};
     std::string name;
+    size_t memory = MEMORY;
     bool dry = false, events = false;
 };
 
@@ -134,6 +136,7 @@ void *cpu = nullptr;
 std::deque<Host> hosts;
 std::atomic<int> room{-1};  // how many more buffers may be allocated; negative: no limit
 char guid[16] = "ggml-sched host";
+std::vector<size_t> memories;
 
 Host &of(Device *device) { return *static_cast<Host *>(device->context); }
 Host &of(BufferType *type) { return *static_cast<Host *>(type->context); }
@@ -214,12 +217,13 @@ Backend *init_backend(Device *device, const char *) {
 void open(Host &host) {
     Device &d = host.device;
     d.get_name = d.get_description = [](Device *device) { return of(device).name.c_str(); };
-    d.get_memory = [](Device *, size_t *free, size_t *total) { *free = *total = MEMORY; };
+    d.get_memory = [](Device *device, size_t *free, size_t *total) { *free = *total = of(device).memory; };
     d.get_type = [](Device *) { return KIND_GPU; };
     d.get_props = [](Device *device, Properties *props) {
         bool events = of(device).events;
         const char *name = of(device).name.c_str();
-        *props = {name, name, MEMORY, MEMORY, KIND_GPU, nullptr, events, false, false, events, true};
+        const size_t memory = of(device).memory;
+        *props = {name, name, memory, memory, KIND_GPU, nullptr, events, false, false, events, true};
     };
     d.init_backend = init_backend;
     d.get_buffer_type = [](Device *device) { return &of(device).type; };
@@ -265,6 +269,7 @@ extern "C" int devices_open(const char *base, void *cpu_device, int count, int d
     for (int i = 0; i < count; i++) {
         Host &host = hosts.emplace_back();
         host.name = "HOST" + std::to_string(i);
+        host.memory = static_cast<size_t>(i) < memories.size() ? memories[static_cast<size_t>(i)] : MEMORY;
         host.dry = dry != 0;
         host.events = events != 0;
         open(host);
@@ -272,6 +277,9 @@ extern "C" int devices_open(const char *base, void *cpu_device, int count, int d
     }
     return 0;
 }
+
+// The bytes that the devices report which are opened next.
+extern "C" void devices_have(const size_t *nbytes, int count) { memories.assign(nbytes, nbytes + count); }
 
 // Permit `buffers` more allocations and refuse all later ones; a negative number: no limit.
 extern "C" void devices_refuse_after(int buffers) { room = buffers; }

@@ -8,17 +8,21 @@ HookError otherwise.
     GGML_SCHED=alloc        ours replaces the graph allocator (the default)
     GGML_SCHED=sched        ours replaces the graph allocator and the scheduler
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
-    memory()                bytes of the compute buffers that are held now
+    memory()                bytes of what is open now, by device: weights, caches, compute buffers, what is free
+    compute_buffers()       bytes of the compute buffers alone, by buffer type
     compare(), saved()      bytes by which they are smaller than ggml's own, of contexts made after compare()
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
     counters(), served()    how often ggml's functions were called and the time inside them; how graphs got their plans
     check()                 HookError unless ggml's calls reach this library; called once llama_cpp has been imported
+    dry_run(path, ...)      the graphs, weights, caches and bytes of a model that llama.cpp opens without allocating
     python -m ggml_sched.llama_cpp SCRIPT ...     runs a script whose llama.cpp uses this library
 
     ggml/                   the ggml that a client has loaded: functions, numbers of ops, buffers
     graph/                  ggml's graphs: reading them, recognising them by signatures, nodes that one kernel computes
     hook/                   the plan cache (plan_cache.h), the graph allocator and the scheduler (scheduler.h)
     install, last_plans     loading the library before ggml's; what it planned last, as values
+    dryrun, dryrun_child    a dry run, and its process: `parameters` by name, `imitated` devices
+    open_memory, held       what is open now, and bytes by what they are for
 """
 
 from __future__ import annotations
@@ -30,20 +34,36 @@ from ggml_sched.llama_cpp.install import (
     check,
     clear_counters,
     compare,
+    compute_buffers,
     counters,
     install,
     installed,
     last_error,
-    memory,
     saved,
     served,
 )
 
 if TYPE_CHECKING:
+    from ggml_sched.llama_cpp.dryrun import DryRun, DryRunError, Piece, Resident, dry_run
+    from ggml_sched.llama_cpp.held import Held
+    from ggml_sched.llama_cpp.open_memory import DeviceMemory, Memory, memory
     from ggml_sched.planning.plan import Plan
 
-__all__ = ["HookError", "check", "clear_counters", "compare", "counters", "install", "installed", "last_error",
+__all__ = ["DeviceMemory", "DryRun", "DryRunError", "Held", "HookError", "Memory", "Piece", "Resident", "check",
+           "clear_counters", "compare", "compute_buffers", "counters", "dry_run", "install", "installed", "last_error",
            "memory", "plans", "saved", "served"]
+_MODULES = {"open_memory": ("DeviceMemory", "Memory", "memory"), "held": ("Held",),
+            "dryrun": ("DryRun", "DryRunError", "Piece", "Resident", "dry_run")}
+"""Modules that are imported when one of these names is first used: a hooked process takes less memory without them."""
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return globals().setdefault(name, getattr(import_module(f"ggml_sched.llama_cpp.{module}"), name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def plans() -> tuple[Plan, ...]:

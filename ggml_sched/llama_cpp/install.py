@@ -19,8 +19,8 @@ from types import ModuleType
 
 from ggml_sched.errors import BackendError
 
-__all__ = ["LEVELS", "HookError", "check", "clear_counters", "compare", "counters", "hook", "install", "installed",
-           "last_error", "memory", "saved", "served"]
+__all__ = ["LEVELS", "HookError", "check", "clear_counters", "compare", "compute_buffers", "counters", "hook", "install",
+           "installed", "last_error", "saved", "served"]
 
 LEVELS = ("off", "alloc", "sched")
 """Levels of `install`: nothing, the graph allocator, or the graph allocator and the scheduler."""
@@ -113,14 +113,14 @@ def served() -> dict[str, int]:
     return hook().served() if installed() != "off" else {}
 
 
-def memory() -> dict[str, int]:
+def compute_buffers() -> dict[str, int]:
     """{buffer type: bytes} of the compute buffers that hold llama.cpp's graphs now, of all contexts that are open.
 
     These are the reserved bytes, which llama.cpp logs; the host has mapped only the pages that computes have touched.
     HookError if nothing is installed.
     """
     held: Counter[str] = Counter()
-    for name, nbytes, _ in hook().buffers():
+    for name, nbytes, *_ in hook().buffers():
         held[name] += nbytes
     return {name: nbytes for name, nbytes in held.items() if nbytes}
 
@@ -134,12 +134,12 @@ def compare(on: bool = True) -> None:
 
 
 def saved() -> dict[str, int]:
-    """{buffer type: bytes} by which the compute buffers of `memory` are smaller than ggml's own would be.
+    """{buffer type: bytes} by which the compute buffers of `compute_buffers` are smaller than ggml's own would be.
 
     Of the open contexts that were made after `compare()`; at level "sched" of those with one backend, because with
     several ggml's scheduler would split graphs otherwise.  HookError if there are none.
     """
-    compared = [(name, stock - nbytes) for name, nbytes, stock in hook().buffers() if stock is not None]
+    compared = [(name, stock - nbytes) for name, nbytes, stock, _ in hook().buffers() if stock is not None]
     if not compared:
         raise HookError("no open context was compared with ggml's own allocator: call compare() before the context is "
                         "made; with several backends only level 'alloc' is compared")

@@ -145,7 +145,7 @@ def saved_bytes_are_stock_s_less_ours() -> None:
             assert allocator.reserve(graph.graph, ids, [1] * 100)
         held.append((allocator.size(0), allocator.size(1)))
         if library is ours:
-            (cpu_name, of_cpu), (fake_name, of_fake) = hooked.memory().items()
+            (cpu_name, of_cpu), (fake_name, of_fake) = hooked.compute_buffers().items()
             assert (of_cpu, of_fake) == held[1]
             assert hooked.saved() == {cpu_name: held[0][0] - of_cpu, fake_name: held[0][1] - of_fake}
             stock, other = Allocator(base, cpu), Allocator(ours, cpu)
@@ -158,7 +158,7 @@ def saved_bytes_are_stock_s_less_ours() -> None:
             other.close()
             stock.close()
         allocator.close()
-    assert hooked.memory() == {}
+    assert hooked.compute_buffers() == {}
     try:
         hooked.saved()
     except hooked.HookError as error:

@@ -197,16 +197,16 @@ def test_memory_is_the_sum_of_the_buffers_of_open_contexts(level):
 import os
 import ggml_sched.llama_cpp as hooked
 from llama_cpp import Llama
-assert hooked.memory() == {}
+assert hooked.compute_buffers() == {}
 first = Llama(os.environ["MODEL"], n_ctx=256, n_batch=64, verbose=False)
-held = hooked.memory()
+held = hooked.compute_buffers()
 assert len(held) == 1 and sum(held.values()) == sum(hooked.plans()[0].buffer_sizes) > 0, held
 second = Llama(os.environ["MODEL"], n_ctx=256, n_batch=64, verbose=False)
-assert hooked.memory() == {name: 2 * nbytes for name, nbytes in held.items()}
+assert hooked.compute_buffers() == {name: 2 * nbytes for name, nbytes in held.items()}
 first.close()
-assert hooked.memory() == held
+assert hooked.compute_buffers() == held
 second.close()
-assert hooked.memory() == {}
+assert hooked.compute_buffers() == {}
 """, GGML_SCHED=level, MODEL=str(ROOT / "tests/data/models/tiny-llama-q4_0.gguf"))
 
 
@@ -224,7 +224,7 @@ if hooked.installed() != "off":
     hooked.compare()
 model = llama_cpp.Llama(os.environ["MODEL"], n_ctx=256, n_batch=64, verbose=False)
 if hooked.installed() != "off":
-    (name, held), (same, saved) = *hooked.memory().items(), *hooked.saved().items()
+    (name, held), (same, saved) = *hooked.compute_buffers().items(), *hooked.saved().items()
     assert name == same and saved > 0
     print(f"{(held + saved) / 2**20:.4f}")
 llama_cpp.llama_log_set(keep, None)

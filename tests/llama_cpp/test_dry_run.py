@@ -1,0 +1,198 @@
+"""A dry run predicts every buffer that llama.cpp allocates, to the byte, and no end of llama.cpp ends the caller."""
+
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from allocations import MODES, allocated, predicted
+from hooked import build, models
+from processes import run_python
+
+from ggml_sched.llama.synthetic import random_model
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "tests/data/models"
+TINY = MODELS / "tiny-llama-q4_0.gguf"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
+
+ONE, UNEQUAL = [("HOST0", 8 << 30)], [("HOST0", 8 << 30), ("HOST1", 24 << 30)]
+THREE = [("HOST0", 8 << 30), ("HOST1", 24 << 30), ("HOST2", 12 << 30)]
+SMALL = {"n_ctx": 256, "n_batch": 64}
+CPU_WAYS = ({}, {"flash_attn": True}, {"n_seq_max": 3}, {"use_mmap": False}, {"use_extra_bufts": False},
+            {"type_k": "f32", "type_v": "bf16"}, {"flash_attn": "auto", "kv_unified": True})
+DEVICE_WAYS = ({"n_gpu_layers": 1}, {"n_gpu_layers": 3}, {"n_gpu_layers": -1}, {"n_gpu_layers": -1, "flash_attn": True},
+               {"n_gpu_layers": -1, "offload_kqv": False}, {"n_gpu_layers": -1, "override_tensor": {"ffn_.*": "CPU"}},
+               {"n_gpu_layers": 2, "override_tensor": {"token_embd": "HOST0", "attn_q": "CPU"}},
+               {"n_gpu_layers": -1, "tensor_split": [3, 1, 2]})
+
+
+@pytest.fixture
+def dry_run(monkeypatch):
+    """The function in a process that is not hooked."""
+    monkeypatch.setenv("GGML_SCHED", "off")
+    from ggml_sched.llama_cpp import dry_run
+
+    return dry_run
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory) -> dict[str, str]:
+    return build.build(tmp_path_factory.mktemp("libraries"))
+
+
+def model_file(name: str, folder: Path) -> Path:
+    if not name.startswith("random"):
+        return MODELS / f"{name}.gguf"
+    path = folder / f"{name.replace(' ', '-')}.gguf"
+    path.write_bytes(random_model(name.split()[1], 7, tied="gemma" in name))
+    return path
+
+
+@needs_compiler
+@pytest.mark.parametrize(("devices", "ways", "pipeline"), [
+    ([], CPU_WAYS[:4], False), ([], CPU_WAYS[4:], False), (ONE, DEVICE_WAYS[:4], False), (ONE, DEVICE_WAYS[4:7], False),
+    (UNEQUAL, (DEVICE_WAYS[2], DEVICE_WAYS[7]), False), (UNEQUAL, (DEVICE_WAYS[2],), True),
+    (THREE, (DEVICE_WAYS[3], DEVICE_WAYS[7]), False)],
+    ids=["CPU", "CPU, caches", "one, layers", "one, tensors", "two", "two, pipeline", "three"])
+def test_every_buffer_has_the_predicted_bytes(devices, ways, pipeline, dry_run, libraries, tmp_path):
+    compare(TINY, [SMALL | way for way in ways], devices, pipeline, dry_run, libraries, tmp_path)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["random gpt-oss", "random gemma3", "random mamba", "random qwen3moe"])
+def test_other_architectures_have_the_predicted_bytes_too(name, dry_run, libraries, tmp_path):
+    ways = [SMALL | {"n_gpu_layers": 2}, SMALL | {"n_gpu_layers": -1, "n_seq_max": 2}]
+    compare(model_file(name, tmp_path), ways, UNEQUAL, False, dry_run, libraries, tmp_path)
+
+
+def compare(path, ways, devices, pipeline, dry_run, libraries, folder) -> None:
+    runs = [dry_run(path, devices=devices or None, pipeline=pipeline, **way) for way in ways]
+    for mode in MODES:
+        for way, run, held in zip(ways, runs, allocated(folder, mode, path, libraries, ways, devices, pipeline),
+                                  strict=True):
+            assert predicted(run, mode) == held, (mode, way)
+            assert {kind for _, kind, _ in held} == {"weights", "compute", "other"}
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [*models.GRAPHS, *models.VOCABULARIES, *models.OTHERS])
+def test_models_of_real_sizes_have_the_predicted_bytes(name, dry_run, libraries, tmp_path):
+    path = models.write(name, tmp_path)
+    layers = (models.GRAPHS | models.VOCABULARIES | models.OTHERS)[name][1]["block_count"]
+    usual = {"n_ctx": 2048, "use_extra_bufts": False}
+    for devices, ways in (([], [{}, {"flash_attn": True}, {"n_batch": 64}, {"n_seq_max": 4}, {"embedding": True}]),
+                          (ONE, [{"n_gpu_layers": -1}, {"n_gpu_layers": layers // 2},
+                                 {"n_gpu_layers": layers // 2, "flash_attn": True}]),
+                          (UNEQUAL, [{"n_gpu_layers": -1}, {"n_gpu_layers": layers - 1, "flash_attn": True},
+                                     {"n_gpu_layers": -1, "override_tensor": {r"ffn_.*_exps|ffn_up": "CPU"}}]),
+                          (THREE, [{"n_gpu_layers": -1}, {"n_gpu_layers": -1, "tensor_split": [2, 1, 1]}])):
+        compare(path, [usual | way for way in ways], devices, False, dry_run, libraries, tmp_path)
+
+
+def test_a_run_has_graphs_residents_and_bytes(dry_run):
+    run = dry_run(TINY, devices=[("A", 1 << 30), ("B", 3 << 30)], n_gpu_layers=-1, use_extra_bufts=False, **SMALL)
+    assert run.devices == ("A", "B", "CPU") and run.settings["n_ctx"] == 256
+    assert [graph.meta["n_tokens"] for graph in run.graphs] == [1, 64]
+    names = [{t.name: t.nbytes for t in graph.tensors if t.resident} for graph in run.graphs]
+    assert names[0] == names[1] == {one.name: one.nbytes for one in run.residents}
+    assert {t.name for t in run.token.tensors if t.resident == "kv"} == {
+        f"cache_{which}_l{layer}" for which in "kv" for layer in range(4)}
+    memory = run.memory()
+    assert sum(held.weights for held in memory.values()) >= sum(
+        one.nbytes for one in run.residents if one.kind == "weights")
+    assert {one.device for one in run.residents if one.name.startswith("blk.0")} == {"A"}
+    assert {one.device for one in run.residents if one.name.startswith("output")} == {"B"}
+    assert memory["CPU"].mapped == memory["CPU"].weights > 0 and memory["A"].mapped == 0
+    assert run.memory("sched")["A"].compute < memory["A"].compute
+
+
+def test_a_run_is_a_value(dry_run):
+    run, again = (dry_run(TINY, **SMALL) for _ in range(2))
+    assert run == again and hash(run) == hash(again) and pickle.loads(pickle.dumps(run)) == run
+    assert json.loads(json.dumps(run.to_dict()))["memory"]["off"]["CPU"]["total"] == run.memory()["CPU"].total
+    assert run != dry_run(TINY, n_ctx=512)
+    assert "CPU" in str(run) and f"{run.memory()['CPU'].total:,}" in str(run)
+
+
+def test_graphs_are_planned_like_others(dry_run):
+    import ggml_sched as gs
+    from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+
+    run = dry_run(TINY, use_extra_bufts=False, **SMALL)
+    dry = gs.DryBackend("CPU")
+    placed = graph_from_dict(graph_to_dict(run.prompt), lambda t: dry)
+    assert gs.Scheduler([dry]).plan(placed).buffer_sizes[0] == run.memory("sched")["CPU"].compute
+
+
+@pytest.mark.parametrize(("settings", "message", "status"), [
+    ({"type_v": "q8_0"}, "requires flash_attn", 1),
+    ({"type_k": 200}, "GGML_ASSERT(type >= 0", -6),
+    ({"kv_overrides": {"llama.block_count": 9}}, "blk.4.attn_norm.weight' not found", 1),
+    ({"override_tensor": {"x": "HOST9"}}, "no buffer type has the name 'HOST9'", 1)])
+def test_what_llama_cpp_refuses_or_aborts_on_is_an_error_with_its_words(settings, message, status, dry_run):
+    from ggml_sched.llama_cpp import DryRunError
+
+    with pytest.raises(DryRunError) as caught:
+        dry_run(TINY, **settings)
+    assert message in caught.value.message and message in str(caught.value) and caught.value.status == status
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.message, copied.status) == (str(caught.value), caught.value.message, status)
+
+
+def test_the_deadline_ends_llama_cpp(dry_run):
+    from ggml_sched.llama_cpp import DryRunError
+
+    began = time.monotonic()
+    with pytest.raises(DryRunError, match=r"did not end within 1\.5 s") as caught:
+        dry_run(TINY, n_ctx=1 << 31, deadline=1.5)
+    assert time.monotonic() - began < 20 and caught.value.status is None
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert not [line for line in left.splitlines() if "dryrun_child" in line and str(os.getpid()) in line]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"n_layers": 3}, TypeError, "'n_layers' is not one of llama.cpp's settings"),
+    ({"split_mode": "rows"}, ValueError, "split_mode='rows'"), ({"flash_attn": 7}, ValueError, "flash_attn=7"),
+    ({"type_k": "q9"}, ValueError, "type_k='q9'"), ({"n_ubatch": 0}, ValueError, "n_ubatch=0"),
+    ({"deadline": 0}, ValueError, "deadline=0"), ({"devices": [3]}, TypeError, "devices: 3"),
+    ({"devices": ["A", "A"]}, ValueError, "A, A"), ({"devices": ["CPU"]}, ValueError, "not 'CPU'"),
+    ({"devices": [f"D{i}" for i in range(16)]}, ValueError, "16 devices")])
+def test_wrong_arguments_start_no_process(arguments, error, message, dry_run, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(error, match=message):
+        dry_run(TINY, **arguments)
+
+
+def test_a_missing_file_and_one_that_is_no_model(dry_run, tmp_path):
+    from ggml_sched.llama_cpp import DryRunError
+
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        dry_run(tmp_path / "missing.gguf")
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(DryRunError, match="failed to load model"):
+        dry_run(tmp_path / "text.gguf")
+
+
+def test_the_caller_need_not_be_hooked_and_may_be():
+    code = ("from ggml_sched.llama_cpp import dry_run; import sys; run = dry_run(sys.argv[1], n_ctx=256, n_batch=64); "
+            "print(run.memory()['CPU'].total, 'llama_cpp' in sys.modules)")
+    totals = {run_python("-c", code, str(TINY), GGML_SCHED=level).stdout for level in ("off", "alloc", "sched")}
+    assert len(totals) == 1 and totals.pop().endswith("False\n")
+
+
+def test_no_weights_are_read(dry_run, tmp_path):
+    """Of a file that ends where its weights begin llama.cpp reads all that a dry run needs, but for its length."""
+    path = models.write("llama-2-7b", tmp_path)
+    before = path.stat()
+    run = dry_run(path, n_ctx=32768, flash_attn=True, use_extra_bufts=False)
+    assert run.memory()["CPU"].weights > 3 << 30 and run.memory()["CPU"].caches == 16 << 30
+    assert path.stat().st_blocks == before.st_blocks < 8192, "holes stay holes"
+    assert sys.getsizeof(run) < 1 << 10
