@@ -116,6 +116,19 @@ def test_a_budget_one_byte_short_of_what_a_solution_takes_is_never_exceeded():
             assert near_the_best(chain, short, 0.0).cost >= found.cost
 
 
+def test_a_cutoff_ends_the_search_and_leaves_the_bound_true():
+    for _ in range(40):
+        chain = random_chain(RNG, 2)
+        budget = near_budget(RNG, chain)
+        optimum = least(chain, budget)
+        for cutoff in (optimum * 0.9, optimum * 1.1) if optimum < np.inf else (3.0,):
+            found = solve(chain, budget, 0.0, cutoff=cutoff)
+            assert checked(chain, budget, found) >= optimum * (1 - 1e-12)
+            assert found.bound <= optimum * (1 + 1e-12)
+            assert found.bound >= min(cutoff, optimum) * (1 - 1e-9)
+            assert optimum > cutoff or found.cost <= optimum * (1 + 1e-9)
+
+
 def test_equal_calls_give_equal_solutions():
     for _ in range(20):
         chain = random_chain(RNG, 3, n_stages=12)
@@ -172,7 +185,8 @@ def test_a_path_of_too_many_bytes_is_a_typed_error():
 
 
 @pytest.mark.parametrize("arguments, error", [
-    ({"within": -0.1}, ValueError), ({"within": float("nan")}, ValueError), ({"solver": "other"}, ValueError),
+    ({"within": -0.1}, ValueError), ({"within": float("nan")}, ValueError), ({"cutoff": float("nan")}, ValueError),
+    ({"solver": "other"}, ValueError),
     ({"budget": [1.5, 1]}, TypeError), ({"budget": [1]}, ValueError)])
 def test_arguments_are_checked(arguments, error):
     chain = Chain((0,), (np.ones((1, 1, 1)),), (np.zeros((1, 2), int),), np.zeros(1))

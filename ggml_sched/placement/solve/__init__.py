@@ -6,6 +6,7 @@ met on the way, repaired and improved by exchanges (`search`), paths by labels (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,12 +34,14 @@ TINY = 1e-12
 """Part of the seconds by which sums of the same numbers may differ."""
 
 
-def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver: str = "auto") -> Solution:
+def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver: str = "auto",
+          cutoff: float = math.inf) -> Solution:
     """The cheapest choices for `chain` that take at most `budget[d]` bytes on each device d.
 
     Ends when the cost is proven to be at most 1 + `within` times the least, or when its bounded effort is spent: then
     the gap between `cost` and `bound` is larger.  `bound` is infinite if it is proven that no choices fit; `path` is
-    None if none were found.  The same call gives the same result.
+    None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
+    search ends: then `path` is None, unless a path below `cutoff` was found.
 
     ValueError or TypeError for arrays of wrong shapes or types, NaN, negative seconds or bytes, a chain without stages,
     and an unknown `solver`.
@@ -47,13 +50,15 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(SOLVERS)}")
     if not within >= 0:
         raise ValueError(f"within is {within}; it must be 0 or a positive part")
+    if math.isnan(cutoff):
+        raise ValueError("cutoff is NaN; it must be a number of seconds")
     problem = Problem(chain, budget)
     bound = best_bound(problem)
-    if bound.value == np.inf:
+    if bound.value == np.inf or bound.value >= cutoff:
         return answer(problem, bound, None)
     path = first_paths(problem, bound)
     if not is_near(problem, bound, path, within):
-        path = search_labels(problem, bound, path, within)
+        path = search_labels(problem, bound, path, within, cutoff)
     return answer(problem, bound, path)
 
 
@@ -62,18 +67,18 @@ def is_near(problem: Problem, bound: Bound, path: Ints | None, within: float) ->
     return path is not None and problem.cost_of(path) <= bound.value * (1 + within)
 
 
-def search_labels(problem: Problem, bound: Bound, path: Ints | None, within: float) -> Ints | None:
+def search_labels(problem: Problem, bound: Bound, path: Ints | None, within: float, cutoff: float) -> Ints | None:
     """The best of `path` and of searches by labels, wider and wider; raises the bound's value."""
     labels = Labels(problem, bound)
     for width, effort in WIDTHS:
-        stop = np.inf if path is None else problem.cost_of(path) / (1 + within) * (1 - TINY)
+        stop = cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
         found, proven = labels.search(stop, width, effort)
         bound.value = max(bound.value, proven)
         if found is not None:
             found = improve(problem, found)
             if path is None or problem.cost_of(found) < problem.cost_of(path):
                 path = found
-        if bound.value == np.inf or is_near(problem, bound, path, within * (1 + TINY) + 2 * TINY):
+        if bound.value >= cutoff or is_near(problem, bound, path, within * (1 + TINY) + 2 * TINY):
             break
     return path
 

@@ -408,3 +408,40 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
         columns[stage] = used[stage, best]
         best = earlier[stage, best]
     return path, made.lowest, effort
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+def cheapest_labels(const int64_t[::1] parent not None, const double[:, ::1] own not None,
+                    const double[:, :, ::1] edge not None):
+    """The cheapest label for each node of a forest: (sum, labels i64 [nodes]).
+
+    `parent[i]` is smaller than i, or -1; `own` [nodes, labels] has what a label costs, `edge` [nodes, label, label of
+    the parent] what it costs with the parent's.
+    """
+    cdef Py_ssize_t n = own.shape[0], n_labels = own.shape[1], node, label, above
+    cdef double total = 0.0, least, cost
+    sums_, chosen_ = np.array(own), np.zeros((n, max(n_labels, 1)), np.int64)
+    labels_ = np.zeros(n, np.int64)
+    cdef double[:, ::1] sums = sums_
+    cdef int64_t[:, ::1] chosen = chosen_
+    cdef int64_t[::1] out = labels_
+    with nogil:
+        for node in range(n - 1, -1, -1):
+            if parent[node] < 0:
+                least = INFINITY
+                for label in range(n_labels):
+                    if sums[node, label] < least:
+                        least, chosen[node, 0] = sums[node, label], label
+                total += least
+                continue
+            for above in range(n_labels):
+                least = INFINITY
+                for label in range(n_labels):
+                    cost = sums[node, label] + edge[node, label, above]
+                    if cost < least:
+                        least, chosen[node, above] = cost, label
+                sums[parent[node], above] += least
+        for node in range(n):
+            out[node] = chosen[node, 0 if parent[node] < 0 else out[parent[node]]]
+    return total, labels_

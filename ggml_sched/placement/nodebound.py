@@ -1,0 +1,256 @@
+"""A bound that holds for every placement: for each device of each weight and cache, and each device of each node.
+
+A plan's price is at least that of a relaxation.  Of the copies of an activation only those for one of its readers count,
+of a resident's only those for its largest reader; so what is counted is a forest of nodes and residents whose edges have
+prices by the devices at both ends, and the cheapest devices are found exactly.  Along one path of dependent nodes each
+change of device begins a split, and those splits count.  The bytes of the residents are held to the budgets by
+multipliers, which cutting planes choose, as for chains (`solve.bound`).  A resident that several graphs with a weight
+read may be on another device in each: its bytes are shared among them, so their shares add up to one resident.
+
+What is taken for granted: a device reads no memory but its own without a copy, and inputs are set on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched._graph import Tensor
+from ggml_sched.placement.devices import Device, Links
+from ggml_sched.placement.facts import Facts
+from ggml_sched.placement.solve._chain import cheapest_labels
+from ggml_sched.placement.solve.master import Master
+
+__all__ = ["NodeBound", "node_bound"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EPSILON = float(np.finfo(np.float64).eps)
+CLOSE = 1e-6
+STEEPEST = 1e6
+
+
+@dataclass(frozen=True)
+class NodeBound:
+    """What every placement costs at least."""
+
+    seconds: float
+    """Infinite if it is proven that the residents do not fit."""
+    multipliers: tuple[float, ...]
+    """For each device the seconds that one more byte is worth at the bound."""
+
+
+def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
+               room: Sequence[int], allowed: Mapping[str, Sequence[bool]] | None = None) -> NodeBound:
+    """The least seconds, sum of `weights[i]` times those of `graphs[i]`, over all placements within `room`.
+
+    `room`: bytes of each device for residents, its budget without what its arena takes at least.  `allowed`: for the
+    names of some residents, whether each device may hold them.  A graph of weight 0 counts for its residents alone.
+
+    Raises ValueError where the arguments' lengths differ, or for a weight that is negative or no number.
+    """
+    if len(graphs) != len(weights) or len(devices) != len(room):
+        raise ValueError(f"{len(graphs)} graphs with {len(weights)} weights, {len(devices)} devices with room on "
+                         f"{len(room)}")
+    if not all(0 <= weight < math.inf for weight in weights):
+        raise ValueError(f"weights are {list(weights)}; a weight is finite and not negative")
+    best = NodeBound(-math.inf, (0.0,) * len(devices))
+    for forest in (Forest(graphs, weights, devices, links, allowed or {}, by_bytes) for by_bytes in (True, False)):
+        found = relaxed(forest, room)
+        if found.seconds > best.seconds:
+            best = found
+    return best
+
+
+class Forest:
+    """The nodes and residents of all graphs with a weight, each under at most one other; parents come first."""
+
+    def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
+                 allowed: Mapping[str, Sequence[bool]], by_bytes: bool) -> None:
+        self.devices, self.links, self.by_bytes = devices, links, by_bytes
+        n = len(devices)
+        self.own: list[Floats] = []
+        self.under: list[tuple[int, Floats] | None] = []
+        """For each entry the entry that it stands under, and the price [its device, the other's device]."""
+        self.nbytes: list[float] = []
+        """Bytes of a resident's share, 0 for nodes."""
+        self.constant = 0.0
+        used = [(graph, weight) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
+        shares = shares_of(used, devices)
+        sizes = {key_of(root): root.nbytes for graph in graphs for roots in graph.residents for root in roots}
+        for number, (graph, weight) in enumerate(used):
+            self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, allowed)
+        for key in sizes.keys() - shares.keys():        # of graphs without a weight: bytes alone
+            self._add(may_hold(key, allowed, n), float(sizes[key]))
+        self._order()
+        self.fixed_bytes = float(sum(sizes.values()))
+
+    def _add(self, own: Floats, nbytes: float = 0.0) -> int:
+        self.own.append(own)
+        self.under.append(None)
+        self.nbytes.append(nbytes)
+        return len(self.own) - 1
+
+    def _copied(self, nbytes: float, weight: float) -> Floats:
+        """Seconds of a copy [from, to]."""
+        return weight * (self.links.latency + self.links.per_byte * nbytes)
+
+    def _add_graph(self, graph: Facts, weight: float, shares: Mapping[object, float],
+                   allowed: Mapping[str, Sequence[bool]]) -> None:
+        n = len(self.devices)
+        seconds = weight * np.array([graph.seconds(device) for device in self.devices]).reshape(n, len(graph.nodes)).T
+        at = [self._add(row) for row in seconds]
+        readers: dict[Tensor, list[int]] = {}
+        accessors: dict[object, list[int]] = {}
+        root_of: dict[object, Tensor] = {}
+        for i, (roots, residents) in enumerate(zip(graph.activations, graph.residents, strict=True)):
+            for root in roots:
+                readers.setdefault(root, []).append(i)
+            for root in residents:
+                accessors.setdefault(key_of(root), []).append(i)
+                root_of[key_of(root)] = root
+        producer = {node: i for i, node in enumerate(graph.nodes)}
+        heavy = np.array([sum(min(root.nbytes, nbytes) for root in roots)
+                          for roots, nbytes in zip(graph.residents, graph.nbytes, strict=True)])
+        above: dict[int, int] = {}
+        for root, found in readers.items():
+            if root in producer:
+                reader = max(found, key=lambda i: (heavy[i], -i)) if self.by_bytes else found[0]
+                if reader > producer[root]:
+                    above[producer[root]] = reader
+                    self.under[at[producer[root]]] = (at[reader], self._copied(read(graph.nodes[reader], root), weight))
+            elif root.computes is False:
+                self._add_input(graph, root, found, at, weight)
+        self._add_splits(above, at, weight)
+        for key, found in accessors.items():
+            root = root_of[key]
+            reader = max(found, key=lambda i: (graph.nbytes[i], -i))
+            entry = self._add(may_hold(key, allowed, n), shares[key] * root.nbytes)
+            self.under[entry] = (at[reader], self._copied(read(graph.nodes[reader], root), weight))
+            for i in found:
+                node = graph.nodes[i]
+                if i != reader and node.root is root and self.under[at[i]] is None and not self._is_below(at[reader],
+                                                                                                        at[i]):
+                    self.under[at[i]] = (entry, self._copied(node.nbytes, weight))      # it is written back
+
+    def _is_below(self, entry: int, other: int) -> bool:
+        """Whether `entry` stands under `other`, at any distance."""
+        while entry != other:
+            link = self.under[entry]
+            if link is None:
+                return False
+            entry = link[0]
+        return True
+
+    def _add_input(self, graph: Facts, root: Tensor, found: list[int], at: list[int], weight: float) -> None:
+        """What an input costs that nodes elsewhere than on the host read: shared by its readers, as each may be alone."""
+        host = next((i for i, device in enumerate(self.devices) if device.host), None)
+        if host is None:
+            return
+        least = min(read(graph.nodes[i], root) for i in found)
+        for i in found:
+            self.own[at[i]] = self.own[at[i]] + self._copied(least, weight)[host] / len(found)
+
+    def _add_splits(self, above: Mapping[int, int], at: list[int], weight: float) -> None:
+        """The splits that begin along the longest path of nodes, each under the next."""
+        if not at:
+            return
+        length, below = np.ones(len(at), np.int64), [-1] * len(at)
+        for i in range(len(at)):
+            if i in above and length[i] + 1 > length[above[i]]:
+                length[above[i]], below[above[i]] = length[i] + 1, i
+        begin = weight * np.array([device.split for device in self.devices])
+        changes = begin[None, :] * (1 - np.eye(len(begin)))
+        i = int(length.argmax())
+        while below[i] >= 0:
+            link = self.under[at[below[i]]]
+            assert link is not None
+            self.under[at[below[i]]] = (link[0], link[1] + changes)
+            i = below[i]
+        self.own[at[i]] = self.own[at[i]] + begin
+
+    def _order(self) -> None:
+        """Arrays in which every entry comes after the one that it stands under."""
+        n, count = len(self.devices), len(self.own)
+        children: list[list[int]] = [[] for _ in range(count)]
+        order = []
+        for i, link in enumerate(self.under):
+            if link is None:
+                order.append(i)
+            else:
+                children[link[0]].append(i)
+        for i in order:
+            order += children[i]
+        place = np.empty(count, np.int64)
+        place[order] = np.arange(count)
+        links = [self.under[i] for i in order]
+        self.parent: Ints = np.array([-1 if link is None else place[link[0]] for link in links], np.int64)
+        self.edge: Floats = np.array([np.zeros((n, n)) if link is None else link[1] for link in links]).reshape(-1, n, n)
+        self.prices: Floats = np.array([self.own[i] for i in order]).reshape(-1, n)
+        self.sizes: Floats = np.array([self.nbytes[i] for i in order])
+
+
+def relaxed(forest: Forest, room: Sequence[int]) -> NodeBound:
+    """The best bound of a forest over all multipliers, nearly."""
+    n = len(room)
+    finite = np.where(np.isfinite(forest.prices), forest.prices, 0.0)
+    dearest = float(finite.max(1).sum() + forest.edge.max((1, 2), initial=0.0).sum()) if n else 0.0
+    budget = np.array([float(bytes_) for bytes_ in room])
+    scarce = np.flatnonzero(budget < forest.fixed_bytes)
+    best, worth = -math.inf, np.zeros(n)
+    unit, seconds = max(forest.fixed_bytes, 1.0), max(dearest, 1e-300)
+    master, multipliers = Master(len(scarce), STEEPEST), np.zeros(n)
+    for _ in range(30 + 20 * len(scarce)):
+        total, labels = cheapest_labels(forest.parent, forest.prices + forest.sizes[:, None] * multipliers, forest.edge)
+        if total == math.inf:
+            return NodeBound(math.inf, tuple(multipliers.tolist()))
+        used = np.bincount(labels, forest.sizes, minlength=n)
+        allowed = float(multipliers @ budget)
+        error = 4 * (len(labels) + n + 2) * EPSILON * (abs(total) + abs(allowed))
+        if total - allowed - error > best:
+            best, worth = total - allowed - error, multipliers
+        if best > dearest * (1 + 1e-9):
+            return NodeBound(math.inf, tuple(worth.tolist()))
+        cost = total - float(multipliers @ used)
+        master.add(cost / seconds, (used - budget)[scarce] / unit)
+        promised, scaled = master.solve()
+        if promised * seconds - best <= CLOSE * abs(best):
+            break
+        multipliers = np.zeros(n)
+        multipliers[scarce] = scaled * seconds / unit
+    return NodeBound(max(best, 0.0), tuple(worth.tolist()))
+
+
+def key_of(root: Tensor) -> object:
+    """What a resident is known by in all graphs: its name, or itself if it has none."""
+    return root.name or root
+
+
+def may_hold(key: object, allowed: Mapping[str, Sequence[bool]], n: int) -> Floats:
+    """0 for each device that may hold a resident, infinite for others."""
+    flags = allowed.get(key) if isinstance(key, str) else None
+    return np.zeros(n) if flags is None else np.where(np.asarray(flags, bool), 0.0, np.inf)
+
+
+def read(node: Tensor, root: Tensor) -> float:
+    """The fewest bytes that a copy has with which `node` can read `root`: of its sources, the smallest view."""
+    return float(min((source.nbytes for source in node.src if source is not None and source.root is root),
+                     default=0))
+
+
+def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device]) -> dict[object, list[float]]:
+    """For each resident the share of its bytes in each graph: in proportion to what its readers' device matters."""
+    matters: dict[object, list[float]] = {}
+    for number, (graph, weight) in enumerate(used):
+        seconds = weight * np.array([graph.seconds(device) for device in devices]).reshape(len(devices), -1)
+        spread = np.ptp(seconds, axis=0) if len(devices) else np.zeros(len(graph.nodes))
+        for i, roots in enumerate(graph.residents):
+            for root in roots:
+                share = matters.setdefault(key_of(root), [0.0] * len(used))
+                share[number] = max(share[number], float(spread[i]), 1e-15)
+    return {key: [part / sum(share) for part in share] for key, share in matters.items()}

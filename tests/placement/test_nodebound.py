@@ -1,0 +1,139 @@
+"""The bound by nodes: no plan of any placement is cheaper, and it is not far below the best."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_graphs import Built, many_residents, quick, recipes
+
+import ggml_sched as gs
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.facts import facts
+from ggml_sched.placement.nodebound import node_bound
+
+DEVICES = (gs.Device("A", 1 << 30, bandwidth=1e9, flops=1e9, launch=1e-6, split=3e-6),
+           gs.Device("B", 1 << 30, bandwidth=3e9, flops=1e8, launch=2e-6, split=5e-6),
+           gs.Device("H", 1 << 30, bandwidth=2e8, flops=1e10, launch=5e-6, split=7e-6, host=True))
+LINK = {("A", "H"): gs.Link(1e9, 1.1e-6), ("H", "A"): gs.Link(3e9, 1.3e-6), ("B", "H"): gs.Link(7e8, 1.7e-6)}
+
+
+@given(recipes(), st.integers(0, 1 << 30))
+@quick(150)
+def test_no_plan_of_random_homes_and_assignments_is_cheaper(recipe, seed):
+    rng = np.random.default_rng(seed)
+    built = Built(many_residents(recipe), n_homes=3)
+    backends = [gs.DryBackend(device.name) for device in DEVICES]
+    for home, backend in zip(built.homes, backends, strict=True):
+        backend.alloc_tensors(home)
+    known = facts(built.graph)
+    with gs.Scheduler(backends) as scheduler:
+        for node in built.graph.nodes:
+            if node.computes and node.view_src is None and rng.random() < 0.8:
+                scheduler.set_tensor_backend(node, backends[int(rng.integers(3))])
+        plan = scheduler.plan(built.graph)
+    seconds = gs.price(plan, DEVICES, LINK).seconds
+    room = [0, 0, 0]
+    for root in {root for roots in known.residents for root in roots}:
+        room[[backend.name for backend in backends].index(root.backend.name)] += root.nbytes
+    bound = node_bound([known], [1.0], DEVICES, Links(DEVICES, LINK), room)
+    assert bound.seconds <= seconds * (1 + 1e-9)
+
+
+FAST = (gs.Device("G", 1 << 30, bandwidth=20e9, flops=1e12, launch=1e-6, split=2e-6),
+        gs.Device("H", 1 << 30, bandwidth=2e9, flops=1e11, launch=1e-6, split=1e-6, host=True))
+THREE = (FAST[0], gs.Device("K", 1 << 30, bandwidth=6e9, flops=1e12, launch=1e-6, split=2e-6), FAST[1])
+FAST_LINK = gs.Link(4e9, 2e-6)
+SIZES = {"up": (64, 256), "down": (256, 64), "out": (64, 320)}
+
+
+def model(ctx, weights, tokens=1):
+    """x + down relu(up x), then out if there is such a weight; `weights`: tensors by name."""
+    x = ctx.tensor("f32", (64, tokens), "x", input=True)
+    y = ctx.add(x, ctx.mul_mat(weights["down"], ctx.relu(ctx.mul_mat(weights["up"], x))))
+    return gs.Graph(ctx.mul_mat(weights["out"], y) if "out" in weights else y)
+
+
+def best_of_all(devices, names, tokens):
+    """{device of each weight: least seconds over all devices of all nodes}, and the facts."""
+    backends, best = [gs.DryBackend(device.name) for device in devices], {}
+    for homes in itertools.product(range(len(devices)), repeat=len(names)):
+        with gs.Context("graph") as ctx:
+            contexts = [gs.Context(device.name) for device in devices]
+            graph = model(ctx, {name: contexts[home].tensor("f32", SIZES[name], name)
+                                for name, home in zip(names, homes, strict=True)}, tokens)
+            for home in set(homes):
+                backends[home].alloc_tensors(contexts[home])
+            known, least = facts(graph), math.inf
+            for nodes in itertools.product(backends, repeat=len(known.nodes)):
+                with gs.Scheduler(backends) as scheduler:
+                    for node, backend in zip(known.nodes, nodes, strict=True):
+                        scheduler.set_tensor_backend(node, backend)
+                    least = min(least, gs.price(scheduler.plan(graph), devices, FAST_LINK).seconds)
+            best[homes] = least
+    return best, known
+
+
+@pytest.mark.parametrize("devices, names, tokens", [
+    (FAST, ("up", "down", "out"), 1), (FAST, ("up", "down"), 64),
+    pytest.param(THREE, ("up", "down"), 1, marks=pytest.mark.soak),
+    pytest.param(THREE, ("up", "down", "out"), 1, marks=pytest.mark.soak)])
+def test_the_bound_is_near_the_best_of_all_placements_and_all_nodes_and_never_above(devices, names, tokens):
+    best, known = best_of_all(devices, names, tokens)
+    sizes = [math.prod(SIZES[name]) * 4 for name in names]
+    links, parts = Links(devices, FAST_LINK), []
+    for part in itertools.product((0, 80_000, 140_000, 1 << 20), repeat=len(devices)):
+        fitting = [seconds for homes, seconds in best.items()
+                   if all(sum(size for size, home in zip(sizes, homes, strict=True) if home == device) <= bytes_
+                          for device, bytes_ in enumerate(part))]
+        bound = node_bound([known], [1.0], devices, links, part).seconds
+        assert bound <= min(fitting, default=math.inf) * (1 + 1e-9), part
+        if fitting:
+            parts.append(bound / min(fitting))
+    assert np.median(parts) >= 0.9
+
+
+@pytest.fixture
+def known():
+    """Facts of the model for 1 and for 64 tokens, of the same weights; and the weights' bytes."""
+    with gs.Context("graph") as ctx, gs.Context("weights") as made:
+        weights = {name: made.tensor("f32", shape, name) for name, shape in SIZES.items()}
+        gs.DryBackend("H").alloc_tensors(made)
+        yield [facts(model(ctx, weights, tokens)) for tokens in (1, 64)], sum(t.nbytes for t in weights.values())
+
+
+def test_residents_of_two_graphs_are_held_once(known):
+    graphs, total = known
+    links = Links(FAST, FAST_LINK)
+    for mixed in ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0]):
+        assert node_bound(graphs, mixed, FAST, links, [0, total]).seconds < math.inf
+        assert node_bound(graphs, mixed, FAST, links, [0, total // 2]).seconds == math.inf
+    alone = [node_bound([one], [1.0], FAST, links, [total // 2, total]).seconds for one in graphs]
+    both = node_bound(graphs, [1.0, 1.0], FAST, links, [total // 2, total]).seconds
+    assert max(alone) < both <= sum(alone) * 1.2
+
+
+def test_residents_stay_where_they_may_be(known):
+    (graph, _), links = known[0], Links(FAST, FAST_LINK)
+    seconds = [node_bound([graph], [1.0], FAST, links, [1 << 30] * 2, allowed).seconds
+               for allowed in ({}, {"out": (False, True)}, {"out": (False, False)})]
+    assert seconds[0] < seconds[1] < seconds[2] == math.inf
+
+
+def test_multipliers_are_what_a_byte_is_worth(known):
+    (graph, _), links = known[0], Links(FAST, FAST_LINK)
+    found = node_bound([graph], [1.0], FAST, links, [100_000, 1 << 30])
+    more = node_bound([graph], [1.0], FAST, links, [101_000, 1 << 30])
+    assert found.seconds - more.seconds == pytest.approx(1000 * found.multipliers[0], rel=1e-3)
+    assert found.multipliers[0] > 0 == found.multipliers[1]
+
+
+@pytest.mark.parametrize("weights, room", [([1.0], [1]), ([1.0, 1.0], [1, 1]), ([-1.0], [1, 1]),
+                                           ([math.nan], [1, 1])])
+def test_arguments_are_checked(weights, room):
+    with gs.Context("graph") as ctx:
+        graph = gs.Graph(ctx.relu(ctx.tensor("f32", (4,), "x", input=True)))
+        with pytest.raises(ValueError, match="weight"):
+            node_bound([facts(graph)], weights, FAST, Links(FAST), room)
