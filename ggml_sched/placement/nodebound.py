@@ -1,13 +1,14 @@
 """A bound that holds for every placement: for each device of each weight and cache, and each device of each node.
 
-A plan's price is at least that of a relaxation.  Of the copies of an activation only those for one of its readers count,
-of a resident's only those for its largest reader; so what is counted is a forest of nodes and residents whose edges have
-prices by the devices at both ends, and the cheapest devices are found exactly.  Along one path of dependent nodes each
-change of device begins a split, and those splits count.  The bytes of the residents are held to the budgets by
-multipliers, which cutting planes choose, as for chains (`solve.bound`).  A resident that several graphs with a weight
-read may be on another device in each: its bytes are shared among them, so their shares add up to one resident.
+A plan's price is at least that of a relaxation.  Of the copies of an activation only those for one of its readers
+count, of a resident's only those for its largest reader; so what is counted is a forest of nodes and residents whose
+edges have prices by the devices at both ends, and the cheapest devices are found exactly.  Along one path of dependent
+nodes each change of device begins a split, and those splits count.  The bytes of the residents are held to the budgets
+by multipliers, which cutting planes choose, as for chains (`solve.bound`).  A resident that several graphs with a
+weight read may be on another device in each: its bytes are shared among them, and the shares add up to one resident.
 
-What is taken for granted: a device reads no memory but its own without a copy, and inputs are set on the host.
+What is taken for granted: a device reads no memory but its own without a copy, and inputs, the leafs with the flag,
+start on the host, which is the last backend of a plan.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Forest:
                 if reader > producer[root]:
                     above[producer[root]] = reader
                     self.under[at[producer[root]]] = (at[reader], self._copied(read(graph.nodes[reader], root), weight))
-            elif root.computes is False:
+            elif "input" in root.flags:
                 self._add_input(graph, root, found, at, weight)
         self._add_splits(above, at, weight)
         for key, found in accessors.items():
@@ -148,7 +149,7 @@ class Forest:
         return True
 
     def _add_input(self, graph: Facts, root: Tensor, found: list[int], at: list[int], weight: float) -> None:
-        """What an input costs that nodes elsewhere than on the host read: shared by its readers, as each may be alone."""
+        """What an input costs where nodes read it elsewhere than on the host: shared by its readers."""
         host = next((i for i, device in enumerate(self.devices) if device.host), None)
         if host is None:
             return
@@ -190,7 +191,8 @@ class Forest:
         place[order] = np.arange(count)
         links = [self.under[i] for i in order]
         self.parent: Ints = np.array([-1 if link is None else place[link[0]] for link in links], np.int64)
-        self.edge: Floats = np.array([np.zeros((n, n)) if link is None else link[1] for link in links]).reshape(-1, n, n)
+        none = np.zeros((n, n))
+        self.edge: Floats = np.array([none if link is None else link[1] for link in links]).reshape(-1, n, n)
         self.prices: Floats = np.array([self.own[i] for i in order]).reshape(-1, n)
         self.sizes: Floats = np.array([self.nbytes[i] for i in order])
 
