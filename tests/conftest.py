@@ -59,6 +59,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=partial(signal.alarm, 60))
 
 
+# -- a spread of parameters by default ---------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)     # before `-m` deselects soaks
+def pytest_collection_modifyitems(items):
+    import spread
+
+    spread.mark_soaks(items)
+
+
 # -- what tests leave alive --------------------------------------------------------------------------
 
 

@@ -106,6 +106,8 @@ class TestNumpyKernels(BackendContract):
 
 @pytest.mark.skipif(not ggml_here.IS_HERE, reason="needs ggml's libraries")
 class TestGgml(BackendContract):
+    cases = CASES if ggml_here.IS_HERE else FEW
+
     def new_backend(self):
         return ggml_here.backend(2)
 
@@ -167,6 +169,8 @@ class TestQueued(BackendContract):
 @pytest.mark.skipif(not EXAMPLE.exists(), reason="needs the source tree")
 class TestExample(BackendContract):
     """The backend of examples/python_backend.py."""
+
+    cases = FEW
 
     def new_backend(self):
         return runpy.run_path(EXAMPLE)["ArrayBackend"]("arrays")

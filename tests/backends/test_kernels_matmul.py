@@ -89,6 +89,7 @@ def normal(*shape: int) -> np.ndarray:
     return (RNG.standard_normal(shape) + 0.3).astype(np.float32)
 
 
+@pytest.mark.spread("type kernels", "n kernels", "type n")
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 40])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_every_type_with_few_and_many_columns(kernels, type, n):
@@ -106,10 +107,18 @@ def long_rows(type: str, k: int, n: int, kernels: str) -> tuple[np.ndarray, np.n
     return x, *product(weights(type, 130, k)[1], met(type, x))
 
 
+ISAS = ("portable", "avx2", "avx512")
+SLOW = ("numpy", "portable")
+"""They take a second for 250 columns of 4608; a float and blocks go both their ways."""
+
+
 # 250 columns are more than the 240 of one part, 513 are three parts.
 @pytest.mark.parametrize("columns", [(1, 9, 250), pytest.param((513,), marks=pytest.mark.soak)],
                          ids=["two parts", "three parts"])
-@pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q4_0", "q4_1", "q4_K", "q6_K", "q2_K"])
+@pytest.mark.parametrize(("kernels", "type"), [
+    pytest.param(kernels, type, marks=pytest.mark.soak if kernels in SLOW and type not in ("f32", "q4_K") else ())
+    for kernels in ("numpy", *ISAS) for type in ("f32", "f16", "q8_0", "q4_0", "q4_1", "q4_K", "q6_K", "q2_K")],
+    indirect=["kernels"])
 def test_rows_longer_than_a_repacked_panel_and_many_parts(kernels, type, columns):
     k = 4608 if type in BLOCKS else 2051
     for n in columns:
@@ -117,6 +126,7 @@ def test_rows_longer_than_a_repacked_panel_and_many_parts(kernels, type, columns
         assert_near(run(type, weights(type, 130, k)[0], (k, 130), x), want, scale)
 
 
+@pytest.mark.spread("shape kernels", "shape type", "type kernels")
 @pytest.mark.parametrize("type", ["f32", "bf16", "q5_1", "q3_K"])
 @pytest.mark.parametrize("shape", [(2, 3, 2, 3, 1), (2, 1, 6, 1, 4), (1, 2, 1, 4, 3), (2, 2, 4, 6, 5), (1, 3, 2, 9, 2)])
 def test_one_matrix_meets_all_the_batches_that_share_it(kernels, type, shape):
@@ -175,6 +185,7 @@ def test_activations_of_any_type_and_stride(ctx, kernels, type, type_b):
     assert_product(got, w, met(type, x.T))
 
 
+@pytest.mark.spread("type kernels", "type n_tokens", "kernels n_tokens")
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 @pytest.mark.parametrize(("n_used", "slots", "n_tokens"), [(2, 1, 1), (3, 3, 5), (2, 1, 40)])
 def test_tokens_meet_the_experts_that_they_chose(ctx, kernels, type, n_used, slots, n_tokens):
@@ -191,6 +202,7 @@ def test_tokens_meet_the_experts_that_they_chose(ctx, kernels, type, n_used, slo
             assert_product(got[token, used], w[names[token, used]], y[token, used % slots])
 
 
+@pytest.mark.spread("type isa", "type wrong", "type n", "n isa")
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 @pytest.mark.parametrize("n", [1, 9])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -210,6 +222,7 @@ def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
         assert np.isfinite(np.delete(got, 3, 1)).all()
 
 
+@pytest.mark.spread("size isa", "size type", "size n", "type isa", "n isa")
 @pytest.mark.parametrize("type", ["q8_0", "q4_1", "q3_K"])
 @pytest.mark.parametrize("n", [1, 9])
 @pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e30])
@@ -222,6 +235,7 @@ def test_activations_of_any_size(isa, type, n, size):
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
+@pytest.mark.spread("type isa", "type n", "n isa")
 @pytest.mark.parametrize("type", BLOCKS)
 @pytest.mark.parametrize("n", [1, 40])
 def test_eight_bits_are_close_to_exact_products(isa, type, n):

@@ -52,6 +52,7 @@ def soft_max(x, mask=None, scale=1.0, max_bias=0.0, sinks=None):
     return x
 
 
+@pytest.mark.spread("type max_bias", "with_sinks max_bias", "type kernels", "max_bias kernels")
 @pytest.mark.parametrize("type", [None, "f32", "f16"])
 @pytest.mark.parametrize("max_bias", [0.0, 8.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
@@ -110,6 +111,7 @@ def rotated(
     return out
 
 
+@pytest.mark.spread("mode type", "mode kernels", "type kernels")
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("type", ["f32", "f16"])
 def test_rope(mode, type):
@@ -202,6 +204,7 @@ def assert_attention(type: str, size: tuple[int, ...], mask: str | None = None, 
     assert_close(compute(ctx, out, values), EXPECTED[key])
 
 
+@pytest.mark.spread("type options", "type kernels", "options kernels")
 @pytest.mark.parametrize("type", FLOATS + QUANTISED)
 @pytest.mark.parametrize("options", [
     {}, {"mask": "f32", "outer": (3, 1, 2)}, {"mask": "f32", "max_bias": 8.0}, {"softcap": 3.0}, {"with_sinks": True},
@@ -218,6 +221,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.spread("size type", "size kernels", "type kernels")
 @pytest.mark.parametrize("type", [*FLOATS, "q8_0"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_flash_attention_of_few_and_of_many_rows(size, type):

@@ -40,6 +40,7 @@ def test_binary_broadcasts(op, type):
         assert_close(got, BINARY[op](held, tiled(stored(y, type), held.shape)), type)
 
 
+@pytest.mark.spread("op kernels", "type_a type_b kernels")
 @pytest.mark.parametrize("type_b", FLOATS)
 @pytest.mark.parametrize("type_a", FLOATS)
 @pytest.mark.parametrize("op", BINARY)
@@ -182,6 +183,7 @@ def test_gelu_is_a_function_of_halves(ctx, kind):
     assert (compute(ctx, ctx.unary(a, kind), {a: between}) == got).mean() > 0.99
 
 
+@pytest.mark.spread("kind kernels", "kind type", "type kernels")
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("kind", UNARY)
 def test_unary(ctx, kind, type):
@@ -243,6 +245,7 @@ GATES = {
 }
 
 
+@pytest.mark.spread("kind kernels", "type kernels")
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("kind", GATES)
 def test_glu(ctx, kind, type):

@@ -30,6 +30,7 @@ ROWS = {
 EPS = {"norm": (1e-5,), "rms_norm": (1e-5,), "l2_norm": (1e-5,)}
 
 
+@pytest.mark.spread("op ne", "op kernels", "ne kernels")
 @pytest.mark.parametrize("ne", SHAPES, ids=str)
 @pytest.mark.parametrize("op", ROWS)
 def test_rows(ctx, op, ne):

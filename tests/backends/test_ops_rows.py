@@ -53,6 +53,7 @@ CONVERTED = {*FLOATS, "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}
 threads, converts to the others: rows of several blocks are enough."""
 
 
+@pytest.mark.spread("type kernels", "type_ids kernels")
 @pytest.mark.parametrize("type_ids", ["i32", "i64"])
 @pytest.mark.parametrize("type", FLOATS + QUANTISED)
 def test_set_rows(type, type_ids):

@@ -29,7 +29,7 @@ if CMAKE is None or shutil.which("gcc") is None or (NINJA is None and shutil.whi
 
 PROJECT = """
 cmake_minimum_required(VERSION 3.16)
-project(runner LANGUAGES C CXX)
+project(runner LANGUAGES {languages})
 set(CMAKE_CXX_STANDARD 17)
 find_package(ggml-sched {version} CONFIG REQUIRED)
 find_package(ggml-sched CONFIG REQUIRED)
@@ -67,9 +67,9 @@ def configure(source: Path, build: Path, *options: str) -> subprocess.CompletedP
                  f"-Dggml-sched_DIR={Path(gs.get_include(), 'cmake')}")
 
 
-def project(folder: Path, version: str) -> Path:
+def project(folder: Path, version: str, languages: str = "C CXX") -> Path:
     """A project with two libraries, that requires a version of the package."""
-    (folder / "CMakeLists.txt").write_text(PROJECT.format(version=version))
+    (folder / "CMakeLists.txt").write_text(PROJECT.format(version=version, languages=languages))
     for name in ("one", "two"):
         (folder / f"{name}.cpp").write_text(SOURCE)
     (folder / "plain.c").write_text('#include "ggml_sched/api.h"\n')
@@ -88,7 +88,7 @@ def test_targets_that_link_to_the_headers_compile_and_run(tmp_path):
 
 
 def test_a_version_that_is_too_new_is_refused_with_both(tmp_path):
-    done = configure(project(tmp_path, "99.0"), tmp_path / "out")
+    done = configure(project(tmp_path, "99.0", "NONE"), tmp_path / "out")
     assert done.returncode != 0
     assert re.search(rf'requested version "99.0".*version: {re.escape(gs.__version__)}', done.stderr, re.DOTALL)
 

@@ -33,6 +33,7 @@ def same_values(graph: gs.Graph, backends, policy: Policy, assigned=None) -> dic
     return want
 
 
+@pytest.mark.spread("name", "configuration")
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 @pytest.mark.parametrize("name", graph_names())
 def test_of_sample_graphs(name, configuration):

@@ -16,7 +16,7 @@ ALIGNMENTS = st.sampled_from([1, 16, 32, 64])
 # -- one tensor at a time ---------------------------------------------------------------
 
 
-@quick(300)
+@quick(150)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=80),
        st.sampled_from([None, 700, 4096]), ALIGNMENTS)
 def test_alloc_and_free_sequences(actions, capacity, alignment):
@@ -94,13 +94,13 @@ def check_gallocr(recipe: Recipe, alignment: int, parse_seq: list[int] | None) -
                 assert t.buffer is tallocr.buffer and t.offset == expected[t].address
 
 
-@quick(300)
+@quick(150)
 @given(recipes(40), ALIGNMENTS)
 def test_graph_allocation(recipe, alignment):
     check_gallocr(recipe, alignment, None)
 
 
-@quick(150)
+@quick(75)
 @given(recipes(20), ALIGNMENTS, st.randoms(use_true_random=False))
 def test_graph_allocation_along_a_parse_sequence(recipe, alignment, random):
     """Barriers at random places; the last may be missing, and then the last nodes free nothing."""
@@ -112,7 +112,7 @@ def test_graph_allocation_along_a_parse_sequence(recipe, alignment, random):
     check_gallocr(recipe, alignment, seq)
 
 
-@quick(150)
+@quick(75)
 @given(recipes(30), st.lists(ALIGNMENTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_graph_allocation_from_a_table_of_allocators(recipe, alignments, random):
     built = Built(recipe, keeps=False)
@@ -137,7 +137,7 @@ def test_graph_allocation_from_a_table_of_allocators(recipe, alignments, random)
 # -- several backends -----------------------------------------------------------------------
 
 
-@quick(200)
+@quick(100)
 @given(recipes(40), st.integers(1, 4), st.lists(ALIGNMENTS, min_size=4, max_size=4))
 def test_seed_policy(recipe, n_backends, alignments):
     """Assignment, splits, copies, offsets and buffer sizes over one to four backends."""

@@ -30,6 +30,7 @@ def check_product(kind: str, a: tuple, b: tuple, exact: bool = False) -> None:
     check(ctx, ctx.mul_mat(ctx.tensor(kind, a), ctx.tensor("f32", b)), exact=exact)
 
 
+@pytest.mark.spread("kind exact", "kind columns", "columns exact")
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("columns", [1, 2, 8, 9])
 @pytest.mark.parametrize("kind", FLOATS + QUANTISED)

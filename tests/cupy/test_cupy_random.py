@@ -43,7 +43,7 @@ def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, 
         return ({i: raw(built.ctx.tensors[i]) for i in kept(built)}, [raw(t) for t in built.residents])
 
 
-@quick(40)
+@quick(20)
 @given(recipes())
 def test_results_are_those_of_the_cpu(recipe):
     """Of each node, given what the CPU has computed so far: the norm of a sum that is nothing but rounding would differ
@@ -74,7 +74,7 @@ def test_results_are_those_of_the_cpu(recipe):
                 assert (same | (np.abs(got - want) <= 1e-4 * (1 + np.abs(want)) + 2e-5 * largest)).all(), f"{node!r}"
 
 
-@quick(30)
+@quick(15)
 @given(recipes(), st.integers(0, 1000), st.booleans())
 def test_a_scheduler_on_one_device(recipe, seed, capture):
     """Computed four times: eagerly, captured, and replayed; then another graph grows the arena, and it is back."""
@@ -96,7 +96,7 @@ def test_a_scheduler_on_one_device(recipe, seed, capture):
             sched.compute(other.graph)
 
 
-@quick(40)
+@quick(20)
 @given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 2), st.integers(1, 3),
        st.lists(st.sets(st.sampled_from(EXACT), max_size=5), min_size=2, max_size=2),
        st.sets(st.sampled_from(("MUL_MAT", "ADD"))), st.integers(0, 1000), st.booleans(), st.booleans())

@@ -136,6 +136,7 @@ Two fail to grow; three, even to restore what was there.
 """
 
 
+@pytest.mark.spread("name n_backends kind", "kind times n_backends")
 @pytest.mark.parametrize("kind, times", FAILURES)
 @pytest.mark.parametrize(("name", "n_backends"), [
     pytest.param(name, n, marks=pytest.mark.soak if n == 3 and name in SIMILAR else ()) for name in SCENARIOS

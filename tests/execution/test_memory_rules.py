@@ -31,7 +31,7 @@ def last_use(plan, leaf):
 # -- flags ----------------------------------------
 
 
-@quick(150)
+@quick(75)
 @given(recipes(24), st.integers(1, 3))
 def test_inputs_overlap_nothing_before_their_last_use(recipe, n_backends):
     """From the start of the compute: they are set before it."""
@@ -53,7 +53,7 @@ def test_inputs_overlap_nothing_before_their_last_use(recipe, n_backends):
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
-@quick(100)
+@quick(50)
 @given(recipe=recipes(24))
 def test_outputs_are_never_overwritten(policy, recipe):
     built = Built(recipe)
@@ -117,7 +117,7 @@ class Chunks:
         del self.held[name]
 
 
-@quick(150)
+@quick(75)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), min_size=2, max_size=40),
        st.sampled_from([32, 64]), st.integers(1, 6))
 def test_best_fit_over_all_chunks_as_a_slow_model_does_it(blocks, alignment, tight):
@@ -149,7 +149,7 @@ def test_best_fit_over_all_chunks_as_a_slow_model_does_it(blocks, alignment, tig
     assert all(size <= largest for size in plan.chunk_sizes[0])
 
 
-@quick(100)
+@quick(50)
 @given(recipes(30), st.sampled_from([1024, 2048, 4096]), st.sampled_from(["default", "seed"]))
 def test_every_allocation_lies_within_one_chunk(recipe, largest, policy):
     built = Built(recipe)

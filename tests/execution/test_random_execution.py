@@ -48,7 +48,7 @@ def backends_of(kind, refused, world=0, direct=True, seeds=(0,) * 4, one_by_one=
 
 
 @pytest.mark.parametrize("fusing", [False, True], ids=["alone", "fused"])
-@quick(80)
+@quick(40)
 @given(recipes(), POLICIES, SEED, st.booleans(), st.booleans())
 def test_a_scheduler_on_one_backend(fusing, recipe, policy, seed, one_by_one, reorder):
     built = Built(recipe)
@@ -62,7 +62,7 @@ def test_a_scheduler_on_one_backend(fusing, recipe, policy, seed, one_by_one, re
         assert not fusing or len(backend.fused) == 3 * len(plan.data.groups)
 
 
-@quick(100)
+@quick(50)
 @given(recipes())
 def test_compiled_kernels_compute_what_those_in_numpy_do(recipe):
     """On whole numbers, of which no sum is rounded.  Each tensor has memory of its own, as where the other tests get
@@ -82,7 +82,7 @@ def test_compiled_kernels_compute_what_those_in_numpy_do(recipe):
         assert np.array_equal(values, expected)
 
 
-@quick(100)
+@quick(50)
 @given(recipes(), st.booleans(), st.booleans())
 def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
     """TensorAllocator over a poisoned array that is exactly as large as measured."""
@@ -114,7 +114,7 @@ def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
 
 
 @pytest.mark.parametrize("kind", ["plain", "late", "fusing"])
-@quick(60)
+@quick(30)
 @given(recipes(), st.integers(2, 4), st.lists(REFUSED, min_size=3, max_size=3), WISHES, POLICIES, st.integers(0, 3),
        st.sampled_from([0, 0, *range(1, 4096, 63)]), st.sets(st.sampled_from(OFFLOADS)), st.integers(0, 15), SEED,
        st.booleans(), st.lists(SEED, min_size=4, max_size=4), st.booleans(), st.booleans(),
@@ -158,7 +158,7 @@ def test_several_backends(kind, recipe, n_backends, refused, wishes, policy, que
 
 
 @pytest.mark.parametrize("kind", ["plain", "late", "fusing late"])
-@quick(30)
+@quick(15)
 @given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 4), st.integers(1, 3),
        st.lists(REFUSED, min_size=3, max_size=3), WISHES, SEED, st.booleans(), st.lists(SEED, min_size=4, max_size=4),
        POLICIES, st.booleans())

@@ -30,8 +30,15 @@ def error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
-@pytest.mark.parametrize("name", cases.CASES)
+FIRST = {name for k, name in enumerate(cases.CASES) if not any(
+    cases.CASES[other]["arch"] == cases.CASES[name]["arch"] for other in list(cases.CASES)[:k])}
+"""One case of each architecture: attention is computed in both ways; in the others in one, more in a soak."""
+
+
+@pytest.mark.parametrize(("name", "flash"), [
+    pytest.param(name, flash, id=f"{name}-{'flash' if flash else 'softmax'}",
+                 marks=() if name in FIRST or flash == bool(k % 2) else pytest.mark.soak)
+    for k, name in enumerate(cases.CASES) for flash in (False, True)])
 def test_logits_and_embeddings_are_those_of_llama_cpp(name, flash):
     with Runner(cases.model(name), cases.N_CTX, flash=flash) as runner:
         assert error(generated(runner), REFERENCE[name]) <= bound(name)
@@ -62,6 +69,7 @@ def test_prompts_of_any_length_give_the_same_logits(name, n_prompt):
 ATTENTION = [name for name in cases.CASES if not name.startswith("mamba")]
 
 
+@pytest.mark.spread("name kind", "name flash", "kind flash")
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "phi2", "gpt2", "gpt-oss", "deepseek2",
                                   "deepseek2-absorbed"])
 @pytest.mark.parametrize(("kind", "flash"), [("f16", False), ("f16", True), ("bf16", False), ("bf16", True)])
@@ -85,6 +93,7 @@ def test_quantised_caches_need_flash_attention_and_change_little(kind):
         Runner(random_model("llama", 3, metadata={"attention.head_count_kv": 1}), flash=True, kv_type=kind)
 
 
+@pytest.mark.spread("name", "flash")
 @pytest.mark.parametrize("name", [
     "llama", "mixtral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi2", "phi3-long", "gpt2", "gpt-oss",
     "deepseek2", "deepseek2-absorbed", "mamba"])

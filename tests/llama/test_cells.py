@@ -80,6 +80,7 @@ def same(cells: Cells, plain: Plain) -> None:
     assert cells.rows_in_use() == (used[-1] + 1 if used else 0)
 
 
+@pytest.mark.spread("n_rows n_seq", "seed")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("n_seq", [1, 3, MAX_SEQUENCES])
 @pytest.mark.parametrize("n_rows", [1, 5, 24])

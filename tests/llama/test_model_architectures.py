@@ -23,6 +23,7 @@ def close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.abs(a - b).max() <= 2e-3 * np.abs(b).max())
 
 
+@pytest.mark.spread("arch", "flash")
 @pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_parts_and_company_make_no_difference(arch, flash):

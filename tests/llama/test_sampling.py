@@ -53,7 +53,7 @@ OPTIONS = st.fixed_dictionaries({
     "frequency_penalty": st.sampled_from([0.0, 0.37])})
 
 
-@quick(150)
+@quick(60)
 @given(seed=st.integers(0, 1 << 30), n=st.sampled_from([1, 2, 5, 64, 700, 6000]), options=OPTIONS,
        ties=st.booleans(), banned=st.booleans())
 def test_candidates_are_those_of_a_naive_sampler(seed, n, options, ties, banned):

@@ -290,6 +290,7 @@ def logits_in_parts(data: bytes, **options) -> np.ndarray:
         return np.concatenate([model.eval(TOKENS[:2]), model.eval(TOKENS[2:3]), model.eval(TOKENS[3:])])
 
 
+@pytest.mark.spread("dtype", "n_expert")
 @pytest.mark.parametrize("n_expert", [0, 4], ids=["dense", "experts"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_model_of_each_type_computes_what_its_f32_twin_does(dtype, n_expert):

@@ -43,10 +43,10 @@ def test_copy_slots_have_memory_of_their_own_before_they_are_filled(offsets):
     plan.verify()
 
 
-@quick(150)
+@quick(75)
 @given(problems())
 def test_random_problems_have_sound_plans_or_none(problem):
-    """GGML_SCHED_EXAMPLES=100: 15,000 of them."""
+    """GGML_SCHED_EXAMPLES=200: 15,000 of them."""
     graph, backends, assigned, policy = problem
     request = Request(graph, Devices(backends), assigned)
     try:
@@ -60,7 +60,7 @@ def test_random_problems_have_sound_plans_or_none(problem):
     Plan(graph, again, backends, "any policy, reserved").verify()
 
 
-@quick(60)
+@quick(30)
 @given(problems())
 def test_a_plan_does_not_depend_on_caches_or_on_history(problem):
     """The same plan by a new scheduler, from the cache, after a compute, after a reset and without a cache."""

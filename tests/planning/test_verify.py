@@ -400,9 +400,10 @@ SAMPLES = [pytest.param(path, config, policy, id=f"{name}-{config}-{policy}",
            for config in CONFIGURATIONS for policy in ("seed", "default")]
 
 
+@pytest.mark.spread("path", "config policy")
 @pytest.mark.parametrize("path, config, policy", SAMPLES)
 def test_plans_of_sample_graphs_are_sound(path, config, policy):
-    """Each graph in a configuration with many splits, the decoders by both policies; the others are a soak."""
+    """Each graph in a configuration with many splits, the decoders by one policy or the other; the rest is a soak."""
     sample_plan(path, config, policy).verify()
 
 

@@ -346,12 +346,13 @@ class Sender(DeferredBackend):
         return self.queue_copy(src, dst)
 
 
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.soak)], ids=["few", "many"])
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
-def test_copies_that_only_their_source_can_make_give_the_same(make, copies, monkeypatch):
+def test_copies_that_only_their_source_can_make_give_the_same(make, copies, seeds, monkeypatch):
     """They stand in another queue than the step."""
     monkeypatch.setitem(globals(), "DeferredBackend", Sender)
-    assert all(run(make, copies, True, seed) for seed in MANY_SEEDS)
+    assert all(run(make, copies, True, seed) for seed in seeds)
 
 
 @pytest.mark.parametrize("shared", [False, True])
