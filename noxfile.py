@@ -24,8 +24,9 @@ STUBBED = tuple(sorted(".".join(path.relative_to(ROOT).with_suffix("").parts)
                        for path in (ROOT / "ggml_sched").rglob("*.pyx")))
 """Every extension: its stub is compared with what was compiled."""
 RANDOM = ("tests/execution/test_random_execution.py", "tests/cupy/test_cupy_random.py", "tests/llama/test_sampling.py",
-          "tests/planning/test_every_policy.py", "tests/core/test_reference_comparison.py")
-"""Tests of random cases, of which the soaks try ten times as many."""
+          "tests/planning/test_every_policy.py", "tests/core/test_reference_comparison.py",
+          "tests/execution/test_memory_rules.py")
+"""Tests of random cases, of which the soaks try twenty times as many."""
 TIDY = {
     "ggml_sched/backends/cpu/kernels": ("ggml_sched/backends/cpu",),
     "ggml_sched/llama_cpp": ("ggml_sched/backends/ggml",),
@@ -78,7 +79,7 @@ def soak(session: nox.Session) -> None:
     """The tests that take minutes each: attacks, sanitizers, long runs; and more random cases."""
     session.run("python", "-m", "pytest", "-m", "soak", *(session.posargs or ["tests"]))
     if not session.posargs:
-        session.run("python", "-m", "pytest", *RANDOM, env={"GGML_SCHED_EXAMPLES": "10"})
+        session.run("python", "-m", "pytest", *RANDOM, env={"GGML_SCHED_EXAMPLES": "20"})
 
 
 @nox.session
