@@ -1,0 +1,245 @@
+"""The outline of a stage: what its nodes read and write, by number within the stage, apart from names and positions.
+
+Stages with equal keys are of one class and have equal prices for every pattern, so that prices are found once a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ggml_sched.placement.stages import Model
+from ggml_sched.placement.wiring import Wiring
+
+__all__ = ["COMES_IN", "FROM_EARLIER", "FROM_LATER", "FROM_NOTHING", "GLOBAL", "INPUT", "NODE", "RESIDENT", "Nodes",
+           "Outline", "Resident", "Shared", "Value", "outline", "places_of", "shared_values"]
+
+NODE, COMES_IN, INPUT, GLOBAL, RESIDENT = range(5)
+"""Where a value comes from: a node of the stage, the stage before, an input that only this stage reads, an input (or
+what nodes compute from inputs alone) that several stages read, a resident."""
+
+FROM_EARLIER, FROM_LATER, FROM_NOTHING = -1, -2, -3
+"""What runs before a node, if it is no node of the stage: an earlier stage, a later stage, nothing."""
+
+_MATRIX = 16 << 10      # bytes from which a small weight that is multiplied with may be an atom of its own
+
+
+class Resident(NamedTuple):
+    """A resident that the stage reads or writes."""
+
+    nbytes: int
+    cache: bool
+    pin: int
+    """The device that the caller chose; -1: none."""
+    shared: int
+    """The group of residents read in several stages; -1: none."""
+    counted: bool
+    """Whether its bytes are counted in this stage: the first that reads it."""
+    matrix: bool
+    """Whether it is a matrix that nodes multiply with, and not tiny."""
+
+
+class Value(NamedTuple):
+    """A tensor as some nodes of the stage read it, between two writes to its memory."""
+
+    origin: int
+    number: int
+    """NODE: the node; RESIDENT: the resident; GLOBAL: the id of the tensor in its graph; COMES_IN: 0 for what passes
+    from the stage before, 1 for anything else that earlier stages computed."""
+    nbytes: int
+
+
+class Shared(NamedTuple):
+    """Tensors of one graph that several stages read: id to number of stages, and the nodes that compute such tensors
+    from inputs alone."""
+
+    stages: dict[int, int]
+    nodes: frozenset[int]
+
+
+class Nodes(NamedTuple):
+    """The nodes of one graph in a stage; each list has an entry for each node."""
+
+    kinds: tuple[int, ...]
+    """Equal numbers: equal ops and layouts."""
+    amounts: tuple[bytes, bytes]
+    """Bytes and FLOPs of all nodes, as float64."""
+    reads: tuple[tuple[int, ...], ...]
+    """Values."""
+    residents: tuple[tuple[int, ...], ...]
+    """Residents that the node reads or writes, each once."""
+    memory: tuple[int, ...]
+    """Bytes of the node's result; 0 if it is written to memory that exists before."""
+    writes: tuple[int, ...]
+    """The node of the stage whose memory this one writes to; -1: none."""
+    previous: tuple[int, ...]
+    """The node that runs before it, or FROM_...; where that is a node of another stage which is equal to a node of this
+    one, that node: neighbours are taken to have the same pattern."""
+    on_host: tuple[bool, ...]
+    """Whether it is computed where the inputs are."""
+    reuses: tuple[bool, ...]
+    """Whether its result may take the memory of a source that it is the last to read."""
+    values: tuple[Value, ...]
+    out: int
+    """The node whose result the next stage reads; -1: none, -2: what came in."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One stage of all graphs of its model."""
+
+    residents: tuple[Resident, ...]
+    names: tuple[str, ...]
+    """Names of the residents; not a part of the key."""
+    graphs: tuple[Nodes, ...]
+    first: bool
+    last: bool
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for stages of one class in the same model."""
+        return self.residents, self.graphs, self.first, self.last
+
+
+def shared_values(w: Wiring, stage_of: Sequence[int], stream: Sequence[int]) -> Shared:
+    """What several stages of a graph read besides `stream`, the roots that pass from stage to stage."""
+    passed = frozenset(stream)
+    readers: dict[int, set[int]] = {}
+    for i, sources in enumerate(w.sources):
+        for s in sources:
+            if w.root[s] not in w.residents:
+                readers.setdefault(s, set()).add(stage_of[i])
+    free: list[bool] = []       # whether a node depends on inputs alone
+    for i, before in enumerate(w.before):
+        free.append(not w.writes[i] and all(free[p] for p in before)
+                    and not any(w.root[s] in w.residents for s in w.sources[i]))
+    found, nodes = {}, set()
+    for s, stages in readers.items():
+        root = w.root[s]
+        p = w.producer[root]
+        if p < 0 and len(stages) > 1:
+            found[s] = len(stages)
+        elif p >= 0 and root not in passed and free[p] and stages != {stage_of[p]}:
+            found[s] = len(stages)
+            nodes.add(p)
+    return Shared(found, frozenset(nodes))
+
+
+def places_of(model: Model, graph: int) -> list[int]:
+    """For each node of a graph its number within its stage."""
+    found = [0] * len(model.stage_of[graph])
+    for stage in model.stages:
+        for n, i in enumerate(stage.nodes[graph]):
+            found[i] = n
+    return found
+
+
+def outline(wirings: Sequence[Wiring], model: Model, k: int, shared: Sequence[Shared],
+            places: Sequence[Sequence[int]], groups: Mapping[str, int], counted: set[str], pins: Mapping[str, int],
+            reuses: Callable[[str], bool]) -> Outline:
+    """The outline of stage k.
+
+    `places`: for each graph `places_of(model, graph)`, the number of each node within its stage.
+    `groups`: the group of each resident that several stages read; `counted`: residents whose bytes an earlier stage
+    counts, to which this stage adds its own; `reuses`: whether some device computes an op in place.
+    """
+    stage = model.stages[k]
+    local: dict[str, int] = {}
+    found: list[Resident] = []
+    graphs = []
+    for g, w in enumerate(wirings):
+        graphs.append(_nodes(w, stage.nodes[g], stage.incoming[g], stage.outgoing[g], k, model.stage_of[g], shared[g],
+                             places[g], local, reuses))
+    matrices = _matrices(wirings, [stage.nodes[g] for g in range(len(wirings))])
+    about = {name: (int(w.nbytes[i]), i in w.caches) for w in wirings for i, name in w.residents.items()
+             if name in local}
+    for name in local:
+        nbytes, cache = about[name]
+        found.append(Resident(nbytes, cache, pins.get(name, -1), groups.get(name, -1), name not in counted,
+                              name in matrices))
+    counted.update(local)
+    return Outline(tuple(found), tuple(local), tuple(graphs), k == 0, k == len(model.stages) - 1)
+
+
+def _foreign(w: Wiring, nodes: Sequence[int], i: int, k: int, stage_of: Sequence[int], places: Sequence[int],
+             came: int) -> int:
+    """`Nodes.previous` of node i of the graph, which does not follow a node of its own stage."""
+    if i == 0:
+        return FROM_NOTHING
+    p = i - 1
+    if came < 0 or w.producer[came] != p:
+        n = places[p]
+        if n < len(nodes) and w.kinds[nodes[n]] == w.kinds[p]:
+            return n
+    return FROM_EARLIER if stage_of[p] < k else FROM_LATER
+
+
+def _matrices(wirings: Sequence[Wiring], nodes: Sequence[Sequence[int]]) -> set[str]:
+    found = set()
+    for w, part in zip(wirings, nodes, strict=True):
+        for i in part:
+            if w.facts.nodes[i].op == "MUL_MAT" and (name := w.residents.get(w.root[w.sources[i][0]])) is not None:
+                source = w.facts.nodes[i].src[0]
+                if source.ne[1] > 1 and w.nbytes[w.root[w.sources[i][0]]] >= _MATRIX:
+                    found.add(name)
+    return found
+
+
+def _nodes(w: Wiring, nodes: Sequence[int], incoming: int, outgoing: int, k: int, stage_of: Sequence[int],
+           shared: Shared, places: Sequence[int], residents: dict[str, int], reuses: Callable[[str], bool]) -> Nodes:
+    """The nodes of one graph; adds the residents that they read to `residents`."""
+    at = {i: n for n, i in enumerate(nodes)}
+    came = w.root[incoming] if incoming >= 0 else -1
+    values: list[Value] = []
+    number: dict[tuple[int, int], int] = {}
+    version: dict[int, int] = {}
+    reads, touched, memory, writes, previous = [], [], [], [], []
+    for n, i in enumerate(nodes):
+        mine, own = [], dict[int, None]()
+        for s in w.sources[i]:
+            root = w.root[s]
+            name = w.residents.get(root)
+            if name is not None:
+                own[residents.setdefault(name, len(residents))] = None
+            v = number.get((s, version.get(root, 0)))
+            if v is None:
+                v = number[s, version.get(root, 0)] = len(values)
+                producer = w.producer[root]
+                if name is not None:
+                    origin, of = RESIDENT, residents[name]
+                elif s in shared.stages:
+                    origin, of = GLOBAL, s
+                elif producer in at:
+                    origin, of = NODE, at[producer]
+                elif producer < 0:
+                    origin, of = INPUT, 0
+                else:
+                    # The activation that came in, or another one from an earlier stage, which is taken to be with it.
+                    origin, of = COMES_IN, int(root != came)
+                values.append(Value(origin, of, int(w.nbytes[s])))
+            mine.append(v)
+        root = w.root[w.ids[i]]
+        name = w.residents.get(root)
+        if name is not None:
+            own[residents.setdefault(name, len(residents))] = None
+        first = w.producer[root]
+        fresh = name is None and first == i
+        memory.append(int(w.nbytes[root]) if fresh else 0)
+        writes.append(-1 if fresh or name is not None else at.get(first, -1))
+        if not fresh and name is None:
+            version[root] = version.get(root, 0) + 1
+        reads.append(tuple(mine))
+        touched.append(tuple(own))
+        if n and nodes[n - 1] == i - 1:
+            previous.append(n - 1)
+        else:
+            previous.append(_foreign(w, nodes, i, k, stage_of, places, came))
+    out = -1
+    if outgoing >= 0:
+        out = at.get(w.producer[w.root[outgoing]], -2)
+    index_of = list(nodes)
+    return Nodes(tuple(w.kinds[i] for i in nodes),
+                 (w.facts.nbytes[index_of].tobytes(), w.facts.flops[index_of].tobytes()), tuple(reads), tuple(touched),
+                 tuple(memory), tuple(writes), tuple(previous), tuple(i in shared.nodes for i in nodes),
+                 tuple(reuses(w.facts.nodes[i].op) for i in nodes), tuple(values), out)
