@@ -1,0 +1,310 @@
+"""The costs of one class of stage: for every pattern its bytes, its seconds, and what arenas need at least.
+
+A graph's nodes are summed by column first, and so are the splits between two columns and the copies from one column to
+others, so that each pattern costs a few look-ups.  A variant is a rule, and for graphs of many tokens also a device
+that weights on the host are brought to, where their nodes then run.  Seconds are exact for the variant:
+
+* nodes: `Facts.seconds` of the device of their column;
+* copies: once for each tensor and device that reads it; an input that several stages read counts in each of them with
+  its part of the price, unless it is one that only nodes with caches read (`held_back`: its price depends on which
+  devices hold caches, not on how many stages do);
+* splits: where the device changes between a node and the one that runs before it.  Where that is a node of another
+  stage, the stream's device is taken for it.
+
+What arenas need is a lower bound: the bytes that are alive at once among what the stage makes, reads and copies,
+where results take the memory of what they are the last to read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.atoms import Atoms
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.outline import (
+    COMES_IN,
+    FROM_EARLIER,
+    FROM_LATER,
+    GLOBAL,
+    NODE,
+    RESIDENT,
+    Nodes,
+    Outline,
+    Value,
+)
+
+__all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
+
+Where: TypeAlias = list[NDArray[np.int8]]
+"""For each column its device, in arrays that broadcast to [patterns, devices that the stream may come in on]."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices as costs need them; the host is the one that holds inputs."""
+
+    count: int
+    host: int
+    split: NDArray[np.float64]
+    """Seconds to begin a split [devices]."""
+    links: Links
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of one graph in a class of stages, by variant, pattern, and device that the stream comes in on."""
+
+    rule: tuple[int, ...]
+    """The rule of each variant."""
+    brought: tuple[int, ...]
+    """The device that each variant brings weights from the host to; -1: none."""
+    seconds: NDArray[np.float64]
+    """[variants, patterns, in]; infinite for a variant that equals an earlier one."""
+    out: NDArray[np.int8]
+    """The device of the activation that leaves [variants, patterns, in]."""
+    needs: NDArray[np.int64]
+    """Bytes of arenas [variants, patterns, in, devices]."""
+
+
+def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: int) -> Where:
+    """The device of each column: atoms, pinned atoms, the stream, the host."""
+    found: Where = [patterns[:, a, None] for a in range(atoms.free)]
+    found += [np.full((1, 1), pin, np.int8) for pin in atoms.pins if pin >= 0]
+    return [*found, np.array([ins], np.int8), np.full((1, 1), host, np.int8)]
+
+
+def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atoms: Atoms, patterns: NDArray[np.int8],
+          ins: Sequence[int], seconds: NDArray[np.float64], machine: Machine, parts: Mapping[int, float],
+          bring_to: Sequence[int]) -> Costs:
+    """The costs of one graph's nodes.
+
+    `rules`: for each rule the column of each node.  `seconds` [nodes, devices].  `parts`: for each input that several
+    stages read the part of its price that counts here.  `bring_to`: devices that weights may be brought to.
+    """
+    at = where(patterns, atoms, ins, machine.host)
+    shape = (len(patterns), len(ins))
+    variants = [(rule, -1) for rule in range(len(rules))]
+    variants += [(rule, device) for device in bring_to for rule in range(len(rules))]
+    taken = np.full((len(variants), *shape), np.inf)
+    out = np.zeros((len(variants), *shape), np.int8)
+    need = np.zeros((len(variants), *shape, machine.count), np.int64)
+    for v, (rule, device) in enumerate(variants):
+        column = rules[rule]
+        ledger = _Ledger(nodes, column, len(at), seconds, parts)
+        if device < 0:
+            here = at
+            taken[v] = ledger.price(at, shape, machine)
+        else:
+            here, extra, moved, largest = _bring(nodes, column, outline, atoms, at, machine, device)
+            taken[v] = np.where(moved, ledger.price(here, shape, machine) + extra, np.inf)
+        last = _out_column(nodes, column, len(at) - 2)
+        out[v] = np.broadcast_to(here[last], shape) if last >= 0 else machine.host
+        need[v] = needs(nodes, column, here, shape, machine.count)
+        if device >= 0:
+            need[v, ..., device] += largest
+    return Costs(tuple(rule for rule, _ in variants), tuple(device for _, device in variants), taken, out, need)
+
+
+def _out_column(nodes: Nodes, column: Sequence[int], comes_in: int) -> int:
+    """The column of the activation that leaves; -1: none leaves."""
+    return -1 if nodes.out == -1 else column[nodes.out] if nodes.out >= 0 else comes_in
+
+
+def _source(value: Value, column: Sequence[int], comes_in: int) -> int:
+    """The column that holds what a value is a view of; residents have none, and are given the host's."""
+    return column[value.number] if value.origin == NODE else comes_in + (value.origin != COMES_IN)
+
+
+class _Ledger:
+    """The nodes, splits and copies of one graph under one rule, summed by column."""
+
+    def __init__(self, nodes: Nodes, column: Sequence[int], columns: int, seconds: NDArray[np.float64],
+                 parts: Mapping[int, float]) -> None:
+        comes_in = columns - 2
+        self.nodes = np.zeros((columns, seconds.shape[1]))
+        np.add.at(self.nodes, list(column), seconds)
+        self.used = sorted(set(column))
+        last = _out_column(nodes, column, comes_in)
+        follows = {FROM_EARLIER: comes_in, FROM_LATER: last if last >= 0 else comes_in}
+        self.begun: Counter[tuple[int, int]] = Counter()        # (column before or -1, column): nodes
+        for i, p in enumerate(nodes.previous):
+            self.begun[column[p] if p >= 0 else follows.get(p, -1), column[i]] += 1
+        readers: list[set[int]] = [set() for _ in nodes.values]
+        for i, reads in enumerate(nodes.reads):
+            for v in reads:
+                readers[v].add(column[i])
+        self.copies: dict[tuple[int, tuple[int, ...]], tuple[float, float]] = {}
+        for value, to in zip(nodes.values, readers, strict=True):
+            source = _source(value, column, comes_in)
+            part = parts.get(value.number, 1.0) if value.origin == GLOBAL else 1.0
+            to.discard(source)
+            if value.origin != RESIDENT and to and part:
+                key = source, tuple(sorted(to))
+                count, nbytes = self.copies.get(key, (0.0, 0.0))
+                self.copies[key] = count + part, nbytes + part * value.nbytes
+
+    def price(self, at: Where, shape: tuple[int, int], machine: Machine) -> NDArray[np.float64]:
+        """Seconds [patterns, in] with each column on its device."""
+        total = np.zeros(shape)
+        for c in self.used:
+            total += self.nodes[c][at[c]]
+        for (before, c), count in self.begun.items():
+            if before < 0:
+                total += count * machine.split[at[c]]
+            elif before != c:
+                total += np.where(at[before] != at[c], count * machine.split[at[c]], 0.0)
+        for (source, readers), (copies, nbytes) in self.copies.items():
+            price = machine.links.latency * copies + machine.links.per_byte * nbytes
+            for d in range(machine.count):
+                read = at[readers[0]] == d
+                for c in readers[1:]:
+                    read = read | (at[c] == d)
+                total += np.where(read, price[at[source], d], 0.0)     # the price of no copy, from d to d, is 0
+        return total
+
+
+def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
+           device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Weights on the host brought to a device: columns after that, seconds, whether any is brought, largest bytes.
+
+    A weight that is brought over opens a split of its own, so that all of them can use the same memory.
+    """
+    here = list(at)
+    extra: NDArray[np.float64] = np.zeros((1, 1))
+    moved: NDArray[np.bool_] = np.zeros((1, 1), bool)
+    largest: NDArray[np.int64] = np.zeros((1, 1), np.int64)
+    weights = [{v for v in reads if nodes.values[v].origin == RESIDENT
+                and not outline.residents[nodes.values[v].number].cache} for reads in nodes.reads]
+    streams: dict[int, NDArray[np.bool_]] = {}
+    for a, members in enumerate(atoms.members):
+        read = {v for i, own in enumerate(weights) if column[i] == a for v in own}
+        if not read or any(outline.residents[r].cache for r in members):
+            continue
+        on_host = at[a] == machine.host
+        streams[a] = on_host
+        here[a] = np.where(on_host, np.int8(device), at[a])
+        nbytes = [nodes.values[v].nbytes for v in read]
+        price = (machine.links.latency[machine.host, device] * len(nbytes)
+                 + machine.links.per_byte[machine.host, device] * sum(nbytes))
+        extra = extra + np.where(on_host, price, 0.0)
+        moved = moved | on_host
+        largest = np.maximum(largest, np.where(on_host, max(nbytes), 0))
+    for i, own in enumerate(weights):
+        p = nodes.previous[i]
+        if own and column[i] in streams:
+            before = here[column[p] if p >= 0 else len(at) - 2]
+            extra = extra + np.where(streams[column[i]] & (before == device), machine.split[device], 0.0)
+    return here, extra, moved, largest
+
+
+# -- arenas -------------------------------------------------------------------------------
+
+
+def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int], devices: int) -> NDArray[np.int64]:
+    """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices]."""
+    n = len(nodes.kinds)
+    found = np.zeros((*shape, devices), np.int64)
+    if not n:
+        return found
+    rows, groups = _alive(nodes, column, len(at))
+    for d in range(devices):
+        on = [a == d for a in at]
+        weights, live = [], []
+        for key, row in zip(groups, rows, strict=True):
+            if isinstance(key, int):
+                held = on[key]
+            else:
+                source, reader, earlier = key
+                held = on[reader] & ~on[source]
+                for c in earlier:
+                    held = held & ~on[c]
+            weights.append(np.broadcast_to(held, shape).reshape(-1))
+            live.append(row)
+        if weights:
+            alive = np.array(weights, np.float64).T @ np.array(live, np.float64)
+            found[..., d] = alive.max(1).reshape(shape)
+    return found
+
+
+def _alive(nodes: Nodes, column: Sequence[int], columns: int) -> tuple[
+        list[NDArray[np.float64]], list[int | tuple[int, int, tuple[int, ...]]]]:
+    """Bytes alive while each node runs: by column, and for copies by (column of the source, column of a reader, other
+    columns that read it earlier and may hold the same copy)."""
+    n, comes_in = len(nodes.kinds), columns - 2
+    own = np.zeros((columns, n))
+    copies: dict[tuple[int, int, tuple[int, ...]], NDArray[np.float64]] = {}
+    until = list(range(n))                      # the last node that uses the memory of each node's result
+    stream, stream_bytes = -1, 0
+    freed: list[int] = [0] * n                  # the most bytes of a source that a node is the last to read
+    read_by: list[dict[int, tuple[int, int]]] = [{} for _ in nodes.values]     # column: first and last reader
+    last: list[int] = [-1] * len(nodes.values)
+    for i, reads in enumerate(nodes.reads):
+        if nodes.writes[i] >= 0:
+            until[nodes.writes[i]] = i
+        for v in reads:
+            value = nodes.values[v]
+            first, _ = read_by[v].get(column[i], (i, i))
+            read_by[v][column[i]] = (first, i)
+            last[v] = i
+            if value.origin == NODE:
+                until[value.number] = max(until[value.number], i)
+            elif value.origin == COMES_IN and value.number == 0:
+                stream, stream_bytes = i, max(stream_bytes, value.nbytes)
+    if nodes.out >= 0:
+        until[nodes.out] = n
+    elif nodes.out == -2:
+        stream = n
+    for v, value in enumerate(nodes.values):
+        if value.origin == RESIDENT:
+            continue
+        freed[last[v]] = max(freed[last[v]], value.nbytes)
+        source = _source(value, column, comes_in)
+        earlier: tuple[int, ...] = ()
+        for c, (start, stop) in read_by[v].items():
+            if c != source:
+                row = copies.setdefault((source, c, tuple(sorted(earlier))), np.zeros(n))
+                row[start:stop + 1] += value.nbytes
+                earlier += (c,)
+    for i, nbytes in enumerate(nodes.memory):
+        own[column[i], i:until[i] + 1] += nbytes
+        if nodes.reuses[i]:
+            own[column[i], i] -= min(nbytes, freed[i])
+    own[comes_in, :stream + 1] += stream_bytes
+    used = [c for c in range(columns) if own[c].any()]
+    return [*(own[c] for c in used), *copies.values()], [*used, *copies]
+
+
+# -- pruning ------------------------------------------------------------------------------
+
+
+def undominated(cost: NDArray[np.float64], memory: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Rows that no other row beats: with no higher cost for any pair of states and no more bytes on any device.
+
+    `cost` [rows, ...], `memory` [rows, devices].  Of equal rows the first is kept.  Rows that are infinite everywhere
+    are left out, unless there are no others: then the first is kept.
+    """
+    rows = np.concatenate([cost.reshape(len(cost), -1), memory.astype(np.float64)], axis=1)
+    possible = np.flatnonzero(np.isfinite(cost.reshape(len(cost), -1)).any(1))
+    if not len(possible):
+        return np.zeros(min(1, len(cost)), np.intp)
+    _, first = np.unique(rows[possible], axis=0, return_index=True)
+    left = possible[np.sort(first)]
+    scale = np.where(np.isfinite(rows), rows, 0).max(0)
+    order = np.argsort(np.where(np.isfinite(rows[left]), rows[left] / np.maximum(scale, 1e-300), 1e3).sum(1),
+                       kind="stable")
+    left = left[order]
+    kept: list[int] = []
+    alive = np.ones(len(left), bool)
+    for k in range(len(left)):
+        if not alive[k]:
+            continue
+        kept.append(int(left[k]))
+        # A row that beats another has a smaller sum, so that it comes first.
+        alive[k + 1:] &= ~(rows[left[k]] <= rows[left[k + 1:]]).all(1)
+    return np.array(sorted(kept), np.intp)

@@ -1,0 +1,93 @@
+"""Patterns: a device for every atom of a stage; and rules: where nodes without residents go under a pattern.
+
+A column stands for a device that a pattern decides: one for each atom, one for the device that the stream comes in on,
+one for the host.  A rule gives every node a column.  Nodes with residents have the column of their atom, under every
+rule; the others follow one of four:
+
+* forward: with what they feed;
+* back: with what feeds them;
+* forward or back, and what no atom follows goes back to where the stream came from.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.atoms import Atoms
+from ggml_sched.placement.outline import NODE, Nodes, Outline
+
+__all__ = ["MAX_PATTERNS", "Columns", "columns", "patterns"]
+
+MAX_PATTERNS = 2187
+"""Patterns of a stage at most where there are few enough devices: three devices for seven atoms."""
+
+Columns = tuple[tuple[int, ...], ...]
+"""For each graph the column of each node."""
+
+
+def patterns(atoms: int, devices: int, host: int) -> NDArray[np.int8]:
+    """Patterns as devices [patterns, atoms]: all of them, if those are at most `MAX_PATTERNS`.
+
+    Otherwise those with at most two devices in the stage; if these are too many as well, those on one device, or on one
+    and the host.  With more than some 16 devices and seven atoms even these exceed `MAX_PATTERNS`, and grow with the
+    devices, not with a power of them.  So with many devices a placement is missed that spreads one stage over three.
+    """
+    if devices ** atoms <= MAX_PATTERNS:
+        return np.array(list(product(range(devices), repeat=atoms)), np.int8).reshape(devices ** atoms, atoms)
+    inner = 2 ** atoms - 2
+    pairs = list(combinations(range(devices), 2))
+    if len(pairs) * inner + devices > MAX_PATTERNS:
+        pairs = [(host, d) for d in range(devices) if d != host]
+    bits = np.array(list(product(range(2), repeat=atoms)), np.int8)[1:-1]
+    alone = [np.full((1, atoms), d, np.int8) for d in range(devices)]
+    return np.concatenate([*alone, *(np.where(bits, np.int8(b), np.int8(a)) for a, b in pairs)])
+
+
+def columns(outline: Outline, atoms: Atoms) -> list[Columns]:
+    """The distinct rules: for each graph the column of each node; atoms first, then IN, then HOST."""
+    ruled = [[_rule(nodes, atoms, forward, back_in) for nodes in outline.graphs]
+             for forward, back_in in ((True, False), (False, False), (True, True), (False, True))]
+    return list(dict.fromkeys(tuple(rule) for rule in ruled))
+
+
+def _rule(nodes: Nodes, atoms: Atoms, forward: bool, back_in: bool) -> tuple[int, ...]:
+    comes_in, on_host = len(atoms.members), len(atoms.members) + 1
+    n = len(nodes.kinds)
+    before = [[nodes.values[v].number for v in reads if nodes.values[v].origin == NODE] for reads in nodes.reads]
+    fixed: list[int | None] = [None] * n
+    for i in range(n):
+        if nodes.residents[i]:
+            # Different pins may hold one node's residents apart: it goes with the first, the others are copied.
+            fixed[i] = atoms.of[nodes.residents[i][0]]
+        elif nodes.on_host[i]:
+            fixed[i] = on_host
+    back: list[int] = []
+    for i in range(n):
+        at = fixed[i]
+        if at is None:
+            at = next((back[p] for p in before[i] if back[p] != comes_in), comes_in)
+        back.append(at)
+    fed = list(fixed)
+    for i in range(n - 1, -1, -1):
+        at = fed[i]
+        if at is not None and at != on_host:
+            for p in before[i]:
+                if fixed[p] is None:
+                    fed[p] = at             # of several readers the first in the order of execution decides
+    found: list[int] = []
+    for i in range(n):
+        own = fixed[i]
+        if own is not None:
+            found.append(own)
+        elif nodes.writes[i] >= 0:
+            found.append(found[nodes.writes[i]])        # it computes into that node's memory
+        else:
+            ahead = fed[i]
+            if ahead is None:
+                found.append(comes_in if back_in else back[i])
+            else:
+                found.append(ahead if forward else back[i])
+    return tuple(found)

@@ -1,0 +1,475 @@
+"""Tables: from graphs and devices to the chain that the solver reads, and from its solution back to tensors.
+
+A chain has a stage for every stage of every model, and a table for every class of stages; models stand one behind the
+other.  A state is a device for each graph with a weight in the goal; state 0, the host for each, is where a model
+begins and ends.  `Tables` depends on graphs, devices and the goal alone.  What differs between the chains of one
+search - devices that may hold caches, bytes of arenas, devices of residents that several stages read - selects among
+the patterns, and costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched._graph import Tensor
+from ggml_sched.errors import PlacementError
+from ggml_sched.placement.atoms import Atoms, find_atoms
+from ggml_sched.placement.chain import Chain, Choice, Solution
+from ggml_sched.placement.costs import Costs, Machine, costs, needs, undominated, where
+from ggml_sched.placement.devices import Device, Links
+from ggml_sched.placement.facts import Facts
+from ggml_sched.placement.outline import GLOBAL, Outline, Shared, outline, places_of, shared_values
+from ggml_sched.placement.patterns import Columns, columns, patterns
+from ggml_sched.placement.stages import Model, find_models, large_bytes
+from ggml_sched.placement.wiring import Wiring
+
+__all__ = ["Assignment", "TableChain", "Tables"]
+
+_MAX_STATES = 27        # all combinations of devices are states up to here: three graphs on three devices
+_MAX_BRING = 4          # devices that weights may be brought to
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where a solution has residents and nodes; devices are indices."""
+
+    residents: dict[str, int]
+    """{name: device}."""
+    nodes: tuple[dict[Tensor, int], ...]
+    """For each graph {node: device}, of all nodes that are no views."""
+    streamed: tuple[tuple[str, ...], ...]
+    """For each graph the names of the weights that are read on another device than they are on."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableChain(Chain):
+    """A chain, and which patterns and variants its rows stand for."""
+
+    rows: tuple[NDArray[np.intp], ...] = field(default=())
+    """For each class the pattern of each row."""
+    variants: tuple[tuple[NDArray[np.int16], ...], ...] = field(default=())
+    """For each class and each of its graphs with a weight the variant [patterns, in, out]."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Class:
+    """What stages of one class share."""
+
+    model: int
+    outline: Outline
+    atoms: Atoms
+    rules: tuple[Columns, ...]
+    patterns: NDArray[np.int8]      # [patterns, free atoms]
+    devices: NDArray[np.int8]       # [patterns, atoms], pinned ones included
+    memory: NDArray[np.int64]       # [patterns, devices]
+    ins: tuple[int, ...]
+    active: tuple[int, ...]         # graphs with a weight, as indices into the model's
+    costs: tuple[Costs, ...]        # of those
+    held_back: NDArray[np.float64]  # [devices] seconds of inputs of a stage whose caches are there, by number of stages
+    needs: NDArray[np.int64]        # [patterns, devices]
+
+
+class Tables:
+    """The stages of some graphs, and the costs of every pattern of every class of stages.
+
+    `graphs`: the facts of every graph that will run; `weights`: for each its weight in the goal, 0 for graphs that
+    count with their memory alone.  `devices`: exactly one is a host.  `stream`: for each graph whether weights on the
+    host may be brought to another device.  `pins`: {name of a resident: index of its device}.
+
+    Raises ValueError for lengths that differ, a weight that is no finite number from 0 on, a goal without any, devices
+    without a host or with several; GraphError for residents without a name, or of one name and different sizes;
+    PlacementError for a pin to a device that there is not.
+    """
+
+    def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
+                 stream: Sequence[bool] | None = None, pins: Mapping[str, int] | None = None) -> None:
+        stream = [False] * len(graphs) if stream is None else stream
+        self.graphs, self.devices, self.links = tuple(graphs), tuple(devices), links
+        self.weights = tuple(float(weight) for weight in weights)
+        self.pins = dict(pins or {})
+        self._check(stream)
+        self._host = next(i for i, device in enumerate(devices) if device.host)
+        self._machine = Machine(len(devices), self._host, np.array([device.split for device in devices]), links)
+        self._wirings = [Wiring(of) for of in graphs]
+        self.models: tuple[Model, ...] = tuple(find_models(self._wirings))
+        self._seconds = [np.array([of.seconds(device) for device in devices]).reshape(len(devices), len(of.nodes)).T
+                         for of in graphs]
+        self.residents: dict[str, int] = {name: int(w.nbytes[i]) for w in self._wirings
+                                          for i, name in w.residents.items()}
+        """{name: bytes} of all residents that nodes read or write."""
+        self.shared: tuple[tuple[str, ...], ...] = ()
+        """Groups of residents that the same several stages read; each group is on one device."""
+        self.states: tuple[tuple[int, ...], ...] = self._states(stream)
+        """For each state the devices of the streams of the graphs with a weight."""
+        self._bring = self._bring_to()
+        self._reusing: dict[str, bool] = {}
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._shared_values: dict[int, Shared] = {}
+        self._outlines: list[Outline] = []
+        self._of_stage: list[tuple[int, int]] = []      # (model, stage of the model)
+        self.classes: tuple[int, ...] = ()
+        """The class of each stage of the chain."""
+        self._classes: tuple[_Class, ...] = self._find_classes(stream)
+        self._kept: dict[tuple[object, ...], tuple[NDArray[np.intp], NDArray[np.float64],
+                                                   tuple[NDArray[np.int16], ...]]] = {}
+
+    # -- making ---------------------------------------------------------------------------
+
+    def _check(self, stream: Sequence[bool]) -> None:
+        if not len(self.graphs) == len(self.weights) == len(stream):
+            raise ValueError(f"{len(self.graphs)} graphs, {len(self.weights)} weights and {len(stream)} entries of "
+                             "`stream`")
+        if not self.graphs:
+            raise ValueError("no graphs")
+        for weight in self.weights:
+            if not 0 <= weight < np.inf:
+                raise ValueError(f"the weight of a graph is {weight}; weights are finite numbers from 0 on")
+        if not any(self.weights):
+            raise ValueError("no graph has a weight in the goal")
+        hosts = [device.name for device in self.devices if device.host]
+        if len(hosts) != 1:
+            raise ValueError(f"{len(hosts)} hosts among the devices{': ' * bool(hosts)}{', '.join(hosts)}; there must "
+                             "be one, because inputs start there")
+        if len(self.devices) > 127:
+            raise ValueError(f"{len(self.devices)} devices; 127 are the limit")
+        for name, device in self.pins.items():
+            if not 0 <= device < len(self.devices):
+                raise PlacementError(f"{name!r} is pinned to device {device}; there are {len(self.devices)}")
+
+    def _states(self, stream: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+        """The combinations of devices for the graphs with a weight of one model.
+
+        With many devices or graphs: those that agree, and those where the graphs that weights are brought over for are
+        on one device and the others on the host.
+        """
+        streams = max(([bool(stream[g]) for g in model.graphs if self.weights[g]] for model in self.models), key=len)
+        order = [self._host, *(d for d in range(len(self.devices)) if d != self._host)]
+        if len(order) ** len(streams) <= _MAX_STATES:
+            return tuple(product(order, repeat=len(streams)))
+        found = [(d,) * len(streams) for d in order]
+        found += [tuple(d if streamed else self._host for streamed in streams) for d in order]
+        return tuple(dict.fromkeys(found))
+
+    def _bring_to(self) -> list[int]:
+        """The devices that weights may be brought to: the fastest, if there are many."""
+        others = [d for d in range(len(self.devices)) if d != self._host]
+        return sorted(sorted(others, key=lambda d: -self.devices[d].flops)[:_MAX_BRING])
+
+    def _reuses(self, op: str) -> bool:
+        found = self._reusing.get(op)
+        if found is None:
+            found = self._reusing[op] = any(device.backend.inplace_sources(op) for device in self.devices)
+        return found
+
+    def _find_classes(self, stream: Sequence[bool]) -> tuple[_Class, ...]:
+        classes: dict[tuple[object, ...], int] = {}
+        first: list[tuple[int, int]] = []       # of each class its first stage: (model, index of the outline)
+        of_stage: list[int] = []
+        large: list[int] = []
+        for m, model in enumerate(self.models):
+            wirings = [self._wirings[g] for g in model.graphs]
+            for g in model.graphs:
+                passed = [w.root[i] for stage in model.stages for i in (stage.incoming[model.graphs.index(g)],)
+                          for w in (self._wirings[g],) if i >= 0]
+                self._shared_values[g] = shared_values(self._wirings[g], model.stage_of[model.graphs.index(g)], passed)
+            groups = self._share(model, wirings)
+            names = {name for w in wirings for name in w.residents.values()}
+            large.append(large_bytes(sum(self.residents[name] for name in names)))
+            places = [places_of(model, n) for n in range(len(wirings))]
+            counted: set[str] = set()
+            for k in range(len(model.stages)):
+                made = outline(wirings, model, k, [self._shared_values[g] for g in model.graphs], places, groups,
+                               counted, self.pins, self._reuses)
+                key = (m, made.key)
+                if key not in classes:
+                    classes[key] = len(first)
+                    first.append((m, len(self._outlines)))
+                of_stage.append(classes[key])
+                self._outlines.append(made)
+                self._of_stage.append((m, k))
+        self.classes = tuple(of_stage)
+        prepared = []
+        for m, k in first:
+            atoms = find_atoms(self._outlines[k], large[m])
+            prepared.append((m, k, self._outlines[k], atoms, columns(self._outlines[k], atoms)))
+        held = self._held_back(prepared)
+        self._inputs = self._price_inputs(held)
+        return tuple(self._class(*each, held, stream) for each in prepared)
+
+    def _share(self, model: Model, wirings: Sequence[Wiring]) -> dict[str, int]:
+        """{name: number of its group} of the residents that several stages read."""
+        stages: dict[str, set[int]] = {}
+        for w, of in zip(wirings, model.stage_of, strict=True):
+            for i, sources in enumerate(w.sources):
+                for s in (*sources, w.ids[i]):
+                    name = w.residents.get(w.root[s])
+                    if name is not None:
+                        stages.setdefault(name, set()).add(of[i])
+        alike: dict[tuple[int, ...], list[str]] = {}
+        for name, at in stages.items():
+            if len(at) > 1:
+                alike.setdefault(tuple(sorted(at)), []).append(name)
+        groups = {name: len(self.shared) + i for i, names in enumerate(alike.values()) for name in names}
+        self.shared += tuple(tuple(names) for names in alike.values())
+        return groups
+
+    def _held_back(self, prepared: Sequence[tuple[int, int, Outline, Atoms, list[Columns]]]) -> list[set[int]]:
+        """For each graph the inputs of several stages that are read with caches alone, under every rule."""
+        found = [set(self._shared_values[g].stages) for g in range(len(self.graphs))]
+        for m, _, made, atoms, rules in prepared:
+            for n, g in enumerate(self.models[m].graphs):
+                nodes = made.graphs[n]
+                shared = {v: value.number for v, value in enumerate(nodes.values) if value.origin == GLOBAL}
+                for i, reads in enumerate(nodes.reads):
+                    for v in reads:
+                        if v in shared and any(rule[n][i] != atoms.cache for rule in rules):
+                            found[g].discard(shared[v])
+        return found
+
+    def _price_inputs(self, held: Sequence[set[int]]) -> NDArray[np.float64]:
+        """Seconds to copy what is held back to each device, once for each graph [devices]."""
+        total: NDArray[np.float64] = np.zeros(len(self.devices))
+        for g, inputs in enumerate(held):
+            if inputs and self.weights[g]:
+                nbytes = int(self._wirings[g].nbytes[list(inputs)].sum())
+                total += self.weights[g] * (self.links.latency[self._host] * len(inputs)
+                                            + self.links.per_byte[self._host] * nbytes)
+        return total
+
+    def _class(self, m: int, k: int, made: Outline, atoms: Atoms, rules: list[Columns], held: Sequence[set[int]],
+               stream: Sequence[bool]) -> _Class:
+        model, stage = self.models[m], self._of_stage[k][1]
+        found = patterns(atoms.free, len(self.devices), self._host)
+        pinned = [pin for pin in atoms.pins if pin >= 0]
+        devices = np.concatenate([found, np.tile(np.array(pinned, np.int8), (len(found), 1))], axis=1)
+        ins = (self._host,) if made.first else tuple(range(len(self.devices)))
+        active = tuple(n for n, g in enumerate(model.graphs) if self.weights[g])
+        made_costs = []
+        back: NDArray[np.float64] = np.zeros(len(self.devices))
+        for n in active:
+            g = model.graphs[n]
+            shared = self._shared_values[g].stages
+            parts = {s: 0.0 if s in held[g] else 1 / stages for s, stages in shared.items()}
+            seconds = self._seconds[g][model.stages[stage].nodes[n]]
+            made_costs.append(costs(made.graphs[n], [rule[n] for rule in rules], made, atoms, found, ins, seconds,
+                                    self._machine, parts, self._bring if stream[g] else ()))
+            for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
+                back += self.weights[g] / shared[s] * (
+                    self.links.latency[self._host] + self.links.per_byte[self._host] * self._wirings[g].nbytes[s])
+        if made_costs:
+            # Graphs without a weight follow the rule of the first that has one: its variants need their arenas, too.
+            shape = (len(found), len(ins))
+            at = where(found, atoms, ins, self._host)
+            for n in range(len(model.graphs)):
+                if n not in active:
+                    for r, rule in enumerate(rules):
+                        need = needs(made.graphs[n], rule[n], at, shape, len(self.devices))
+                        for v in np.flatnonzero(np.array(made_costs[0].rule) == r):
+                            np.maximum(made_costs[0].needs[v], need, out=made_costs[0].needs[v])
+        least: NDArray[np.int64] = np.zeros((len(found), len(self.devices)), np.int64)
+        for cost in made_costs:
+            np.maximum(least, cost.needs.min(axis=(0, 2)), out=least)
+        return _Class(m, made, atoms, tuple(rules), found, devices, self._memory(made, devices, atoms), ins, active,
+                      tuple(made_costs), back, least)
+
+    def _memory(self, made: Outline, devices: NDArray[np.int8], atoms: Atoms) -> NDArray[np.int64]:
+        """Bytes of residents, as they are aligned [patterns, devices]."""
+        total = np.zeros((len(devices), len(self.devices)), np.int64)
+        for d in range(len(self.devices)):
+            for a, members in enumerate(atoms.members):
+                nbytes = sum(self._aligned(made.names[r], d) for r in members if made.residents[r].counted)
+                total[:, d] += np.where(devices[:, a] == d, nbytes, 0)
+        return total
+
+    def _aligned(self, name: str, d: int) -> int:
+        """Bytes that a resident takes on a device."""
+        found = self._sizes.get((name, d))
+        if found is None:
+            w, i = next((w, i) for w in self._wirings for i, own in w.residents.items() if own == name)
+            backend = self.devices[d].backend
+            nbytes = backend.alloc_size(w.facts.graph.tensors[i])
+            found = self._sizes[name, d] = -(-nbytes // backend.alignment) * backend.alignment
+        return found
+
+    # -- chains ---------------------------------------------------------------------------
+
+    @property
+    def needs(self) -> tuple[NDArray[np.int64], ...]:
+        """For each class the bytes that arenas have to hold at least [patterns, devices], in any variant."""
+        return tuple(each.needs for each in self._classes)
+
+    @property
+    def holds_caches(self) -> tuple[NDArray[np.bool_], ...]:
+        """For each class whether a pattern has caches on a device [patterns, devices]."""
+        return tuple(self._caches(each) for each in self._classes)
+
+    def _caches(self, each: _Class) -> NDArray[np.bool_]:
+        found = np.zeros((len(each.patterns), len(self.devices)), bool)
+        for a, members in enumerate(each.atoms.members):
+            if any(each.outline.residents[r].cache for r in members):
+                found |= each.devices[:, a, None] == np.arange(len(self.devices))
+        return found
+
+    def chain(self, caches: Sequence[bool] | None = None, shared: Mapping[str, int] | None = None,
+              limits: Sequence[float] | None = None) -> TableChain:
+        """The chain of all placements with caches on the devices of `caches` alone (None: on any), residents that
+        several stages read on the devices of `shared` ({name: device}, one name for each group), and arenas of at most
+        `limits` bytes on each device.
+
+        Inputs that are read with caches are copied once to each device of `caches`: the start costs that.  Without
+        `caches` each stage costs its part.  A group that `shared` does not name may be on a different device in every
+        stage, and its bytes count in the first: such a chain bounds from below.
+
+        A class that no pattern is left of has a single row of infinite cost.
+        """
+        if caches is not None and len(caches) != len(self.devices):
+            raise ValueError(f"{len(caches)} entries of `caches` for {len(self.devices)} devices")
+        if limits is not None and len(limits) != len(self.devices):
+            raise ValueError(f"{len(limits)} limits for {len(self.devices)} devices")
+        fixed = self._fixed(shared or {})
+        rows, cost, memory, variants = [], [], [], []
+        for c, each in enumerate(self._classes):
+            kept, table, chosen = self._table(c, each, None if caches is None else tuple(map(bool, caches)), fixed,
+                                              None if limits is None else tuple(limits))
+            rows.append(kept)
+            cost.append(table)
+            memory.append(each.memory[kept])
+            variants.append(chosen)
+        start = np.full(len(self.states), np.inf)
+        start[0] = self._inputs[np.array(caches, bool)].sum() if caches is not None else 0.0
+        return TableChain(self.classes, tuple(cost), tuple(memory), start, tuple(rows), tuple(variants))
+
+    def _fixed(self, shared: Mapping[str, int]) -> dict[int, int]:
+        """{group: device}."""
+        fixed: dict[int, int] = {}
+        for name, device in shared.items():
+            group = next((i for i, names in enumerate(self.shared) if name in names), None)
+            if group is None:
+                raise ValueError(f"{name!r} is not read in several stages")
+            if not 0 <= device < len(self.devices):
+                raise ValueError(f"{name!r} on device {device}; there are {len(self.devices)}")
+            if fixed.setdefault(group, device) != device:
+                raise ValueError(f"{name!r} and {self.shared[group][0]!r} are on one device, not on {device} and "
+                                 f"{fixed[group]}")
+        return fixed
+
+    def _table(self, c: int, each: _Class, caches: tuple[bool, ...] | None, fixed: Mapping[int, int],
+               limits: tuple[float, ...] | None) -> tuple[
+                   NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
+        """The patterns of a class that no other beats, their cost [patterns, states, states], and for each graph with a
+        weight its best variant [all patterns, in, out]."""
+        usable = np.ones(len(each.patterns), bool)
+        if caches is not None:
+            usable &= ~(self._caches(each) & ~np.array(caches)).any(1)
+        for r, resident in enumerate(each.outline.residents):
+            if resident.shared in fixed:
+                usable &= each.devices[:, each.atoms.of[r]] == fixed[resident.shared]
+        allowed = [np.asarray((cost.needs <= (np.inf if limits is None else np.array(limits))).all(3))
+                   for cost in each.costs]
+        key = (c, caches is None, usable.tobytes(), *(mask.tobytes() for mask in allowed))
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) > 256:
+                self._kept.clear()
+            found = self._kept[key] = self._make_table(each, caches is None, usable, allowed)
+        return found
+
+    def _make_table(self, each: _Class, with_inputs: bool, usable: NDArray[np.bool_],
+                    allowed: Sequence[NDArray[np.bool_]]) -> tuple[
+                        NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
+        best, variants = [], []
+        for cost, mask in zip(each.costs, allowed, strict=True):
+            seconds, chosen = self._best_variant(cost, mask & usable[None, :, None])
+            best.append(seconds)
+            variants.append(chosen)
+        n, s = len(each.patterns), len(self.states)
+        model = self.models[each.model]
+        ins = {d: i for i, d in enumerate(each.ins)}
+        # Where the last activation is does not matter: it leaves in state 0.
+        leave = [seconds.min(2, keepdims=True) for seconds in best] if each.outline.last else best
+        total = np.full((n, s, s), np.inf)
+        width = len(each.active)
+        enter = [a for a, state in enumerate(self.states) if (a == 0 or not each.outline.first)
+                 and all(d == self._host for d in state[width:])]
+        exits = [b for b, state in enumerate(self.states) if (b == 0 or not each.outline.last)
+                 and all(d == self._host for d in state[width:])]
+        if width:
+            grid = np.ix_(range(n), enter, exits)
+            sums: NDArray[np.float64] = np.zeros((n, len(enter), len(exits)))
+            for j, seconds in enumerate(leave):
+                a = [ins[self.states[e][j]] for e in enter]
+                b = [0 if each.outline.last else self.states[e][j] for e in exits]
+                sums += self.weights[model.graphs[each.active[j]]] * seconds[np.ix_(range(n), a, b)]
+            total[grid] = sums
+        else:
+            total[:, 0, 0] = np.where(usable, 0.0, np.inf)      # a model that counts with its memory alone
+        if with_inputs and each.atoms.cache >= 0:
+            total += each.held_back[each.devices[:, each.atoms.cache]][:, None, None]
+        kept = undominated(total, each.memory)
+        return kept, np.ascontiguousarray(total[kept]), tuple(variants)
+
+    def _best_variant(self, cost: Costs, mask: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
+        """The least seconds, and the variant that has them [patterns, in, out]."""
+        n, i = cost.seconds.shape[1:]
+        every = np.ogrid[:n, :i]
+        best = np.full((n, i, len(self.devices)), np.inf)
+        chosen = np.full((n, i, len(self.devices)), -1, np.int16)
+        for v in range(len(cost.rule)):
+            seconds = np.where(mask[v], cost.seconds[v], np.inf)
+            better = np.nonzero(seconds < best[(*every, cost.out[v])])
+            to = (*better, cost.out[v][better])
+            best[to], chosen[to] = seconds[better], v
+        return best, chosen
+
+    # -- back to tensors --------------------------------------------------------------------
+
+    def assignment(self, chain: TableChain, solution: Solution) -> Assignment:
+        """Where a solution of `chain` has residents and nodes; PlacementError for a solution without a path."""
+        if solution.path is None:
+            raise PlacementError("this solution has no path: nothing fits")
+        residents: dict[str, int] = {}
+        nodes: list[dict[Tensor, int]] = [{} for _ in self.graphs]
+        streamed: list[dict[str, None]] = [{} for _ in self.graphs]
+        for k, choice in enumerate(solution.path):
+            each = self._classes[self.classes[k]]
+            m, stage = self._of_stage[k]
+            row = int(chain.rows[self.classes[k]][choice.pattern])
+            for r, name in enumerate(self._outlines[k].names):
+                residents.setdefault(name, int(each.devices[row, each.atoms.of[r]]))
+            for n, g in enumerate(self.models[m].graphs):
+                self._assign(nodes[g], streamed[g], chain, each, k, stage, row, choice, m, n)
+        return Assignment(residents, tuple(nodes), tuple(tuple(names) for names in streamed))
+
+    def _assign(self, nodes: dict[Tensor, int], streamed: dict[str, None], chain: TableChain, each: _Class, k: int,
+                stage: int, row: int, choice: Choice, m: int, n: int) -> None:
+        """Add the nodes of graph n of model m in stage k of the chain."""
+        follows = each.active.index(n) if n in each.active else 0
+        rule, came, brought = 0, self._host, -1
+        if each.active:
+            came = self.states[choice.state_in][follows]
+            left = self.states[choice.state_out][follows]
+            chosen = chain.variants[self.classes[k]][follows][row, each.ins.index(came)]
+            v = int(chosen[left])
+            if each.outline.last:
+                seconds = np.where(chosen >= 0, each.costs[follows].seconds[chosen, row, each.ins.index(came)], np.inf)
+                v = int(chosen[int(seconds.argmin())])
+            rule = each.costs[follows].rule[v]
+            brought = each.costs[follows].brought[v] if n in each.active else -1
+        device = [*each.devices[row].tolist(), came, self._host]
+        if brought >= 0:
+            for a, members in enumerate(each.atoms.members):
+                if device[a] == self._host and not any(each.outline.residents[r].cache for r in members):
+                    device[a] = brought
+        g = self.models[m].graphs[n]
+        made = self._outlines[k]
+        for i, node in enumerate(self.models[m].stages[stage].nodes[n]):
+            at = device[each.rules[rule][n][i]]
+            nodes[self.graphs[g].nodes[node]] = at
+            for r in made.graphs[n].residents[i]:
+                if not made.residents[r].cache and int(each.devices[row, each.atoms.of[r]]) != at:
+                    streamed[made.names[r]] = None

@@ -1,0 +1,329 @@
+"""Tables: their sums are the prices of real plans, pruning keeps every optimum, and chains keep what they are given."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from placed_models import CPU, FAST, GPU, Parts, decoder, path_for, planned, real_price, solution_of
+
+import ggml_sched as gs
+from ggml_sched.placement.chain import Choice
+from ggml_sched.placement.costs import undominated
+from ggml_sched.placement.devices import Device, Link, Links
+from ggml_sched.placement.facts import facts
+from ggml_sched.placement.patterns import MAX_PATTERNS, patterns
+from ggml_sched.placement.pricing import price
+from ggml_sched.placement.tables import Tables
+
+GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
+KINDS = ("gpt2-124m", "llama-160m", "llama-2-7b", "llama-2-7b-fa", "mamba-1.4b", "mixtral-8x7b", "phi2-2.7b",
+         "tinyllama-1.1b")
+LINK = Link(25e9, 8e-6)
+
+
+def tables(graphs, devices, weights=None, stream=None, pins=None):
+    known = [facts(graph) for graph in graphs]
+    return Tables(known, weights or [1.0] + [0.0] * (len(known) - 1), devices, Links(devices, LINK), stream, pins)
+
+
+def both(kind):
+    return [gs.load_graph(GRAPHS / f"{kind}-{run}.json.gz") for run in ("decode", "prefill512")]
+
+
+def cases(devices):
+    """The sets of devices that hold caches."""
+    return list(itertools.product((False, True), repeat=len(devices)))[1:]
+
+
+def holds(made, chain, solution):
+    """For each device whether it has caches in a solution."""
+    return np.array([made.holds_caches[c][chain.rows[c][choice.pattern]]
+                     for c, choice in zip(chain.classes, solution.path, strict=True)]).any(0)
+
+
+# -- prices -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("devices", "weights"), [((GPU, CPU), (256, 1)), ((FAST, GPU, CPU), (1, 0))],
+                         ids=["two-mixed", "three-decode"])
+def test_the_sum_of_the_tables_is_the_price_of_the_real_plan(kind, devices, weights):
+    made = tables(both(kind), devices, weights)
+    for first, multiplier in ((True, 0.0), (True, 5e-12), (False, 1e-12)):
+        caches = (first, *(False for _ in devices[2:]), True)
+        chain = made.chain(caches)
+        solution = path_for(chain, (multiplier * max(weights), *(0 for _ in devices[1:])))
+        # The case pays for the inputs of the first device: it is exact where that has caches.
+        assert holds(made, chain, solution)[0] == first
+        seconds, _ = real_price(made, chain, solution, LINK)
+        assert solution.cost == pytest.approx(seconds, rel=0.003)
+
+
+@pytest.mark.parametrize("kind", ["llama-2-7b", "mixtral-8x7b", "mamba-1.4b"])
+def test_the_price_holds_where_weights_are_brought_to_a_device(kind):
+    made = tables(both(kind), (GPU, CPU), (0, 1), (False, True))
+    chain = made.chain((True, True), limits=(1 << 29, 1 << 40))
+    solution = path_for(chain, (1e-9, 0))
+    assignment = made.assignment(chain, solution)
+    assert len(assignment.streamed[1]) > 100
+    assert not assignment.streamed[0]
+    names = {name: device for name, device in assignment.residents.items() if not name.startswith("cache")}
+    assert set(names.values()) == {1}
+    assert all(assignment.residents[name] == 1 for name in assignment.streamed[1])
+    seconds, _ = real_price(made, chain, solution, LINK, budgets={0: 1 << 30})
+    assert solution.cost == pytest.approx(seconds, rel=0.005)
+
+
+def test_bringing_weights_needs_room_for_the_largest():
+    made = tables(both("llama-160m"), (GPU, CPU), (0, 1), (False, True))
+    costs, brought = [], []
+    for room in (1 << 40, 20 << 20, 1 << 20):
+        chain = made.chain((True, True), limits=(room, 1 << 40))
+        solution = path_for(chain, (1e-9, 0))
+        costs.append(solution.cost)
+        brought.append(len(made.assignment(chain, solution).streamed[1]))
+    assert costs[0] <= costs[1] < costs[2]
+    assert brought[0] >= brought[1] > brought[2] == 0
+
+
+def test_assignments_of_a_small_model_have_their_price():
+    """Random patterns, through random pairs of states that the rules reach."""
+    made = tables([decoder(1)], (GPU, CPU))
+    chain = made.chain()
+    graph = made.graphs[0].graph
+    random = np.random.default_rng(5)
+    checked = 0
+    while checked < 40:
+        states = [0, *random.integers(0, 2, len(chain.classes) - 1).tolist(), 0]
+        choices = [Choice(int(random.integers(len(chain.cost[c]))), a, b)
+                   for c, a, b in zip(chain.classes, states, states[1:], strict=False)]
+        solution = solution_of(chain, choices)
+        if np.isfinite(solution.cost):
+            checked += 1
+            assignment = made.assignment(chain, solution)
+            plan = planned(graph, assignment.residents, assignment.nodes[0], made.devices)
+            assert solution.cost == pytest.approx(price(plan, made.devices, LINK).seconds, rel=1e-9)
+            residents = [0, 0]
+            for t in graph.leafs:
+                if t.resident:
+                    residents[assignment.residents[t.name]] += -(-t.nbytes // 64) * 64
+            assert solution.memory == tuple(residents)
+
+
+def test_graphs_that_cost_nothing_follow_those_that_do():
+    made = tables([decoder(), decoder(tokens=8)], (GPU, CPU), pins={"l0.ffn.up": 1})
+    chain = made.chain((True, True))
+    assignment = made.assignment(chain, path_for(chain, (0, 0)))
+    ops = [[(node.op, device) for node, device in nodes.items()] for nodes in assignment.nodes]
+    assert ops[0] == ops[1]
+    assert {device for _, device in ops[0]} == {0, 1}
+
+
+# -- pruning ----------------------------------------------------------------------------------
+
+
+def test_pruning_never_removes_an_optimum():
+    made = tables([decoder(1, hidden=96)], (FAST, GPU, CPU))
+    full = {c: made._make_table(each, True, np.ones(len(each.patterns), bool),
+                                [np.ones(cost.seconds.shape, bool) for cost in each.costs])
+            for c, each in enumerate(made._classes)}
+    chain = made.chain()
+    random = np.random.default_rng(0)
+    for c, each in enumerate(made._classes):
+        kept = set(full[c][0].tolist())
+        assert kept == set(chain.rows[c].tolist())
+        everything = np.concatenate([chain.cost[c].reshape(len(kept), -1), chain.memory[c]], axis=1)
+        for row in range(len(each.patterns)):
+            alone = made._make_table(each, True, np.arange(len(each.patterns)) == row,
+                                     [np.ones(cost.seconds.shape, bool) for cost in each.costs])[1]
+            values = np.concatenate([alone.reshape(-1), each.memory[row]])
+            assert (everything <= values + 1e-15).all(1).any(), "a pattern that none beats was removed"
+        for _ in range(20):
+            weight = random.random(everything.shape[1])
+            finite = np.where(np.isfinite(everything), everything, 1e9)
+            assert (finite @ weight).min() <= (finite @ weight).min()
+
+
+def test_undominated_rows_are_those_that_a_slow_search_finds():
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        cost = random.integers(0, 4, (30, 2, 2)).astype(float)
+        cost[random.random(cost.shape) < 0.2] = np.inf
+        memory = random.integers(0, 3, (30, 2))
+        rows = [(*cost[k].ravel(), *memory[k]) for k in range(30)]
+        slow = [k for k in range(30) if np.isfinite(cost[k]).any() and not any(
+            all(a <= b for a, b in zip(rows[j], rows[k], strict=True)) and (rows[j] != rows[k] or j < k)
+            for j in range(30) if j != k and np.isfinite(cost[j]).any())]
+        assert undominated(cost, memory).tolist() == slow
+
+
+def test_without_a_possible_row_one_is_left():
+    assert undominated(np.full((3, 1, 1), np.inf), np.zeros((3, 1), np.int64)).tolist() == [0]
+
+
+# -- patterns ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("atoms", "devices", "count"), [(5, 3, 243), (7, 3, 2187), (0, 2, 1), (5, 2, 32),
+                                                         (5, 4, 1024)])
+def test_patterns_are_all_combinations_where_those_are_few(atoms, devices, count):
+    found = patterns(atoms, devices, devices - 1)
+    assert len(found) == len({tuple(row) for row in found.tolist()}) == count
+
+
+@pytest.mark.parametrize(("atoms", "devices"), [(7, 4), (5, 8), (5, 17), (7, 17), (7, 64)])
+def test_with_many_devices_a_stage_is_on_two_at_most(atoms, devices):
+    found = patterns(atoms, devices, devices - 1)
+    rows = {tuple(row) for row in found.tolist()}
+    assert len(rows) == len(found) <= max(MAX_PATTERNS, 128 * devices)
+    assert all(len(set(row)) <= 2 for row in rows)
+    assert all((d,) * atoms in rows for d in range(devices))
+    assert all((d,) + (devices - 1,) * (atoms - 1) in rows for d in range(devices))
+
+
+# -- chains -----------------------------------------------------------------------------------
+
+
+def test_caches_are_only_where_the_case_has_them():
+    made = tables(both("llama-160m"), (FAST, GPU, CPU))
+    for caches in cases(made.devices):
+        chain = made.chain(caches)
+        solution = path_for(chain, (0, 0, 0))
+        assignment = made.assignment(chain, solution)
+        assert {assignment.residents[name] for name in made.residents if name.startswith("cache")} <= {
+            d for d, held in enumerate(caches) if held}
+
+
+def test_limits_leave_only_patterns_whose_arenas_need_no_more():
+    made = tables(both("llama-2-7b"), (GPU, CPU))
+    for limit in (300 << 20, 100 << 20, 20 << 20):
+        chain = made.chain((True, True), limits=(limit, 1 << 40))
+        solution = path_for(chain, (0, 0))
+        for k, choice in enumerate(solution.path):
+            c = made.classes[k]
+            assert made.needs[c][chain.rows[c][choice.pattern], 0] <= limit
+    assert not any(made.chain((True, True), limits=(0, 1 << 40)).memory[c][:, 0].any() for c in range(1, 5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_real_arena_is_smaller_than_what_its_patterns_need(kind):
+    made = tables(both(kind), (GPU, CPU))
+    for caches, price_of_bytes in (((True, True), 2e-11), ((False, True), 1e-11), ((True, True), 0.0)):
+        chain = made.chain(caches)
+        solution = path_for(chain, (price_of_bytes, 0))
+        least = np.zeros(2, np.int64)
+        for k, choice in enumerate(solution.path):
+            c = made.classes[k]
+            least = np.maximum(least, made.needs[c][chain.rows[c][choice.pattern]])
+        _, plans = real_price(made, chain, solution, LINK, every=True)
+        real = np.max([plan.buffer_sizes for plan in plans], axis=0)
+        assert (least <= real).all()
+        if solution.memory[0]:
+            assert least[0] > 0.75 * real[0] - (4 << 20)
+
+
+def test_a_tied_matrix_is_in_one_place_and_counted_once():
+    made = tables([decoder(tied=True)], (GPU, CPU))
+    assert made.shared == (("embd",),)
+    for device in range(2):
+        chain = made.chain(shared={"embd": device})
+        solution = path_for(chain, (0, 0))
+        assert made.assignment(chain, solution).residents["embd"] == device
+        assert sum(solution.memory) == sum(-(-n // 64) * 64 for n in made.residents.values())
+        seconds, _ = real_price(made, chain, solution, LINK)
+        assert solution.cost == pytest.approx(seconds, rel=1e-6)
+    assert path_for(made.chain(), (0, 0)).cost <= min(
+        path_for(made.chain(shared={"embd": d}), (0, 0)).cost for d in range(2))
+
+
+def test_caches_that_other_layers_read_are_one_group():
+    parts = Parts()
+    x = parts.embedding(64, 1)
+    mask = parts.ctx.tensor("f32", (32, 1), "mask", input=True)
+    index = parts.ctx.tensor("i64", (1,), "index", input=True)
+    x = parts.attention(x, "a", 32, mask, index)
+    cache = next(t for n in gs.Graph(x).leafs for t in [n] if t.name == "a.cache")
+    x = parts.attention(x, "b", 32, mask, index, cache)
+    made = tables([gs.Graph(parts.attention(x, "c", 32, mask, index, cache))], (GPU, CPU))
+    assert made.shared == (("a.cache",),)
+    chain = made.chain((True, True), shared={"a.cache": 0})
+    assert made.assignment(chain, path_for(chain, (0, 0))).residents["a.cache"] == 0
+
+
+def test_pins_hold_in_every_pattern():
+    made = tables(both("llama-160m"), (GPU, CPU), pins={"blk.3.attn_q.weight": 1, "output.weight": 1,
+                                                        "blk.5.attn_norm.weight": 1})
+    chain = made.chain((True, True))
+    solution = path_for(chain, (0, 0))
+    residents = made.assignment(chain, solution).residents
+    assert {name for name, device in residents.items() if device == 1} <= {
+        "blk.3.attn_q.weight", "blk.3.attn_norm.weight", "output.weight", "output_norm.weight",
+        "blk.5.attn_norm.weight", "token_embd.weight"}
+    assert residents["blk.3.attn_q.weight"] == residents["output.weight"] == residents["blk.5.attn_norm.weight"] == 1
+    seconds, _ = real_price(made, chain, solution, LINK)
+    assert solution.cost == pytest.approx(seconds, rel=0.003)
+
+
+def test_a_case_without_patterns_has_infinite_cost():
+    made = tables([decoder()], (GPU, CPU), pins={"l0.attn.cache": 0})
+    chain = made.chain((False, True))
+    assert path_for(chain, (0, 0)).cost == np.inf
+
+
+def test_several_models_are_one_chain():
+    other = Parts()
+    x = other.embedding(32, 1, name="other")
+    draft = gs.Graph(other.feed_forward(x, "other.ffn", 64))
+    apart = [tables([graph], (GPU, CPU)) for graph in (decoder(), draft)]
+    made = tables([decoder(), draft], (GPU, CPU), (1, 3))
+    chain = made.chain()
+    together = path_for(chain, (0, 0)).cost
+    assert together == pytest.approx(path_for(apart[0].chain(), (0, 0)).cost + 3 * path_for(apart[1].chain(),
+                                                                                           (0, 0)).cost)
+    seconds, _ = real_price(made, chain, path_for(chain, (1e-11, 0)), LINK)
+    assert path_for(chain, (1e-11, 0)).cost == pytest.approx(seconds, rel=0.003)
+
+
+def test_seventeen_devices_and_three_graphs_end_in_bounded_tables():
+    devices = [*(Device(f"GPU{i}", 1 << 40, 2e11 + 1e9 * i, 1e13) for i in range(16)), CPU]
+    graphs = [decoder(1), decoder(1, tokens=4), decoder(1, tokens=16)]
+    made = tables(graphs, devices, (256, 1, 1), (False, True, True))
+    chain = made.chain((True,) * 17)
+    assert sum(cost.nbytes for cost in chain.cost) < 100 << 20
+    solution = path_for(chain, (0,) * 17)
+    seconds, _ = real_price(made, chain, solution, LINK)
+    # Inputs are copied to one device, and the chain of this case pays for all.
+    assert seconds <= solution.cost * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("given", "error", "message"), [
+    ({"weights": [1.0, 1.0]}, ValueError, "1 graphs, 2 weights"),
+    ({"weights": [-1.0]}, ValueError, "weight of a graph is -1"),
+    ({"weights": [float("nan")]}, ValueError, "weight of a graph is nan"),
+    ({"weights": [0.0]}, ValueError, "no graph has a weight"),
+    ({"devices": (GPU, FAST)}, ValueError, "0 hosts"),
+    ({"devices": (CPU, CPU.replace(name="B"))}, ValueError, "2 hosts among the devices: CPU, B"),
+    ({"pins": {"embd": 2}}, gs.PlacementError, "'embd' is pinned to device 2"),
+])
+def test_arguments_that_make_no_sense_are_errors(given, error, message):
+    with pytest.raises(error, match=message):
+        tables([decoder()], **{"devices": (GPU, CPU), **given})
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"caches": (True,)}, "1 entries of `caches` for 2"), ({"limits": (1,)}, "1 limits for 2"),
+    ({"shared": {"embd": 0}}, "'embd' is not read in several stages"),
+])
+def test_a_chain_of_arguments_that_do_not_fit_is_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        tables([decoder()], (GPU, CPU)).chain(**given)
+
+
+def test_a_solution_without_a_path_has_no_assignment():
+    made = tables([decoder()], (GPU, CPU))
+    chain = made.chain()
+    solution = path_for(chain, (0, 0))
+    none = type(solution)(np.inf, np.inf, None, None, ())
+    with pytest.raises(gs.PlacementError, match="nothing fits"):
+        made.assignment(chain, none)
