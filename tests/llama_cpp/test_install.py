@@ -38,6 +38,7 @@ def test_hooking_loads_no_more_of_the_core_than_the_planner():
 
 @needs_llama_cpp
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizers have a malloc of their own")
 def test_checking_leaves_malloc_s_threshold_for_mappings():
     """glibc raises the threshold to the largest mapping that was freed; ggml's scheduler then takes heap pages."""
     code = """if True:
