@@ -41,6 +41,7 @@ __all__ = [
     "Error",
     "Event",
     "FileFormatError",
+    "Fit",
     "GgmlBackend",
     "Graph",
     "GraphAllocator",
@@ -63,6 +64,7 @@ __all__ = [
     "UnsupportedOp",
     "bind_resident",
     "compare",
+    "fit",
     "get_backend",
     "get_cython_path",
     "get_include",
@@ -109,7 +111,9 @@ _NAMES = {
     "ggml_sched.backends.ggml": ("GgmlBackend",),
     "ggml_sched.execution.scheduler": ("Scheduler",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
+    "ggml_sched.placement.answer": ("Fit",),
     "ggml_sched.placement.devices": ("Device", "Link"),
+    "ggml_sched.placement.fit": ("fit",),
     "ggml_sched.placement.measure": ("measure",),
     "ggml_sched.placement.pricing": ("Price", "price"),
     "ggml_sched.planning.plan": ("Copy", "Plan", "Split"),
@@ -133,7 +137,9 @@ if _TYPE_CHECKING:
     from ggml_sched.backends.ggml import GgmlBackend
     from ggml_sched.execution.scheduler import Scheduler
     from ggml_sched.graph.graphfile import load_graph, save_graph
+    from ggml_sched.placement.answer import Fit
     from ggml_sched.placement.devices import Device, Link
+    from ggml_sched.placement.fit import fit
     from ggml_sched.placement.measure import measure
     from ggml_sched.placement.pricing import Price, price
     from ggml_sched.planning.plan import Copy, Plan, Split

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,12 @@ from ggml_sched.cli.run_report import report
 from ggml_sched.errors import Error
 
 if TYPE_CHECKING:
+    from ggml_sched import Backend, Fit
     from ggml_sched.llama import Generation, Model
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+FIT_CONTEXT = 4096
+"""Room for tokens where --fit is given and --n-ctx is not, or as many as the model was trained with, if fewer."""
 DEFAULT_N = 128
 DEFAULT_TEMPERATURE = 0.5
 """The temperature for the prompt of the small model; with 0 its continuation repeats itself."""
@@ -56,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", nargs="+", action="extend", type=_backend, metavar="NAME",
                        help="backends to spread the layers over, best first: cpu, ggml, ggml:DEVICE, cuda, "
                             "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: cpu, the fastest)")
+    group.add_argument("--fit", action="store_true",
+                       help="measure the backends, and put each weight and cache where a token takes the least time")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
     group.add_argument("--n-ctx", type=int, default=0, metavar="N", help="room for tokens (default: as many as the "
                        "model was trained with, if memory allows)")
@@ -83,15 +88,31 @@ def run(args: argparse.Namespace) -> int:
         for backend in named:
             stack.enter_context(backend)
         source = _source(args.model)
+        place = _fitted(args, source, named) if args.fit else None
         start = time.perf_counter()
         with Progress(os.path.basename(source)) as progress:
             model = stack.enter_context(llama.load(
-                source, named, args.n_ctx, args.n_batch, policy=args.policy, kv_type=args.kv_type,
+                source, named, args.n_ctx, args.n_batch, place, policy=args.policy, kv_type=args.kv_type,
                 flash=False if args.no_flash else None, use_mmap=not args.no_mmap, progress=progress.listener))
         loaded = time.perf_counter() - start
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
+
+
+def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) -> Fit:
+    """The placement of the model on the measured backends; its first line goes to standard error."""
+    from ggml_sched import fit
+    from ggml_sched.llama import model_graphs
+    from ggml_sched.placement.measured import measured_devices
+
+    flash = False if args.no_flash else None
+    n_ctx = args.n_ctx or min(FIT_CONTEXT, model_graphs(source, 0, 1, kv_type=args.kv_type)[0].meta["n_ctx"])
+    graphs = model_graphs(source, n_ctx, args.n_batch, kv_type=args.kv_type, flash=flash, backends=backends)
+    devices, links = measured_devices(backends)
+    found = fit(graphs, devices, links)
+    print("ggml-sched:", str(found).partition("\n")[0], file=sys.stderr, flush=True)
+    return found
 
 
 def _source(name: str | None) -> str:

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import ggml_sched as gs  # whose backends load when their names are first used
 from ggml_sched.backend import Backend
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.errors import Error, PlacementError
 
-__all__ = ["NAMES", "Place", "checked_place", "default_backend", "named_backends", "spread_layers"]
+if TYPE_CHECKING:
+    from ggml_sched.placement.answer import Fit
+    from ggml_sched.placement.devices import Device
+
+__all__ = ["NAMES", "Place", "PlaceLike", "as_fit", "checked_place", "default_backend", "named_backends",
+           "spread_layers"]
 
 NAMES = ("cpu", "cuda", "ggml")
 """Names that `named_backends` accepts; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
 Place = Callable[[str, int | None], Backend]
 """`place(name, layer)`: the backend of a weight or KV tensor; `layer` is None outside the layers."""
+PlaceLike = Callable[[str, int | None], "Backend | Device"]
+"""The same as the caller may give it: a device stands for the backend of its name."""
 
 
 def default_backend(n_threads: int | None = None, memory: int | None = None) -> Backend:
@@ -77,14 +85,26 @@ def spread_layers(backends: Sequence[Backend], n_layer: int) -> Place:
     return place
 
 
-def checked_place(place: Place, backends: Sequence[Backend]) -> Place:
+def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> Place:
     """`place`, which the caller gave, as a function that raises PlacementError if it returns none of `backends`."""
 
+    named = {backend.name: backend for backend in backends}
+
     def answer(name: str, layer: int | None) -> Backend:
-        backend = place(name, layer)
-        if not any(backend is known for known in backends):
+        home = place(name, layer)
+        backend = home if isinstance(home, Backend) else named.get(getattr(home, "name", ""))
+        if backend is None or not any(backend is known for known in backends):
             names = [known.name for known in backends]
-            raise PlacementError(f"place({name!r}, {layer}) returned {backend!r}, not one of {names}")
+            raise PlacementError(f"place({name!r}, {layer}) returned {home!r}, not one of {names}")
         return backend
 
     return answer
+
+
+def as_fit(place: PlaceLike | Fit | None) -> Fit | None:
+    """`place` where it is a Fit; None where it is a function or nothing."""
+    if place is None or callable(place):
+        return None
+    from ggml_sched.placement.answer import Fit
+
+    return place if isinstance(place, Fit) else None

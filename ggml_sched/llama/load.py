@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, cast
 
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
@@ -17,7 +17,7 @@ from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
-from ggml_sched.llama.defaults import Place, checked_place, default_backend, spread_layers
+from ggml_sched.llama.defaults import PlaceLike, as_fit, checked_place, default_backend, spread_layers
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hints import unknown_argument
 from ggml_sched.llama.hparams import Hparams
@@ -28,26 +28,32 @@ from ggml_sched.llama.weights import Weights, load_weights
 
 if TYPE_CHECKING:
     from ggml_sched.llama.gguf import Source
+    from ggml_sched.placement.answer import Fit
 
 __all__ = ["load"]
 
 MAX_ROWS = 1 << 30
+N_BATCH = 512
+"""Tokens that are evaluated together where the caller does not say how many."""
 
 
-def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | None = None, n_batch: int = 512,
-         place: Place | None = None, *, n_threads: int | None = None, memory: int | None = None,
-         policy: str = "default", kv_type: Type | str = "f32", n_seq: int = 1, flash: bool | None = None,
-         use_mmap: bool = True, progress: Callable[[int, int], object] | None = None, **unknown: Never) -> Model:
+def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | None = None,
+         n_batch: int | None = None, place: PlaceLike | Fit | None = None, *, n_threads: int | None = None,
+         memory: int | None = None, policy: str = "default", kv_type: Type | str | None = None, n_seq: int = 1,
+         flash: bool | None = None, use_mmap: bool = True, progress: Callable[[int, int], object] | None = None,
+         **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
     `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
     that this process may use) and at most `memory` bytes of buffers (None: no bound); the model closes it, and does not
     close backends that the caller passes.  `place(name, layer)` returns the backend of a weight or KV tensor (`layer`
-    is None outside the layers); by default layers are spread evenly.
-    The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` at a time; None or 0:
-    as many as the model was trained with, or as fit into half of the free memory.  `kv_type`: "f32", "f16",
-    "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None: where the
-    backends support it.
+    is None outside the layers), or a `Device` that stands for it; by default layers are spread evenly.  A `Fit` of
+    `gs.fit` also assigns nodes, bounds the arenas, and gives the `n_ctx`, `n_batch`, `kv_type` and `flash` of its
+    graphs where these are left open; `backends` then stand for its devices by name; without any its devices' own do.
+    The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` (default 512) at a
+    time; None or 0: as many as the model was trained with, or as fit into half of the free memory.  `kv_type`: "f32"
+    (default), "f16", "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None:
+    where the backends support it.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
     Raises TypeError for `n_threads` or `memory` together with `backends`, and for unknown arguments (of names that
@@ -59,33 +65,47 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     if backends is not None and not (n_threads is None and memory is None):
         raise TypeError("n_threads and memory are arguments of the default backend: give them to the backends")
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
-    n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
-    kv_type = type_of(kv_type)
-    for name, function in (("place", place), ("progress", progress)):
+    n_seq = count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
+    fit = as_fit(place)
+    where = cast("PlaceLike | None", place if fit is None else fit.place)
+    if fit is not None:
+        # What the caller leaves open is as in the graphs that were placed.
+        meta = fit.plans[0].graph.meta
+        n_ctx = n_ctx or meta.get("n_ctx", 0)
+        kv_type = meta.get("kv_type") if kv_type is None else kv_type
+        flash = meta.get("flash_attn") if flash is None else flash
+        n_batch = max(plan.graph.meta.get("n_tokens", 1) for plan in fit.plans) if n_batch is None else n_batch
+    n_batch = count("n_batch", N_BATCH if n_batch is None else n_batch, 1, MAX_ROWS)
+    kv_type = type_of("f32" if kv_type is None else kv_type)
+    for name, function in (("place", where), ("progress", progress)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")
     with ExitStack() as undo:
         owned: list[Backend] = []
-        if backends is None:
+        if fit is not None:
+            from ggml_sched.placement.answer import backends_of
+
+            backends = backends_of(fit, None if backends is None else _checked_backends(backends))
+        elif backends is None:
             owned = backends = [default_backend(n_threads, memory)]
             undo.callback(owned[0].close)
         backends = _checked_backends(backends)
         with open_gguf(path) as file:
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
-            place = checked_place(place or spread_layers(backends, hparams.n_layer), backends)
-            weights = load_weights(file, arch.weights(hparams), place, use_mmap, progress)
+            at = checked_place(where or spread_layers(backends, hparams.n_layer), backends)
+            weights = load_weights(file, arch.weights(hparams), at, use_mmap, progress)
             undo.callback(weights.close)
             metadata = file.metadata
         n_ctx = n_ctx or trained_context(hparams, kv_type, backends)
         n_states = Runner.n_states(hparams, n_seq)
-        cache = KVCache(hparams, n_ctx, place, kv_type, n_states, flash=flash is None or bool(flash))
+        cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or bool(flash))
         undo.callback(lambda: cache.close())
         if flash is None and not has_flash(arch, hparams, weights, cache):
             cache.close()
-            cache = KVCache(hparams, n_ctx, place, kv_type, n_states)
+            cache = KVCache(hparams, n_ctx, at, kv_type, n_states)
         n_batch = min(n_batch, n_ctx)
-        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, n_batch)
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, n_batch, fit)
         undo.callback(runner.scheduler.close)
         runner.reserve()
         model = Model(runner, backends, owned, n_batch, n_seq, metadata)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ggml_sched import Scheduler
     from ggml_sched.llama.arch import Architecture
     from ggml_sched.llama.shift import ShiftGraph
+    from ggml_sched.placement.answer import Fit
 
 __all__ = ["Runner"]
 
@@ -41,7 +42,8 @@ class Runner:
     """`compute(batch)`, with the weights, the cache and the graphs that it uses."""
 
     def __init__(self, arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache,
-                 backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int) -> None:
+                 backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int,
+                 fit: Fit | None = None) -> None:
         from ggml_sched import Scheduler
 
         self.hparams = hparams
@@ -56,7 +58,11 @@ class Runner:
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         # Layers are spread in the order of `backends`; a scheduler has the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
-        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS)
+        # What a placement leaves for arenas: under these budgets the planner does not keep weights that it brings over.
+        budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
+        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets)
+        self.fit = fit
+        self._by_name = {backend.name: backend for backend in backends}
         self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
         self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
         self._shift: ShiftGraph | None = None
@@ -77,7 +83,11 @@ class Runner:
         return graph
 
     def _build(self, shape: Shape) -> BatchGraph:
-        return build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
+        graph = build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
+        if self.fit is not None:
+            for node, device in self.fit.nodes(graph.graph).items():
+                self.scheduler.set_tensor_backend(node, self._by_name[device.name])
+        return graph
 
     def reserve(self) -> None:
         """Plan the graph of one token and the fewest cache rows, and reserve memory for one that reads all rows.

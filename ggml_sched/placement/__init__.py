@@ -1,1 +1,25 @@
 """Where the weights and caches of a model should live: prices of plans, and placements with a proven bound."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ggml_sched.placement.answer import register_fit_methods
+
+if TYPE_CHECKING:
+    from ggml_sched.placement.answer import Fit
+
+
+def _report(fit: Fit) -> str:
+    text: str = import_module("ggml_sched.placement.report").report(fit)
+    return text
+
+
+def _explain(fit: Fit, name: str) -> str:
+    text: str = import_module("ggml_sched.placement.explain").explain(fit, name)
+    return text
+
+
+# Registered here, so that a Fit has all of its methods, whichever module of this package is imported.
+register_fit_methods(report=_report, explain=_explain)

@@ -6,6 +6,7 @@ import io
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ggml_sched as gs
@@ -72,3 +73,58 @@ def test_arguments_are_checked(arguments: tuple[int, int], message: str) -> None
 def test_a_file_that_is_no_model_is_an_error() -> None:
     with pytest.raises(gs.FileFormatError):
         llama.model_graphs(b"GGUF" + bytes(40))
+
+
+def placed(n_ctx: int = 64, n_batch: int = 16, gpu: int = 40000) -> tuple[bytes, gs.Fit, list[gs.CpuBackend]]:
+    """A model's file, a fit of it to two CPU backends of which one is small, and these."""
+    file = random_model("llama")
+    backends = [gs.CpuBackend(1, name="GPU"), gs.CpuBackend(1, name="CPU")]
+    backends[0].is_host = False
+    given = [gs.Device("GPU", gpu, 1e12, 1e13, backend=backends[0]),
+             gs.Device("CPU", 1 << 30, 1e9, 1e10, host=True, backend=backends[1])]
+    graphs = llama.model_graphs(file, n_ctx, n_batch, kv_type="f16", backends=backends)
+    return file, gs.fit(graphs, given), backends
+
+
+def test_a_model_is_loaded_where_its_fit_has_it() -> None:
+    file, fit, backends = placed()
+    try:
+        assert {entry.device for entry in fit.placed} == {0, 1}
+        with (llama.load(file, place=fit, use_mmap=False) as model,
+              llama.load(file, n_ctx=64, n_batch=16, kv_type="f16") as plain):
+            assert (model.n_ctx, model.n_batch, model.kv_type) == (64, 16, "f16")
+            tokens = list(range(1, 14))
+            assert np.allclose(model.eval(tokens, last_only=True), plain.eval(tokens, last_only=True), atol=1e-4)
+            assert np.allclose(model.eval([3]), plain.eval([3]), atol=1e-4)
+            for name, tensor in model.weights.tensors.items():
+                assert tensor.backend.name == fit.place(name).name
+            for use, backend in zip(fit.memory, backends, strict=True):
+                held = model.memory()[backend]
+                assert (held.weights, held.cache) == (use.weights, use.cache)
+                assert held.arena <= use.arena + use.left
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def test_backends_are_found_by_the_names_of_the_devices() -> None:
+    file, fit, backends = placed()
+    others = [gs.DryBackend("CPU", alignment=64), gs.DryBackend("GPU", alignment=64)]
+    try:
+        with llama.load(file, others, place=fit) as model:
+            assert all(tensor.backend.name == fit.place(name).name for name, tensor in model.weights.tensors.items())
+            assert [backend.name for backend in model.scheduler.backends] == ["GPU", "CPU"]
+        with pytest.raises(gs.PlacementError, match="GPU"):
+            llama.load(file, others[:1], place=fit)
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def test_a_function_may_return_devices() -> None:
+    backends = [gs.DryBackend("GPU", alignment=64), gs.DryBackend("CPU", alignment=64)]
+    gpu = gs.Device("GPU", 1 << 30, 1e12, 1e13)
+    with llama.load(random_model("llama"), backends, 64, place=lambda name, layer: gpu) as model:
+        assert {tensor.backend for tensor in model.weights.tensors.values()} == {backends[0]}
+    with pytest.raises(gs.PlacementError, match="TPU"):
+        llama.load(random_model("llama"), backends, 64, place=lambda name, layer: gpu.replace(name="TPU"))

@@ -1,0 +1,62 @@
+"""The options that describe devices and links, for every command that places: --device, --link, --measure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ggml_sched import Device
+    from ggml_sched.placement.devices import LinkLike
+
+__all__ = ["add_device_arguments", "devices_of", "link_of", "pins_of"]
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where")
+    group.add_argument("--device", action="append", default=[], metavar="NAME:MEMORY:BANDWIDTH:FLOPS",
+                       help="a device, such as GPU0:24GiB:1000GB/s:80TF, or the name of a well-known one, such as "
+                            "4090; repeatable; one named CPU is the host (default: that of a usual desktop)")
+    group.add_argument("--link", action="append", default=[], metavar="BANDWIDTH:LATENCY",
+                       help="the link between devices, such as 25GB/s:8us, or GPU0,GPU1=50GB/s:5us for a pair")
+    group.add_argument("--reserve", metavar="SIZE", help="bytes of each device but the host that are never used")
+    group.add_argument("--measure", nargs="*", metavar="BACKEND",
+                       help="these backends of this machine, too (default: cpu): measured once, in seconds, and kept "
+                            "in a file (docs/fit.md)")
+
+
+def devices_of(args: argparse.Namespace, stack: ExitStack) -> tuple[Device, ...]:
+    """The devices of a command line; backends that are measured stay open as long as the stack."""
+    from ggml_sched.llama.defaults import named_backends
+    from ggml_sched.placement.measured import measured_devices
+    from ggml_sched.placement.specs import read_bytes, read_devices, with_host
+
+    devices = list(read_devices(args.device))
+    if args.measure is not None or not devices:
+        backends = [stack.enter_context(backend) for backend in named_backends(args.measure or ["cpu"])]
+        devices += measured_devices(backends)[0]
+    devices = list(with_host(devices))
+    if args.reserve is not None:
+        size = read_bytes(args.reserve, "--reserve")
+        devices = [device if device.host else device.replace(reserve=size) for device in devices]
+    return tuple(devices)
+
+
+def link_of(args: argparse.Namespace) -> LinkLike:
+    """The argument `link` of `gs.fit`."""
+    from ggml_sched.placement.specs import read_links
+
+    return read_links(args.link) if args.link else None
+
+
+def pins_of(texts: Sequence[str]) -> dict[str, str]:
+    """{name or pattern: name of a device} of texts like `token_embd*=CPU`."""
+    pins = {}
+    for text in texts:
+        name, found, device = text.rpartition("=")
+        if not found or not name or not device:
+            raise ValueError(f"--pin {text}: not NAME=DEVICE")
+        pins[name] = device
+    return pins

@@ -1,0 +1,143 @@
+"""Say whether a model fits devices, and where each of its weights and caches should be.
+
+MODEL.gguf needs only the file's metadata; several model files are several models that share the devices.  Graph files
+are the graphs of one model, such as those of one token and of a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ggml_sched.cli.devices import add_device_arguments, devices_of, link_of, pins_of
+from ggml_sched.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from ggml_sched import Graph
+    from ggml_sched.placement.answer import Fit
+
+CONTEXT, BATCH = 4096, 512
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("inputs", nargs="+", metavar="MODEL|GRAPH",
+                        help="model files (.gguf), or graph files of one model (.json, .json.gz)")
+    add_device_arguments(parser)
+    group = parser.add_argument_group("what runs")
+    group.add_argument("--context", type=int, default=CONTEXT, metavar="N",
+                       help="tokens in the cache (%(default)s; 0: as many as the model was trained with)")
+    group.add_argument("--batch", type=int, default=BATCH, metavar="N",
+                       help="prompt tokens that are evaluated together (%(default)s)")
+    group.add_argument("--sequences", type=int, default=1, metavar="N", help="sequences in the cache (%(default)s)")
+    group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the cache (%(default)s)")
+    group.add_argument("--no-flash", action="store_true", help="attention as several nodes")
+    group.add_argument("--fill", type=float, default=1.0, metavar="PART",
+                       help="the part of the cache that a token reads on average (%(default)s)")
+    group = parser.add_argument_group("what is wanted")
+    group.add_argument("--goal", default="decode", metavar="GOAL",
+                       help="decode, prompt, or tokens of a prompt + tokens to generate, 512+256 (%(default)s)")
+    group.add_argument("--within", default="0.5%", metavar="PART", help="a gap at which to stop (%(default)s)")
+    group.add_argument("--pin", action="append", default=[], metavar="NAME=DEVICE",
+                       help="put a weight or cache on a device; NAME may have * and ?; repeatable")
+    group.add_argument("--stream", action="store_true", help="weights of the host may be brought over for prompts")
+    group.add_argument("--turns", action="store_true", help="several models take turns, and share their arenas")
+    group = parser.add_argument_group("what is printed")
+    group.add_argument("--json", action="store_true", help="the answer as JSON")
+    group.add_argument("--explain", action="append", default=[], metavar="NAME",
+                       help="also why this weight or cache is where it is; repeatable")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer; 1 if nothing fits."""
+    with ExitStack() as stack:
+        devices = devices_of(args, stack)
+        try:
+            found = answer(args, args.context, devices)
+        except OutOfMemory as error:
+            print(refused(args, devices, error), file=sys.stderr if args.json else sys.stdout)
+            return 1
+        found.verify()
+        if args.json:
+            print(found.to_json())
+            return 0
+        print(found)
+        for name in args.explain:
+            print(f"\n{found.explain(name)}")
+    return 0
+
+
+def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) -> Fit:
+    """The fit of the inputs at some context; raises as `gs.fit` does."""
+    import ggml_sched as gs
+
+    groups = graphs_of(args, context)
+    flat = [graph for group in groups for graph in group]
+    return gs.fit(groups if len(groups) > 1 else groups[0], devices,  # type: ignore[arg-type]
+                  link=link_of(args), goal=goal_of(args.goal, flat), pins=pins_of(args.pin),
+                  within=part_of(args.within), fill=args.fill, stream=args.stream, turns=args.turns)
+
+
+def graphs_of(args: argparse.Namespace, context: int) -> list[list[Graph]]:
+    """The graphs of each model."""
+    from ggml_sched import load_graph
+    from ggml_sched.llama import model_graphs
+
+    files = [name for name in args.inputs if name.endswith((".json", ".json.gz"))]
+    groups = [[load_graph(name) for name in files]] if files else []
+    for name in args.inputs:
+        if name not in files:
+            groups.append(model_graphs(name, context, args.batch, kv_type=args.kv_type, n_seq=args.sequences,
+                                       flash=False if args.no_flash else None))
+    return groups
+
+
+def goal_of(text: str, graphs: Sequence[Graph]) -> str | list[float]:
+    """The argument `goal` of `gs.fit`: "512+256" is as many prompt graphs as have 512 tokens, and 256 tokens."""
+    if text in ("decode", "prompt"):
+        return text
+    try:
+        prompt, generated = (int(part) for part in text.split("+"))
+    except ValueError:
+        raise ValueError(f"--goal {text}: not decode, prompt, or PROMPT+GENERATED like 512+256") from None
+    tokens = [graph.meta.get("n_tokens") for graph in graphs]
+    counts = [n for n in tokens if isinstance(n, int) and n > 0]
+    if len(counts) < len(tokens) or max(counts, default=1) < 2 or min(counts) > 1:
+        raise ValueError(f"--goal {text} needs a graph of one token and one of a prompt, whose meta says n_tokens")
+    return [float(generated) if n == 1 else prompt / n if n == max(counts) else 0.0 for n in counts]
+
+
+def part_of(text: str) -> float:
+    """A part, as 0.005 or 0.5%."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise ValueError(f"--within {text}: not a part like 0.5%") from None
+
+
+def refused(args: argparse.Namespace, devices: Sequence[object], error: OutOfMemory) -> str:
+    """What to print where nothing fits: the proof, and the largest context that would fit."""
+    lines = [f"it does not fit: {error}"]
+    if any(not name.endswith((".json", ".json.gz")) for name in args.inputs):
+        largest = largest_context(args, devices)
+        lines.append(f"a context of {largest} tokens fits" if largest else
+                     "no context fits, not even of 32 tokens: the devices need more memory, or the model fewer bits")
+    return "\n".join(lines)
+
+
+def largest_context(args: argparse.Namespace, devices: Sequence[object]) -> int:
+    """The largest context, a multiple of 32 below the one that does not fit, for which all fits; 0 if none does."""
+    low, high = 0, max(1, (args.context or 1 << 17) // 32)
+    while high - low > max(1, low // 32):
+        middle = (low + high) // 2
+        try:
+            answer(args, 32 * middle, devices)
+        except OutOfMemory:
+            high = middle
+        else:
+            low = middle
+    return 32 * low

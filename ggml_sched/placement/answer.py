@@ -1,0 +1,273 @@
+"""The answer of `fit`: a frozen value that says where every weight and cache lives, what it takes, and what is proven.
+
+Holds no memory: plans are values, and a device stands for a backend.  `report` and `explain` make its texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import OutOfMemory, PlacementError
+from ggml_sched.placement.devices import Device, LinkLike
+from ggml_sched.placement.pricing import Price
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.tables import preformatted
+
+__all__ = ["Fit", "Placed", "Usage"]
+
+
+class Placed(NamedTuple):
+    """Where one weight or cache lives."""
+
+    name: str
+    kind: str
+    """"weight", "kv", or what else the graph calls its resident."""
+    nbytes: int
+    """Bytes that it takes there, aligned."""
+    device: int
+    """Index of its device."""
+    model: int = 0
+    """Index of its model, where several were placed together."""
+
+
+class Usage(NamedTuple):
+    """The bytes of one device."""
+
+    device: Device
+    weights: int
+    cache: int
+    arena: int
+    """Of the largest of the graphs."""
+    reserve: int
+    left: int
+    """What nothing takes."""
+
+
+@dataclass(frozen=True, repr=False)
+class Fit:
+    """A placement, its price, and the proof.  Made by `gs.fit`; equal if all numbers are equal; picklable.
+
+    Times are seconds, sizes bytes; tuples are in the order of `devices` or of the graphs that were given.
+    """
+
+    devices: tuple[Device, ...]
+    """The devices, best first and the host last, as a `Scheduler` takes their backends."""
+    link: LinkLike
+    goal: tuple[float, ...]
+    """For each graph the weight of its seconds."""
+    within: float
+    seconds: float
+    """The price of the plans: for each graph the seconds of its real plan, times its weight in the goal."""
+    bound: float
+    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  Of
+    the arenas it counts nothing."""
+    rules_bound: float
+    """No placement takes less that computes in every graph the nodes with weights and caches where these are, and the
+    other nodes by the rules of the tables: proven by multipliers, with the least arenas that such a placement has."""
+    arenas: tuple[int, ...]
+    """Bytes of the arena of each device: the largest of all graphs; of several models the sum, or the largest if they
+    share their arenas."""
+    arenas_of: tuple[tuple[int, ...], ...]
+    """The same for each model alone."""
+    models: tuple[int, ...]
+    """For each graph the index of its model."""
+    prices: tuple[Price, ...]
+    """The price of each graph's plan."""
+    placed: tuple[Placed, ...]
+    """Every weight and cache, by name."""
+    worth: tuple[float, ...]
+    """For each device the seconds that one more byte of it is worth at most, at the bound (a multiplier)."""
+    assigned: bool
+    """Whether the plans assign nodes to devices, too; otherwise the scheduler's own rules place them."""
+    fill: float
+    stream: tuple[bool, ...]
+    """For each graph whether weights of the host may be brought to other devices for it."""
+    plans: tuple[Plan, ...] = field(compare=False)
+    """The plan of each graph; its graph is a copy of the one that was given."""
+
+    # -- what it takes ----------------------------------------------------------------
+
+    @property
+    def gap(self) -> float:
+        """How far `seconds` is above `rules_bound`, as a part of it: 0.01 is 1 %."""
+        return self.seconds / self.rules_bound - 1 if self.rules_bound > 0 else 0.0
+
+    @property
+    def full_gap(self) -> float:
+        """How far `seconds` is above `bound`, as a part of it."""
+        return self.seconds / self.bound - 1 if self.bound > 0 else 0.0
+
+    @property
+    def memory(self) -> tuple[Usage, ...]:
+        """The bytes of each device."""
+        rows = []
+        for d, device in enumerate(self.devices):
+            here = [entry for entry in self.placed if entry.device == d]
+            weights = sum(entry.nbytes for entry in here if entry.kind == "weight")
+            cache = sum(entry.nbytes for entry in here) - weights
+            rows.append(Usage(device, weights, cache, self.arenas[d], min(device.reserve, device.memory),
+                              device.budget - weights - cache - self.arenas[d]))
+        return tuple(rows)
+
+    def model(self, k: int) -> Fit:
+        """The answer for one of several models; what the others take is added to the devices' reserve."""
+        graphs = [g for g, of in enumerate(self.models) if of == k]
+        if not graphs:
+            raise IndexError(f"model {k} of {1 + max(self.models)}")
+        other = [use.weights + use.cache + use.arena for use in self.memory]
+        own = tuple(entry._replace(model=0) for entry in self.placed if entry.model == k)
+        for entry in own:
+            other[entry.device] -= entry.nbytes
+        arenas = self.arenas_of[k]
+        devices = tuple(device.replace(reserve=device.reserve + taken - arena)
+                        for device, taken, arena in zip(self.devices, other, arenas, strict=True))
+        pick = {name: tuple(getattr(self, name)[g] for g in graphs) for name in ("goal", "prices", "stream", "plans")}
+        seconds = sum(weight * price.seconds for weight, price in zip(pick["goal"], pick["prices"], strict=True))
+        bound = max(0.0, self.bound - (self.seconds - seconds))
+        return dataclasses.replace(self, devices=devices, seconds=seconds, bound=bound,
+                                   rules_bound=max(0.0, self.rules_bound - (self.seconds - seconds)), arenas=arenas,
+                                   arenas_of=(arenas,), models=(0,) * len(graphs), placed=own,
+                                   **pick)  # type: ignore[arg-type]
+
+    @cached_property
+    def residents(self) -> Mapping[str, Device]:
+        """{name of a weight or cache: its device}."""
+        return {entry.name: self.devices[entry.device] for entry in self.placed}
+
+    # -- using it ---------------------------------------------------------------------
+
+    def place(self, tensor: Tensor | str, layer: int | None = None) -> Device:
+        """The device of a weight or cache, given as a tensor or by name; the argument `place` of `load_graph`.
+
+        A tensor that no graph of the fit reads is on the host.  `layer` is not used: loaders of models pass it.
+        """
+        name = tensor if isinstance(tensor, str) else tensor.root.name
+        return self.residents.get(name, self.devices[-1])
+
+    def nodes(self, graph: Graph) -> dict[Tensor, Device]:
+        """{node: device} to assign in a graph of the same model: `scheduler.set_tensor_backend` for each.
+
+        The graph may be one of the fit's or have other sizes; nodes correspond by name, op and order.  Empty where the
+        scheduler's rules place all nodes (`assigned` is False).
+        """
+        if not self.assigned:
+            return {}
+        like = self._like(graph)
+        found = {key: like.backends.index(like.backend_of(t)) for key, t in _keyed(like.graph)}
+        return {t: self.devices[found[key]] for key, t in _keyed(graph) if key in found}
+
+    def budgets(self) -> tuple[int, ...]:
+        """For each device the bytes that the arena of a scheduler may take: what weights and caches leave."""
+        return tuple(use.arena + use.left for use in self.memory)
+
+    def verify(self) -> None:
+        """Check every plan, independently of the planner, and that every device keeps its budget.
+
+        HazardError for an unsound plan, OutOfMemory for a budget that is exceeded.
+        """
+        for use in self.memory:
+            if use.left < 0:
+                budget = use.device.budget
+                raise OutOfMemory(f"device {use.device.name!r}: {-use.left} bytes more than its budget of {budget}",
+                                  use.device.name, budget - use.left, budget)
+        for plan in self.plans:
+            plan.verify()
+
+    def _like(self, graph: Graph) -> Plan:
+        """The plan of the graph that is most like another: of the same wiring, else of as many tokens or the nearest.
+        """
+        tokens = graph.meta.get("n_tokens", 0)
+        return min(self.plans, key=lambda plan: (plan.graph.wiring != graph.wiring,
+                                                 abs(plan.graph.meta.get("n_tokens", 0) - tokens)))
+
+    # -- printing it ------------------------------------------------------------------
+
+    def explain(self, name: str) -> str:
+        """A text: what a weight or cache costs where it is, and for each other device what it would cost there and what
+        it would push out.  PlacementError for a name that is not placed."""
+        return _METHODS["explain"](self, name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON: devices by name, bytes, seconds."""
+        names = [device.name for device in self.devices]
+        return {
+            "seconds": self.seconds, "bound": self.bound, "rules_bound": self.rules_bound, "gap": self.gap,
+            "full_gap": self.full_gap,
+            "within": self.within, "goal": list(self.goal), "fill": self.fill, "stream": list(self.stream),
+            "devices": [device.to_dict() for device in self.devices],
+            "memory": [{"device": use.device.name, "weights": use.weights, "cache": use.cache, "arena": use.arena,
+                        "reserve": use.reserve, "left": use.left} for use in self.memory],
+            "graphs": [{"weight": weight, "seconds": price.seconds,
+                        "compute": dict(zip(names, price.compute, strict=True)), "copies": price.copies,
+                        "splits": price.splits}
+                       for weight, price in zip(self.goal, self.prices, strict=True)],
+            "seconds_per_byte": dict(zip(names, self.worth, strict=True)),
+            "assigned": self.assigned,
+            "residents": {entry.name: names[entry.device] for entry in self.placed},
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        return _METHODS["report"](self)
+
+    def __repr__(self) -> str:
+        uses = ", ".join(f"{use.device.name} {use.weights + use.cache + use.arena}" for use in self.memory)
+        return f"<Fit of {len(self.placed)} residents: {self.seconds * 1e3:.3f} ms, gap {self.gap:.2%}, bytes {uses}>"
+
+    def _repr_html_(self) -> str:
+        """The answer in a notebook: the text of `print(fit)` in a fixed-width font."""
+        return preformatted(str(self))
+
+    def entry(self, name: str) -> Placed:
+        """Where a weight or cache is; PlacementError for a name that is not placed."""
+        found = next((entry for entry in self.placed if entry.name == name), None)
+        if found is None:
+            raise PlacementError(f"{name!r} is no weight or cache of the graphs that were placed")
+        return found
+
+
+Key: TypeAlias = tuple[str, str, int]
+
+
+def _keyed(graph: Graph) -> Iterator[tuple[Key, Tensor]]:
+    """The nodes that compute, with a key: name, op, and how many of these came before."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for t in graph.nodes:
+        if t.computes:
+            yield (t.name, t.op, seen[t.name, t.op]), t
+            seen[t.name, t.op] += 1
+
+
+_METHODS: dict[str, Callable[..., str]] = {}
+"""{method of Fit: the registered function that makes its text}."""
+
+
+def register_fit_methods(**functions: Callable[..., str]) -> None:
+    """Use these functions for `str(fit)` (`report`) and `fit.explain` (`explain`)."""
+    _METHODS.update(functions)
+
+
+def backends_of(fit: Fit, backends: Sequence[Backend] | None) -> tuple[Backend, ...]:
+    """For each device of a fit the backend that stands for it: of `backends` the one of that name, else its own.
+
+    PlacementError where `backends` lacks a device of the fit that has residents.
+    """
+    if backends is None:
+        return tuple(device.backend for device in fit.devices)
+    named = {backend.name: backend for backend in backends}
+    missing = [device.name for device in fit.devices if device.name not in named]
+    if missing:
+        raise PlacementError(f"the fit has a device {missing[0]!r}, and no backend has that name; names are "
+                             f"{', '.join(named)}")
+    return tuple(named[device.name] for device in fit.devices)

@@ -1,0 +1,83 @@
+"""Chains made of chains: several models joined into one, and fines for stages on several devices.
+
+Joined models take turns: the last stage of one ends where the first of the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.chain import Chain, Choice
+
+__all__ = ["fined", "joined", "parted"]
+
+
+def joined(chains: Sequence[Chain]) -> Chain:
+    """One chain of the stages of all, in order.
+
+    Chains may have different numbers of states: the smaller ones get states that cannot be reached.
+    """
+    if len(chains) == 1:
+        return chains[0]
+    states = max(len(chain.start) for chain in chains)
+    classes: list[int] = []
+    cost: list[NDArray[np.float64]] = []
+    memory: list[NDArray[np.int64]] = []
+    for k, chain in enumerate(chains):
+        offset = len(cost)
+        own = [offset + c for c in chain.classes]
+        cost += [_widened(table, states) for table in chain.cost]
+        memory += chain.memory
+        if k + 1 < len(chains):
+            # The last stage has a class of its own, which leads to the states in which the next chain may begin.
+            own[-1] = len(cost)
+            last = chain.cost[chain.classes[-1]]
+            ends = np.full((len(last), states, states), np.inf)
+            begin = chains[k + 1].start
+            ends[:, : last.shape[1], : len(begin)] = last.min(axis=2)[:, :, None] + begin
+            cost.append(ends)
+            memory.append(chain.memory[chain.classes[-1]])
+        classes += own
+    start = np.full(states, np.inf)
+    start[: len(chains[0].start)] = chains[0].start
+    return Chain(tuple(classes), tuple(cost), tuple(memory), start)
+
+
+def parted(path: Sequence[Choice], chains: Sequence[Chain]) -> list[tuple[Choice, ...]]:
+    """The choices for each of the chains that were joined."""
+    found, at = [], 0
+    for k, chain in enumerate(chains):
+        part = list(path[at : at + len(chain.classes)])
+        at += len(chain.classes)
+        if k + 1 < len(chains):
+            # The state after the last stage is the next chain's first: put back the one that this chain ends in.
+            last = part[-1]
+            ends = chain.cost[chain.classes[-1]][last.pattern, last.state_in]
+            part[-1] = last._replace(state_out=int(ends.argmin()))
+        found.append(tuple(part))
+    return found
+
+
+def _widened(table: NDArray[np.float64], states: int) -> NDArray[np.float64]:
+    if table.shape[1] == states:
+        return table
+    wide = np.full((len(table), states, states), np.inf)
+    wide[:, : table.shape[1], : table.shape[2]] = table
+    return wide
+
+
+def fined(chain: Chain, states: Sequence[Sequence[int]], fine: float) -> Chain:
+    """The same chain where each stage costs `fine` seconds more for each device but one that it uses: devices with its
+    bytes, and those of the states before and after; `states` has the devices of each state."""
+    n_devices = chain.memory[0].shape[1]
+    there = np.zeros((len(states), n_devices), bool)
+    for row, devices in zip(there, states, strict=True):
+        row[list(devices)] = True
+    costs = []
+    for cost, memory in zip(chain.cost, chain.memory, strict=True):
+        used = (memory > 0)[:, None, None, :] | there[None, :, None, :] | there[None, None, :, :]
+        costs.append(cost + fine * (used.sum(axis=3) - 1))
+    return Chain(chain.classes, tuple(costs), chain.memory, chain.start)

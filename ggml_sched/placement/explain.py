@@ -1,0 +1,122 @@
+"""Why a weight or cache is where it is: its price there, its price elsewhere, and what it would push out.
+
+Prices are differences between real plans: the answer's, and one with the tensor moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ggml_sched._graph import Tensor
+from ggml_sched.placement.answer import Fit, Placed
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.report import memory_text
+from ggml_sched.placement.trials import Trial, Trials
+from ggml_sched.planning.tables import seconds
+
+__all__ = ["explain"]
+
+
+def explain(fit: Fit, name: str) -> str:
+    """A text of a line for its place, one for each other device, and one for each device with a multiplier."""
+    entry = fit.entry(name)
+    if max(fit.models) > 0:
+        fit = fit.model(entry.model)
+        entry = fit.entry(name)
+    graphs = [plan.graph for plan in fit.plans]
+    trials = Trials(graphs, fit.devices, Links(fit.devices, fit.link), fit.goal, fit.fill)
+    home = {other.name: other.device for other in fit.placed}
+    nodes = [{t: _index(fit, device.name) for t, device in fit.nodes(graph).items()} for graph in trials.graphs]
+    base = trials.run(home, nodes if fit.assigned else None)
+    here = fit.devices[entry.device].name
+    lines = [f"{name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take "
+             f"{seconds(_own_seconds(trials, name, entry.device))}"]
+    for d in range(len(fit.devices)):
+        if d != entry.device:
+            lines.append(_elsewhere(fit, trials, base, home, nodes if fit.assigned else None, entry, d))
+    for device, worth in zip(fit.devices, fit.worth, strict=True):
+        if worth > 0:
+            lines.append(f"  a GB more on {device.name} is worth {seconds(worth * 1e9)} at most")
+    return "\n".join(lines)
+
+
+def _index(fit: Fit, name: str) -> int:
+    return next(d for d, device in enumerate(fit.devices) if device.name == name)
+
+
+def _elsewhere(fit: Fit, trials: Trials, base: Trial, home: Mapping[str, int],
+               nodes: Sequence[Mapping[Tensor, int]] | None, entry: Placed, d: int) -> str:
+    """The line for one other device."""
+    there = fit.devices[d].name
+    moved = {**home, entry.name: d}
+    trial = _moved(trials, moved, nodes, entry.name, d)
+    change = _change(trial.seconds - base.seconds)
+    if not trial.missing[d]:
+        return f"  on {there} all together would take {change}, and it fits there"
+    pushed = _pushed_out(trials, home, entry, d, trial.missing[d])
+    if not pushed:
+        return (f"  on {there} all together would take {change}, but {memory_text(trial.missing[d])} are missing, and "
+                "nothing there is large enough to make room")
+    names = ", ".join(pushed[:3]) + (f" and {len(pushed) - 3} more" if len(pushed) > 3 else "")
+    for name in pushed:
+        moved[name] = entry.device
+    after = _moved(trials, moved, nodes, entry.name, d, dict.fromkeys(pushed, entry.device))
+    return (f"  on {there} all together would take {change}, but {memory_text(trial.missing[d])} are missing: it would "
+            f"push out {names} to {fit.devices[entry.device].name}, and then all would take "
+            f"{_change(after.seconds - base.seconds)}")
+
+
+def _change(difference: float) -> str:
+    return f"{seconds(abs(difference))} {'more' if difference >= 0 else 'less'}"
+
+
+def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, name: str,
+           d: int, pushed: Mapping[str, int] | None = None) -> Trial:
+    """The trial with residents moved, and the nodes that read them."""
+    if nodes is None:
+        return trials.run(residents)
+    where = {name: d, **(pushed or {})}
+    changed = []
+    for facts, assigned in zip(trials.facts, nodes, strict=True):
+        now = dict(assigned)
+        for node, reads in zip(facts.nodes, facts.residents, strict=True):
+            largest = max(reads, key=lambda t: t.nbytes, default=None)
+            if largest is not None and largest.name in where and node in now:
+                now[node] = where[largest.name]
+        changed.append(now)
+    return trials.cheapest(residents, changed)
+
+
+def _own_seconds(trials: Trials, name: str, d: int) -> float:
+    """Seconds of the goal that the nodes take that read a resident, on device d."""
+    total = 0.0
+    for facts, weight in zip(trials.facts, trials.weights, strict=True):
+        if weight:
+            taken = facts.seconds(trials.devices[d])
+            total += weight * sum(float(taken[i]) for i, reads in enumerate(facts.residents)
+                                  if any(t.name == name for t in reads))
+    return total
+
+
+def _pushed_out(trials: Trials, home: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
+    """The residents of device d that free `missing` bytes for the fewest seconds, moved to where the entry is now."""
+    lost: dict[str, float] = {}
+    for facts, weight in zip(trials.facts, trials.weights, strict=True):
+        if weight:
+            there, here = facts.seconds(trials.devices[d]), facts.seconds(trials.devices[entry.device])
+            for i, reads in enumerate(facts.residents):
+                for t in reads:
+                    lost[t.name] = lost.get(t.name, 0.0) + weight * float(here[i] - there[i])
+    there_now = [name for name, at in home.items() if at == d and name != entry.name]
+    enough = [name for name in there_now if trials.bytes_on(d, name) >= missing]
+    single = min(enough, key=lambda name: (lost.get(name, 0.0), name), default=None)
+    several: list[str] = []
+    freed = 0
+    for name in sorted(there_now, key=lambda name: (lost.get(name, 0.0) / max(1, trials.bytes_on(d, name)), name)):
+        if freed >= missing:
+            break
+        several.append(name)
+        freed += trials.bytes_on(d, name)
+    if single is not None and (freed < missing or lost.get(single, 0.0) <= sum(lost.get(n, 0.0) for n in several)):
+        return [single]
+    return several if freed >= missing else []

@@ -1,0 +1,551 @@
+"""`fit`: where every weight and cache of some graphs should live, with a bound of how much better it could be.
+
+Owns the search: cases of arenas, solving with assumed arenas, planning for real until the arenas agree, candidates.
+It puts together `tables`, which price patterns of stages, `solve`, which chooses them, and `trials`, which plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
+
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import OutOfMemory, PlacementError, UnsupportedOp
+from ggml_sched.placement.answer import Fit, Placed
+from ggml_sched.placement.arenas import Case, cases
+from ggml_sched.placement.chain import Chain, Choice, Solution
+from ggml_sched.placement.chains import fined, joined, parted
+from ggml_sched.placement.devices import Device, LinkLike, Links
+from ggml_sched.placement.measure import measure, measure_links
+from ggml_sched.placement.nodebound import node_bound
+from ggml_sched.placement.pricing import Price
+from ggml_sched.placement.refusal import refusal
+from ggml_sched.placement.solve import solve
+from ggml_sched.placement.tables import Tables
+from ggml_sched.placement.trials import Trial, Trials
+from ggml_sched.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from ggml_sched.placement.tables import Assignment, TableChain
+
+__all__ = ["fit"]
+
+Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
+Goal: TypeAlias = "str | Sequence[float] | None"
+
+MAX_ROUNDS = 12
+"""Solving and planning for one case, at most; each round's assumed arenas are larger."""
+FINES = (2.0, 8.0, 30.0)
+"""Fines for each device more in a stage, in prices of the dearest split."""
+PLAIN = 0.2
+"""The part of `within` that fewer splits may cost."""
+FEW_SPLITS = 3
+"""Splits for each device that are not worth a second search for fewer."""
+PROMPT = 32.0
+"""A graph of more operations than this for each byte that it reads has many tokens: bringing weights may pay."""
+MAX_WITHOUT = 6
+"""Searches without the patterns at the peaks, for one case."""
+NEARLY = 1 - 1e-4
+"""A case whose bound is above this part of the best is not searched."""
+ENDLESS = 1 << 55
+"""Bytes of a host without a bound."""
+FEW = 1024
+"""Placements of a model that are planned one by one where the search does not come close enough."""
+MAX_DEVICES = 16
+MAX_WAYS = 32
+"""Ways to place what several stages read, such as an embedding that is the output matrix, at most."""
+
+
+def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = None, goal: Goal = None,
+        pins: Mapping[str, Device | Backend | str] | None = None, within: float = 0.005, fill: float = 1.0,
+        stream: bool | Sequence[bool] = False, turns: bool = False) -> Fit:
+    """Place the weights and caches of graphs on devices, so that they take the least time within all budgets.
+
+    `graphs`: all that will run on the same weights and caches, such as those of one token and of the largest prompt; or
+    a list of such lists, one for each of several models, which share the devices.  `devices`: exactly one of them the
+    host; a real backend in place of a `Device` is measured first, and without `link` so are the links between such
+    backends.  `link`: see `Links`.
+    `goal`: what to minimise: a weight for each graph, "decode" (default: the graph with the fewest operations alone,
+    of each model), or "prompt" (the one with the most).  Graphs of weight 0 decide the arenas, not the time.
+    `pins`: {name or pattern like "blk.*.ffn_*": device}.  `within`: a gap at which the search may stop, 0.005 is 0.5 %.
+    `fill`: the part of a cache that a token reads on average.  `stream`: whether weights of the host may be brought to
+    another device for each compute of a graph: for each graph, or for all of many tokens.  `turns`: several models
+    never compute at the same time, and share their arenas.
+
+    Raises OutOfMemory if nothing fits, which says what is missing and the smallest change that would do;
+    PlacementError for pins that name nothing; GraphError for residents without a name, or of one name and different
+    sizes; ValueError and TypeError for other arguments.
+    """
+    groups = _groups(graphs)
+    backends = [given for given in devices if isinstance(given, Backend)]
+    devices = _devices(devices)
+    if link is None and len(backends) > 1:
+        link = measure_links(backends)
+    links = Links(devices, link)
+    if not 0 < within < 1:
+        raise ValueError(f"within = {within!r} is not between 0 and 1")
+    if not 0 < fill <= 1:
+        raise ValueError(f"fill = {fill!r} is not a part of a cache: larger than 0, at most 1")
+    models = [Trials(group, devices, links, (), fill) for group in groups]
+    weights = _weights(goal, models)
+    at = 0
+    for model in models:
+        model.weights = weights[at : at + len(model.graphs)]
+        at += len(model.graphs)
+    streams = _streams(stream, models)
+    search = _Search(models, devices, links, _pins(pins, models, devices), streams, within, turns)
+    best = search.run()
+    return search.answer(best, link, fill)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A placement that was planned for real, of every model."""
+
+    trials: tuple[Trial, ...]
+    residents: tuple[Mapping[str, int], ...]
+    nodes: tuple[Sequence[Mapping[Tensor, int]] | None, ...]
+    arenas: tuple[int, ...]
+    """Bytes of each device's arena, of all models together."""
+    missing: tuple[int, ...]
+    """Bytes by which each device's budget is exceeded."""
+    solution: Solution
+    case: Case
+    shared: tuple[Mapping[str, int], ...]
+    """For each model the devices of residents that several stages read."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(trial.seconds for trial in self.trials)
+
+    @property
+    def splits(self) -> int:
+        return sum(trial.splits for trial in self.trials)
+
+
+class _Search:
+    """The search for one call of `fit`."""
+
+    def __init__(self, models: Sequence[Trials], devices: tuple[Device, ...], links: Links,
+                 pins: Sequence[Mapping[str, int]], streams: Sequence[Sequence[bool]], within: float,
+                 turns: bool) -> None:
+        self.models, self.devices, self.links, self.pins = models, devices, links, pins
+        self.streams, self.within, self.turns = streams, within, turns
+        self.budgets = [device.budget for device in devices]
+        self.bound = math.inf
+        self.worth: tuple[float, ...] = (0.0,) * len(devices)
+        self.best: _Found | None = None
+
+    # -- the search -------------------------------------------------------------------
+
+    def run(self) -> _Found:
+        """The best placement found; OutOfMemory where there is none."""
+        tables = self._tables(self.devices, self.streams)
+        self._all_cases(tables)
+        if any(any(stream) for stream in self.streams):
+            # Room for weights that are brought over may be worth less than what it pushes out.
+            never = [[False] * len(stream) for stream in self.streams]
+            self._all_cases(self._tables(self.devices, never))
+        if self.best is None or self.best.seconds > self.bound * (1 + self.within):
+            self._every_one()
+        if self.best is None:
+            self._by_size()
+        if self.best is None:
+            raise self._refusal()
+        self._plainer(tables)
+        return self.best
+
+    def _refusal(self) -> OutOfMemory:
+        """The error for a search without a result: what a host without a bound would need."""
+        host = self.devices[-1]
+        endless = (*self.devices[:-1], host.replace(memory=ENDLESS, reserve=0))
+        if host.budget >= endless[-1].budget:
+            return refusal(self.models, self.devices, self.pins, None, 0)
+        more = _Search(self.models, endless, self.links, self.pins, self.streams, self.within, self.turns)
+        try:
+            found = more.run()
+        except OutOfMemory:
+            return refusal(self.models, self.devices, self.pins, None, 0)
+        used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
+        return refusal(self.models, self.devices, self.pins, used, sum(found.arenas))
+
+    def _every_one(self) -> None:
+        """Plan every placement of a model of few residents."""
+        model, pins = self.models[0], self.pins[0]
+        free = [name for name in model.sizes if name not in pins]
+        n = len(self.devices)
+        if len(self.models) > 1 or n ** len(free) > FEW:
+            return
+        for chosen in product(range(n), repeat=len(free)):
+            placed = {**pins, **dict(zip(free, chosen, strict=True))}
+            held = [0] * n
+            for name, d in placed.items():
+                held[d] += model.bytes_on(d, name)
+            if all(size <= budget for size, budget in zip(held, self.budgets, strict=True)):
+                self._keep(self._unsolved([model.run(placed)], [placed]))
+
+    def _unsolved(self, trials: Sequence[Trial], placed: Sequence[Mapping[str, int]]) -> _Found:
+        """Plans of residents that no solution has."""
+        nothing = Solution(math.inf, 0.0, None, None, self.worth)
+        return self._found(trials, placed, [None] * len(trials), nothing, Case((), ()), tuple({} for _ in trials))
+
+    def _by_size(self) -> None:
+        """Where the solver has found nothing: residents by size, each on the device with the most room; planned, and
+        with the arenas that this shows once more."""
+        held = [0] * len(self.devices)
+        for _ in range(3):
+            room = [budget - arena for budget, arena in zip(self.budgets, held, strict=True)]
+            placed: list[dict[str, int]] = []
+            for model, pins in zip(self.models, self.pins, strict=True):
+                chosen = dict(pins)
+                for name, d in pins.items():
+                    room[d] -= model.bytes_on(d, name)
+                for name in sorted(model.sizes, key=lambda name: (-model.sizes[name], name)):
+                    if name not in chosen:
+                        chosen[name] = max(range(len(room)), key=lambda d: (room[d], -d))
+                        room[chosen[name]] -= model.bytes_on(chosen[name], name)
+                placed.append(chosen)
+            trials = [model.run(chosen) for model, chosen in zip(self.models, placed, strict=True)]
+            found = self._unsolved(trials, placed)
+            self._keep(found)
+            held = [max(pair) for pair in zip(held, found.arenas, strict=True)]
+
+    def _tables(self, devices: tuple[Device, ...], streams: Sequence[Sequence[bool]]) -> list[Tables]:
+        return [Tables(model.facts, model.weights, devices, self.links, stream, pins)
+                for model, stream, pins in zip(self.models, streams, self.pins, strict=True)]
+
+    def _all_cases(self, tables: Sequence[Tables]) -> None:
+        lowest = math.inf
+        for case, shared in self._cases(tables):
+            lowest = min(lowest, self._one_case(tables, case, shared))
+        self.bound = min(self.bound, lowest)
+
+    def _one_case(self, tables: Sequence[Tables], case: Case, shared: Sequence[Mapping[str, int]]) -> float:
+        """Search one case; its bound."""
+        chains = [table.chain(None, fixed, case.limits) for table, fixed in zip(tables, shared, strict=True)]
+        chain = joined(chains)
+        assumed: Sequence[int] = case.floors
+        bound, first = math.inf, None
+        for turn in range(MAX_ROUNDS):
+            solution = self._solve(chain, assumed, math.inf if self.best is None else self.best.seconds * NEARLY)
+            if turn == 0:
+                bound = math.inf if solution is None else solution.bound
+            if solution is None or solution.path is None:
+                break
+            found = self._plan(tables, chains, solution, case, shared)
+            if not any(found.missing):
+                self._fill(tables, chains, chain, found, assumed)
+                break
+            first = first or found
+            assumed = _grown(assumed, found)
+        if first is not None and (self.best is None or self.best.seconds > bound * (1 + self.within)):
+            self._without(tables, chains, chain, first)
+        return bound
+
+    def _without(self, tables: Sequence[Tables], chains: Sequence[TableChain], chain: Chain, found: _Found) -> None:
+        """From a placement whose arenas are too large: solve with the least arenas again, without the patterns that are
+        computed at the peaks.  Other placements of nearly the same price may have smaller arenas."""
+        for _ in range(MAX_WITHOUT):
+            assert found.solution.path is not None
+            banned = self._at_peaks(tables, found)
+            if not banned:
+                break
+            costs = list(chain.cost)
+            for stage in banned:
+                number = chain.classes[stage]
+                costs[number] = costs[number].copy()
+                costs[number][found.solution.path[stage].pattern] = math.inf
+            chain = replace(chain, cost=tuple(costs))
+            cutoff = math.inf if self.best is None else self.best.seconds * NEARLY
+            solution = self._solve(chain, found.case.floors, cutoff)
+            if solution is None or solution.path is None:
+                break
+            found = self._plan(tables, chains, solution, found.case, found.shared)
+            if not any(found.missing):
+                break
+
+    def _at_peaks(self, tables: Sequence[Tables], found: _Found) -> set[int]:
+        """The stages of the joined chain whose nodes are computed where arenas that are too large have their peaks."""
+        stages, first = set(), 0
+        for table, model, trial in zip(tables, self.models, found.trials, strict=True):
+            for d, missing in enumerate(found.missing):
+                if missing:
+                    plan, facts = max(zip(trial.plans, model.facts, strict=True),
+                                      key=lambda pair: pair[0].buffer_sizes[d])
+                    node = _node_at_peak(plan, d, facts.nodes)
+                    if node >= 0:
+                        stages.add(first + table.models[0].stage_of[model.facts.index(facts)][node])
+            first += len(table.classes)
+        return stages
+
+    def _fill(self, tables: Sequence[Tables], chains: Sequence[TableChain], chain: Chain, found: _Found,
+              assumed: Sequence[int]) -> None:
+        """Solve once more with the arenas that a placement has, where they are smaller than it assumed."""
+        if all(size >= held for size, held in zip(found.arenas, assumed, strict=True)):
+            return
+        solution = self._solve(chain, found.arenas)
+        if solution is not None and solution.path is not None:
+            self._plan(tables, chains, solution, found.case, found.shared)
+
+    def _solve(self, chain: Chain, arenas: Sequence[int], cutoff: float = math.inf) -> Solution | None:
+        room = [budget - arena for budget, arena in zip(self.budgets, arenas, strict=True)]
+        if min(room) < 0:
+            return None
+        return solve(chain, room, self.within / 2, cutoff=cutoff)
+
+    def _plan(self, tables: Sequence[Tables], chains: Sequence[TableChain], solution: Solution, case: Case,
+              shared: Sequence[Mapping[str, int]]) -> _Found:
+        """Plan a solution for real, with its nodes assigned and with its residents alone, and keep what is better than
+        the best.  Returns the plans whose price the solution has: those with the nodes assigned."""
+        assert solution.path is not None
+        own, trials, residents, nodes = [], [], [], []
+        for model, table, chain, part in zip(self.models, tables, chains, parted(solution.path, chains), strict=True):
+            found: Assignment = table.assignment(chain, replace(solution, path=part))
+            own.append(model.run(found.residents))
+            try:
+                trials.append(model.run(found.residents, found.nodes))
+            except (UnsupportedOp, PlacementError):
+                trials.append(own[-1])      # a real backend that does not compute a node that is assigned to it
+            residents.append(found.residents)
+            nodes.append(found.nodes if trials[-1].assigned else None)
+        assigned = self._found(trials, residents, nodes, solution, case, shared)
+        self._keep(assigned)
+        self._keep(self._found(own, residents, [None] * len(own), solution, case, shared))
+        return assigned
+
+    def _found(self, trials: Sequence[Trial], residents: Sequence[Mapping[str, int]],
+               nodes: Sequence[Sequence[Mapping[Tensor, int]] | None], solution: Solution, case: Case,
+               shared: Sequence[Mapping[str, int]]) -> _Found:
+        join = max if self.turns else sum
+        arenas = [join(sizes) for sizes in zip(*(trial.arenas for trial in trials), strict=True)]
+        held = [sum(sizes) for sizes in zip(*(trial.residents for trial in trials), strict=True)]
+        missing = [max(0, h + a - budget) for h, a, budget in zip(held, arenas, self.budgets, strict=True)]
+        return _Found(tuple(trials), tuple(residents), tuple(nodes), tuple(arenas), tuple(missing), solution, case,
+                      tuple(shared))
+
+    def _keep(self, found: _Found) -> None:
+        if any(found.missing):
+            return
+        if self.best is None or (found.seconds, found.splits) < (self.best.seconds, self.best.splits):
+            self.best = found
+            self.worth = found.solution.multipliers
+
+    def _cases(self, tables: Sequence[Tables]) -> Iterator[tuple[Case, tuple[Mapping[str, int], ...]]]:
+        """The cases of arenas, each with every way to place what several stages read."""
+        host = len(self.devices) - 1
+        if len(tables) == 1:
+            levels = cases(tables[0].needs, self.budgets, host)
+        else:
+            levels = [Case(tuple(self.budgets), (0,) * len(self.devices))]
+        ways = [_ways(table.shared, model, self.devices, pins)
+                for table, model, pins in zip(tables, self.models, self.pins, strict=True)]
+        for case in levels:
+            for shared in product(*ways):
+                yield case, shared
+
+    def _plainer(self, tables: Sequence[Tables]) -> None:
+        """Of placements that take nearly as long, the one with the fewest splits: solve with a fine for each device
+        more in a stage, larger and larger."""
+        best = self.best
+        assert best is not None
+        if not best.case.limits or best.splits <= FEW_SPLITS * len(self.devices):
+            return
+        most = best.seconds * (1 + PLAIN * self.within)
+        chains = [table.chain(None, fixed, best.case.limits) for table, fixed in zip(tables, best.shared, strict=True)]
+        weight = sum(sum(model.weights) for model in self.models) * max(device.split for device in self.devices)
+        tried: set[tuple[Choice, ...]] = set()
+        for factor in FINES:
+            chain = joined([fined(chain, table.states, factor * weight)
+                            for chain, table in zip(chains, tables, strict=True)])
+            assumed: Sequence[int] = best.arenas
+            for _ in range(MAX_ROUNDS):
+                solution = self._solve(chain, assumed)
+                if solution is None or solution.path is None:
+                    break
+                if solution.path in tried:
+                    break
+                tried.add(solution.path)
+                found = self._plan(tables, chains, solution, best.case, best.shared)
+                if found.seconds > most:
+                    break
+                if not any(found.missing):
+                    best = found if found.splits < best.splits else best
+                    break
+                assumed = _grown(assumed, found)
+        self.best = best
+
+    # -- the answer -------------------------------------------------------------------
+
+    def _node_bound(self) -> float:
+        """The bound of all placements: each model with all budgets to itself."""
+        total = 0.0
+        for model, pins in zip(self.models, self.pins, strict=True):
+            if any(model.weights):
+                allowed = {name: [d == at for d in range(len(self.devices))] for name, at in pins.items()}
+                total += node_bound(model.facts, model.weights, self.devices, self.links, self.budgets, allowed).seconds
+        return total
+
+    def answer(self, best: _Found, link: LinkLike, fill: float) -> Fit:
+        """The value to return: the best placement planned once more, with its bounds."""
+        plans: list[Plan] = []
+        prices: list[Price] = []
+        placed: list[Placed] = []
+        models: list[int] = []
+        for k, (model, residents, nodes) in enumerate(zip(self.models, best.residents, best.nodes, strict=True)):
+            trial = model.run(residents, nodes)
+            plans += trial.plans
+            prices += trial.prices
+            models += [k] * len(trial.plans)
+            placed += [Placed(name, model.kinds[name], model.bytes_on(d, name), d, k)
+                       for name, d in sorted(residents.items())]
+        goal = tuple(weight for model in self.models for weight in model.weights)
+        bound = min(self._node_bound(), best.seconds)
+        rules_bound = max(bound, min(self.bound, best.seconds))
+        return Fit(self.devices, link, goal, self.within, best.seconds, bound, rules_bound, best.arenas,
+                   tuple(trial.arenas for trial in best.trials), tuple(models), tuple(prices), tuple(placed),
+                   self.worth, any(nodes is not None for nodes in best.nodes), fill,
+                   tuple(flag for flags in self.streams for flag in flags), tuple(plans))
+
+
+def _node_at_peak(plan: Plan, d: int, nodes: Sequence[Tensor]) -> int:
+    """The index in `nodes` of the node that is computed when the arena of device d is fullest; -1: none."""
+    data, graph = plan.data, plan.graph
+    births = [life[0] for i in data.live_at_peak(d) if (life := data.lifetime(i)) is not None]
+    if not births:
+        return -1
+    peak = max(births)
+    positions = [graph.position_of(node) for node in nodes]
+    return next((i for i, position in enumerate(positions) if position >= peak), -1)
+
+
+def _grown(assumed: Sequence[int], found: _Found) -> list[int]:
+    """The arenas to assume next: never smaller, and larger by what is missing where the plan's are not."""
+    grown = [max(pair) for pair in zip(assumed, found.arenas, strict=True)]
+    return grown if grown != list(assumed) else [size + more
+                                                 for size, more in zip(assumed, found.missing, strict=True)]
+
+
+# -- arguments ------------------------------------------------------------------------
+
+
+def _groups(graphs: Graphs) -> list[list[Graph]]:
+    """The graphs of each model."""
+    if isinstance(graphs, Graph):
+        return [[graphs]]
+    given = list(graphs)
+    if not given:
+        raise ValueError("fit needs at least one graph")
+    if all(isinstance(graph, Graph) for graph in given):
+        return [given]  # type: ignore[list-item]
+    groups = []
+    for group in given:
+        if isinstance(group, (Graph, str)) or not isinstance(group, Sequence) or not group:
+            raise TypeError(f"graphs are a list of Graphs, or a list of such lists, one for each model; {group!r} is "
+                            "neither")
+        for graph in group:
+            if not isinstance(graph, Graph):
+                raise TypeError(f"not a Graph: {graph!r}")
+        groups.append(list(group))
+    return groups
+
+
+def _devices(devices: Sequence[Device | Backend]) -> tuple[Device, ...]:
+    """The devices, best first and the host last; backends are measured."""
+    if isinstance(devices, (Device, Backend)):
+        raise TypeError(f"devices are a list of Devices and Backends, not {devices!r}")
+    made = []
+    for given in devices:
+        if not isinstance(given, (Device, Backend)):
+            raise TypeError(f"devices are Devices and Backends; {given!r} is neither")
+        made.append(given)
+    names = [device.name for device in made]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two devices have the name {next(n for n in names if names.count(n) > 1)!r}")
+    if len(made) > MAX_DEVICES:
+        raise ValueError(f"{len(made)} devices; fit places on {MAX_DEVICES} at most")
+    measured = [measure(given) if isinstance(given, Backend) else given for given in made]
+    hosts = [device.name for device in measured if device.host]
+    if len(hosts) != 1:
+        raise ValueError(f"one of the devices is the host (host=True), which has the inputs; {len(hosts)} are: "
+                         f"{', '.join(hosts) or 'none'}")
+    return tuple(sorted(measured, key=lambda device: (device.host, -device.bandwidth, -device.flops, -device.budget,
+                                                      device.name)))
+
+
+def _weights(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
+    """The weight of each graph in the goal."""
+    count = sum(len(model.graphs) for model in models)
+    if goal is None or isinstance(goal, str):
+        if goal not in (None, "decode", "prompt"):
+            raise ValueError(f"goal {goal!r} is not 'decode', 'prompt' or a weight for each graph")
+        weights = []
+        for model in models:
+            flops = [float(found.flops.sum()) for found in model.facts]
+            chosen = flops.index(max(flops) if goal == "prompt" else min(flops))
+            weights += [float(g == chosen) for g in range(len(flops))]
+        return tuple(weights)
+    weights = [float(weight) for weight in goal]
+    if len(weights) != count:
+        raise ValueError(f"goal has {len(weights)} weights for {count} graphs")
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise ValueError(f"goal {goal!r}: weights are finite, not negative, and not all zero")
+    return tuple(weights)
+
+
+def _streams(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[list[bool]]:
+    """For each model, for each graph, whether weights may be brought over."""
+    if isinstance(stream, Sequence):
+        flags = [bool(flag) for flag in stream]
+        if len(flags) != sum(len(model.graphs) for model in models):
+            raise ValueError(f"stream has {len(flags)} flags for {sum(len(model.graphs) for model in models)} graphs")
+    else:
+        flags = [bool(stream) and float(found.flops.sum()) > PROMPT * float(found.nbytes.sum())
+                 for model in models for found in model.facts]
+    parts, at = [], 0
+    for model in models:
+        parts.append([flag and weight > 0 for flag, weight in zip(flags[at:], model.weights, strict=False)])
+        at += len(model.graphs)
+    return parts
+
+
+def _pins(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[Trials],
+          devices: Sequence[Device]) -> list[dict[str, int]]:
+    """For each model {name of a resident: index of the device that it has to be on}."""
+    found: list[dict[str, int]] = [{} for _ in models]
+    if pins is None:
+        return found
+    if not isinstance(pins, Mapping):
+        raise TypeError(f"pins are {{name or pattern: device}}, not {pins!r}")
+    names = [device.name for device in devices]
+    for pattern, device in pins.items():
+        name = device if isinstance(device, str) else getattr(device, "name", None)
+        if name not in names:
+            raise PlacementError(f"pin {pattern!r}: {device!r} is not one of the devices {', '.join(names)}")
+        d, hits = names.index(name), 0
+        for model, fixed in zip(models, found, strict=True):
+            for resident in model.sizes:
+                if fnmatchcase(resident, pattern):
+                    fixed[resident] = d
+                    hits += 1
+        if not hits:
+            raise PlacementError(f"pin {pattern!r} names none of the weights and caches")
+    return found
+
+
+def _ways(shared: Sequence[Sequence[str]], model: Trials, devices: Sequence[Device],
+          pins: Mapping[str, int]) -> list[dict[str, int]]:
+    """The ways to place residents that several stages read: the largest groups of them everywhere, the others on the
+    host."""
+    fixed = {group[0]: next((pins[name] for name in group if name in pins), len(devices) - 1) for group in shared}
+    free = [group for group in shared if not any(name in pins for name in group)]
+    free.sort(key=lambda group: (-sum(model.sizes[name] for name in group), group))
+    few = 0
+    while few < len(free) and len(devices) ** (few + 1) <= MAX_WAYS:
+        few += 1
+    return [{**fixed, **dict(zip([group[0] for group in free[:few]], chosen, strict=True))}
+            for chosen in product(range(len(devices)), repeat=few)]

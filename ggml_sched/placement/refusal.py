@@ -1,0 +1,39 @@
+"""What `fit` raises where no placement keeps the budgets: the missing bytes, and the smallest change that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ggml_sched.errors import OutOfMemory
+from ggml_sched.placement.devices import Device
+from ggml_sched.placement.trials import Trials
+
+__all__ = ["refusal"]
+
+
+def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[Mapping[str, int]],
+            on_host: int | None, arenas: int) -> OutOfMemory:
+    """The error to raise.
+
+    `on_host`: bytes that the host needs in a placement that keeps all other budgets, None if there is none even with
+    an endless host; `arenas`: bytes of all arenas there.
+    """
+    host = len(devices) - 1
+    weights = sum(size for model in models for name, size in model.sizes.items() if model.kinds[name] == "weight")
+    caches = sum(size for model in models for name, size in model.sizes.items()) - weights
+    wanted, there = weights + caches + arenas, sum(device.budget for device in devices)
+    lines = [f"nothing fits: the weights take {weights} bytes, the caches {caches}, the arenas {arenas}, together "
+             f"{wanted}; the devices have {there}"]
+    for d, device in enumerate(devices):
+        fixed = sum(model.bytes_on(d, name) for model, pin in zip(models, pins, strict=True)
+                    for name, at in pin.items() if at == d)
+        if fixed > device.budget:
+            lines.append(f"what is pinned to {device.name} takes {fixed} bytes of its {device.budget}")
+    if on_host is None:
+        return OutOfMemory("; ".join(lines), None, wanted, there)
+    missing = max(1, on_host - devices[host].budget)
+    lines.append(f"{missing} bytes more on {devices[host].name} would do")
+    rows = max((model.graphs[0].meta.get("n_ctx", 0) for model in models), default=0)
+    if isinstance(rows, int) and rows and caches > missing:
+        lines.append(f"so would a context of about {int(rows * (1 - missing / caches))} tokens instead of {rows}")
+    return OutOfMemory("; ".join(lines), devices[host].name, on_host, devices[host].budget)

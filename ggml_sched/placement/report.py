@@ -1,0 +1,128 @@
+"""Answers of `fit` as text: does it fit, where everything is, where the time goes, what more memory would bring.
+
+Owns the words and the units; all figures are the answer's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ggml_sched.placement.answer import Fit
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.tables import seconds, table
+
+__all__ = ["memory_text", "report"]
+
+_NUMBER = re.compile(r"\d+")
+
+
+def report(fit: Fit) -> str:
+    """The answer in four tables: bytes of devices, kinds of tensors, seconds, and what a GB more would bring."""
+    return "\n\n".join([verdict(fit), memory_table(fit), kinds_table(fit), time_table(fit), notes(fit)])
+
+
+def memory_text(nbytes: int) -> str:
+    """Bytes in GiB, MiB or KiB, the largest unit in which they are at least 1."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} B"
+
+
+def verdict(fit: Fit) -> str:
+    """Two lines: does it fit the devices beside the host, and how long does it take."""
+    *beside, host = fit.memory
+    there = [use for use in beside if use.weights or use.cache]
+    names = " and ".join(use.device.name for use in there)
+    sizes = " and ".join(memory_text(use.weights + use.cache) for use in there)
+    on_host = host.weights + host.cache
+    if not beside:
+        first = f"yes: all of it fits {host.device.name} ({memory_text(on_host)})"
+    elif not there:
+        first = f"no: all of it is on {host.device.name} ({memory_text(on_host)})"
+    elif not on_host:
+        first = f"yes: all of it fits {names} ({sizes})"
+    elif on_host <= max(use.left for use in there):
+        first = (f"yes: it fits {names} ({sizes}), and {memory_text(on_host)} cost as little on {host.device.name}")
+    else:
+        part = sum(use.weights + use.cache for use in there) / _total(fit)
+        rest = f"{memory_text(on_host)} stay on {host.device.name}"
+        first = f"in part: {part:.0%} fits {names} ({sizes}), and {rest}"
+    return f"{first}\n{seconds(fit.seconds)} for {_work(fit)}, proven to be within {fit.gap:.2%} of the best"
+
+
+def _work(fit: Fit) -> str:
+    """What the goal counts: "256 times 1 token and 512 tokens"."""
+    parts = []
+    for plan, weight in zip(fit.plans, fit.goal, strict=True):
+        if weight:
+            parts.append(_name(plan) if weight == 1 else f"{weight:g} times {_name(plan)}")
+    return " and ".join(parts)
+
+
+def _name(plan: Plan) -> str:
+    n = plan.graph.meta.get("n_tokens")
+    return f"{n} token{'s' if n != 1 else ''}" if isinstance(n, int) else f"{len(plan.graph)} nodes"
+
+
+def memory_table(fit: Fit) -> str:
+    """A row for each device: weights, cache, arena, reserve, what is left."""
+    rows: list[Sequence[object]] = [("device", "memory", "weights", "cache", "arena", "reserve", "left")]
+    for use in fit.memory:
+        rows.append((use.device.name, *map(memory_text, (use.device.memory, use.weights, use.cache, use.arena,
+                                                         use.reserve, use.left))))
+    return table(rows, underlined=True)
+
+
+def kinds_table(fit: Fit) -> str:
+    """A row for each kind of tensor: names with the numbers left out; bytes and tensors on each device."""
+    kinds: dict[str, list[list[int]]] = {}
+    for entry in fit.placed:
+        counts = kinds.setdefault(_NUMBER.sub("*", entry.name), [[0, 0] for _ in fit.devices])
+        counts[entry.device][0] += 1
+        counts[entry.device][1] += entry.nbytes
+    small = [kind for kind, counts in kinds.items() if sum(n for _, n in counts) < _total(fit) / 1000]
+    if len(small) > 1:
+        rest = [[0, 0] for _ in fit.devices]
+        for kind in small:
+            for d, (n, nbytes) in enumerate(kinds.pop(kind)):
+                rest[d][0] += n
+                rest[d][1] += nbytes
+        kinds["smaller ones"] = rest
+    rows: list[Sequence[object]] = [("tensors", *(device.name for device in fit.devices))]
+    for kind, counts in kinds.items():
+        rows.append((kind, *(f"{memory_text(nbytes)} ({n})" if n else "" for n, nbytes in counts)))
+    return table(rows, underlined=True)
+
+
+def _total(fit: Fit) -> int:
+    return sum(entry.nbytes for entry in fit.placed)
+
+
+def time_table(fit: Fit) -> str:
+    """A row for each graph: its weight, seconds, and where they go."""
+    rows: list[Sequence[object]] = [("graph", "weight", "time", *(f"on {device.name}" for device in fit.devices),
+                                     "copies", "splits")]
+    for plan, weight, price in zip(fit.plans, fit.goal, fit.prices, strict=True):
+        rows.append((_name(plan), f"{weight:g}", seconds(price.seconds), *map(seconds, price.compute),
+                     seconds(price.copies), seconds(price.splits)))
+    return table(rows, underlined=True)
+
+
+def notes(fit: Fit) -> str:
+    """What a GB more is worth, what the bound covers, which numbers are measured."""
+    lines = []
+    for device, worth in zip(fit.devices, fit.worth, strict=True):
+        if worth > 0:
+            lines.append(f"a GB more on {device.name} brings {seconds(worth * 1e9)} at most")
+    lines.append(f"no placement that computes nodes where their weights and caches are takes less than "
+                 f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); none at all, whatever its arenas, less than "
+                 f"{seconds(fit.bound)} (gap {fit.full_gap:.2%})")
+    measured = [device.name for device in fit.devices if device.measured]
+    assumed = [device.name for device in fit.devices if not device.measured]
+    if measured:
+        lines.append(f"measured: the speeds of {', '.join(measured)}")
+    if assumed:
+        lines.append(f"assumed: the speeds of {', '.join(assumed)}")
+    return "\n".join(lines)

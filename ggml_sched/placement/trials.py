@@ -1,0 +1,172 @@
+"""Plans of several graphs for one placement, made as the scheduler makes them: real arenas, real prices, no memory.
+
+Owns copies of the graphs, whose residents it moves between devices; the caller's graphs do not change.  Invariant: the
+plans of a trial are valid until the next trial moves the residents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ggml_sched._core import Devices, Policy, Request, make_plan
+from ggml_sched._graph import Graph, Tensor, bind_resident, checked_alloc_size, label
+from ggml_sched.backend import Backend, Buffer
+from ggml_sched.backends.dry import DryBackend
+from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.placement.devices import Device, Links
+from ggml_sched.placement.facts import Facts, facts
+from ggml_sched.placement.pricing import Price, Pricer
+from ggml_sched.planning.plan import Plan
+
+__all__ = ["Trial", "Trials"]
+
+_POLICY = Policy()
+_LEAN = dataclasses.replace(_POLICY, stream=True)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one placement takes: bytes for each device, and seconds."""
+
+    residents: tuple[int, ...]
+    """Bytes of weights and caches on each device, aligned."""
+    arenas: tuple[int, ...]
+    """Bytes of the arena of each device, and of the work memory of its kernels: the most that any of the graphs takes.
+    """
+    missing: tuple[int, ...]
+    """Bytes by which residents and arena exceed the budget of each device."""
+    prices: tuple[Price, ...]
+    seconds: float
+    """The prices of the graphs, each times its weight in the goal."""
+    splits: int
+    """Splits of the graphs with a weight in the goal."""
+    assigned: bool
+    """Whether nodes were assigned, or the scheduler's own rules placed all of them."""
+    plans: tuple[Plan, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device keeps its budget."""
+        return not any(self.missing)
+
+
+class Trials:
+    """Some graphs with the same residents, on some devices.
+
+    `graphs`, `facts`: the copies.  `sizes`: {name of a resident: bytes}.  Raises GraphError for residents without a
+    name, or of one name and different sizes.
+    """
+
+    def __init__(self, graphs: Sequence[Graph], devices: Sequence[Device], links: Links, weights: Sequence[float],
+                 fill: float) -> None:
+        self.devices = tuple(devices)
+        self.backends: tuple[Backend, ...] = tuple(device.backend for device in devices)
+        self.weights = tuple(weights)
+        self.graphs: tuple[Graph, ...] = tuple(_copied(graph) for graph in graphs)
+        self.tensors: tuple[dict[str, Tensor], ...] = tuple(_residents(graph) for graph in self.graphs)
+        self.sizes: dict[str, int] = {}
+        self.kinds: dict[str, str] = {}
+        for named in self.tensors:
+            for name, t in named.items():
+                if self.sizes.setdefault(name, t.nbytes) != t.nbytes:
+                    raise GraphError(f"two graphs have a resident {name!r}, of {self.sizes[name]} and {t.nbytes} "
+                                     "bytes: graphs that are placed together share weights and caches by name")
+                self.kinds.setdefault(name, t.resident)
+        self.facts: tuple[Facts, ...] = tuple(facts(graph, fill) for graph in self.graphs)
+        self.pricers = tuple(Pricer(found, self.devices, links) for found in self.facts)
+        self._core = Devices(self.backends)
+        self._taken = [{name: self._aligned(d, t) for named in self.tensors for name, t in named.items()}
+                       for d in range(len(self.devices))]
+
+    def bytes_on(self, device: int, name: str) -> int:
+        """The bytes that a resident takes on a device: aligned as `alloc_tensors` aligns."""
+        return self._taken[device][name]
+
+    def run(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None = None) -> Trial:
+        """Plan all graphs with each resident on its device; `nodes`: for each graph the devices of assigned nodes.
+
+        Raises UnsupportedOp where no backend, or not the assigned one, computes a node.
+        """
+        n = len(self.devices)
+        held = [0] * n
+        for name, d in residents.items():
+            held[d] += self._taken[d][name]
+        room = [device.budget - taken for device, taken in zip(self.devices, held, strict=True)]
+        plans = [self._plan(g, residents, None if nodes is None else nodes[g], room) for g in range(len(self.graphs))]
+        arenas = [max(plan.buffer_sizes[d] + plan.work_sizes[d] for plan in plans) for d in range(n)]
+        missing = tuple(max(0, arena - left) for arena, left in zip(arenas, room, strict=True))
+        prices = tuple(pricer.price(plan) for pricer, plan in zip(self.pricers, plans, strict=True))
+        seconds = sum(weight * price.seconds for weight, price in zip(self.weights, prices, strict=True) if weight)
+        splits = sum(plan.data.n_splits for weight, plan in zip(self.weights, plans, strict=True) if weight)
+        return Trial(tuple(held), tuple(arenas), missing, prices, seconds, splits, nodes is not None, tuple(plans))
+
+    def cheapest(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]]) -> Trial:
+        """Of two trials, with the nodes assigned and with the residents alone: the cheaper one that fits, else the one
+        with fewer missing bytes."""
+        own = self.run(residents)
+        try:
+            assigned = self.run(residents, nodes)
+        except (UnsupportedOp, PlacementError):
+            return own
+        return min(assigned, own, key=lambda trial: (sum(trial.missing), trial.seconds, trial.splits))
+
+    def _plan(self, g: int, residents: Mapping[str, int], nodes: Mapping[Tensor, int] | None,
+              room: Sequence[int]) -> Plan:
+        graph = self.graphs[g]
+        self._move(self.tensors[g], residents)
+        assigned = {t: self.backends[d] for t, d in (nodes or {}).items()}
+        request = Request(graph, self._core, assigned)
+        plan = Plan(graph, make_plan(request, _POLICY), self.backends, "default", assigned_by="the placement")
+        if any(plan.data.kept) and any(size > left for size, left in zip(plan.buffer_sizes, room, strict=True)):
+            # As the planner does under budgets: copies of weights that are kept may be what exceeds them.
+            plan = Plan(graph, make_plan(request, _LEAN), self.backends, "default", assigned_by="the placement")
+        return plan
+
+    def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int]) -> None:
+        """Give the residents of a graph addresses, without memory, one behind the other on their devices."""
+        groups: dict[tuple[int, bool], list[Tensor]] = {}
+        for name, t in tensors.items():
+            groups.setdefault((residents[name], t.resident == "weight"), []).append(t)
+        for (d, is_weight), members in groups.items():
+            total = sum(self._taken[d][t.name] for t in members)
+            buffer = Buffer(self.backends[d], total, usage="weights" if is_weight else "any")
+            offset = 0
+            for t in members:
+                bind_resident(t, buffer, offset)
+                offset += self._taken[d][t.name]
+
+    def _aligned(self, d: int, t: Tensor) -> int:
+        backend, alignment = self.backends[d], self.devices[d].alignment
+        size = t.nbytes if type(backend) is DryBackend else checked_alloc_size(backend, t, backend.alloc_size(t))
+        return -(-size // alignment) * alignment
+
+
+def _copied(graph: Graph) -> Graph:
+    """A graph of the same tensors, made anew; roots that have memory are marked as residents."""
+    if not isinstance(graph, Graph):
+        raise TypeError(f"not a Graph: {graph!r}")
+    fields = graph_to_dict(graph)
+    for t, entry in zip(graph.tensors, fields["tensors"], strict=True):
+        if t.view_src is None and t.is_resident and not t.resident:
+            entry["resident"] = "weight"
+    return graph_from_dict(fields)
+
+
+def _residents(graph: Graph) -> dict[str, Tensor]:
+    """The residents of a graph by name; GraphError for one without a name, or two of one name."""
+    found: dict[str, Tensor] = {}
+    for t in _roots(graph):
+        if not t.name:
+            raise GraphError(f"{label(t)}, a {t.resident} of {t.nbytes} bytes, has no name: residents are placed by "
+                             "name")
+        if t.name in found:
+            raise GraphError(f"two residents of a graph have the name {t.name!r}: residents are placed by name")
+        found[t.name] = t
+    return found
+
+
+def _roots(graph: Graph) -> Iterable[Tensor]:
+    return (t for t in graph.tensors if t.view_src is None and t.resident)

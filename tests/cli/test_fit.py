@@ -1,0 +1,106 @@
+"""`ggml-sched fit`: whether it fits, as text and as JSON, for model files and graph files; and where it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sparse_models import LLAMA_7B, LLAMA_70B, sparse_model
+
+from ggml_sched import cli
+
+GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
+TINY = {**LLAMA_7B, "vocab_size": 512, "embedding_length": 256, "block_count": 4, "feed_forward_length": 704,
+        "attention.head_count": 8, "attention.head_count_kv": 8, "rope.dimension_count": 32}
+CPU = "CPU:64GiB:60GB/s:1TF"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(sparse_model(tmp_path_factory.mktemp("models") / "tiny.gguf", metadata=TINY))
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["fit", *arguments])
+
+
+def test_the_first_line_says_whether_it_fits(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "GPU0:24GiB:1000GB/s:80TF", "--device", CPU) == 0
+    assert capsys.readouterr().out.startswith("yes: all of it fits GPU0 (")
+    assert run(tiny, "--device", "GPU0:1MiB:1000GB/s:80TF", "--device", CPU, "--context", "64", "--batch", "8") == 0
+    assert capsys.readouterr().out.startswith("in part: ")
+
+
+def test_a_row_for_each_device_and_kind_and_graph(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--device", "GPU1=3060", "--link", "25GB/s:8us", "--context", "128") == 0
+    lines = capsys.readouterr().out.splitlines()
+    for start in ("4090 ", "GPU1 ", "CPU ", "blk.*.ffn_up.weight ", "cache_k_l* ", "1 token ", "128 tokens ",
+                  "assumed:"):
+        assert any(line.startswith(start) for line in lines), start
+
+
+def test_json_is_the_answer(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--device", CPU, "--json", "--goal", "64+16", "--batch", "64") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["goal"] == [16.0, 1.0]
+    assert {row["device"] for row in data["memory"]} == {"4090", "CPU"}
+    assert data["bound"] <= data["seconds"]
+
+
+def test_pins_and_explanations(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--device", CPU, "--pin", "blk.1.*=CPU", "--explain", "blk.1.ffn_up.weight",
+               "--context", "64", "--json") == 0
+    residents = json.loads(capsys.readouterr().out)["residents"]
+    assert {device for name, device in residents.items() if name.startswith("blk.1.")} == {"CPU"}
+    assert run(tiny, "--device", "4090", "--device", CPU, "--explain", "blk.1.ffn_up.weight", "--context", "64") == 0
+    assert "blk.1.ffn_up.weight: " in capsys.readouterr().out
+
+
+def test_a_70b_model_is_fitted_from_its_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sparse_model(tmp_path / "70b.gguf", metadata=LLAMA_70B)
+    assert path.stat().st_size > 36 << 30
+    assert run(str(path), "--device", "24=4090", "--device", CPU, "--context", "2048", "--within", "2%") == 0
+    assert capsys.readouterr().out.startswith("in part: ")
+
+
+def test_what_does_not_fit_says_so_with_the_context_that_does(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "CPU:8MiB:60GB/s:1TF", "--context", "16384", "--batch", "16") == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("it does not fit: nothing fits: the weights take ")
+    largest = int(second.split()[3])
+    assert second == f"a context of {largest} tokens fits"
+    assert run(tiny, "--device", "CPU:8MiB:60GB/s:1TF", "--context", str(largest), "--batch", "16") == 0
+
+
+def test_graph_files_are_the_graphs_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(GRAPHS / f"llama-160m-{kind}.json.gz") for kind in ("decode", "prefill512")]
+    assert run(*files, "--device", "GPU0:24GiB:1000GB/s:80TF", "--device", CPU, "--goal", "512+256") == 0
+    assert "256 times 1 token and 512 tokens" in capsys.readouterr().out
+
+
+def test_several_model_files_share_the_devices(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, tiny, "--device", "4090", "--device", CPU, "--context", "64", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["graphs"]) == 4
+
+
+def test_backends_of_this_machine_are_measured(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert run(tiny, "--measure", "--context", "64", "--batch", "8") == 0
+    assert "measured: the speeds of CPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--goal", "much"], "--goal much"),
+    (["--within", "near"], "--within near"),
+    (["--pin", "output"], "--pin output"),
+    (["--pin", "output=TPU"], "TPU"),
+    (["--device", "what"], "what"),
+    (["--link", "fast"], "fast"),
+])
+def test_wrong_options_are_errors(tiny: str, arguments: list[str], message: str,
+                                  capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", CPU, "--context", "64", *arguments) == 1
+    assert message in capsys.readouterr().err

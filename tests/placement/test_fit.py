@@ -1,0 +1,90 @@
+"""`fit` beside all placements of small models: what it returns fits, is nearly the best, and its bound holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from small_models import devices, every_placement, layered, sized
+
+import ggml_sched as gs
+
+LINK = gs.Link(5e8, 1e-6)
+WITHIN = 0.005
+
+
+def allocated(fit: gs.Fit, graphs: list[gs.Graph], given: list[gs.Device]) -> None:
+    """Every graph of a fit, planned anew with its residents and arenas on dry backends of exactly the budgets."""
+    backends = {device.name: gs.DryBackend(device.name, alignment=device.alignment, memory=device.budget)
+                for device in fit.devices}
+    for device in fit.devices:
+        taken = sum(entry.nbytes for entry in fit.placed if fit.devices[entry.device] == device)
+        if taken:
+            backends[device.name].alloc_buffer(taken)
+    copies = [gs.graph.graphfile.graph_from_dict(gs.graph.graphfile.graph_to_dict(graph),
+                                                 lambda t: backends[fit.place(t).name]) for graph in graphs]
+    budgets = {backends[device.name]: room for device, room in zip(fit.devices, fit.budgets(), strict=True)}
+    with gs.Scheduler(list(backends.values()), budgets=budgets) as scheduler:
+        for graph in copies:
+            for node, device in fit.nodes(graph).items():
+                scheduler.set_tensor_backend(node, backends[device.name])
+        scheduler.reserve(*copies)
+        for graph in copies:
+            scheduler.alloc(graph).verify()
+
+
+def check(graphs: list[gs.Graph], weights: tuple[float, ...], given: list[gs.Device]) -> None:
+    """Compare `fit` with every placement."""
+    found = every_placement(graphs, weights, given, LINK)
+    try:
+        fit = gs.fit(graphs, given, LINK, goal=weights, within=WITHIN)
+    except gs.OutOfMemory:
+        assert not found
+        return
+    allocated(fit, graphs, given)
+    prices = [gs.price(plan, fit.devices, LINK).seconds for plan in fit.plans]
+    assert sum(w * s for w, s in zip(weights, prices, strict=True)) == pytest.approx(fit.seconds)
+    assert fit.bound <= fit.rules_bound <= fit.seconds
+    if found:
+        assert fit.bound <= found[0][0] * (1 + 1e-9)
+        assert fit.seconds <= found[0][0] * (1 + WITHIN)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_nearly_the_best_of_all_placements_and_above_the_bound(seed: int, count: int) -> None:
+    rng = random.Random(100 * seed + count)
+    graph = layered(rng, 2 if count == 2 else 1, tied=seed % 3 == 1, caches=seed % 3 == 2 and count == 2)
+    check([graph], (1.0,), devices(rng, count, sum(sized(graph).values())))
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (20.0, 1.0)])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_same_for_a_token_and_a_prompt_together(seed: int, weights: tuple[float, ...]) -> None:
+    decode, prompt = (layered(random.Random(seed), 2, tokens, caches=seed == 1) for tokens in (1, 24))
+    check([decode, prompt], weights, devices(random.Random(seed), 2, sum(sized(decode).values()), tight=0.9))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_refused_fits_nowhere(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    graph = layered(rng, 1)
+    total = sum(sized(graph).values())
+    # About as many bytes as the residents take, in parts that few of them fill.
+    parts = [rng.random() for _ in range(3)]
+    given = [device.replace(memory=int(total * rng.uniform(0.98, 1.3) * part / sum(parts)) + 1500)
+             for device, part in zip(devices(rng, 3, total), parts, strict=True)]
+    check([graph], (1.0,), given)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_byte_less_than_an_answer_takes_is_kept_too(seed: int) -> None:
+    rng = random.Random(seed)
+    graph = layered(rng, 1)
+    given = devices(rng, 2, sum(sized(graph).values()))
+    fit = gs.fit([graph], given, LINK)
+    for use in fit.memory:
+        for less in (0, 1):
+            memory = max(0, use.device.memory - use.left - less)
+            check([graph], (1.0,), [device.replace(memory=memory) if device == use.device else device
+                                    for device in given])

@@ -1,0 +1,247 @@
+"""What holds for every answer of `fit`: pins, tied tensors, experts, more of anything, order, equality, errors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+from small_models import devices, layered, sized
+
+import ggml_sched as gs
+
+LINK = gs.Link(5e8, 1e-6)
+WITHIN = 0.005
+GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
+GIB = 1 << 30
+
+
+def small(seed: int, count: int = 2, **kind: bool) -> tuple[gs.Graph, list[gs.Device]]:
+    rng = random.Random(seed)
+    graph = layered(rng, 3, **kind)
+    return graph, devices(rng, count, sum(sized(graph).values()))
+
+
+def recorded(name: str) -> list[gs.Graph]:
+    return [gs.load_graph(GRAPHS / f"{name}-{kind}.json.gz") for kind in ("decode", "prefill512")]
+
+
+# -- constraints ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pins_are_obeyed(seed: int) -> None:
+    graph, given = small(seed, 3)
+    fit = gs.fit([graph], given, LINK, pins={"up*": given[0], "output": given[0].name})
+    assert {name for name, device in fit.residents.items() if device == given[0]} >= {"up0", "up1", "up2", "output"}
+
+
+def test_a_pin_costs_no_less_than_the_free_choice() -> None:
+    graph, given = small(1)
+    free = gs.fit([graph], given, LINK)
+    assert gs.fit([graph], given, LINK, pins={"down*": given[0]}).seconds >= free.seconds * (1 - WITHIN)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tied_embedding_is_in_one_place_and_counts_once(seed: int) -> None:
+    graph, given = small(seed, 2, tied=True)
+    fit = gs.fit([graph], given, LINK)
+    assert [entry.name for entry in fit.placed].count("embedding") == 1
+    assert sum(entry.nbytes for entry in fit.placed) == sum(-(-n // 64) * 64 for n in sized(graph).values())
+    assert sum(use.weights for use in fit.memory) == sum(entry.nbytes for entry in fit.placed)
+
+
+def test_only_experts_and_the_embedding_leave_a_card_that_is_too_small() -> None:
+    given = [gs.Device("GPU", 8 * GIB, 256e9, 20e12), gs.Device("CPU", 256 * GIB, 80e9, 1e12, host=True)]
+    graphs = recorded("mixtral-8x7b")
+    fit = gs.fit(graphs, given, within=0.02)
+    moved = {entry.name for entry in fit.placed if fit.devices[entry.device].host}
+    assert moved
+    assert all("_exps" in name or name == "token_embd.weight" for name in moved)
+    assert all(use.left >= 0 for use in fit.memory)
+
+
+# -- more of anything ---------------------------------------------------------------------
+
+
+def seconds(graph: gs.Graph, given: list[gs.Device], link: gs.Link = LINK) -> float:
+    return gs.fit([graph], given, link, within=WITHIN).seconds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_of_anything_is_never_slower(seed: int) -> None:
+    graph, given = small(seed)
+    base = seconds(graph, given) * (1 + WITHIN)
+    cpu, gpu = given
+    assert seconds(graph, [cpu, gpu.replace(memory=gpu.memory + 40000)]) <= base
+    assert seconds(graph, [cpu, gpu.replace(bandwidth=2 * gpu.bandwidth, flops=2 * gpu.flops)]) <= base
+    assert seconds(graph, given, gs.Link(2 * LINK.bandwidth, LINK.latency / 2)) <= base
+    assert seconds(graph, [*given, gpu.replace(name="GPU1")]) <= base
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wrong_speeds_change_the_time_that_is_said_not_the_placement(seed: int) -> None:
+    graph, given = small(seed)
+    right = seconds(graph, given)
+    for factor in (0.7, 1.3):
+        wrong = [given[0], given[1].replace(bandwidth=factor * given[1].bandwidth, flops=factor * given[1].flops)]
+        fit = gs.fit([graph], wrong, LINK, within=WITHIN)
+        assert gs.price(fit.plans[0], given, LINK).seconds <= right * 1.01
+
+
+# -- the same question, the same answer ------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_the_devices_has_no_influence(seed: int) -> None:
+    graph, given = small(seed, 3)
+    assert gs.fit([graph], given, LINK) == gs.fit([graph], given[::-1], LINK)
+
+
+def test_equal_calls_have_equal_answers() -> None:
+    graph, given = small(0, 3)
+    one, two = gs.fit([graph], given, LINK), gs.fit([graph], given, LINK)
+    assert one == two
+    assert one.to_json() == two.to_json()
+    assert str(one) == str(two)
+
+
+def test_an_answer_is_a_value() -> None:
+    graph, given = small(2)
+    fit = gs.fit([graph], given, LINK)
+    again = pickle.loads(pickle.dumps(fit))
+    assert again == fit
+    assert str(again) == str(fit)
+    assert again.explain("up0") == fit.explain("up0")
+    again.verify()
+    with pytest.raises(AttributeError):
+        fit.seconds = 0.0  # type: ignore[misc]
+
+
+def test_the_caller_s_graph_does_not_change() -> None:
+    backend = gs.DryBackend("mine")
+    graph, given = small(2)
+    fields = gs.graph.graphfile.graph_to_dict(graph)
+    mine = gs.graph.graphfile.graph_from_dict(fields, lambda t: backend)
+    gs.fit([mine], given, LINK)
+    assert {t.backend for t in mine.tensors if t.resident and t.view_src is None} == {backend}
+
+
+def test_the_answer_as_json_names_every_resident_and_adds_up() -> None:
+    graph, given = small(3, 3)
+    fit = gs.fit([graph], given, LINK)
+    data = json.loads(fit.to_json())
+    assert set(data["residents"]) == set(sized(graph))
+    assert set(data["residents"].values()) <= {device.name for device in given}
+    [price] = data["graphs"]
+    assert sum(price["compute"].values()) + price["copies"] + price["splits"] == pytest.approx(data["seconds"])
+    for row, device in zip(data["memory"], fit.devices, strict=True):
+        parts = row["weights"] + row["cache"] + row["arena"] + row["reserve"] + row["left"]
+        assert (row["device"], parts) == (device.name, device.memory)
+
+
+def test_an_explanation_names_the_alternative_and_its_price() -> None:
+    graph, given = small(4)
+    fit = gs.fit([graph], given, LINK)
+    text = fit.explain("up0")
+    assert text.startswith("up0: ")
+    assert fit.place("up0").name in text
+    assert all(f"on {device.name} all together would take" in text for device in given if device != fit.place("up0"))
+    with pytest.raises(gs.PlacementError, match="nothing"):
+        fit.explain("nothing")
+
+
+# -- several models ---------------------------------------------------------------------------
+
+
+def test_several_models_share_the_budgets() -> None:
+    one, given = small(5)
+    two, _ = small(6)
+    fit = gs.fit([[one], [two]], given, LINK)
+    parts = [fit.model(0), fit.model(1)]
+    for part, graph in zip(parts, (one, two), strict=True):
+        assert set(part.residents) == set(sized(graph))
+        part.verify()
+    for d, use in enumerate(fit.memory):
+        assert use.left >= 0
+        assert use.arena == sum(part.arenas[d] for part in parts)
+        assert use.weights == sum(part.memory[d].weights for part in parts)
+    assert fit.seconds == pytest.approx(sum(part.seconds for part in parts))
+
+
+def test_models_that_take_turns_share_their_arenas() -> None:
+    one, given = small(5)
+    two, _ = small(6)
+    fit = gs.fit([[one], [two]], given, LINK, turns=True)
+    for d, use in enumerate(fit.memory):
+        assert use.left >= 0
+        assert use.arena == max(fit.model(k).arenas[d] for k in (0, 1))
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+def test_nothing_fits_is_an_error_with_the_bytes() -> None:
+    graph, given = small(0)
+    total = sum(sized(graph).values())
+    few = [given[0].replace(memory=total // 4), given[1].replace(memory=total // 4)]
+    with pytest.raises(gs.OutOfMemory, match="bytes more on CPU would do") as caught:
+        gs.fit([graph], few, LINK)
+    assert (caught.value.backend, caught.value.available) == ("CPU", few[0].budget)
+    assert caught.value.needed > few[0].budget
+
+
+def test_what_a_refusal_asks_for_is_enough() -> None:
+    graph, given = small(0)
+    total = sum(sized(graph).values())
+    few = [given[0].replace(memory=total // 4), given[1].replace(memory=total // 4)]
+    with pytest.raises(gs.OutOfMemory) as caught:
+        gs.fit([graph], few, LINK)
+    more = int(str(caught.value).partition(" bytes more on CPU")[0].rpartition(" ")[2])
+    fit = gs.fit([graph], [few[0].replace(memory=few[0].memory + more), few[1]], LINK)
+    assert all(use.left >= 0 for use in fit.memory)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"graphs": []}, ValueError, "at least one graph"),
+    ({"graphs": ["graph"]}, TypeError, "list of Graphs"),
+    ({"devices": []}, ValueError, "host"),
+    ({"devices": [gs.Device("GPU", 1 << 20, 1e9, 1e9)]}, ValueError, "host"),
+    ({"devices": [gs.Device(f"GPU{k}", 1 << 20, 1e9, 1e9) for k in range(40)]}, ValueError, "devices"),
+    ({"devices": ["GPU"]}, TypeError, "neither"),
+    ({"within": 0.0}, ValueError, "within"),
+    ({"fill": 0.0}, ValueError, "fill"),
+    ({"goal": (1.0, 1.0)}, ValueError, "2 weights for 1 graphs"),
+    ({"goal": (-1.0,)}, ValueError, "negative"),
+    ({"goal": "fast"}, ValueError, "fast"),
+    ({"pins": {"up0": "TPU"}}, gs.PlacementError, "TPU"),
+    ({"pins": {"nothing*": "CPU"}}, gs.PlacementError, "nothing"),
+    ({"stream": [True, False]}, ValueError, "2 flags"),
+])
+def test_wrong_arguments_are_typed_errors(change: dict[str, object], error: type[Exception], message: str) -> None:
+    graph, given = small(0)
+    arguments: dict[str, object] = {"graphs": [graph], "devices": given, "link": LINK, **change}
+    with pytest.raises(error, match=message):
+        gs.fit(**arguments)  # type: ignore[arg-type]
+
+
+def test_residents_without_a_name_or_of_two_sizes_are_typed_errors() -> None:
+    graph, given = small(0)
+    fields = gs.graph.graphfile.graph_to_dict(graph)
+    index = next(i for i, t in enumerate(fields["tensors"]) if t["name"] == "up0")
+    fields["tensors"][index]["name"] = ""
+    with pytest.raises(gs.GraphError, match="no name"):
+        gs.fit([gs.graph.graphfile.graph_from_dict(fields)], given, LINK)
+    other, _ = small(7)
+    if sized(other)["up0"] != sized(graph)["up0"]:
+        with pytest.raises(gs.GraphError, match="two graphs have a resident"):
+            gs.fit([graph, other], given, LINK)
+
+
+def test_many_devices_are_an_answer_in_bounded_time() -> None:
+    graph, given = small(0)
+    many = [given[0], *(given[1].replace(name=f"GPU{k}") for k in range(7))]
+    fit = gs.fit([graph], many, LINK)
+    assert all(use.left >= 0 for use in fit.memory)
