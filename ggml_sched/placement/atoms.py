@@ -4,7 +4,8 @@
 * A weight is an atom of its own from 0.2 % of the stage's bytes on, if it is large (`stages.large_bytes`), and caches
   are from 1/32 on.
 * A smaller weight goes with the node that reads it: a bias with the matrix before it, a norm with the matrix after it.
-  Small matrices, such as routers of experts, are atoms too while the stage has at most four.
+  Small matrices, such as routers of experts, are atoms too while the stage has few, `FEW_ATOMS` by
+  default.
 * What the caller pinned is an atom that has no choice.
 * More than `MAX_ATOMS` atoms: the smallest joins the smaller of its neighbours in the order of execution, until
   `MAX_ATOMS` are left.
@@ -16,10 +17,10 @@ from dataclasses import dataclass, field
 
 from ggml_sched.placement.outline import NODE, Nodes, Outline
 
-__all__ = ["MAX_ATOMS", "Atoms", "find_atoms"]
+__all__ = ["FEW_ATOMS", "MAX_ATOMS", "Atoms", "find_atoms"]
 
 MAX_ATOMS = 7
-_WITH_ROUTERS = 4
+FEW_ATOMS = 4
 _SHARE, _CACHE_SHARE = 0.002, 1 / 32
 
 
@@ -53,14 +54,15 @@ class _Group:
     nodes: list[tuple[int, int]] = field(default_factory=list)      # (graph, node) of each reader
 
 
-def find_atoms(outline: Outline, large: int) -> Atoms:
-    """The atoms of a stage of a model in which residents of `large` bytes are large."""
+def find_atoms(outline: Outline, large: int, with_routers: int = FEW_ATOMS) -> Atoms:
+    """The atoms of a stage of a model in which residents of `large` bytes are large; small matrices are atoms too while
+    the stage has at most `with_routers`."""
     groups = _together(outline)
     total = sum(group.nbytes for group in groups)
     anchors = [group for group in groups if group.pin >= 0
                or group.nbytes >= (_CACHE_SHARE * total if group.cache else max(large, _SHARE * total))]
     routers = [group for group in groups if group.matrix and group not in anchors]
-    if sum(group.pin < 0 for group in anchors) + len(routers) <= _WITH_ROUTERS:
+    if sum(group.pin < 0 for group in anchors) + len(routers) <= with_routers:
         anchors = [group for group in groups if group in anchors or group in routers]
     if not anchors and groups:
         anchors = [max(groups, key=lambda group: group.nbytes)]

@@ -152,10 +152,9 @@ def outline(wirings: Sequence[Wiring], model: Model, k: int, shared: Sequence[Sh
         graphs.append(_nodes(w, stage.nodes[g], stage.incoming[g], stage.outgoing[g], k, model.stage_of[g], shared[g],
                              places[g], local, reuses))
     matrices = _matrices(wirings, [stage.nodes[g] for g in range(len(wirings))])
-    about = {name: (int(w.nbytes[i]), i in w.caches) for w in wirings for i, name in w.residents.items()
-             if name in local}
     for name in local:
-        nbytes, cache = about[name]
+        held = [(w, w.by_name[name]) for w in wirings if name in w.by_name]
+        nbytes, cache = int(held[0][0].nbytes[held[0][1]]), any(i in w.caches for w, i in held)
         found.append(Resident(nbytes, cache, pins.get(name, -1), groups.get(name, -1), name not in counted,
                               name in matrices))
     counted.update(local)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ggml_sched._graph import Tensor
 from ggml_sched.errors import PlacementError
-from ggml_sched.placement.atoms import Atoms, find_atoms
+from ggml_sched.placement.atoms import FEW_ATOMS, MAX_ATOMS, Atoms, find_atoms
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.costs import Costs, Machine, costs, needs, undominated, where
 from ggml_sched.placement.devices import Device, Links
@@ -194,8 +194,10 @@ class Tables:
                 self._of_stage.append((m, k))
         self.classes = tuple(of_stage)
         prepared = []
+        # Routers are worth their patterns while those are few.
+        most = MAX_ATOMS if len(self.devices) == 2 else FEW_ATOMS
         for m, k in first:
-            atoms = find_atoms(self._outlines[k], large[m])
+            atoms = find_atoms(self._outlines[k], large[m], most)
             prepared.append((m, k, self._outlines[k], atoms, columns(self._outlines[k], atoms)))
         held = self._held_back(prepared)
         self._inputs = self._price_inputs(held)
@@ -290,7 +292,7 @@ class Tables:
         """Bytes that a resident takes on a device."""
         found = self._sizes.get((name, d))
         if found is None:
-            w, i = next((w, i) for w in self._wirings for i, own in w.residents.items() if own == name)
+            w, i = next((w, w.by_name[name]) for w in self._wirings if name in w.by_name)
             backend = self.devices[d].backend
             nbytes = backend.alloc_size(w.facts.graph.tensors[i])
             found = self._sizes[name, d] = -(-nbytes // backend.alignment) * backend.alignment

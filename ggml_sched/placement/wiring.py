@@ -46,6 +46,8 @@ class Wiring:
         """The name of each resident, by id; residents are roots."""
         self.caches: set[int] = set()
         """The residents that are no weights, and those that a node writes."""
+        self.by_name: dict[str, int] = {}
+        """The id of each resident."""
         self._find_residents()
         self.producer: list[int] = [-1] * len(self.root)
         """For each root the first node that writes it; -1: a leaf."""
@@ -59,7 +61,6 @@ class Wiring:
 
     def _find_residents(self) -> None:
         graph = self.facts.graph
-        names: dict[str, int] = {}
         for node, tensors in enumerate(self.facts.residents):
             for t in tensors:
                 i = graph.id_of(t)
@@ -67,10 +68,10 @@ class Wiring:
                     continue
                 if not t.name:
                     raise GraphError(f"{self.facts.nodes[node]!r} reads a resident without a name: {t!r}")
-                if t.name in names:
-                    raise GraphError(f"two residents have the name {t.name!r}: {graph.tensors[names[t.name]]!r} and "
-                                     f"{t!r}")
-                names[t.name] = i
+                if t.name in self.by_name:
+                    raise GraphError(f"two residents have the name {t.name!r}: "
+                                     f"{graph.tensors[self.by_name[t.name]]!r} and {t!r}")
+                self.by_name[t.name] = i
                 self.residents[i] = t.name
                 if not is_weight(t):
                     self.caches.add(i)

@@ -121,6 +121,18 @@ def test_routers_are_apart_from_their_experts():
     assert len(atoms) == 4
 
 
+def test_small_matrices_are_atoms_while_the_stage_has_few():
+    parts = Parts()
+    x = parts.embedding(512, 1)
+    low = parts.ctx.mul_mat(parts.resident("low.a", 512, 8), x)
+    low = parts.ctx.mul_mat(parts.resident("low.b", 8, 512), low)
+    x = parts.ctx.add(parts.ctx.mul_mat(parts.resident("w", 512, 512), x), low)
+    made, _ = outlines(gs.Graph(parts.ctx.mul_mat(parts.resident("out", 512, 512), x)))
+    (stage,) = [each for each in made if "w" in each.names]
+    assert len(find_atoms(stage, 1 << 18).members) == 3
+    assert len(find_atoms(stage, 1 << 18, 2).members) == 1
+
+
 @pytest.mark.parametrize("count", [8, 12, 200])
 def test_more_atoms_than_seven_are_joined_to_their_neighbours(count):
     parts = Parts()
