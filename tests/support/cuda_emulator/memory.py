@@ -60,6 +60,8 @@ class Heap:
         self._starts: list[int] = []
         self._live: dict[int, EmulatedMemory] = {}
         self._gone: deque[EmulatedMemory] = deque()
+        self._gone_ends: dict[int, int] = {}
+        self._gone_starts: list[int] = []
         self._gone_bytes = 0
         self._pinned: list[Pinned] = []
         self._next_dry = 1 << 46        # addresses of dry devices, never read
@@ -93,12 +95,16 @@ class Heap:
         ctypes.memset(memory.ptr, GONE, memory.size)
         self._gone_bytes += memory.size
         self._gone.append(memory)
+        self._gone_ends[memory.ptr] = memory.ptr + memory.size
+        bisect.insort(self._gone_starts, memory.ptr)
         while self._gone_bytes > KEPT or len(self._gone) > KEPT_PIECES:
             self._forget()
 
     def _forget(self) -> None:
         memory = self._gone.popleft()
         self._gone_bytes -= memory.size
+        del self._gone_ends[memory.ptr]
+        del self._gone_starts[bisect.bisect_left(self._gone_starts, memory.ptr)]
         _libc.free(memory.ptr)
 
     def of(self, device) -> list[EmulatedMemory]:
@@ -120,7 +126,9 @@ class Heap:
         return memory if ptr <= memory.ptr + memory.size else None
 
     def is_gone(self, ptr: int) -> bool:
-        return any(memory.ptr <= ptr < memory.ptr + memory.size for memory in self._gone)
+        """Whether an address is in freed memory that is kept.  Kernels are given many words that might be addresses."""
+        at = bisect.bisect_right(self._gone_starts, ptr) - 1
+        return at >= 0 and ptr < self._gone_ends[self._gone_starts[at]]
 
     def check(self, ptr: int, n: int, what: str) -> EmulatedMemory:
         """The allocation that contains n bytes from an address; raises if there is none."""
