@@ -10,6 +10,7 @@ and by waits (the vector clocks of _Order).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Set
 from functools import cached_property
 from math import inf
@@ -58,7 +59,12 @@ class Memory:
     def read(self, start: int, stop: int) -> list[Piece]:
         """The pieces of [start, stop), joined where they are contiguous; bytes never written are left out."""
         found: list[Piece] = []
-        for k in range(max(bisect_right(self.pieces, (start, inf)) - 1, 0), len(self.pieces)):
+        at = max(bisect_right(self.pieces, (start, inf)) - 1, 0)
+        if at < len(self.pieces):
+            begin, end, writer, first = self.pieces[at]
+            if begin <= start < stop <= end:        # as most are: one piece has all
+                return [(0, stop - start, writer, first + start - begin)]
+        for k in range(at, len(self.pieces)):
             begin, end, writer, first = self.pieces[k]
             if begin >= stop:
                 break
@@ -202,8 +208,8 @@ class _Execution:
         self.facts = facts
         self.mode = mode
         self.found: list[Problem] = []
-        self.ideal: dict[int, Memory] = {}
-        self.real: dict[Area, Memory] = {}
+        self.ideal: defaultdict[int, Memory] = defaultdict(Memory)
+        self.real: defaultdict[Area, Memory] = defaultdict(Memory)
         self.done: set[int] = set()
         """Graph tensors that have been set or computed, and copies that have been made."""
         self.bad: set[int] = set()
@@ -225,7 +231,7 @@ class _Execution:
         """{id whose data is kept between computes: the entry of `versions` of its source when it was written}."""
         steps = facts.program.steps
         self.order = _Order(steps) if len({step.backend for step in steps}) > 1 else None
-        self.touched: dict[Area, _Touched] = {}
+        self.touched: defaultdict[Area, _Touched] = defaultdict(_Touched)
         self.me = 0
         self.unordered: set[tuple[int, int]] = set()
 
@@ -475,16 +481,16 @@ class _Execution:
 
     def write_ideal(self, i: int) -> None:
         at = self.facts.view_offs[i]
-        memory = self.ideal.setdefault(self.facts.memory(i), Memory())
+        memory = self.ideal[self.facts.memory(i)]
         memory.write(at, at + self.facts.nbytes[i], self.all_of(i))
 
     def read_ideal(self, i: int) -> list[Piece]:
         at = self.facts.view_offs[i]
-        return self.ideal.setdefault(self.facts.memory(i), Memory()).read(at, at + self.facts.nbytes[i])
+        return self.ideal[self.facts.memory(i)].read(at, at + self.facts.nbytes[i])
 
     def write_real(self, i: int, pieces: list[Piece], by_step: bool = True) -> None:
         key, at = self.facts.address(i)
-        self.real.setdefault(key, Memory()).write(at, at + self.facts.nbytes[i], pieces)
+        self.real[key].write(at, at + self.facts.nbytes[i], pieces)
         if by_step:
             self.touch(i, True)
 
@@ -492,7 +498,7 @@ class _Execution:
         key, at = self.facts.address(i)
         if by_step:
             self.touch(i, False)
-        return self.real.setdefault(key, Memory()).read(at, at + self.facts.nbytes[i])
+        return self.real[key].read(at, at + self.facts.nbytes[i])
 
     def touch(self, i: int, writes: bool) -> None:
         """Note an access of the current step to the bytes of i; report conflicting steps that may not be done yet.
@@ -503,7 +509,7 @@ class _Execution:
             return
         key, at = self.facts.address(i)
         queue = self.order.steps[self.me % len(self.order.steps)].backend
-        touched, stop = self.touched.setdefault(key, _Touched()), at + self.facts.nbytes[i]
+        touched, stop = self.touched[key], at + self.facts.nbytes[i]
         pieces = touched.cut(at, stop)
         for piece in pieces:
             others = [] if piece.writer is None else [piece.writer]
