@@ -29,7 +29,7 @@ def declared() -> set[str]:
     names = set()
     for folder in ("ggml_sched", "include", "tools"):
         for path in (ROOT / folder).rglob("*"):
-            generated = path.suffix == ".c" and path.name.startswith("_")
+            generated = path.suffix == ".c" and path.with_suffix(".pyx").exists()
             if path.suffix in {".py", ".pyx", ".pxd", ".pxi", ".h", ".c"} and not generated:
                 names.add(path.parent.name if path.name == "__init__.py" else path.stem)
                 text = path.read_text(encoding="utf-8")
