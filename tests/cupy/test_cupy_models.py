@@ -47,6 +47,7 @@ def test_every_architecture_gives_the_logits_of_the_cpu(arch):
         assert nmse(expected, logits(data, [cuda])) < 1e-6
 
 
+@pytest.mark.spread("names", "seed flash")
 @pytest.mark.parametrize(("seed", "flash"), [(0, False), (3, True), pytest.param(0, True, marks=pytest.mark.soak),
                                              pytest.param(3, False, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("names", ["CUDA CPU", "CPU CUDA", "CUDA CUDA", "CUDA CUDA CPU"])
@@ -60,7 +61,7 @@ def test_layers_spread_over_devices_and_the_cpu(names, seed, flash):
         backend.close()
 
 
-@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("flash", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_quantised_weights_and_experts(flash):
     """With activations of 8 bits, as the fast kernels take them, and exactly, as the oracle has them."""
     blocks = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
@@ -84,6 +85,7 @@ BLOCKS = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2
 PROMPT = (TOKENS * 4)[:40]
 
 
+@pytest.mark.spread("first", "seed")
 @pytest.mark.parametrize(("first", "captures"), [([PROMPT], 1), ([[7], [7], PROMPT], 2)],
                          ids=["the prompt first", "tokens first"])
 @pytest.mark.parametrize("seed", [0, 1])

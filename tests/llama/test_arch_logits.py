@@ -49,6 +49,7 @@ def test_logits_and_embeddings_are_those_of_llama_cpp(name, flash):
         assert error(got[0], REFERENCE[name + ".embedding"]) <= bound(name)
 
 
+@pytest.mark.spread("name", "kernels")
 @pytest.mark.parametrize("name", [name for name in cases.CASES if name.startswith(GELU) and name != "gemma2-46"])
 @pytest.mark.parametrize("kernels", ["numpy", "compiled"])
 def test_where_no_half_falls_to_the_other_side_logits_with_a_gelu_agree_to_the_last_digits(name, kernels):

@@ -71,6 +71,7 @@ def weight_kind(path: Path) -> str:
 # -- the same logits as llama.cpp -------------------------------------------------------
 
 
+@pytest.mark.spread("name every_cpu", "policy every_cpu")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("policy", ["default", "seed"])
 def test_logits_are_those_of_llama_cpp(name, policy):
@@ -95,6 +96,7 @@ PLACED = {"llama": SMALL, "experts": EXPERTS, "qwen3": random_llama(3, **SHAPES,
           "tied": random_llama(4, **SHAPES, tied=True), **{n: path for n, path in MODELS.items() if n.endswith("f32")}}
 
 
+@pytest.mark.spread("data", "every_cpu")
 @pytest.mark.parametrize("seeds", [[0], pytest.param([1, 2], marks=pytest.mark.soak)], ids=["once", "often"])
 @pytest.mark.parametrize("data", PLACED.values(), ids=PLACED)
 def test_any_placement_gives_the_same_bits(data, seeds):

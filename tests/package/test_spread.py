@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from spread import chosen
+from spread import chosen, mark_soaks
 
 ROWS = {f"{a}-{b}-{c}": {"a": a, "b": b, "c": c} for a, b, c in product(range(9), range(4), range(4))}
 PAIRS = [("a", "b"), ("a", "c"), ("b", "c")]
@@ -28,6 +28,14 @@ def test_the_order_of_cases_makes_no_difference():
     assert chosen(dict(reversed(ROWS.items())), PAIRS) == chosen(ROWS, PAIRS)
 
 
+@pytest.mark.spread("a", "b")
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize("b", range(4))
+def test_by_default_few_of_sixteen_cases_run(a, b, request):
+    if request.config.option.markexpr == "not soak":
+        assert sum(item.originalname == request.node.originalname for item in request.session.items) < 8
+
+
 FILE = """
     import pytest
 
@@ -40,30 +48,17 @@ FILE = """
     def test_without_parameters():
         pass
 """
-PLUGIN = """
-    import pytest, spread
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(items):
-        spread.mark_soaks(items)
-"""
 
 
 @pytest.mark.parametrize(("names", "least", "most"), [('"a", "b"', 5, 6), ('"a b"', 10, 10), ('"a other"', 5, 5)])
 def test_the_rest_of_the_product_is_a_soak(pytester, names, least, most):
-    pytester.makeconftest(PLUGIN)
-    pytester.makepyfile(FILE.format(names=names))
-    done = pytester.runpytest("-m", "not soak", "-p", "no:cacheprovider")
-    passed = done.parseoutcomes()["passed"] - 1
-    assert least <= passed <= most
-    done.assert_outcomes(passed=1 + passed, deselected=15 - passed)
-    done = pytester.runpytest("-m", "soak", "-p", "no:cacheprovider")
-    done.assert_outcomes(passed=15 - passed, deselected=1 + passed)
+    items = pytester.getitems(FILE.format(names=names))
+    mark_soaks(items)
+    assert len(items) == 16
+    assert least <= sum(item.get_closest_marker("soak") is None for item in items) - 1 <= most
 
 
 @pytest.mark.parametrize("names", ["", '"c"', '"a", "c d"'])
 def test_a_spread_over_no_parameter_of_the_test_is_an_error(pytester, names):
-    pytester.makeconftest(PLUGIN)
-    pytester.makepyfile(FILE.format(names=names))
-    done = pytester.runpytest("-p", "no:cacheprovider")
-    done.stderr.fnmatch_lines(["*test_it*spread over parameters that the test has not"])
+    with pytest.raises(pytest.UsageError, match="test_it.*spread over parameters that the test has not"):
+        mark_soaks(pytester.getitems(FILE.format(names=names)))
