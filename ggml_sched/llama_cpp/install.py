@@ -19,8 +19,8 @@ from types import ModuleType
 
 from ggml_sched.errors import BackendError
 
-__all__ = ["LEVELS", "HookError", "check", "clear_counters", "compare", "compute_buffers", "counters", "hook", "install",
-           "installed", "last_error", "saved", "served"]
+__all__ = ["LEVELS", "HookError", "check", "clear_counters", "compare", "compute_buffers", "counters", "hook",
+           "install", "installed", "last_error", "saved", "served"]
 
 LEVELS = ("off", "alloc", "sched")
 """Levels of `install`: nothing, the graph allocator, or the graph allocator and the scheduler."""

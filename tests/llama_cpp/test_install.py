@@ -1,6 +1,7 @@
 """The hook is installed before llama.cpp is loaded, raises when it is too late, and changes no token of llama.cpp."""
 
 import importlib.util
+import os
 import platform
 from pathlib import Path
 
