@@ -19,6 +19,11 @@ cdef struct Entry:
     int32_t state
     int32_t index
 
+cdef enum:
+    COMPARED = 256      # so many labels of its state a label is compared with
+    FEWEST = 32         # so many labels are kept whatever the effort
+    WIDEST = 62         # cells of 2^62 bytes hold everything
+
 
 cdef int by_key(const void *a, const void *b) noexcept nogil:
     cdef const Entry *one = <const Entry *>a
@@ -161,7 +166,7 @@ cdef class _Stage:
 
     cdef Py_ssize_t n, most, width, rows, n_slots
     cdef double lowest          # of the bounds of labels that were dropped
-    cdef double limit           # labels of this bound and more are dropped at once
+    cdef int shift              # of the cells that labels were last thinned by
     cdef double[::1] cost, bound
     cdef int64_t[:, ::1] memory
     cdef int32_t[::1] state, earlier, column, slots
@@ -179,20 +184,19 @@ cdef class _Stage:
         self.slots = np.empty(self.n_slots, np.int32)
         self.sorted_bytes = np.empty(self.most * sizeof(Entry), np.uint8)
         self.entries = <Entry *>&self.sorted_bytes[0]
-        self.lowest = INFINITY
+        self.lowest, self.shift = INFINITY, 0
 
     cdef void clear(self) noexcept nogil:
         self.n = 0
-        self.limit = INFINITY
         memset(&self.slots[0], 0xff, self.n_slots * sizeof(int32_t))
 
-    cdef int32_t *slot_of(self, int32_t state, const int64_t *memory) noexcept nogil:
-        # The slot of the label of this state and these bytes: it holds its index, or -1 if there is none.
+    cdef int32_t *slot_of(self, int32_t state, const int64_t *memory, int shift) noexcept nogil:
+        # The slot of a label of this state and these bytes, in units of 2^shift: it holds its index, or -1.
         cdef uint64_t seen = mixed(0, <uint64_t>state)
         cdef Py_ssize_t row, slot
         cdef int32_t other
         for row in range(self.rows):
-            seen = mixed(seen, <uint64_t>memory[row])
+            seen = mixed(seen, <uint64_t>(memory[row] >> shift))
         slot = <Py_ssize_t>((seen >> 20) & <uint64_t>(self.n_slots - 1))
         while True:
             other = self.slots[slot]
@@ -200,7 +204,7 @@ cdef class _Stage:
                 return &self.slots[slot]
             if self.state[other] == state:
                 for row in range(self.rows):
-                    if self.memory[other, row] != memory[row]:
+                    if self.memory[other, row] >> shift != memory[row] >> shift:
                         break
                 else:
                     return &self.slots[slot]
@@ -211,10 +215,7 @@ cdef class _Stage:
         cdef int32_t *slot
         cdef int32_t at
         cdef Py_ssize_t row
-        if bound >= self.limit:
-            self.lowest = min(self.lowest, bound)
-            return
-        slot = self.slot_of(state, memory)
+        slot = self.slot_of(state, memory, 0)
         at = slot[0]
         if at >= 0:
             if cost < self.cost[at]:
@@ -222,10 +223,7 @@ cdef class _Stage:
             return
         if self.n == self.most:
             self.drop(2 * self.width)
-            if bound >= self.limit:
-                self.lowest = min(self.lowest, bound)
-                return
-            slot = self.slot_of(state, memory)
+            slot = self.slot_of(state, memory, 0)
         at = <int32_t>self.n
         slot[0] = at
         self.n = at + 1
@@ -235,20 +233,42 @@ cdef class _Stage:
             self.memory[at, row] = memory[row]
 
     cdef void drop(self, Py_ssize_t kept) noexcept nogil:
-        # Keeps the labels of the `kept` lowest bounds.
-        cdef Py_ssize_t at
+        # Keeps `kept` labels: of each state and cell of bytes the one of the lowest bound; cells grow until they do.
+        cdef Py_ssize_t at, chosen
+        cdef int32_t *slot
         if self.n <= kept:
             return
         for at in range(self.n):
-            self.entries[at].key, self.entries[at].state, self.entries[at].index = self.bound[at], 0, <int32_t>at
+            self.entries[at].key, self.entries[at].index = self.bound[at], <int32_t>at
         qsort(self.entries, self.n, sizeof(Entry), by_key)
-        self.limit = min(self.limit, self.entries[kept].key)
-        self.lowest = min(self.lowest, self.entries[kept].key)
+        self.shift = max(self.shift - 2, 0)
+        while True:
+            memset(&self.slots[0], 0xff, self.n_slots * sizeof(int32_t))
+            chosen = 0
+            for at in range(self.n):
+                slot = self.slot_of(self.state[self.entries[at].index], &self.memory[self.entries[at].index, 0],
+                                    self.shift)
+                self.entries[at].state = slot[0] < 0 and chosen < kept
+                if slot[0] < 0:
+                    slot[0] = self.entries[at].index
+                    chosen += 1
+                    if chosen > kept and self.shift < WIDEST:
+                        break
+            if chosen <= kept or self.shift >= WIDEST:
+                break
+            self.shift = self.shift + 1
+        chosen = 0
+        for at in range(self.n):
+            if self.entries[at].state:
+                self.entries[chosen].index = self.entries[at].index
+                chosen += 1
+            elif self.entries[at].key < self.lowest:
+                self.lowest = self.entries[at].key
         # In the order of the indices each label moves to the front or stays.
-        for at in range(kept):
+        for at in range(chosen):
             self.entries[at].key = self.entries[at].index
-        qsort(self.entries, kept, sizeof(Entry), by_key)
-        self.gather(kept)
+        qsort(self.entries, chosen, sizeof(Entry), by_key)
+        self.gather(chosen)
 
     cdef void gather(self, Py_ssize_t kept) noexcept nogil:
         # Moves the labels entries[0 .. kept - 1], whose indices rise, to the front.
@@ -261,7 +281,7 @@ cdef class _Stage:
             self.earlier[at], self.column[at] = self.earlier[old], self.column[old]
             for row in range(self.rows):
                 self.memory[at, row] = self.memory[old, row]
-            self.slot_of(self.state[at], &self.memory[at, 0])[0] = <int32_t>at
+            self.slot_of(self.state[at], &self.memory[at, 0], 0)[0] = <int32_t>at
         self.n = kept
 
     cdef void end(self) noexcept nogil:
@@ -296,8 +316,6 @@ cdef class _Stage:
         self.drop(self.width)
 
 
-cdef enum:
-    COMPARED = 256      # so many labels of its state a label is compared with
 
 
 @cython.boundscheck(False)
@@ -314,13 +332,13 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
     Columns ranges[c * states + s] .. are those of class c from state s, by rising `reduced` seconds at the first
     multipliers.  For each row of `multipliers` [rows, scarce] a label's bound is its seconds, its bytes' worth, the
     suffix [rows, stages + 1, states] and the constant of the row.  `least` [stages + 1, states, scarce]: the bytes that
-    the later stages take at least.  At most `width` labels are kept after a stage, those of the lowest bounds, and few
-    once `effort` columns were tried.  No path that fits costs less than the smaller of `bound` and `stop`, unless it is
+    the later stages take at least.  At most `width` labels are kept after a stage, of each state and cell of bytes the
+    one of the lowest bound, and so few that about `effort` columns are tried.  No path that fits costs less than the smaller of `bound` and `stop`, unless it is
     the one returned.  Devices of a pair of `swaps` are equal: `state_swaps` [pairs, states] has a state's counterpart.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0], n_bounds = constants.shape[0]
     cdef Py_ssize_t stage, at, row, k, n_labels = 0, best = -1
-    cdef int64_t column
+    cdef int64_t column, tried
     cdef int32_t before, number, state
     cdef double base, through, bound, seconds, other, lowest_suffix
     cdef bint fits
@@ -361,8 +379,7 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
             lowest_suffix = INFINITY
             for at in range(states):
                 lowest_suffix = min(lowest_suffix, suffix[0, stage + 1, at])
-            if effort <= 0:
-                made.width = min(width, <Py_ssize_t>32)
+            tried = effort
             made.clear()
             for at in range(n_labels):
                 before, base = label_state[at], label_reduced[at]
@@ -396,6 +413,9 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
                         continue
                     state = ordered(&new_memory[0], state, swaps, state_swaps, NULL, NULL)
                     made.add(state, &new_memory[0], seconds, bound, <int32_t>at, <int32_t>column)
+            # What is left of the effort is for the stages that are left.
+            tried = max((tried - effort) // max(n_labels, 1), <int64_t>1)
+            made.width = min(width, max(<int64_t>FEWEST, effort // (n - stage) // tried))
             made.end()
         for at in range(n_labels):
             if best < 0 or label_cost[at] < label_cost[best]:

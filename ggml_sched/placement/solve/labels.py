@@ -23,9 +23,9 @@ __all__ = ["Labels"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SCALES = (0.7, 0.9, 1.1, 1.4)
+SCALES = (0.8, 1.25)
 """The best multipliers are used at these multiples, too: for labels that took more bytes than their part, or fewer."""
-NEAREST = 6
+NEAREST = 3
 """So many other multipliers of the best bounds are used."""
 MOST_KEPT = 1 << 23
 """At most so many labels are kept of all stages together."""
