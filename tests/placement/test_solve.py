@@ -5,8 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+import ggml_sched.placement.solve as solver_room
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve import solve
+from ggml_sched.placement.solve.bound import visit
+from ggml_sched.placement.solve.counts import Counts, has_highs
+from ggml_sched.placement.solve.problem import Problem
 
 RNG = np.random.default_rng()
 
@@ -77,8 +81,8 @@ def mirrored(rng, chain, one, two):
     return Chain(chain.classes, cost, memory, start)
 
 
-def near_the_best(chain, budget, within):
-    found, optimum = solve(chain, budget, within, solver="own"), least(chain, budget)
+def near_the_best(chain, budget, within, solver="own"):
+    found, optimum = solve(chain, budget, within, solver=solver), least(chain, budget)
     seconds = checked(chain, budget, found)
     assert found.bound <= optimum * (1 + 1e-12)
     assert (found.bound == np.inf) == (optimum == np.inf)
@@ -104,6 +108,78 @@ def test_chains_with_equal_devices_are_solved_like_others(n_devices, n_graphs):
         budget = near_budget(RNG, chain)
         budget[-1] = budget[0]
         near_the_best(chain, budget, 0.0)
+
+
+@pytest.mark.skipif(not has_highs(), reason="needs the extra fit")
+def test_highs_gives_counts_whose_paths_are_near_the_best(monkeypatch):
+    # Labels that prove nothing leave the work to the counts.
+    monkeypatch.setattr(solver_room, "WIDTHS", ((1, 1),))
+    for n_devices, n_graphs in [(2, 1), (3, 1), (2, 2)] * 10:
+        chain = random_chain(RNG, n_devices, n_classes=2, n_stages=5, n_graphs=n_graphs, n_patterns=3)
+        budget = near_budget(RNG, chain)
+        found, optimum = solve(chain, budget, 0.0, solver="highs"), least(chain, budget)
+        checked(chain, budget, found)
+        assert found.bound <= optimum * (1 + 1e-12)
+        if found.path is not None and found.cost > optimum * (1 + 1e-5):
+            assert found.bound < found.cost
+
+
+def test_highs_that_is_not_installed_is_a_typed_error(monkeypatch):
+    monkeypatch.setattr(solver_room, "has_highs", lambda: False)
+    chain = Chain((0,), (np.ones((1, 1, 1)),), (np.zeros((1, 0), int),), np.zeros(1))
+    with pytest.raises(ValueError, match=r"ggml-sched\[fit\]"):
+        solve(chain, [], solver="highs")
+    assert solve(chain, []).cost == 1.0
+
+
+def all_counts(chain, budget):
+    """A problem, and the counts of all its columns."""
+    problem = Problem(chain, budget)
+    counts = Counts(problem, np.arange(len(problem.cost)))
+    return problem, counts
+
+
+def test_the_counts_of_a_path_become_a_path_of_equal_seconds_and_bytes():
+    for _ in range(60):
+        chain = random_chain(RNG, 2, n_classes=2, n_stages=4)
+        chain = Chain((0, 1) * 5, (*chain.cost, *chain.cost)[:2], (*chain.memory, *chain.memory)[:2], chain.start)
+        budget = near_budget(RNG, chain)
+        problem, counts = all_counts(chain, budget)
+        visited = visit(problem, np.zeros(len(problem.scarce)))
+        if visited is None:
+            continue
+        used = np.bincount(visited.path, minlength=len(problem.cost))
+        begins = (counts.begins - counts.first == problem.before[visited.path[0]]).astype(int)
+        ends = (np.arange(problem.n_states) == problem.after[visited.path[-1]]).astype(int)
+        solution = np.concatenate([used, begins, ends])
+        program = counts.program
+        sums = program.rows @ solution
+        rows = slice(0, len(sums) - len(problem.scarce))
+        assert (program.low[rows] == sums[rows]).all() and (sums[rows] == program.high[rows]).all()
+        assert program.cost @ solution == pytest.approx(visited.cost)
+        path = counts.path(solution)
+        assert path is not None and sorted(path) == sorted(visited.path)
+        assert not counts.cut(solution)
+
+
+def test_parts_that_nothing_enters_are_cut():
+    """Ten stages in state 0, or some of them in a circle in state 1 that no stage enters."""
+    seconds = np.full((1, 2, 2), np.inf)
+    seconds[0] = [[5.0, 9.0], [9.0, 1.0]]
+    chain = Chain((0,) * 10, (seconds,), (np.zeros((1, 1), int),), np.array([0.0, np.inf]))
+    problem, counts = all_counts(chain, [1])
+    state = {int(problem.before[i]): i for i in range(len(problem.cost)) if problem.before[i] == problem.after[i]}
+    lost = np.zeros(len(counts.program.cost), int)
+    lost[state[0]], lost[state[1]], lost[len(problem.cost)], lost[len(problem.cost) + 1] = 1, 9, 1, 1
+    rows = len(counts.program.rows)
+    assert counts.path(lost) is None and counts.cut(lost)
+    assert len(counts.program.rows) == rows + 1
+    assert counts.program.rows[-1] @ lost < counts.program.low[-1]
+    for path in itertools.product((0, 1), repeat=10):
+        columns = [next(i for i in range(len(problem.cost)) if problem.before[i] == a and problem.after[i] == b)
+                   for a, b in zip((0, *path[:-1]), path, strict=True)]
+        used = np.concatenate([np.bincount(columns, minlength=len(problem.cost)), [1], np.eye(2, dtype=int)[path[-1]]])
+        assert counts.program.rows[-1] @ used >= counts.program.low[-1]
 
 
 def test_a_budget_one_byte_short_of_what_a_solution_takes_is_never_exceeded():

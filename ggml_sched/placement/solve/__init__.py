@@ -1,7 +1,8 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), paths
-met on the way, repaired and improved by exchanges (`search`), paths by labels (`labels`).
+met on the way, repaired and improved by exchanges (`search`), paths by labels (`labels`), and counts of equal stages by
+an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve.bound import Bound, best_bound, visit
+from ggml_sched.placement.solve.counts import Counts, has_highs, highs
 from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.search import improve, repair
@@ -30,6 +32,10 @@ STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 
 WIDTHS = ((64, 300_000), (1024, 1_500_000))
 """Labels kept after a stage, and columns tried, of each search."""
+ROUNDS, NODES = 4, 100
+"""Integer programs that are solved one after the other at most, and the nodes of each."""
+SMALL = 300
+"""Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""
 TINY = 1e-12
 """Part of the seconds by which sums of the same numbers may differ."""
 
@@ -43,11 +49,16 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
     search ends: then `path` is None, unless a path below `cutoff` was found.
 
+    `solver`: "own" uses this package alone, "highs" HiGHS for what labels do not prove (the extra `fit`), "auto" the
+    latter if it is installed, and for small programs, which take less than a second.
+
     ValueError or TypeError for arrays of wrong shapes or types, NaN, negative seconds or bytes, a chain without stages,
-    and an unknown `solver`.
+    an unknown `solver`, and "highs" where it is not installed.
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(SOLVERS)}")
+    if solver == "highs" and not has_highs():
+        raise ValueError("solver is 'highs', and SciPy is not installed: pip install 'ggml-sched[fit]'")
     if not within >= 0:
         raise ValueError(f"within is {within}; it must be 0 or a positive part")
     if math.isnan(cutoff):
@@ -58,7 +69,10 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
         return answer(problem, bound, None)
     path = first_paths(problem, bound)
     if not is_near(problem, bound, path, within):
-        path = search_labels(problem, bound, path, within, cutoff)
+        labels = Labels(problem, bound)
+        path = search_labels(labels, path, within, cutoff)
+        if solver != "own" and has_highs() and not is_done(labels, path, within, cutoff):
+            path = search_counts(labels, path, within, cutoff, SMALL if solver == "auto" else None)
     return answer(problem, bound, path)
 
 
@@ -67,18 +81,58 @@ def is_near(problem: Problem, bound: Bound, path: Ints | None, within: float) ->
     return path is not None and problem.cost_of(path) <= bound.value * (1 + within)
 
 
-def search_labels(problem: Problem, bound: Bound, path: Ints | None, within: float, cutoff: float) -> Ints | None:
+def is_done(labels: Labels, path: Ints | None, within: float, cutoff: float) -> bool:
+    return labels.bound.value >= cutoff or is_near(labels.problem, labels.bound, path, within * (1 + TINY) + 2 * TINY)
+
+
+def stop_at(problem: Problem, path: Ints | None, within: float, cutoff: float) -> float:
+    """Seconds from which on a path is of no use."""
+    return cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
+
+
+def cheaper(problem: Problem, path: Ints | None, found: Ints | None) -> Ints | None:
+    """The cheaper of a path and of another after exchanges."""
+    if found is None:
+        return path
+    found = improve(problem, found)
+    return found if path is None or problem.cost_of(found) < problem.cost_of(path) else path
+
+
+def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: float) -> Ints | None:
     """The best of `path` and of searches by labels, wider and wider; raises the bound's value."""
-    labels = Labels(problem, bound)
+    problem, bound = labels.problem, labels.bound
     for width, effort in WIDTHS:
-        stop = cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
-        found, proven = labels.search(stop, width, effort)
+        found, proven = labels.search(stop_at(problem, path, within, cutoff), width, effort)
         bound.value = max(bound.value, proven)
-        if found is not None:
-            found = improve(problem, found)
-            if path is None or problem.cost_of(found) < problem.cost_of(path):
-                path = found
-        if bound.value >= cutoff or is_near(problem, bound, path, within * (1 + TINY) + 2 * TINY):
+        path = cheaper(problem, path, found)
+        if is_done(labels, path, within, cutoff):
+            break
+    return path
+
+
+def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float, most: int | None) -> Ints | None:
+    """The best of `path` and of integer programs over counts, with more and more rows; raises the bound's value.
+
+    None is solved that has more than `most` columns.
+    """
+    problem, bound = labels.problem, labels.bound
+    stop = stop_at(problem, path, within, cutoff)
+    kept = labels.kept(stop)
+    if most is not None and len(kept) > most:
+        return path
+    counts = Counts(problem, kept)
+    for _ in range(ROUNDS):
+        found, proven = highs(counts.program, max(within / 2, TINY), NODES)
+        bound.value = max(bound.value, min(stop, proven))       # columns that only dearer paths have were left out
+        if found is None:
+            break
+        trail = counts.path(found)
+        if trail is not None and problem.fits(trail):
+            path = cheaper(problem, path, trail)
+        else:
+            used = kept[np.flatnonzero(found[:len(kept)])]
+            path = cheaper(problem, path, labels.search(stop, *WIDTHS[0], among=used)[0])
+        if is_done(labels, path, within, cutoff) or not counts.cut(found):
             break
     return path
 

@@ -57,12 +57,21 @@ class Labels:
             self.least[:, :, row] = np.minimum(bytes_, float(LARGEST)).astype(np.int64)
         self.twins: Twins = find_twins(problem)
 
-    def search(self, stop: float, width: int, effort: int) -> tuple[Ints | None, float]:
-        """(path or None, bound): no path that fits costs less than the bound.  Only paths below `stop` are sought."""
+    def kept(self, stop: float) -> Ints:
+        """The columns that a path of less than `stop` seconds can have."""
+        problem = self.problem
+        reduced = problem.cost + problem.bytes @ self.multipliers[0]
+        return np.flatnonzero(reduced + self.least_around()[problem.group] + self.constants[0] < stop)
+
+    def search(self, stop: float, width: int, effort: int, among: Ints | None = None) -> tuple[Ints | None, float]:
+        """(path or None, bound): no path that fits costs less than the bound.  Only paths below `stop` are sought, of
+        the columns `among` if given, to which the bound is limited then."""
         problem = self.problem
         width = max(1, min(width, MOST_KEPT // len(problem.classes)))
         reduced = problem.cost + problem.bytes @ self.multipliers[0]
-        kept = np.flatnonzero(reduced + self.least_around()[problem.group] + self.constants[0] < stop)
+        kept = self.kept(stop)
+        if among is not None:
+            kept = np.intersect1d(kept, among)
         pairs = problem.group[kept] // problem.n_states
         kept = kept[np.lexsort((reduced[kept], pairs))]
         counts = np.bincount(pairs, minlength=problem.n_classes * problem.n_states)

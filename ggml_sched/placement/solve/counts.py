@@ -1,0 +1,169 @@
+"""Counts: how often each column is used, as an integer program that does not see the order of equal stages.
+
+Stages of a class are interchangeable, so only counts matter: as many columns of a class as it has stages; what comes
+into a state between two stages goes out of it; bytes within the budgets.  Where one class follows another, the places
+after the one and before the other are the same, however often.  A solution whose columns hang together is an Euler
+trail, which gives the order (Hierholzer 1873); a part that does not hang together is excluded by a row: its columns
+are used only if something comes into it.  Counts bound every path from below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.solve.problem import Problem
+
+__all__ = ["Counts", "Program", "has_highs", "highs"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MEGABYTE = 1e6
+"""The unit of rows of bytes: a solver's tolerance of 1e-6 is a byte."""
+
+INFEASIBLE = 2
+"""The status of SciPy's `milp` where nothing fits."""
+
+
+@dataclass
+class Program:
+    """Minimise cost . x where low <= rows @ x <= high, 0 <= x <= most, x integer."""
+
+    cost: Floats
+    rows: Floats
+    low: Floats
+    high: Floats
+    most: Floats
+
+
+class Counts:
+    """The integer program of some columns of a problem; then a variable for each state to begin in, and to end in."""
+
+    def __init__(self, problem: Problem, kept: Ints) -> None:
+        self.problem, self.kept = problem, kept
+        self.place = places(problem)
+        states = problem.n_states
+        number = problem.group[kept] // (states * states)
+        self.tail: Ints = self.place[2 * number] * states + problem.before[kept]
+        self.head: Ints = self.place[2 * number + 1] * states + problem.after[kept]
+        self.first = int(self.place[2 * problem.classes[0]]) * states
+        self.last = int(self.place[2 * problem.classes[-1] + 1]) * states
+        begins = np.flatnonzero(np.isfinite(problem.start))
+        self.begins = begins + self.first
+        n, n_begins = len(kept), len(begins)
+        stages = np.bincount(problem.classes, minlength=problem.n_classes).astype(float)
+        one_of = np.zeros((problem.n_classes + 1, n + n_begins + states))
+        one_of[number, np.arange(n)] = 1.0
+        one_of[-1, n:n + n_begins] = 1.0
+        flow = np.zeros((int(self.place.max() + 1) * states, one_of.shape[1]))
+        np.add.at(flow, (self.head, np.arange(n)), 1.0)
+        np.add.at(flow, (self.tail, np.arange(n)), -1.0)
+        flow[self.begins, np.arange(n, n + n_begins)] += 1.0
+        flow[self.last + np.arange(states), np.arange(n + n_begins, one_of.shape[1])] -= 1.0
+        flow = flow[np.abs(flow).any(1)]
+        nbytes = np.zeros((len(problem.scarce), one_of.shape[1]))
+        nbytes[:, :n] = problem.bytes[kept].T / MEGABYTE
+        equal = np.concatenate([stages, [1.0], np.zeros(len(flow))])
+        self.program = Program(
+            np.concatenate([problem.cost[kept], problem.start[begins], np.zeros(states)]),
+            np.concatenate([one_of, flow, nbytes]),
+            np.concatenate([equal, np.full(len(nbytes), -np.inf)]),
+            np.concatenate([equal, problem.budget / MEGABYTE]),
+            np.concatenate([stages[number], np.ones(n_begins + states)]))
+
+    def path(self, counts: Ints) -> Ints | None:
+        """The columns in an order that the chain can have, by an Euler trail; None if the trail has another."""
+        edges: dict[int, list[int]] = {}
+        for variable in np.flatnonzero(counts[:len(self.kept)]).tolist():
+            edges.setdefault(int(self.tail[variable]), []).extend([variable] * int(counts[variable]))
+        begin = counts[len(self.kept):len(self.kept) + len(self.begins)]
+        stack: list[tuple[int, int]] = [(int(self.begins[int(begin.argmax())]), -1)]
+        trail = []
+        while stack:
+            at, edge = stack[-1]
+            if edges.get(at):
+                taken = edges[at].pop()
+                stack.append((int(self.head[taken]), taken))
+            else:
+                trail.append(edge)
+                stack.pop()
+        problem = self.problem
+        path = self.kept[np.array(trail[-2::-1], np.int64)]
+        if len(path) != len(problem.classes) or (problem.before[path[1:]] != problem.after[path[:-1]]).any() or (
+                problem.group[path] // problem.n_states ** 2 != problem.classes).any():
+            return None
+        return path
+
+    def cut(self, counts: Ints) -> bool:
+        """Adds a row that excludes what is not reached from where the chain begins; False if everything is."""
+        n = len(self.kept)
+        used = np.flatnonzero(counts[:n])
+        begin = self.begins[int(counts[n:n + len(self.begins)].argmax())]
+        reached = {int(begin)}
+        grew = True
+        while grew:
+            found = {int(self.head[j]) for j in used if int(self.tail[j]) in reached}
+            grew = not found <= reached
+            reached |= found
+        lost = [j for j in used if int(self.tail[j]) not in reached]
+        if not lost:
+            return False
+        part = {int(self.tail[j]) for j in lost} | {int(self.head[j]) for j in lost}
+        within = np.isin(self.tail, list(part)) & np.isin(self.head, list(part))
+        into = ~np.isin(self.tail, list(part)) & np.isin(self.head, list(part))
+        row = np.zeros(len(self.program.cost))
+        row[:n][within] = -1.0
+        row[:n][into] = float(len(self.problem.classes))
+        row[n:n + len(self.begins)][np.isin(self.begins, list(part))] = float(len(self.problem.classes))
+        program = self.program
+        program.rows = np.vstack([program.rows, row])
+        program.low, program.high = np.append(program.low, 0.0), np.append(program.high, np.inf)
+        return True
+
+
+def places(problem: Problem) -> Ints:
+    """For each class the place before (2 c) and after (2 c + 1) its stages; classes that follow another share one."""
+    above = list(range(2 * problem.n_classes))
+
+    def top(place: int) -> int:
+        while above[place] != place:
+            place = above[place]
+        return place
+
+    for one, two in zip(problem.classes[:-1].tolist(), problem.classes[1:].tolist(), strict=True):
+        above[top(2 * one + 1)] = top(2 * two)
+    tops = np.array([top(place) for place in range(2 * problem.n_classes)])
+    return np.unique(tops, return_inverse=True)[1].astype(np.int64)
+
+
+def has_highs() -> bool:
+    """Whether HiGHS is installed, as a part of SciPy: the extra `fit`."""
+    return importlib.util.find_spec("scipy") is not None
+
+
+def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]:
+    """(counts or None, bound) by HiGHS, which ends at this relative gap or after so many nodes; both are repeatable.
+
+    The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.
+    """
+    optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
+    n = len(program.cost)
+    unit = float(program.cost.max(initial=0.0)) or 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")     # a solver that ends early says so in `status`
+        found = optimize.milp(program.cost / unit,
+                              constraints=optimize.LinearConstraint(sparse.csr_array(program.rows), program.low,
+                                                                    program.high),
+                              bounds=optimize.Bounds(0, program.most), integrality=np.ones(n),
+                              options={"mip_rel_gap": gap, "node_limit": nodes})
+    if found.status == INFEASIBLE:
+        return None, np.inf
+    bound = -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound) * unit
+    bound -= 1e-6 * abs(bound)
+    return None if found.x is None else np.rint(found.x).astype(np.int64), bound
