@@ -19,8 +19,10 @@ from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.backends.dry import DryBackend
 
-__all__ = ["DEFAULT_LINK", "Device", "Link", "LinkLike", "Links", "Rates"]
+__all__ = ["ATTENTION", "DEFAULT_LINK", "Device", "Link", "LinkLike", "Links", "PROMPT_ATTENTION", "Rates"]
 
+ATTENTION, PROMPT_ATTENTION = "attention", "attention of prompts"
+"""Kinds of nodes that read a cache for attention, for few tokens and for many, beside the types of weights."""
 _HOST_LAUNCH, _LAUNCH = 4e-6, 2.5e-6
 _HOST_SPLIT, _SPLIT = 5e-6, 10e-6
 
@@ -57,14 +59,16 @@ class Rates(Mapping[str, float]):
 
 @dataclass(frozen=True, init=False)
 class Device:
-    """What placement has to know of one device: how much it holds, and how fast it computes.
+    """The numbers of one device that placement depends on: how much it holds, and how fast it computes.
 
     `memory`: bytes left on it; `reserve`: those of them that are never used.  `bandwidth` in bytes a second, `flops` in
     operations a second; `bandwidths` and `flops_of` replace them for nodes with a weight of a type, such as
-    {"q4_0": 40e12}.  `launch`: seconds that a node takes at least (default 4 us on a host, 2.5 us elsewhere); `split`:
-    seconds to begin a split (5 and 10 us).  `host`: the processor with the inputs, through which other devices exchange
-    data.  `measured`: the names of the fields that were measured; the others are assumed.  `backend`: the real backend
-    that it describes; without one a `DryBackend` of this name and budget, made when it is first used.
+    {"q4_0": 40e12}, or that read caches ("attention",
+    and "attention of prompts" for many tokens).  `launch`: seconds that a node takes at least (default 4 us on a
+    host, 2.5 us elsewhere); `split`: seconds to begin a split (5 and 10 us).  `host`: the processor with the inputs,
+    through which other devices exchange data.  `measured`: the names of the fields that were measured; the others are
+    assumed.  `backend`: the real backend that it describes; without one a `DryBackend` of this name and budget, made
+    when it is first used.
 
     Raises TypeError and ValueError, which name the device, for numbers that no device can have.
     """
@@ -134,7 +138,7 @@ class Device:
         return Device(**{**{name: getattr(self, name) for name in _FIELDS}, "backend": self._backend, **fields})
 
     def rates(self, kind: str | None) -> tuple[float, float]:
-        """Bytes a second and operations a second for nodes whose weight has the type `kind`; None: without a weight."""
+        """Bytes and operations a second for nodes of a kind: the type of their weight, "attention", or None."""
         if kind is None:
             return self.bandwidth, self.flops
         return self.bandwidths.get(kind, self.bandwidth), self.flops_of.get(kind, self.flops)
@@ -178,7 +182,7 @@ def _rate(what: str, name: str, value: object) -> float:
 
 
 def _rates(what: str, name: str, given: Mapping[str, float] | None) -> Rates:
-    known = {str(kind) for kind in Type}
+    known = {ATTENTION, PROMPT_ATTENTION, *map(str, Type)}
     for kind in given or ():
         if kind not in known:
             raise ValueError(f"{what}: {name} names the type {kind!r}; types are {', '.join(sorted(known))}")

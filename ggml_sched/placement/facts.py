@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched._graph import Graph, Tensor
-from ggml_sched.placement.devices import Device
+from ggml_sched.placement.devices import ATTENTION, PROMPT_ATTENTION, Device
 
 __all__ = ["Facts", "facts", "is_resident", "is_weight"]
 
@@ -34,6 +34,10 @@ _OF_EXPERTS = {"MUL_MAT_ID": 0, "ADD_ID": 1}
 """{op that reads experts: the slot of the tensor that holds them all}; the ids are in slot 2."""
 _CACHES = {"MUL_MAT": (0, 1), "FLASH_ATTN_EXT": (1, 2)}
 """{op of attention: the slots that a cache can be in}."""
+_TOKENS = {"MUL_MAT": 1, "FLASH_ATTN_EXT": 2}
+"""{op of attention: the axis of its result along which the tokens are}."""
+_FEW = 8
+"""Attention for more tokens than this is that of a prompt, for which kernels are others."""
 _PER_STATE = 6
 """Operations for each number of a recurrent state and each token: a product and a sum to decay, update and read it."""
 
@@ -49,7 +53,8 @@ class Facts:
     flops: NDArray[np.float64]
     """Operations of each node [nodes]."""
     kinds: tuple[str | None, ...]
-    """The type of the largest weight that each node reads, such as "q4_0"; None without a weight."""
+    """The type of the largest weight that each node reads, such as "q4_0"; "attention" or "attention of prompts" where
+    it reads caches for that; None for all others."""
     residents: tuple[tuple[Tensor, ...], ...]
     """The weights and caches that each node reads or writes, each once."""
     activations: tuple[tuple[Tensor, ...], ...]
@@ -85,9 +90,11 @@ def facts(graph: Graph, fill: float = 1.0) -> Facts:
         roots = dict.fromkeys([s.root for s in node.src if s is not None])
         kept = tuple(t for t in roots if is_resident(t))
         weights = [t for t in kept if is_weight(t)]
+        attention = bool(_read_caches(node))
         nbytes[i] = _bytes_of(node, fill)
-        flops[i] = _operations(node) * (fill if _read_caches(node) else 1)
-        kinds.append(str(max(weights, key=lambda t: t.nbytes).type) if weights else None)
+        flops[i] = _operations(node) * (fill if attention else 1)
+        kinds.append(str(max(weights, key=lambda t: t.nbytes).type) if weights else
+                     None if not attention else PROMPT_ATTENTION if node.ne[_TOKENS[node.op]] > _FEW else ATTENTION)
         residents.append(kept)
         activations.append(tuple(t for t in roots if t not in kept))
     return Facts(graph, nodes, nbytes, flops, tuple(kinds), tuple(residents), tuple(activations))

@@ -1,4 +1,4 @@
-"""Measures a real backend: products of a chain of weights give bandwidth, launch and operations, copies give links.
+"""Measures a real backend: chains of products, and of attention, give bandwidth, launch and operations; copies links.
 
 A chain has several products one after the other, because backends fuse and replay graphs: a single node would show the
 price of a call.  Two sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to
@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import TypeAlias
 
-from ggml_sched._graph import Context, Tensor, bind_resident, new_buffer
+from ggml_sched._graph import Context, Graph, Tensor, bind_resident, new_buffer
 from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.placement.devices import Device, Link
+from ggml_sched.placement.devices import ATTENTION, PROMPT_ATTENTION, Device, Link
+from ggml_sched.placement.facts import facts
 
 __all__ = ["TYPES", "measure", "measure_links", "memory_left"]
 
@@ -28,6 +31,11 @@ _NODES = 16
 _LENGTH = 4096
 """Elements of a row: a multiple of every block."""
 _SMALL = (256, 2)
+_HEAD, _HEADS, _GROUP = 128, 8, 8
+"""Elements of a head of attention; heads of the cache; how many heads share one of these where operations count."""
+_FEW_CELLS = 8
+_LEAST = 4 << 20
+"""The smallest buffer of weights, in bytes: its parts are larger than the small chains."""
 _TOKENS = 512
 _RUNS = 5
 _FILL = 0x3C
@@ -41,7 +49,8 @@ def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None =
     """The `Device` that describes `backend`, which is its `backend`; takes about `seconds`.
 
     Products of one token and weights of each of `types` give `bandwidths` and `launch`, products of 512 tokens give
-    `flops_of`; `bandwidth` and `flops` are the largest of them.  Types that the backend does not support are left out.
+    `flops_of`; `bandwidth` and `flops` are the largest of them.  Attention of one token and of 512 over caches of f16
+    gives the entries "attention".  What the backend does not support is left out.
     `memory`: bytes left on the device (default: what the backend says is available, on a host what the system has).
     `measured` names these fields; `split` stays assumed.
 
@@ -56,24 +65,36 @@ def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None =
         raise ValueError(f"backend {backend.name!r}: no types of weights to measure")
     begin = clock()
     room = memory_left(backend, memory)
-    pool, size = _allocated(backend, _POOL, room)
+    pool, size = _allocated(backend, _POOL, max(room, 4 * _LEAST))
+    if size < _LEAST:
+        pool.close()
+        raise OutOfMemory(f"backend {backend.name!r}: measuring takes a buffer of {_LEAST} bytes, {size} are the most",
+                          backend.name, _LEAST, size)
     bandwidths: dict[str, float] = {}
     flops_of: dict[str, float] = {}
     launches = []
     with pool:
         pool.usage = "weights"
         pool.clear(_FILL)
-        slot = max(seconds - (clock() - begin), seconds / 4) / (4 * len(types))
+        slot = max(seconds - (clock() - begin), seconds / 4) / (4 * len(types) + 6)
+        chains = _Chains(backend, pool, size, slot, clock)
         for kind in types:
-            chain = _Chains(backend, pool, size, kind, slot, clock)
-            if not chain.supported():
-                continue
-            bandwidths[kind], launch = chain.bandwidth()
-            flops_of[kind] = chain.flops(launch)
-            launches.append(launch)
-    if not launches:
-        raise BackendError(f"backend {backend.name!r} supports products of none of the types {', '.join(types)}")
-    return Device(backend.name, room, max(bandwidths.values()), max(flops_of.values()), bool(backend.is_host),
+            if chains.supports(_product(kind, *_SMALL, 1)):
+                bandwidths[kind], launch = chains.bandwidth(
+                    _product(kind, *_SMALL, 1), _product(kind, _LENGTH, chains.rows(kind) // _NODES, 1))
+                many = partial(_product, kind, _LENGTH, tokens=_TOKENS)
+                flops_of[kind] = chains.flops(many, chains.rows(kind), launch)
+                launches.append(launch)
+        if not launches:
+            raise BackendError(f"backend {backend.name!r} supports products of none of the types {', '.join(types)}")
+        fastest, peak = max(bandwidths.values()), max(flops_of.values())
+        if chains.supports(_attention(_FEW_CELLS, 1, 1)):
+            rate, launch = chains.bandwidth(_attention(_FEW_CELLS, 1, 1), _attention(chains.cells // _NODES, 1, 1))
+            bandwidths[ATTENTION] = bandwidths[PROMPT_ATTENTION] = rate
+            for kind, tokens, group in ((ATTENTION, 1, _GROUP), (PROMPT_ATTENTION, _TOKENS, 1)):
+                many = partial(_attention, tokens=tokens, group=group)
+                flops_of[kind] = chains.flops(many, chains.cells, launch)
+    return Device(backend.name, room, fastest, peak, bool(backend.is_host),
                   launch=_rounded(median(launches)), bandwidths=bandwidths, flops_of=flops_of,
                   alignment=backend.alignment, backend=backend,
                   measured=frozenset({"memory", "bandwidth", "flops", "launch", "bandwidths", "flops_of"}))
@@ -93,67 +114,85 @@ def measure_links(backends: Iterable[Backend], seconds: float = 1.0,
     return {(a.name, b.name): _link(a, b, seconds / (2 * len(pairs)), clock) for a, b in pairs}
 
 
+Node: TypeAlias = Callable[[Context, Context], Tensor]
+"""Makes one node of a chain: its weights in the first context, all else in the second."""
+
+
+def _product(kind: str, length: int, rows: int, tokens: int) -> Node:
+    return lambda weights, ctx: ctx.mul_mat(weights.tensor(kind, (length, rows)), ctx.tensor("f32", (length, tokens)))
+
+
+def _attention(cells: int, tokens: int, group: int) -> Node:
+    """Attention over so many cells, for so many tokens; `group` heads share each head of the cache."""
+    def make(weights: Context, ctx: Context) -> Tensor:
+        k, v = (ctx.permute(ctx.view_3d(weights.tensor("f16", (_HEAD * _HEADS, cells)), _HEAD, _HEADS, cells,
+                                        2 * _HEAD, 2 * _HEAD * _HEADS), 0, 2, 1, 3) for _ in range(2))
+        return ctx.flash_attn_ext(ctx.tensor("f32", (_HEAD, tokens, group * _HEADS)), k, v, None, _HEAD ** -0.5)
+
+    return make
+
+
 class _Chains:
-    """Products with weights of one type in one buffer."""
+    """Chains of equal nodes whose weights, or caches, are in one buffer."""
 
-    def __init__(self, backend: Backend, pool: Buffer, size: int, kind: str, slot: float,
-                 clock: Callable[[], float]) -> None:
-        self.backend, self.pool, self.size, self.kind, self.slot, self.clock = backend, pool, size, kind, slot, clock
+    def __init__(self, backend: Backend, pool: Buffer, size: int, slot: float, clock: Callable[[], float]) -> None:
+        self.backend, self.pool, self.size, self.slot, self.clock = backend, pool, size, slot, clock
 
-    def supported(self) -> bool:
-        with Context("supported") as ctx:
-            w, x = ctx.tensor(self.kind, _SMALL), ctx.tensor("f32", (_SMALL[0], 1))
-            return self.backend.supports_op(ctx.mul_mat(w, x))
+    def supports(self, make: Node) -> bool:
+        with Context("weights") as weights, Context("supported") as ctx:
+            return self.backend.supports_op(make(weights, ctx))
 
-    def bandwidth(self) -> tuple[float, float]:
-        """Bytes a second of a long chain of large weights, and seconds that a node takes at least."""
-        small, small_bytes = self.run(*_SMALL, 1, _NODES, _RUNS)
-        rows = max(1, self._rows(self.size // _NODES))
-        probe, _ = self.run(_LENGTH, rows, 1, 1, 1)
+    def bandwidth(self, small: Node, large: Node) -> tuple[float, float]:
+        """Bytes a second of a long chain of large nodes, and seconds that a node takes at least."""
+        spent, nbytes, _ = self.run(small, _NODES, _RUNS)
+        probe, _, _ = self.run(large, 1, 1)
         nodes = max(2, min(_NODES, int(self.slot / (_RUNS + 1) / max(probe, 1e-9))))
-        large, large_bytes = self.run(_LENGTH, rows, 1, nodes, _RUNS)
-        slope = (large - small) / (large_bytes - small_bytes)
-        rate = 1 / slope if slope > 0 else large_bytes / large
+        longer, more, _ = self.run(large, nodes, _RUNS)
+        slope = (longer - spent) / (more - nbytes)
+        rate = 1 / slope if slope > 0 else more / longer
         # The few bytes of the small chain may come from a cache, and then take no time.
-        return _rounded(rate), max(small / 2, small - small_bytes / rate)
+        return _rounded(rate), max(spent / 2, spent - nbytes / rate)
 
-    def flops(self, launch: float) -> float:
-        """Operations a second of products of many tokens, without the launch of each."""
-        most = max(1, min(2 * _LENGTH, self._rows(self.size)))
-        rows = min(64, most)
-        probe, _ = self.run(_LENGTH, rows, _TOKENS, 1, 1)
-        rows = max(rows, min(most, int(rows * self.slot / (_RUNS + 1) / max(probe, 1e-9)) // 64 * 64))
-        taken, _ = self.run(_LENGTH, rows, _TOKENS, 1, _RUNS)
-        return _rounded(2.0 * _LENGTH * rows * _TOKENS / max(taken - launch, taken / 2))
+    def flops(self, sized: Callable[[int], Node], most: int, launch: float) -> float:
+        """Operations a second of a node without its launch; `sized(n)` has n rows or cells, at most `most`."""
+        most = min(2 * _LENGTH, most)
+        n = min(64, most)
+        probe, _, _ = self.run(sized(n), 1, 1)
+        n = max(n, min(most, int(n * self.slot / (_RUNS + 1) / max(probe, 1e-9)) // 64 * 64))
+        taken, _, operations = self.run(sized(n), 1, _RUNS)
+        return _rounded(operations / max(taken - launch, taken / 2))
 
-    def _rows(self, nbytes: int) -> int:
-        """How many rows of weights fill so many bytes."""
+    def rows(self, kind: str) -> int:
+        """How many rows of weights fill the buffer."""
         with Context("row") as ctx:
-            row = ctx.tensor(self.kind, (_LENGTH,))
-            return nbytes // (row.nbytes + self.backend.alignment)
+            row = ctx.tensor(kind, (_LENGTH,))
+            return (self.size - (1 << 16)) // (row.nbytes + self.backend.alignment)
 
-    def run(self, length: int, rows: int, tokens: int, nodes: int, runs: int) -> tuple[float, int]:
-        """(Median seconds of `runs`, bytes) of each of `nodes` products with different weights and the same input."""
-        with Context("weights") as weights, Context("products") as ctx:
-            kept = [weights.tensor(self.kind, (length, rows)) for _ in range(nodes)]
+    @property
+    def cells(self) -> int:
+        """How many cells of caches fill the buffer."""
+        return (self.size - (1 << 16)) // (4 * _HEAD * _HEADS)
+
+    def run(self, make: Node, nodes: int, runs: int) -> tuple[float, float, float]:
+        """(Median seconds of `runs`, bytes, operations) of each of `nodes` nodes of a chain."""
+        with Context("weights") as weights, Context("nodes") as ctx:
+            chain = [make(weights, ctx) for _ in range(nodes)]
             at = 0
-            for w in kept:
+            for w in weights.tensors:
                 bind_resident(w, self.pool, at)
                 self.pool.init_tensor(w)
                 at += -(-self.backend.alloc_size(w) // self.backend.alignment) * self.backend.alignment
-            x = ctx.tensor("f32", (length, tokens))
-            products = [ctx.mul_mat(w, x) for w in kept]
-            nbytes = kept[0].nbytes + x.nbytes + products[0].nbytes
+            found = facts(Graph(*chain))
             with self.backend.alloc_tensors(ctx, usage="any") as memory:
                 memory.clear(_FILL)
-                plan = self.backend.graph_plan_create(GraphView(products))
+                plan = self.backend.graph_plan_create(GraphView(chain))
                 try:
                     taken = _median(lambda: self.backend.graph_plan_compute(plan), self.backend.synchronize, self.slot,
                                     self.clock, runs)
                 finally:
                     self.backend.synchronize()
                     self.backend.graph_plan_free(plan)
-            return taken / nodes, nbytes
+            return taken / nodes, float(found.nbytes.sum()) / nodes, float(found.flops.sum()) / nodes
 
 
 def _median(call: Callable[[], object], wait: Callable[[], object], slot: float, clock: Callable[[], float],

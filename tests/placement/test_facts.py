@@ -98,7 +98,7 @@ def test_attention_reads_the_filled_part_of_a_cache(ctx, fill):
     found = of(scores, fill=fill)
     assert found.nbytes.tolist() == [32 * 100 * 2 * fill + 16 * 4 * 2 * 4 + 100 * 4 * 2 * 4]
     assert found.flops.tolist() == [2 * 16 * 100 * 4 * 2 * fill]
-    assert found.residents == ((cache,),)
+    assert found.residents == ((cache,),) and found.kinds == ("attention",)
     _, result = attention(ctx, flash=True)
     found = of(result, fill=fill)
     assert found.nbytes.tolist() == [2 * 32 * 100 * 2 * fill + 16 * 4 * 2 * 4 + 16 * 4 * 2 * 4]

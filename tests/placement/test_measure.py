@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,9 @@ from ggml_sched.placement.measure import measure_links
 from ggml_sched.placement.measured import default_path, load_devices, measured_devices, save_devices
 
 MODEL = gs.Device("fast", 1 << 30, bandwidth=5e11, flops=3e13, launch=4e-6,
-                  bandwidths={"f16": 5e11, "q4_0": 4e11, "q8_0": 4.5e11}, flops_of={"f16": 6e13, "q8_0": 4e13})
-
+                  bandwidths={"f16": 5e11, "q4_0": 4e11, "q8_0": 4.5e11, "attention": 1e11,
+                              "attention of prompts": 1e11},
+                  flops_of={"f16": 6e13, "q8_0": 4e13, "attention": 2e11, "attention of prompts": 1e13})
 LINK = gs.Link(2e10, 7e-6)
 
 
@@ -27,10 +29,14 @@ class Modelled(gs.CpuBackend):
         return self.now
 
     def supports_op(self, node):
-        return str(node.src[0].type) not in self.refuses
+        return str(node.src[0].type) not in self.refuses and node.op not in self.refuses
 
     def graph_plan_create(self, graph):
-        return facts(gs.Graph(*graph.nodes)).seconds(self.model).sum()
+        found = facts(gs.Graph(*graph.nodes))
+        if graph.nodes[0].op == "FLASH_ATTN_EXT":       # its caches are in memory that holds weights, too
+            many = graph.nodes[0].ne[2] > 1
+            found = replace(found, kinds=("attention of prompts" if many else "attention",) * len(found.kinds))
+        return found.seconds(self.model).sum()
 
     def graph_plan_compute(self, plan):
         self.now += plan
@@ -53,7 +59,7 @@ def test_a_roofline_is_found(fast):
     found = gs.measure(fast, clock=fast.clock)
     assert found.launch == pytest.approx(4e-6, rel=.02)
     assert found.bandwidth == found.bandwidths["f16"] and found.flops == found.flops_of["f16"]
-    for kind in ("f16", "q4_0", "q8_0"):
+    for kind in ("f16", "q4_0", "q8_0", "attention", "attention of prompts"):
         bandwidth, flops = MODEL.rates(kind)
         assert found.bandwidths[kind] == pytest.approx(bandwidth, rel=.02)
         assert found.flops_of[kind] == pytest.approx(flops, rel=.02)
@@ -71,7 +77,7 @@ def test_a_slow_device_takes_about_the_time_given():
 
 
 def test_types_that_a_backend_refuses_are_left_out():
-    with Modelled(MODEL, refuses={"q4_0", "f16"}) as backend:
+    with Modelled(MODEL, refuses={"q4_0", "f16", "FLASH_ATTN_EXT"}) as backend:
         assert set(gs.measure(backend, clock=backend.clock).bandwidths) == {"q8_0"}
         with pytest.raises(gs.BackendError, match="'fast' supports products of none of the types q4_0, f16"):
             gs.measure(backend, ["q4_0", "f16"])
@@ -91,7 +97,8 @@ def test_links_are_found(fast):
 def test_the_cpu_is_measured():
     with gs.CpuBackend(1, memory=64 << 20) as backend:
         device = gs.measure(backend, ["f16", "q4_0"], seconds=.05)
-        assert device.bandwidth > 0 and device.flops > 0 and set(device.bandwidths) == {"f16", "q4_0"}
+        assert device.bandwidth > 0 and device.flops > 0 and set(device.bandwidths) == {
+            "f16", "q4_0", "attention", "attention of prompts"}
         assert device.host and device.backend is backend and backend.used == 0
         assert pickle.loads(pickle.dumps(device)) == device
     with gs.CpuBackend(1) as backend:
@@ -107,8 +114,16 @@ def test_what_cannot_be_measured_is_an_error(fast):
         gs.measure("CPU")
     with pytest.raises(ValueError, match="no types"):
         gs.measure(fast, [])
-    with Modelled(MODEL, memory=2048) as full, pytest.raises(gs.OutOfMemory, match="'fast'"):
-        gs.measure(full)
+    for memory in (2048, 3 << 20, 8 << 20):
+        with Modelled(MODEL, memory=memory) as full:
+            with pytest.raises(gs.OutOfMemory, match="'fast'"):
+                gs.measure(full)
+            assert full.used == 0
+    fast.max_buffer_size = 1 << 20
+    with pytest.raises(gs.OutOfMemory, match="takes a buffer of 4194304 bytes, 1048576 are the most"):
+        gs.measure(fast)
+    assert fast.used == 0
+    fast.max_buffer_size = None
     fast.is_host = False
     fast.memory = None
     with pytest.raises(ValueError, match="'fast' does not say how much memory it has: give memory="):
