@@ -44,16 +44,18 @@ from ggml_sched.llama_cpp.install import (
 )
 
 if TYPE_CHECKING:
-    from ggml_sched.llama_cpp.dryrun import DryRun, DryRunError, Piece, Resident, dry_run
+    from ggml_sched.llama_cpp.dryrun import DryRun, DryRunError, Piece, Resident, compute_of, dry_run
     from ggml_sched.llama_cpp.held import Held
     from ggml_sched.llama_cpp.open_memory import DeviceMemory, Memory, memory
+    from ggml_sched.llama_cpp.overrides import overriding
     from ggml_sched.planning.plan import Plan
 
 __all__ = ["DeviceMemory", "DryRun", "DryRunError", "Held", "HookError", "Memory", "Piece", "Resident", "check",
-           "clear_counters", "compare", "compute_buffers", "counters", "dry_run", "install", "installed", "last_error",
-           "memory", "plans", "saved", "served"]
+           "clear_counters", "compare", "compute_buffers", "compute_of", "counters", "dry_run", "install", "installed",
+           "last_error", "memory", "overriding", "plans", "saved", "served"]
 _MODULES = {"open_memory": ("DeviceMemory", "Memory", "memory"), "held": ("Held",),
-            "dryrun": ("DryRun", "DryRunError", "Piece", "Resident", "dry_run")}
+            "dryrun": ("DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"),
+            "overrides": ("overriding",)}
 """Modules that are imported when one of these names is first used: a hooked process takes less memory without them."""
 
 

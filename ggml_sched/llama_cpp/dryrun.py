@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from ggml_sched.llama_cpp.parameters import check_settings
 if TYPE_CHECKING:
     from ggml_sched._graph import Graph
 
-__all__ = ["DryRun", "DryRunError", "Piece", "Resident", "dry_run"]
+__all__ = ["DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"]
 
 ALIGNMENT = 128
 """Of tensors on imitated devices, as CUDA has it."""
@@ -200,6 +200,19 @@ def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = 
             raise _failure(path, Path(folder, "log"), status, printed, deadline)
         found = json.loads(Path(job["result"]).read_text(encoding="utf-8"))  # type: ignore[arg-type]
     return _made(path, given, found)
+
+
+def compute_of(path: str | os.PathLike[str], **settings: object) -> Callable[[Any], dict[str, int]]:
+    """A function that returns {device: bytes of its compute buffers} of an unmodified llama.cpp for a `Stock`: the
+    argument `compute` of `Fit.llama_cpp`, which then keeps the budgets to the byte.
+
+    `settings` are those of `dry_run` that a `Stock` does not have.  Raises what `dry_run` raises.
+    """
+    def measured(stock: Any) -> dict[str, int]:
+        run = dry_run(path, devices=stock.order, **{**settings, **stock.settings})
+        return {name: held.compute for name, held in run.memory().items()}
+
+    return measured
 
 
 def _described(devices: Iterable[object]) -> list[tuple[str, int, int]]:
