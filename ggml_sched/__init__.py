@@ -58,6 +58,7 @@ __all__ = [
     "Program",
     "Scheduler",
     "Split",
+    "Stock",
     "Tensor",
     "TensorAllocator",
     "Type",
@@ -116,6 +117,7 @@ _NAMES = {
     "ggml_sched.placement.fit": ("fit",),
     "ggml_sched.placement.measure": ("measure",),
     "ggml_sched.placement.pricing": ("Price", "price"),
+    "ggml_sched.placement.stock": ("Stock",),
     "ggml_sched.planning.plan": ("Copy", "Plan", "Split"),
     "ggml_sched.planning.planfile": ("load_plan",),
     "ggml_sched.planning.program": ("Program",),
@@ -142,6 +144,7 @@ if _TYPE_CHECKING:
     from ggml_sched.placement.fit import fit
     from ggml_sched.placement.measure import measure
     from ggml_sched.placement.pricing import Price, price
+    from ggml_sched.placement.stock import Stock
     from ggml_sched.planning.plan import Copy, Plan, Split
     from ggml_sched.planning.planfile import load_plan
     from ggml_sched.planning.program import Program

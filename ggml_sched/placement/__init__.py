@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from ggml_sched.placement.answer import register_fit_methods
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ggml_sched.placement.answer import Fit
+    from ggml_sched.placement.stock import Stock
 
 
 def _report(fit: Fit) -> str:
@@ -21,5 +24,11 @@ def _explain(fit: Fit, name: str) -> str:
     return text
 
 
+def _stock(fit: Fit, names: Mapping[str, str] | None = None,
+           compute: Callable[[Stock], Mapping[str, int]] | None = None, **settings: object) -> Stock:
+    found: Stock = import_module("ggml_sched.placement.stock").stock(fit, names, compute, **settings)
+    return found
+
+
 # Registered here, so that a Fit has all of its methods, whichever module of this package is imported.
-register_fit_methods(report=_report, explain=_explain)
+register_fit_methods(report=_report, explain=_explain, stock=_stock)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
@@ -20,6 +20,9 @@ from ggml_sched.placement.devices import Device, LinkLike
 from ggml_sched.placement.pricing import Price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import preformatted
+
+if TYPE_CHECKING:
+    from ggml_sched.placement.stock import Stock
 
 __all__ = ["Fit", "Placed", "Usage"]
 
@@ -188,12 +191,32 @@ class Fit:
         return min(self.plans, key=lambda plan: (plan.graph.wiring != graph.wiring,
                                                  abs(plan.graph.meta.get("n_tokens", 0) - tokens)))
 
+    def llama_cpp(self, names: Mapping[str, str] | None = None,
+                  compute: Callable[[Stock], Mapping[str, int]] | None = None, **settings: object) -> Stock:
+        """What an unmodified llama.cpp must be given for this placement, or for the nearest that it can have.
+
+        It has first layers on the host, then each device's in one piece; caches follow their layer, and weights may be
+        named.  Where it cannot have the caches as they are here, or its larger arenas exceed a budget, the rest is
+        fitted again around what it can have.
+
+        `names`: {name of a device here: llama.cpp's name}, such as {"GPU0": "CUDA0"}; the host is "CPU".  `compute`: a
+        function that returns {llama.cpp's name of a device: bytes of its compute buffers} for a `Stock`, such as
+        `ggml_sched.llama_cpp.compute_of(path)`, whose bytes are exact; without it arenas are planned by ggml's rules.
+        `settings`: arguments of `llama_cpp.Llama` that replace those that the graphs show.
+
+        Raises PlacementError for several models, for residents whose names are not llama.cpp's, and where nothing fits
+        around the caches; ValueError for a name that no device has.
+        """
+        found: Stock = _METHODS["stock"](self, names, compute, **settings)
+        return found
+
     # -- printing it ------------------------------------------------------------------
 
     def explain(self, name: str) -> str:
         """A text: what a weight or cache costs where it is, and for each other device what it would cost there and what
         it would push out.  PlacementError for a name that is not placed."""
-        return _METHODS["explain"](self, name)
+        text: str = _METHODS["explain"](self, name)
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON: devices by name, bytes, seconds."""
@@ -219,7 +242,8 @@ class Fit:
         return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
-        return _METHODS["report"](self)
+        text: str = _METHODS["report"](self)
+        return text
 
     def __repr__(self) -> str:
         uses = ", ".join(f"{use.device.name} {use.weights + use.cache + use.arena}" for use in self.memory)
@@ -249,12 +273,12 @@ def _keyed(graph: Graph) -> Iterator[tuple[Key, Tensor]]:
             seen[t.name, t.op] += 1
 
 
-_METHODS: dict[str, Callable[..., str]] = {}
-"""{method of Fit: the registered function that makes its text}."""
+_METHODS: dict[str, Callable[..., Any]] = {}
+"""{method of Fit: the registered function that does its work}."""
 
 
-def register_fit_methods(**functions: Callable[..., str]) -> None:
-    """Use these functions for `str(fit)` (`report`) and `fit.explain` (`explain`)."""
+def register_fit_methods(**functions: Callable[..., Any]) -> None:
+    """Use these functions for `str(fit)` (`report`), `fit.explain` (`explain`) and `fit.llama_cpp` (`stock`)."""
     _METHODS.update(functions)
 
 

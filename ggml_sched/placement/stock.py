@@ -1,0 +1,441 @@
+"""What an unmodified llama.cpp must be given to place weights and caches as a fit does: `stock(fit)`.
+
+llama.cpp gives each layer a device: first layers to the host, then to its devices, one after the other in their order,
+in the proportions of `-ts`; the output is one more layer at the end.  A layer's caches follow its device.  Weights do,
+too, unless a regular expression (`-ot`) names another device for them.  So weights can be anywhere, and caches wherever
+the order of layers allows; where a fit has them otherwise, the nearest order is taken and the rest fitted to it again.
+
+Owns the rules of llama.cpp's parameters, nothing of its arithmetic.  All sizes are bytes, times seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from ggml_sched._core import Devices, Policy, Request, make_plan
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backends.dry import DryBackend
+from ggml_sched.errors import OutOfMemory, PlacementError
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.placement.devices import Device
+from ggml_sched.placement.pricing import Price, price
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.tables import table
+
+if TYPE_CHECKING:
+    from ggml_sched.placement.answer import Fit
+
+__all__ = ["Stock", "StockUsage", "stock"]
+
+HOST = "CPU"
+"""llama.cpp's name of the host."""
+OFFLOADED_ROWS = 32
+"""From so many rows on, devices of llama.cpp compute nodes whose weights are on the host."""
+MOST_ROUNDS = 5
+"""Placements that are tried, at most, until llama.cpp's arenas fit."""
+HOST_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Parts of the layers whose caches are on the host, one tried after the other where caches leave no room."""
+MOST_ORDERS = 6
+"""Devices whose orders are all tried: 720 of them.  Of more, the order in which layers meet them is taken."""
+_WEIGHT = re.compile(r"blk\.(\d+)\.(.+)")
+_CACHE = re.compile(r"_l(\d+)$")
+_OUTPUT = re.compile(r"output(_norm)?\.(weight|bias)")
+_POLICY = Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False, stream=True)
+"""The rules of ggml's scheduler and allocator."""
+
+
+@dataclass(frozen=True)
+class StockUsage:
+    """Bytes of one device with llama.cpp's own scheduler and allocator, as this package plans them."""
+
+    device: Device
+    weights: int
+    cache: int
+    arena: int
+
+    @property
+    def left(self) -> int:
+        """Bytes of the budget that nothing takes; negative: so many are missing."""
+        return self.device.budget - self.weights - self.cache - self.arena
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A placement that an unmodified llama.cpp can have: what to give it, what it takes, and what it costs."""
+
+    arguments: Mapping[str, object]
+    """Of `llama_cpp.Llama`: n_gpu_layers, tensor_split, n_ctx, n_batch, n_ubatch, type_k, type_v, flash_attn, ..."""
+    override_tensor: Mapping[str, str]
+    """{regular expression: device} of weights that are not on their layer's device: `-ot`.  `Llama` has no such
+    argument; `ggml_sched.llama_cpp.overriding` gives it to one."""
+    order: tuple[str, ...]
+    """The devices in the order in which llama.cpp must list them: `--device`."""
+    exact: bool
+    """Whether every weight and cache is where the fit has it."""
+    moved: Mapping[str, str]
+    """{weight or cache: its device} of those that are elsewhere than the fit has them."""
+    residents: Mapping[str, str]
+    """{weight or cache: its device}."""
+    memory: tuple[StockUsage, ...]
+    seconds: float
+    """The price of the plans, each graph times its weight in the goal, with ggml's rules for all other nodes."""
+    prices: tuple[Price, ...]
+    plans: tuple[Plan, ...] = field(compare=False, repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device keeps its budget."""
+        return all(use.left >= 0 for use in self.memory)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of `ggml_sched.llama_cpp.dry_run`, which has the exact bytes: `dry_run(path, devices=...,
+        **settings)`, with devices in `order`."""
+        return {**self.arguments, "override_tensor": dict(self.override_tensor)}
+
+    def command(self, model: str = "MODEL.gguf", program: str = "llama-server") -> str:
+        """The command line."""
+        given = self.arguments
+        words: list[object] = [program, "-m", model, "-c", given["n_ctx"], "-b", given["n_batch"], "-ub",
+                               given["n_ubatch"], "-ngl", given["n_gpu_layers"]]
+        if self.order:
+            words += ["--device", ",".join(self.order)]
+        if given.get("tensor_split"):
+            words += ["-ts", ",".join(map(str, given["tensor_split"]))]  # type: ignore[call-overload]
+        for name, flag in (("type_k", "-ctk"), ("type_v", "-ctv"), ("n_seq_max", "-np")):
+            if name in given:
+                words += [flag, given[name]]
+        words += ["-fa", "on" if given["flash_attn"] else "off", "--fit", "off"]
+        words += [] if given["op_offload"] else ["--no-op-offload"]
+        for pattern, name in self.override_tensor.items():
+            words += ["-ot", f"{pattern}={name}"]
+        return " ".join(shlex.quote(str(word)) for word in words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"arguments": dict(self.arguments), "override_tensor": dict(self.override_tensor),
+                "order": list(self.order), "command": self.command(), "exact": self.exact, "moved": dict(self.moved),
+                "fits": self.fits, "seconds": self.seconds,
+                "memory": [{"device": use.device.name, "weights": use.weights, "cache": use.cache, "arena": use.arena,
+                            "left": use.left} for use in self.memory]}
+
+    def __str__(self) -> str:
+        rows: list[Sequence[object]] = [["device", "weights", "cache", "arena", "left"]]
+        rows += [[use.device.name, use.weights, use.cache, use.arena, use.left] for use in self.memory]
+        how = "as the fit has it" if self.exact else f"{len(self.moved)} weights and caches elsewhere than in the fit"
+        return (f"{self.command()}\n\n{how}; {self.seconds * 1e3:.2f} ms by ggml's rules\n\n"
+                f"{table(rows, underlined=True)}")
+
+
+def stock(fit: Fit, names: Mapping[str, str] | None = None,
+          compute: Callable[[Stock], Mapping[str, int]] | None = None, **settings: object) -> Stock:
+    """What stock llama.cpp must be given for a placement, or for the nearest that it can have.
+
+    Where llama.cpp cannot have the caches as the fit has them, or its larger arenas exceed a budget, the rest is fitted
+    again around what it can have.  `fits` is False if that was not enough.
+
+    `names`: {name of a device of the fit: llama.cpp's name}, such as {"GPU0": "CUDA0"}; the host is "CPU".
+    `compute`: a function that returns {llama.cpp's name of a device: bytes of its compute buffers} for a `Stock`, such
+    as `ggml_sched.llama_cpp.compute_of(path)`, which has the exact ones; without it arenas are planned by ggml's rules.
+    `settings` are arguments of `llama_cpp.Llama` that replace those that the graphs show: context, batch, types of
+    caches, flash attention.
+
+    Raises PlacementError for several models, for residents whose names are not llama.cpp's, and where nothing fits
+    around the caches; ValueError for a name that no device has.
+    """
+    if max(fit.models, default=0) > 0:
+        raise PlacementError(f"{1 + max(fit.models)} models were placed together: call fit.model(k).llama_cpp()")
+    called = _called(fit, names or {})
+    wanted = {entry.name: fit.devices[entry.device].name for entry in fit.placed}
+    layers = _Layers(fit)
+    more = [0] * len(fit.devices)
+    target: Mapping[str, str] = wanted
+    for _ in range(MOST_ROUNDS):
+        order, layer_of, residents = _nearest(fit, layers, target, more)
+        found = _described(fit, layers, order, layer_of, wanted, residents, called, settings)
+        if compute is not None:
+            found = _measured(found, compute(found), called)
+        if found.fits:
+            break
+        more = [size + max(0, -use.left) for size, use in zip(more, found.memory, strict=True)]
+        target = _fitted_again(fit, {}, more) or residents
+    return found
+
+
+def _nearest(fit: Fit, layers: _Layers, target: Mapping[str, str],
+             more: Sequence[int]) -> tuple[tuple[str, ...], list[str], Mapping[str, str]]:
+    """The order of devices, the device of each layer, and residents that llama.cpp can have: those of the target, or,
+    if it cannot have its caches, those of a fit around the nearest caches."""
+    order, layer_of = layers.assign(target)
+    caches = layers.caches_of(layer_of)
+    if all(target[name] == device for name, device in caches.items()):
+        return order, layer_of, target
+    for part in HOST_PARTS:
+        on_host = round(part * layers.count)
+        fewer = [layers.host if layer < on_host else name for layer, name in enumerate(layer_of)]
+        residents = _fitted_again(fit, layers.caches_of(fewer), more)
+        if residents is not None:
+            return order, fewer, residents
+    raise PlacementError("llama.cpp places the caches of layers on the host first, then on one device after the other; "
+                         "with the nearest such orders nothing fits")
+
+
+def _measured(found: Stock, arenas: Mapping[str, int], called: Mapping[str, str]) -> Stock:
+    """A description with these bytes of compute buffers in place of planned ones."""
+    return replace(found, memory=tuple(replace(use, arena=arenas.get(called[use.device.name], use.arena))
+                                       for use in found.memory))
+
+
+def _described(fit: Fit, layers: _Layers, order: Sequence[str], layer_of: Sequence[str], wanted: Mapping[str, str],
+               residents: Mapping[str, str], called: Mapping[str, str], settings: Mapping[str, object]) -> Stock:
+    """The description of a placement that llama.cpp can have."""
+    plans, prices = _planned(fit, residents, bool(settings.get("op_offload", any(fit.stream))))
+    memory = tuple(_usage(fit, d, residents, plans) for d in range(len(fit.devices)))
+    arguments = _arguments(fit, layers, order, layer_of, settings)
+    overrides = _overrides(layers, residents, layer_of, fit.devices[-1].name)
+    seconds = sum(weight * one.seconds for weight, one in zip(fit.goal, prices, strict=True))
+    moved = {name: called[device] for name, device in residents.items() if wanted[name] != device}
+    return Stock(arguments, {pattern: called[device] for pattern, device in overrides.items()},
+                 tuple(called[name] for name in order), not moved, moved,
+                 {name: called[device] for name, device in residents.items()}, memory, seconds, prices, plans)
+
+
+def _called(fit: Fit, names: Mapping[str, str]) -> dict[str, str]:
+    known = [device.name for device in fit.devices]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"names: no device of the fit has the name {name!r}; names are {', '.join(known)}")
+    found = {device.name: names.get(device.name, HOST if device.host else device.name) for device in fit.devices}
+    if len(set(found.values())) < len(found):
+        raise ValueError(f"names: two devices have one name: {', '.join(found.values())}")
+    return found
+
+
+# -- layers ---------------------------------------------------------------------------
+
+
+class _Layers:
+    """The weights and caches of a fit by layer; the output is one more layer, and the last.
+
+    `caches`: {cache: layer}; `weights`: {weight: layer}, the number of layers for the output; `others`: weights that
+    llama.cpp has on the host, such as the embedding.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.host = fit.devices[-1].name
+        self.names = [device.name for device in fit.devices[:-1]]
+        self.nbytes = {entry.name: entry.nbytes for entry in fit.placed}
+        self.caches: dict[str, int] = {}
+        self.weights: dict[str, int] = {}
+        self.others: list[str] = []
+        output: list[str] = []
+        for entry in fit.placed:
+            if entry.kind != "weight":
+                self.caches[entry.name] = _layer_of(_CACHE, entry.name)
+            elif _WEIGHT.fullmatch(entry.name):
+                self.weights[entry.name] = _layer_of(_WEIGHT, entry.name)
+            elif _OUTPUT.fullmatch(entry.name):
+                output.append(entry.name)
+            else:
+                self.others.append(entry.name)
+        meta = [plan.graph.meta.get("n_layer") for plan in fit.plans]
+        most = 1 + max([*self.caches.values(), *self.weights.values()], default=-1)
+        self.count = max([most, *(n for n in meta if isinstance(n, int))])
+        self.weights.update(dict.fromkeys(output, self.count))
+
+    def caches_of(self, layer_of: Sequence[str]) -> dict[str, str]:
+        """{cache: the device of its layer}."""
+        return {name: layer_of[layer] for name, layer in self.caches.items()}
+
+    def assign(self, wanted: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
+        """The order of devices, and the device of each layer and the output, that moves the fewest bytes of caches;
+        among these, the one with the fewest bytes of weights to name."""
+        caches = [dict.fromkeys((self.host, *self.names), 0) for _ in range(self.count + 1)]
+        weights = [dict.fromkeys((self.host, *self.names), 0) for _ in range(self.count + 1)]
+        for of, rows in ((self.caches, caches), (self.weights, weights)):
+            for name, layer in of.items():
+                for device in rows[layer]:
+                    rows[layer][device] += self.nbytes[name] * (device != wanted[name])
+        best: tuple[tuple[int, int], tuple[str, ...], list[str]] | None = None
+        for order in self._orders(wanted):
+            moved, path = _cheapest([self.host, *order], caches, weights)
+            if best is None or moved < best[0]:
+                best = moved, order, path
+        assert best is not None
+        return best[1], best[2]
+
+    def _orders(self, wanted: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+        """Orders of the devices that hold anything; the others follow."""
+        first: dict[str, float] = {}
+        for name, layer in sorted({**self.weights, **self.caches}.items(), key=lambda one: one[1]):
+            if wanted[name] != self.host:
+                first.setdefault(wanted[name], layer)
+        used = sorted(first, key=lambda name: (first[name], self.names.index(name)))
+        rest = tuple(name for name in self.names if name not in used)
+        for order in permutations(used) if len(used) <= MOST_ORDERS else (tuple(used),):
+            yield (*order, *rest)
+
+
+def _layer_of(pattern: re.Pattern[str], name: str) -> int:
+    found = pattern.search(name)
+    if found is None:
+        raise PlacementError(f"{name!r} does not name its layer as llama.cpp's caches do: cache_k_l0, cache_v_l0, ...")
+    return int(found[1])
+
+
+def _cheapest(order: Sequence[str], caches: Sequence[Mapping[str, int]], weights: Sequence[Mapping[str, int]],
+              ) -> tuple[tuple[int, int], list[str]]:
+    """The devices of layers, none before that of the layer before in `order`, with the least bytes of caches and then
+    of weights that are elsewhere."""
+    best: list[tuple[tuple[int, int], list[int]]] = [((0, 0), [])] * len(order)
+    for cache, weight in zip(caches, weights, strict=True):
+        least = best[0]
+        row = []
+        for d, name in enumerate(order):
+            least = min(least, best[d], key=lambda one: one[0])
+            (a, b), path = least
+            row.append(((a + cache[name], b + weight[name]), [*path, d]))
+        best = row
+    found, path = min(best, key=lambda one: one[0])
+    return found, [order[d] for d in path]
+
+
+def _fitted_again(fit: Fit, pins: Mapping[str, str], more: Sequence[int]) -> dict[str, str] | None:
+    """Residents of the best placement with pins, and so many bytes left on each device; None: nothing fits."""
+    from ggml_sched.placement.fit import fit as fitted
+
+    devices = [device.replace(reserve=device.reserve + size)
+               for device, size in zip(fit.devices, more, strict=True)]
+    try:
+        found = fitted([plan.graph for plan in fit.plans], devices, fit.link, fit.goal, dict(pins), fit.within,
+                       fit.fill, fit.stream)
+    except OutOfMemory:
+        return None
+    return {entry.name: found.devices[entry.device].name for entry in found.placed}
+
+
+# -- parameters -----------------------------------------------------------------------
+
+
+def _arguments(fit: Fit, layers: _Layers, order: Sequence[str], layer_of: Sequence[str],
+               settings: Mapping[str, object]) -> dict[str, object]:
+    """Arguments of llama_cpp.Llama."""
+    on_devices = [name for name in layer_of if name != layers.host]
+    largest = max((plan.graph for plan in fit.plans), key=_tokens)
+    residents = {t.name: t for t in largest.tensors if t.resident and t.view_src is None}
+    found: dict[str, object] = {
+        "n_ctx": _context(largest, residents), "n_batch": _tokens(largest), "n_ubatch": _tokens(largest),
+        "n_gpu_layers": len(on_devices), "flash_attn": any(t.op == "FLASH_ATTN_EXT" for t in largest.nodes),
+        "op_offload": any(fit.stream)}
+    if len(order) > 1 and on_devices:
+        found["tensor_split"] = [on_devices.count(name) for name in order]
+    for key, prefix in (("type_k", "cache_k_l"), ("type_v", "cache_v_l")):
+        kinds = {str(t.type) for name, t in residents.items() if name.startswith(prefix)}
+        if len(kinds) == 1:
+            found[key] = kinds.pop()
+    sequences = largest.meta.get("n_seqs", 1)
+    if isinstance(sequences, int) and sequences > 1:
+        found["n_seq_max"] = sequences
+    return {**found, **settings}
+
+
+def _tokens(graph: Graph) -> int:
+    """Tokens of a graph's batch, by its metadata, or else by its input of tokens or embeddings."""
+    known = graph.meta.get("n_tokens")
+    if isinstance(known, int) and known > 0:
+        return known
+    found = [t.ne[0] for t in graph.leafs if t.name in ("inp_tokens", "tokens")]
+    return int(found[0]) if found else 1
+
+
+def _context(graph: Graph, residents: Mapping[str, Tensor]) -> int:
+    known = graph.meta.get("n_ctx")
+    if isinstance(known, int) and known > 0:
+        return known
+    return max((t.ne[1] for name, t in residents.items() if name.startswith("cache_k_l")), default=512)
+
+
+def _overrides(layers: _Layers, residents: Mapping[str, str], layer_of: Sequence[str], host: str) -> dict[str, str]:
+    """{regular expression: device} of the weights that llama.cpp would have elsewhere.
+
+    No weight has two of them.  Of a tied embedding llama.cpp makes a copy for the output, unless the weight is named.
+    """
+    found: dict[str, str] = {}
+    has_output = any(layer == layers.count and not name.startswith("output_norm")
+                     for name, layer in layers.weights.items())
+    for name in layers.others:
+        if residents[name] != host or not has_output or name != "token_embd.weight":
+            found[f"^{re.escape(name)}$"] = residents[name]
+    by_device: dict[str, dict[str, list[int]]] = {}
+    for name, layer in sorted(layers.weights.items(), key=lambda one: (one[1], one[0])):
+        if residents[name] == layer_of[layer]:
+            continue
+        part = _WEIGHT.fullmatch(name)
+        if part is None:
+            found[f"^{re.escape(name)}$"] = residents[name]
+        else:
+            by_device.setdefault(residents[name], {}).setdefault(part[2], []).append(layer)
+    for device, parts in by_device.items():
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for part_name, numbers in parts.items():
+            groups.setdefault(tuple(numbers), []).append(part_name)
+        for numbers_of, part_names in groups.items():
+            found[_pattern(numbers_of, part_names)] = device
+    return found
+
+
+def _pattern(layers: Sequence[int], parts: Sequence[str]) -> str:
+    """A regular expression of the weights of these parts in these layers, and of no others."""
+    numbers = "|".join(map(str, layers))
+    ends = {part.rpartition(".")[2] for part in parts}
+    bodies = [part.rpartition(".")[0] for part in parts] if len(ends) == 1 else list(parts)
+    names = "|".join(map(re.escape, bodies))
+    end = rf"\.{re.escape(ends.pop())}" if len(ends) == 1 else ""
+    return rf"^blk\.({numbers})\.({names}){end}$"
+
+
+# -- price ----------------------------------------------------------------------------
+
+
+class _StockBackend(DryBackend):
+    """A device without memory under ggml's rules; with `offloads` it computes large batches for weights of the host."""
+
+    def __init__(self, device: Device, offloads: bool) -> None:
+        super().__init__(device.name, device.alignment)
+        self.is_host = device.host
+        self._offloads = offloads and not device.host
+
+    def offload_op(self, node: Tensor) -> bool:
+        if not self._offloads or node.op == "GET_ROWS":
+            return False
+        return node.ne[2 if node.op == "MUL_MAT_ID" else 1] >= OFFLOADED_ROWS
+
+
+def _planned(fit: Fit, residents: Mapping[str, str], offloads: bool) -> tuple[tuple[Plan, ...], tuple[Price, ...]]:
+    """Plans of the fit's graphs by ggml's rules, with these residents, and their prices."""
+    backends = {device.name: _StockBackend(device, offloads) for device in fit.devices}
+    plans, prices = [], []
+    for plan in fit.plans:
+        graph = graph_from_dict(graph_to_dict(plan.graph), lambda t: backends[residents[t.name]])
+        ordered = tuple(backends.values())
+        request = Request(graph, Devices(ordered), {})
+        made = Plan(graph, make_plan(request, _POLICY), ordered, "seed", assigned_by="ggml's rules")
+        plans.append(made)
+        prices.append(price(made, fit.devices, fit.link, fit.fill))
+    return tuple(plans), tuple(prices)
+
+
+def _usage(fit: Fit, d: int, residents: Mapping[str, str], plans: Sequence[Plan]) -> StockUsage:
+    device = fit.devices[d]
+    nbytes = {t.name: t.nbytes for plan in plans for t in plan.graph.tensors if t.resident and t.view_src is None}
+    weights = cache = 0
+    for entry in fit.placed:
+        if residents[entry.name] == device.name:
+            size = -(-nbytes[entry.name] // device.alignment) * device.alignment
+            weights, cache = (weights + size, cache) if entry.kind == "weight" else (weights, cache + size)
+    return StockUsage(device, weights, cache, max(plan.buffer_sizes[d] for plan in plans))
