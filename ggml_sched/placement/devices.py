@@ -7,7 +7,7 @@ between any two of some devices as arrays.  Bytes are bytes, times are seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, TypeAlias
@@ -25,6 +25,8 @@ ATTENTION, PROMPT_ATTENTION = "attention", "attention of prompts"
 """Kinds of nodes that read a cache for attention, for few tokens and for many, beside the types of weights."""
 _HOST_LAUNCH, _LAUNCH = 4e-6, 2.5e-6
 _HOST_SPLIT, _SPLIT = 5e-6, 10e-6
+_FASTEST, _LONGEST = 1e30, 1e6
+"""The largest rate a second and the largest time in seconds: every price of a plan is finite, and none is nothing."""
 
 
 class Rates(Mapping[str, float]):
@@ -90,7 +92,7 @@ class Device:
     def __init__(self, name: str, memory: int, bandwidth: float, flops: float, host: bool = False,
                  launch: float | None = None, split: float | None = None, reserve: int = 0,
                  bandwidths: Mapping[str, float] | None = None, flops_of: Mapping[str, float] | None = None,
-                 alignment: int = 64, measured: frozenset[str] = frozenset(), backend: Backend | None = None) -> None:
+                 alignment: int = 64, measured: Iterable[str] = frozenset(), backend: Backend | None = None) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a device is a text that is not empty, not {name!r}")
         what = f"device {name!r}"
@@ -98,15 +100,19 @@ class Device:
             launch = _HOST_LAUNCH if host else _LAUNCH
         if split is None:
             split = _HOST_SPLIT if host else _SPLIT
+        known = frozenset(measured)
+        unknown = sorted(known.difference(_FIELDS))
         values: dict[str, object] = {
             "name": name, "memory": _bytes(what, "memory", memory),
             "bandwidth": _rate(what, "bandwidth", bandwidth), "flops": _rate(what, "flops", flops), "host": bool(host),
             "launch": _seconds(what, "launch", launch), "split": _seconds(what, "split", split),
             "reserve": _bytes(what, "reserve", reserve), "bandwidths": _rates(what, "bandwidths", bandwidths),
             "flops_of": _rates(what, "flops_of", flops_of), "alignment": _bytes(what, "alignment", alignment),
-            "measured": frozenset(measured), "_backend": backend}
+            "measured": known, "_backend": backend}
         if alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"{what}: an alignment of {alignment} bytes is not a power of two")
+        if unknown:
+            raise ValueError(f"{what}: measured names {unknown}, which are no fields")
         if backend is not None and not isinstance(backend, Backend):
             raise TypeError(f"{what}: backend is a Backend, not {backend!r}")
         vars(self).update(values)
@@ -172,12 +178,14 @@ def _number(what: str, name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"{what}: {name} is a number, not {value!r}") from None
+    except OverflowError:
+        return math.inf
 
 
 def _rate(what: str, name: str, value: object) -> float:
     rate = _number(what, name, value)
-    if not 0 < rate < math.inf:
-        raise ValueError(f"{what}: {name} is {value!r} a second; a rate is finite and larger than zero")
+    if not 1 <= rate <= _FASTEST:
+        raise ValueError(f"{what}: {name} is {rate:g} a second; a rate is at least 1 and at most {_FASTEST:g}")
     return rate
 
 
@@ -191,8 +199,8 @@ def _rates(what: str, name: str, given: Mapping[str, float] | None) -> Rates:
 
 def _seconds(what: str, name: str, value: object) -> float:
     seconds = _number(what, name, value)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{what}: {name} is {value!r} seconds; a time is finite and not negative")
+    if not 0 <= seconds <= _LONGEST:
+        raise ValueError(f"{what}: {name} is {seconds:g} seconds; a time is at least 0 and at most {_LONGEST:g}")
     return seconds
 
 

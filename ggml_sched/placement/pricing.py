@@ -59,8 +59,8 @@ class Pricer:
     """Prices of many plans of one graph on the same devices: what does not depend on the plan is made once."""
 
     def __init__(self, of: Facts, devices: Sequence[Device], links: Links) -> None:
-        self.devices = tuple(devices)
-        self.links = links
+        self.devices: tuple[Device, ...] = tuple(devices)
+        self.links: Links = links
         self._facts = of
         self._seconds: NDArray[np.float64] = np.array([of.seconds(device) for device in devices]).reshape(
             len(devices), len(of.nodes))
