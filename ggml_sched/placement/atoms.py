@@ -4,8 +4,8 @@
 * A weight is an atom of its own from 0.2 % of the stage's bytes on, if it is large (`stages.large_bytes`), and caches
   are from 1/32 on.
 * A smaller weight goes with the node that reads it: a bias with the matrix before it, a norm with the matrix after it.
-  Small matrices, such as routers of experts, are atoms too while the stage has few, `FEW_ATOMS` by
-  default.
+  A small router of experts is an atom too while the stage has few, `FEW_ATOMS` by default; otherwise
+  it goes with the smallest atom, such as an expert that every token uses.
 * What the caller pinned is an atom that has no choice.
 * More than `MAX_ATOMS` atoms: the smallest joins the smaller of its neighbours in the order of execution, until
   `MAX_ATOMS` are left.
@@ -50,18 +50,18 @@ class _Group:
     nbytes: int
     cache: bool
     position: float
-    matrix: bool
+    router: bool
     nodes: list[tuple[int, int]] = field(default_factory=list)      # (graph, node) of each reader
 
 
 def find_atoms(outline: Outline, large: int, with_routers: int = FEW_ATOMS) -> Atoms:
-    """The atoms of a stage of a model in which residents of `large` bytes are large; small matrices are atoms too while
+    """The atoms of a stage of a model in which residents of `large` bytes are large; small routers are atoms too while
     the stage has at most `with_routers`."""
     groups = _together(outline)
     total = sum(group.nbytes for group in groups)
     anchors = [group for group in groups if group.pin >= 0
                or group.nbytes >= (_CACHE_SHARE * total if group.cache else max(large, _SHARE * total))]
-    routers = [group for group in groups if group.matrix and group not in anchors]
+    routers = [group for group in groups if group.router and group not in anchors]
     if sum(group.pin < 0 for group in anchors) + len(routers) <= with_routers:
         anchors = [group for group in groups if group in anchors or group in routers]
     if not anchors and groups:
@@ -125,7 +125,7 @@ def _together(outline: Outline) -> list[_Group]:
         reading = sorted({reader for r in members for reader in readers[r]})
         mine = [i for g, i in reading if g == reading[0][0]]
         groups.append(_Group(members, pins[first], sum(r.nbytes for r in residents), any(r.cache for r in residents),
-                             sum(mine) / len(mine), any(r.matrix for r in residents), reading))
+                             sum(mine) / len(mine), any(r.router for r in residents), reading))
     return groups
 
 
@@ -136,10 +136,11 @@ def _anchor_of(outline: Outline, group: _Group, anchors: list[_Group]) -> _Group
     at = {r: anchor for anchor in anchors for r in anchor.members}
     held = [next((at[r] for r in own if r in at), None) for own in nodes.residents]
     before = _before(nodes)
-    if not group.matrix:
-        for p in before[node]:
-            if (anchor := held[p]) is not None:
-                return anchor           # a bias, or a scale
+    if group.router:
+        return min(anchors, key=lambda anchor: anchor.nbytes)
+    for p in before[node]:
+        if (anchor := held[p]) is not None:
+            return anchor               # a bias, or a scale
     return _search(_after(before), held, node) or _search(before, held, node) or min(
         anchors, key=lambda anchor: abs(anchor.position - group.position))
 

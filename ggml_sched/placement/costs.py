@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -220,10 +221,8 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
             if isinstance(key, int):
                 held = on[key]
             else:
-                source, reader, earlier = key
-                held = on[reader] & ~on[source]
-                for c in earlier:
-                    held = held & ~on[c]
+                source, before, after = key
+                held = _any(on, before) & _any(on, after) & ~on[source]
             weights.append(np.broadcast_to(held, shape).reshape(-1))
             live.append(row)
         if weights:
@@ -232,13 +231,25 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
     return found
 
 
+def _any(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.bool_]:
+    """Where one of some columns is on a device."""
+    found = on[columns[0]]
+    for c in columns[1:]:
+        found = found | on[c]
+    return found
+
+
+_Copy: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Copies of a column: the columns that have begun to read them, and those that are not done."""
+
+
 def _alive(nodes: Nodes, column: Sequence[int], columns: int) -> tuple[
-        list[NDArray[np.float64]], list[int | tuple[int, int, tuple[int, ...]]]]:
-    """Bytes alive while each node runs: by column, and for copies by (column of the source, column of a reader, other
-    columns that read it earlier and may hold the same copy)."""
+        list[NDArray[np.float64]], list[int | _Copy]]:
+    """Bytes alive while each node runs: by column, and for copies by `_Copy`: one is on a device from its first reader
+    there to its last."""
     n, comes_in = len(nodes.kinds), columns - 2
     own = np.zeros((columns, n))
-    copies: dict[tuple[int, int, tuple[int, ...]], NDArray[np.float64]] = {}
+    copies: dict[_Copy, NDArray[np.float64]] = {}
     until = list(range(n))                      # the last node that uses the memory of each node's result
     stream, stream_bytes = -1, 0
     freed: list[int] = [0] * n                  # the most bytes of a source that a node is the last to read
@@ -265,12 +276,12 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int) -> tuple[
             continue
         freed[last[v]] = max(freed[last[v]], value.nbytes)
         source = _source(value, column, comes_in)
-        earlier: tuple[int, ...] = ()
-        for c, (start, stop) in read_by[v].items():
-            if c != source:
-                row = copies.setdefault((source, c, tuple(sorted(earlier))), np.zeros(n))
-                row[start:stop + 1] += value.nbytes
-                earlier += (c,)
+        spans = [(c, start, stop) for c, (start, stop) in read_by[v].items() if c != source]
+        edges = sorted({at for _, start, stop in spans for at in (start, stop + 1)})
+        for start, stop in pairwise(edges):
+            before = tuple(sorted(c for c, first, _ in spans if first <= start))
+            after = tuple(sorted(c for c, _, end in spans if end >= start))
+            copies.setdefault((source, before, after), np.zeros(n))[start:stop] += value.nbytes
     for i, nbytes in enumerate(nodes.memory):
         own[column[i], i:until[i] + 1] += nbytes
         if nodes.reuses[i]:

@@ -22,7 +22,7 @@ what nodes compute from inputs alone) that several stages read, a resident."""
 FROM_EARLIER, FROM_LATER, FROM_NOTHING = -1, -2, -3
 """What runs before a node, if it is no node of the stage: an earlier stage, a later stage, nothing."""
 
-_MATRIX = 16 << 10      # bytes from which a small weight that is multiplied with may be an atom of its own
+_STEPS = 16     # nodes between a router and its experts, at most
 
 
 class Resident(NamedTuple):
@@ -36,8 +36,8 @@ class Resident(NamedTuple):
     """The group of residents read in several stages; -1: none."""
     counted: bool
     """Whether its bytes are counted in this stage: the first that reads it."""
-    matrix: bool
-    """Whether it is a matrix that nodes multiply with, and not tiny."""
+    router: bool
+    """Whether it is the matrix that chooses experts."""
 
 
 class Value(NamedTuple):
@@ -151,12 +151,12 @@ def outline(wirings: Sequence[Wiring], model: Model, k: int, shared: Sequence[Sh
     for g, w in enumerate(wirings):
         graphs.append(_nodes(w, stage.nodes[g], stage.incoming[g], stage.outgoing[g], k, model.stage_of[g], shared[g],
                              places[g], local, reuses))
-    matrices = _matrices(wirings, [stage.nodes[g] for g in range(len(wirings))])
+    routers = _routers(wirings, [stage.nodes[g] for g in range(len(wirings))])
     for name in local:
         held = [(w, w.by_name[name]) for w in wirings if name in w.by_name]
         nbytes, cache = int(held[0][0].nbytes[held[0][1]]), any(i in w.caches for w, i in held)
         found.append(Resident(nbytes, cache, pins.get(name, -1), groups.get(name, -1), name not in counted,
-                              name in matrices))
+                              name in routers))
     counted.update(local)
     return Outline(tuple(found), tuple(local), tuple(graphs), k == 0, k == len(model.stages) - 1)
 
@@ -174,14 +174,21 @@ def _foreign(w: Wiring, nodes: Sequence[int], i: int, k: int, stage_of: Sequence
     return FROM_EARLIER if stage_of[p] < k else FROM_LATER
 
 
-def _matrices(wirings: Sequence[Wiring], nodes: Sequence[Sequence[int]]) -> set[str]:
+def _routers(wirings: Sequence[Wiring], nodes: Sequence[Sequence[int]]) -> set[str]:
+    """The matrices that the ids of experts are computed with."""
     found = set()
     for w, part in zip(wirings, nodes, strict=True):
         for i in part:
-            if w.facts.nodes[i].op == "MUL_MAT" and (name := w.residents.get(w.root[w.sources[i][0]])) is not None:
-                source = w.facts.nodes[i].src[0]
-                if source.ne[1] > 1 and w.nbytes[w.root[w.sources[i][0]]] >= _MATRIX:
+            if w.facts.nodes[i].op != "MUL_MAT_ID":
+                continue
+            at, seen = w.producer[w.root[w.sources[i][2]]], 0
+            while at >= 0 and seen < _STEPS:
+                seen += 1
+                name = w.residents.get(w.root[w.sources[at][0]]) if w.facts.nodes[at].op == "MUL_MAT" else None
+                if name is not None:
                     found.add(name)
+                    break
+                at = w.before[at][0] if w.before[at] else -1
     return found
 
 

@@ -121,16 +121,18 @@ def test_routers_are_apart_from_their_experts():
     assert len(atoms) == 4
 
 
-def test_small_matrices_are_atoms_while_the_stage_has_few():
+def test_a_router_without_an_atom_goes_with_the_smallest_and_not_with_its_experts():
+    made, large = outlines(*both("mixtral-8x7b"))
+    atoms = names_of(find_atoms(made[2], large, 3), made[2])
+    assert len(atoms) == 3
+    assert [len(names) for names in atoms] == [3, 1, 1]     # equal sizes: the first, and the norm before it
     parts = Parts()
-    x = parts.embedding(512, 1)
-    low = parts.ctx.mul_mat(parts.resident("low.a", 512, 8), x)
-    low = parts.ctx.mul_mat(parts.resident("low.b", 8, 512), low)
-    x = parts.ctx.add(parts.ctx.mul_mat(parts.resident("w", 512, 512), x), low)
-    made, _ = outlines(gs.Graph(parts.ctx.mul_mat(parts.resident("out", 512, 512), x)))
-    (stage,) = [each for each in made if "w" in each.names]
-    assert len(find_atoms(stage, 1 << 18).members) == 3
-    assert len(find_atoms(stage, 1 << 18, 2).members) == 1
+    low = parts.ctx.mul_mat(parts.resident("low.b", 8, 512), parts.ctx.mul_mat(
+        parts.resident("low.a", 512, 8), parts.embedding(512, 1)))
+    x = parts.ctx.add(parts.ctx.mul_mat(parts.resident("w", 512, 512), low), low)
+    (stage,) = [each for each in outlines(gs.Graph(parts.ctx.mul_mat(parts.resident("out", 512, 512), x)))[0]
+                if "w" in each.names]
+    assert len(find_atoms(stage, 1 << 18).members) == 1     # small matrices choose no experts
 
 
 @pytest.mark.parametrize("count", [8, 12, 200])
