@@ -28,6 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="MODEL|GRAPH",
                         help="model files (.gguf), or graph files of one model (.json, .json.gz)")
     add_device_arguments(parser)
+    add_model_arguments(parser)
+    group = parser.add_argument_group("what is printed")
+    group.add_argument("--json", action="store_true", help="the answer as JSON")
+    group.add_argument("--explain", action="append", default=[], metavar="NAME",
+                       help="also why this weight or cache is where it is; repeatable")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say what runs, and what is wanted of its placement."""
     group = parser.add_argument_group("what runs")
     group.add_argument("--context", type=int, default=CONTEXT, metavar="N",
                        help="tokens in the cache (%(default)s; 0: as many as the model was trained with)")
@@ -46,10 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="put a weight or cache on a device; NAME may have * and ?; repeatable")
     group.add_argument("--stream", action="store_true", help="weights of the host may be brought over for prompts")
     group.add_argument("--turns", action="store_true", help="several models take turns, and share their arenas")
-    group = parser.add_argument_group("what is printed")
-    group.add_argument("--json", action="store_true", help="the answer as JSON")
-    group.add_argument("--explain", action="append", default=[], metavar="NAME",
-                       help="also why this weight or cache is where it is; repeatable")
 
 
 def run(args: argparse.Namespace) -> int:

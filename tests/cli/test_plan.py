@@ -1,0 +1,80 @@
+"""`ggml-sched plan`: on configurations of backends, and on devices, where the first line says whether it fits."""
+
+import re
+
+import pytest
+from small_llama import SMALL
+
+from ggml_sched import cli, save_graph
+from ggml_sched.llama import load
+
+GPU, HOST = ["--device", "GPU0:1GiB:1000GB/s:80TF"], ["--device", "CPU:1GiB:60GB/s:1TF"]
+
+
+@pytest.fixture
+def graph_files(tmp_path):
+    paths = [str(tmp_path / "token.json.gz"), str(tmp_path / "prompt.json")]
+    with load(SMALL, n_ctx=32) as model:
+        for path, n in zip(paths, (1, 8), strict=True):
+            save_graph(model.batch_graph(n, 32).graph, path)
+    return paths
+
+
+def printed(capsys, *argv, code=0):
+    assert cli.main(["plan", *argv]) == code
+    streams = capsys.readouterr()
+    assert streams.err == ""
+    return streams.out
+
+
+def test_the_first_line_says_whether_it_fits(graph_files, capsys):
+    out = printed(capsys, *graph_files, *GPU, *HOST, "--link", "25GB/s:8us")
+    assert out.splitlines()[0].startswith("yes: all of it fits")
+    assert re.search(r"^device +memory +weights +cache +arena +reserve +left$", out, re.M)
+    assert re.findall(r"^(\d+ tokens?): \d+ nodes, \d+ splits, .* by the speeds of the devices$", out, re.M) == [
+        "1 token", "8 tokens"]
+    assert len(re.findall(r"^  GPU0 ", out, re.M)) == 2, "a row in the table of each plan"
+
+
+def test_what_does_not_fit_is_no_error_and_the_exit_code_says_so(graph_files, capsys):
+    small = ["--device", "GPU0:4KiB:1000GB/s:80TF", "--device", "CPU:4KiB:60GB/s:1TF"]
+    out = printed(capsys, *graph_files, *small, code=1)
+    assert out.startswith("it does not fit: ")
+
+
+def test_a_part_on_the_host(graph_files, capsys):
+    out = printed(capsys, *graph_files, "--device", "GPU0:48KiB:1000GB/s:80TF", *HOST)
+    assert re.match(r"in part: \d+% fits GPU0|no: all of it is on CPU|yes: it fits GPU0", out)
+
+
+def test_a_model_file_needs_its_metadata_alone(tmp_path, capsys):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    out = printed(capsys, str(path), *GPU, *HOST, "--context", "32", "--batch", "8", "--splits")
+    assert out.startswith("yes: ") and re.search(r"^  split +backend", out, re.M)
+
+
+def test_peaks_are_listed_on_demand(graph_files, capsys):
+    for where in (["--backends", "c2half"], [*GPU, *HOST]):
+        plain = printed(capsys, graph_files[0], *where)
+        out = printed(capsys, graph_files[0], *where, "--peaks")
+        assert "peak at" not in plain
+        assert re.search(r"^GPU0: arena [\d,]+ bytes, live [\d,]+$", out, re.M) and "alone saves" in out
+
+
+def test_without_devices_each_file_is_planned_by_itself(graph_files, capsys):
+    out = printed(capsys, *graph_files, "--backends", "c1", "--steps")
+    assert [line.partition(":")[0] for line in out.splitlines() if "policy default" in line] == graph_files
+    assert len(re.findall(r"^c1: ", out, re.M)) == 2
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    (["--device", "4095"], "device '4095': no well-known device"),
+    (["--device", "4090", "--link", "fast"], "link 'fast'"),
+    (["--device", "GPU0:1GiB:0GB/s:1TF"], "device 'GPU0': bandwidth is 0 "),
+    ([*GPU, *HOST, "--pin", "nothing=CPU"], "nothing"),
+])
+def test_devices_that_cannot_be_read_are_an_error_of_one_line(graph_files, capsys, argv, said):
+    assert cli.main(["plan", *graph_files, *argv]) == 1
+    streams = capsys.readouterr()
+    assert streams.err.count("\n") == 1 and said in streams.err and streams.out == ""
