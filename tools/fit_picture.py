@@ -1,8 +1,9 @@
 """The answer of a fit as an SVG file: what fills each device, where the milliseconds of a token go, and the bound.
 
-    python tools/pictures.py        # writes docs/pictures/fit.svg with the others
+    python tools/fit_picture.py        # writes docs/pictures/fit.svg
 
-Bars of devices are to the scale of their memory, the bar of time to the scale of the token.
+Bars of devices are to the scale of their memory, the bar of time to the scale of the token.  Which of several
+placements within `within` is found depends on the solver, so tests compare the figures, and not the drawing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ggml_sched.planning.tables import seconds
 
 __all__ = ["answer", "drawing"]
 
-GRAPHS = Path(__file__).resolve().parent.parent / "tests" / "data" / "graphs"
+ROOT = Path(__file__).resolve().parent.parent
+GRAPHS, PICTURE = ROOT / "tests" / "data" / "graphs", ROOT / "docs" / "pictures" / "fit.svg"
 SUBJECT = "Mixtral 8x7B in 4 bits, context 4096, on a card of 24 GiB and the host"
 KINDS = {"experts": "#e8963a", "attention": "#4c78a8", "other weights": "#9a8fc0", "cache": "#5fa777",
          "arena": "#c6a53a", "reserve": "#b8bec5", "left": "#f3f4f6"}
@@ -116,3 +118,7 @@ def drawing(fit: Fit) -> str:
             'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">')
     return "\n".join([head, f"<title>{escape(SUBJECT)}</title>", f'<rect width="{WIDTH}" height="{y}" fill="{PAPER}"/>',
                       *body, "</svg>", ""])
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(drawing(answer()), encoding="utf-8")

@@ -2,8 +2,8 @@
 
     python tools/pictures.py        # writes docs/pictures/*.svg
 
-All but that of `fit_picture` show the plan of one small network (`network`).  Positions, offsets, bytes, splits, copies
-and waits are the plan's; tests/package/test_site.py compares the files with what this program draws.
+All show the plan of one small network (`network`).  Positions, offsets, bytes, splits, copies and waits are the plan's;
+tests/package/test_site.py compares the files with what this program draws.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
-
-import fit_picture
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Load, Run
@@ -192,7 +190,6 @@ def drawings() -> Iterator[tuple[str, str]]:
     plan = make_plan()
     for name, draw in PICTURES.items():
         yield f"{name}.svg", draw(plan)
-    yield "fit.svg", fit_picture.drawing(fit_picture.answer())
 
 
 def main() -> None:

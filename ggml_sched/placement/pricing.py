@@ -97,9 +97,7 @@ class Pricer:
 
     def _home(self, plan: Plan, ids: _Ids, i: int) -> int:
         """The index in `plan.backends` of the backend whose memory holds tensor i, when the plan was made."""
-        root = int(ids.memory[i])
-        home = plan.data.memory_index(root)
-        return home if home >= 0 else plan.data.backend_index(root)     # a resident has memory outside the plan
+        return plan.data.backend_index(int(ids.memory[i]))
 
 
 class _Ids:

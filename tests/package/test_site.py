@@ -7,6 +7,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import fit_picture
 import pictures
 import pytest
 from processes import run_python
@@ -68,12 +69,24 @@ def test_every_public_object_has_a_docstring():
 def test_the_pictures_show_todays_plan():
     """`python tools/pictures.py` draws them again."""
     drawn = dict(pictures.drawings())
-    assert {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").glob("*.svg")} == drawn
+    shown = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").glob("*.svg")}
+    assert shown.pop(fit_picture.PICTURE.name)
+    assert shown == drawn
     plan = pictures.make_plan()
     assert f"live bytes: {plan.live_bytes[0]:,}" in drawn["lifetimes.svg"]
     for i in plan.data.sequence:
         if plan.data.memory_index(i) == 0 and not plan.data.is_inplace(i):
             assert f"{plan.data.size(i):,} at {plan.data.offset(i):,}" in drawn["lifetimes.svg"]
+
+
+def test_the_picture_of_a_fit_has_the_figures_of_todays_answer():
+    """`python tools/fit_picture.py` draws it again."""
+    found = fit_picture.answer()
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", fit_picture.PICTURE.read_text(encoding="utf-8"))
+    assert set(words) >= {device.name for device in found.devices} | set(fit_picture.KINDS)
+    for value, pattern in ((found.seconds, r"^([\d.]+) ms: "), (found.rules_bound, r"^proven: at least ([\d.]+) ms$")):
+        drawn = next(float(match[1]) for match in map(re.compile(pattern).match, words) if match)
+        assert drawn == pytest.approx(value * 1e3, rel=.01)
 
 
 def test_the_reference_has_every_command():

@@ -105,6 +105,19 @@ def test_attention_reads_the_filled_part_of_a_cache(ctx, fill):
     assert found.flops.tolist() == [2 * (16 + 16) * 100 * 4 * 2 * fill]
 
 
+def test_a_cache_may_be_the_second_source(ctx):
+    cache, x = resident(ctx, "kv", "f16", 16, 100), ctx.tensor("f32", (16, 4), input=True)
+    found = of(ctx.mul_mat(x, cache), fill=0.5)
+    assert found.nbytes.tolist() == [16 * 4 * 4 + 16 * 100 * 2 * .5 + 4 * 100 * 4] and found.kinds[0].startswith("att")
+
+
+def test_attention_for_many_tokens_is_a_kind_of_its_own(ctx):
+    keys, values = resident(ctx, "kv", "f16", 16, 100), resident(ctx, "kv", "f16", 16, 100)
+    kinds = [of(ctx.flash_attn_ext(ctx.tensor("f32", (16, n), input=True), keys, values, None, 1.0)).kinds
+             for n in (1, 8, 9, 512)]
+    assert kinds == [("attention",)] * 2 + [("attention of prompts",)] * 2
+
+
 def test_weights_of_products_do_not_depend_on_the_fill(ctx):
     w, x = resident(ctx, "weight", "f16", 8, 8), ctx.tensor("f32", (8,), input=True)
     assert of(ctx.mul_mat(w, x), fill=0.0).nbytes.tolist() == [128 + 32 + 32]
