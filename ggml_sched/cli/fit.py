@@ -7,12 +7,14 @@ are the graphs of one model, such as those of one token and of a prompt.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of, link_of, pins_of
+from ggml_sched.cli.llama_cpp_graphs import add_argument, graphs_of_file, source_of, stock_of
 from ggml_sched.errors import OutOfMemory
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sequences", type=int, default=1, metavar="N", help="sequences in the cache (%(default)s)")
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the cache (%(default)s)")
     group.add_argument("--no-flash", action="store_true", help="attention as several nodes")
+    add_argument(group)
     group.add_argument("--fill", type=float, default=1.0, metavar="PART",
                        help="the part of the cache that a token reads on average (%(default)s)")
     group = parser.add_argument_group("what is wanted")
@@ -67,12 +70,18 @@ def run(args: argparse.Namespace) -> int:
             print(refused(args, devices, error), file=sys.stderr if args.json else sys.stdout)
             return 1
         found.verify()
+        stock = stock_of(found, args.inputs[0]) if args.llama_cpp and len(args.inputs) == 1 else None
         if args.json:
-            print(found.to_json())
+            print(found.to_json() if stock is None else
+                  json.dumps(found.to_dict() | {"llama_cpp": stock.to_dict()}, indent=1))
             return 0
         print(found)
+        if source_of(found):
+            print(source_of(found))
         for name in args.explain:
             print(f"\n{found.explain(name)}")
+        if stock is not None:
+            print(f"\n{stock.describe(args.inputs[0])}")
     return 0
 
 
@@ -90,14 +99,12 @@ def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) ->
 def graphs_of(args: argparse.Namespace, context: int) -> list[list[Graph]]:
     """The graphs of each model."""
     from ggml_sched import load_graph
-    from ggml_sched.llama import model_graphs
 
     files = [name for name in args.inputs if name.endswith((".json", ".json.gz"))]
     groups = [[load_graph(name) for name in files]] if files else []
     for name in args.inputs:
         if name not in files:
-            groups.append(model_graphs(name, context, args.batch, kv_type=args.kv_type, n_seq=args.sequences,
-                                       flash=False if args.no_flash else None))
+            groups.append(graphs_of_file(name, args, context))
     return groups
 
 

@@ -124,12 +124,16 @@ class Stock:
                 "memory": [{"device": use.device.name, "weights": use.weights, "cache": use.cache, "arena": use.arena,
                             "left": use.left} for use in self.memory]}
 
-    def __str__(self) -> str:
+    def describe(self, model: str = "MODEL.gguf") -> str:
+        """A text: the command line, and what the placement takes."""
         rows: list[Sequence[object]] = [["device", "weights", "cache", "arena", "left"]]
         rows += [[use.device.name, use.weights, use.cache, use.arena, use.left] for use in self.memory]
         how = "as the fit has it" if self.exact else f"{len(self.moved)} weights and caches elsewhere than in the fit"
-        return (f"{self.command()}\n\n{how}; {self.seconds * 1e3:.2f} ms by ggml's rules\n\n"
+        return (f"{self.command(model)}\n\n{how}; {self.seconds * 1e3:.2f} ms by ggml's rules\n\n"
                 f"{table(rows, underlined=True)}")
+
+    def __str__(self) -> str:
+        return self.describe()
 
 
 def stock(fit: Fit, names: Mapping[str, str] | None = None,

@@ -1,0 +1,71 @@
+"""The option --llama-cpp of `ggml-sched fit`: graphs of the installed llama.cpp, and what to give it for the answer.
+
+Without llama.cpp a command that does not have the option does not need it: the runner's own architectures serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ggml_sched.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from ggml_sched import Fit, Graph, Stock
+
+__all__ = ["add_argument", "graphs_of_file", "source_of", "stock_of"]
+
+
+def add_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--llama-cpp", action="store_true",
+                       help="graphs of the installed llama.cpp; fit then says what to give it unmodified: name devices "
+                       "as it does, --device CUDA0=4090")
+
+
+def graphs_of_file(name: str, args: argparse.Namespace, context: int) -> list[Graph]:
+    """The graphs of a model file: llama.cpp's where the option is given, or where only the installed llama.cpp has the
+    architecture; else this package's own."""
+    from ggml_sched.llama import model_graphs
+
+    if args.llama_cpp:
+        return _llama_cpp_graphs(name, args, context)
+    try:
+        return model_graphs(name, context, args.batch, kv_type=args.kv_type, n_seq=args.sequences,
+                            flash=False if args.no_flash else None)
+    except FileFormatError as error:
+        if "unknown architecture" not in str(error) or importlib.util.find_spec("llama_cpp") is None:
+            raise
+        return _llama_cpp_graphs(name, args, context)
+
+
+def _llama_cpp_graphs(name: str, args: argparse.Namespace, context: int) -> list[Graph]:
+    run = _room().dry_run(name, **_settings(args, context))
+    return [run.token] if args.batch <= args.sequences else [run.token, run.prompt]
+
+
+def source_of(found: Fit) -> str:
+    """What made the graphs of a fit, if that was llama.cpp; else ""."""
+    sources = {str(plan.graph.meta.get("source", "")) for plan in found.plans}
+    return next((f"graphs of {source}" for source in sources if source.startswith("llama-cpp-python")), "")
+
+
+def stock_of(found: Fit, name: str) -> Stock:
+    """What an unmodified llama.cpp must be given for a fit of a model file, with its exact bytes."""
+    # The bytes of compute buffers do not depend on how weights on the host are repacked for its kernels.
+    return found.llama_cpp(compute=_room().compute_of(name, use_extra_bufts=False))
+
+
+def _settings(args: argparse.Namespace, context: int) -> dict[str, object]:
+    return {"n_ctx": context, "n_batch": args.batch, "n_seq_max": args.sequences, "type_k": args.kv_type,
+            "type_v": args.kv_type, "flash_attn": not args.no_flash, "use_extra_bufts": False}
+
+
+def _room() -> ModuleType:
+    """ggml_sched.llama_cpp, with which this process is not hooked."""
+    os.environ.setdefault("GGML_SCHED", "off")
+    from ggml_sched import llama_cpp
+
+    return llama_cpp
