@@ -7,6 +7,10 @@ nodes each change of device begins a split, and those splits count.  The bytes o
 by multipliers, which cutting planes choose, as for chains (`solve.bound`).  A resident that several graphs with a
 weight read may be on another device in each: its bytes are shared among them, and the shares add up to one resident.
 
+A graph without a weight costs nothing and takes memory: its products run where their largest resident is, and the arena
+there holds what such a product reads and writes, as it does for each product of the other graphs.  Cases by the largest
+product of each device cover all placements, and the bound is the least of theirs.
+
 What is taken for granted: a device reads no memory but its own without a copy, and inputs, the leafs with the flag,
 start on the host, which is the last backend of a plan.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +55,9 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
                room: Sequence[int], allowed: Mapping[str, Sequence[bool]] | None = None) -> NodeBound:
     """The least seconds, sum of `weights[i]` times those of `graphs[i]`, over all placements within `room`.
 
-    `room`: bytes of each device for residents, its budget without what its arena takes at least.  `allowed`: for the
-    names of some residents, whether each device may hold them.  A graph of weight 0 counts for its residents alone.
+    `room`: bytes of each device for residents and arenas.  `allowed`: for the
+    names of some residents, whether each device may hold them.  A graph of weight 0 counts for its residents and for
+    what its products hold in the arena of their largest resident's device.
 
     Raises ValueError where the arguments' lengths differ, or for a weight that is negative or no number.
     """
@@ -60,12 +66,59 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
                          f"{len(room)}")
     if not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"weights are {list(weights)}; a weight is finite and not negative")
-    best = NodeBound(-math.inf, (0.0,) * len(devices))
-    for forest in (Forest(graphs, weights, devices, links, allowed or {}, by_bytes) for by_bytes in (True, False)):
-        found = relaxed(forest, room)
-        if found.seconds > best.seconds:
-            best = found
-    return best
+    forests = [Forest(graphs, weights, devices, links, allowed or {}, by_bytes) for by_bytes in (True, False)]
+    lowest: NodeBound | None = None
+    for case in cases(forests[0], room):
+        best = NodeBound(-math.inf, (0.0,) * len(devices))
+        for forest in forests:
+            banned = forest.needs[:, None] > np.array([above for _, above in case])
+            found = relaxed(forest, [bytes_ - int(held) for bytes_, (held, _) in zip(room, case, strict=True)],
+                            np.where(banned, np.inf, 0.0), math.inf if lowest is None else lowest.seconds)
+            best = found if found.seconds > best.seconds else best
+        if lowest is None or best.seconds < lowest.seconds:
+            lowest = best
+    assert lowest is not None
+    return lowest
+
+
+MOST_CASES = 64
+
+
+def held_by_products(graphs: Sequence[Facts]) -> dict[object, float]:
+    """{resident: bytes that the largest product which it is the largest resident of holds in its device's arena}."""
+    needs: dict[object, float] = {}
+    for graph in graphs:
+        nodes = set(graph.nodes)
+        for node, residents, activations in zip(graph.nodes, graph.residents, graph.activations, strict=True):
+            if not residents:
+                continue
+            largest, *others = sorted(residents, key=lambda root: -root.nbytes)
+            if others and others[0].nbytes == largest.nbytes:
+                continue
+            needs[key_of(largest)] = max(needs.get(key_of(largest), 0.0), held_by(node, activations, nodes))
+    return needs
+
+
+def held_by(node: Tensor, activations: Sequence[Tensor], nodes: set[Tensor]) -> float:
+    """Bytes that an arena holds at least while a product runs: its result, and what it reads of other nodes."""
+    if node.op not in PRODUCTS:
+        return 0.0
+    return float(node.nbytes) + sum(read(node, root) for root in activations if root in nodes)
+
+
+PRODUCTS = {"MUL_MAT", "MUL_MAT_ID"}
+"""Ops that never write in place of what they read."""
+
+
+def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
+    """For each case and device (bytes that its arena holds at least, the largest need of an entry there)."""
+    values = np.unique(np.append(forest.needs, 0.0))
+    tight = [bytes_ < forest.fixed_bytes + values[-1] for bytes_ in room]
+    levels = int(MOST_CASES ** (1 / max(1, sum(tight))) + 1e-9)
+    begins = np.sort(np.argsort(-np.diff(values), kind="stable")[:levels - 1]) + 1 if levels > 1 else np.zeros(0, int)
+    bounds = [0, *begins.tolist(), len(values)]
+    spans = [(float(values[one]), float(values[two - 1])) for one, two in pairwise(bounds)]
+    return list(product(*(spans if flag else [(0.0, math.inf)] for flag in tight)))
 
 
 class Forest:
@@ -80,21 +133,24 @@ class Forest:
         """For each entry the entry that it stands under, and the price [its device, the other's device]."""
         self.nbytes: list[float] = []
         """Bytes of a resident's share, 0 for nodes."""
-        self.constant = 0.0
+        self.held: list[float] = []
+        """Bytes that the arena of an entry's device holds at least."""
         used = [(graph, weight) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
         shares = shares_of(used, devices)
+        needs = held_by_products([graph for graph, weight in zip(graphs, weights, strict=True) if not weight])
         sizes = {key_of(root): root.nbytes for graph in graphs for roots in graph.residents for root in roots}
         for number, (graph, weight) in enumerate(used):
-            self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, allowed)
+            self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, needs, allowed)
         for key in sizes.keys() - shares.keys():        # of graphs without a weight: bytes alone
-            self._add(may_hold(key, allowed, n), float(sizes[key]))
+            self._add(may_hold(key, allowed, n), float(sizes[key]), needs.get(key, 0.0))
         self._order()
         self.fixed_bytes = float(sum(sizes.values()))
 
-    def _add(self, own: Floats, nbytes: float = 0.0) -> int:
+    def _add(self, own: Floats, nbytes: float = 0.0, held: float = 0.0) -> int:
         self.own.append(own)
         self.under.append(None)
         self.nbytes.append(nbytes)
+        self.held.append(held)
         return len(self.own) - 1
 
     def _copied(self, nbytes: float, weight: float) -> Floats:
@@ -102,10 +158,12 @@ class Forest:
         return weight * (self.links.latency + self.links.per_byte * nbytes)
 
     def _add_graph(self, graph: Facts, weight: float, shares: Mapping[object, float],
-                   allowed: Mapping[str, Sequence[bool]]) -> None:
+                   needs: Mapping[object, float], allowed: Mapping[str, Sequence[bool]]) -> None:
         n = len(self.devices)
         seconds = weight * np.array([graph.seconds(device) for device in self.devices]).reshape(n, len(graph.nodes)).T
-        at = [self._add(row) for row in seconds]
+        nodes = set(graph.nodes)
+        at = [self._add(row, held=held_by(node, activations, nodes))
+              for row, node, activations in zip(seconds, graph.nodes, graph.activations, strict=True)]
         readers: dict[Tensor, list[int]] = {}
         accessors: dict[object, list[int]] = {}
         root_of: dict[object, Tensor] = {}
@@ -131,7 +189,7 @@ class Forest:
         for key, found in accessors.items():
             root = root_of[key]
             reader = max(found, key=lambda i: (graph.nbytes[i], -i))
-            entry = self._add(may_hold(key, allowed, n), shares[key] * root.nbytes)
+            entry = self._add(may_hold(key, allowed, n), shares[key] * root.nbytes, needs.get(key, 0.0))
             self.under[entry] = (at[reader], self._copied(read(graph.nodes[reader], root), weight))
             for i in found:
                 node = graph.nodes[i]
@@ -195,12 +253,15 @@ class Forest:
         self.edge: Floats = np.array([none if link is None else link[1] for link in links]).reshape(-1, n, n)
         self.prices: Floats = np.array([self.own[i] for i in order]).reshape(-1, n)
         self.sizes: Floats = np.array([self.nbytes[i] for i in order])
+        self.needs: Floats = np.array([self.held[i] for i in order])
 
 
-def relaxed(forest: Forest, room: Sequence[int]) -> NodeBound:
-    """The best bound of a forest over all multipliers, nearly."""
+def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) -> NodeBound:
+    """The best bound of a forest over all multipliers, nearly, with `more` seconds [entries, devices]; one of `enough`
+    seconds will do."""
     n = len(room)
-    finite = np.where(np.isfinite(forest.prices), forest.prices, 0.0)
+    prices = forest.prices + more
+    finite = np.where(np.isfinite(prices), prices, 0.0)
     dearest = float(finite.max(1).sum() + forest.edge.max((1, 2), initial=0.0).sum()) if n else 0.0
     budget = np.array([float(bytes_) for bytes_ in room])
     scarce = np.flatnonzero(budget < forest.fixed_bytes)
@@ -208,7 +269,7 @@ def relaxed(forest: Forest, room: Sequence[int]) -> NodeBound:
     unit, seconds = max(forest.fixed_bytes, 1.0), max(dearest, 1e-300)
     master, multipliers = Master(len(scarce), STEEPEST), np.zeros(n)
     for _ in range(30 + 20 * len(scarce)):
-        total, labels = cheapest_labels(forest.parent, forest.prices + forest.sizes[:, None] * multipliers, forest.edge)
+        total, labels = cheapest_labels(forest.parent, prices + forest.sizes[:, None] * multipliers, forest.edge)
         if total == math.inf:
             return NodeBound(math.inf, tuple(multipliers.tolist()))
         used = np.bincount(labels, forest.sizes, minlength=n)
@@ -216,6 +277,8 @@ def relaxed(forest: Forest, room: Sequence[int]) -> NodeBound:
         error = 4 * (len(labels) + n + 2) * EPSILON * (abs(total) + abs(allowed))
         if total - allowed - error > best:
             best, worth = total - allowed - error, multipliers
+        if best >= enough:
+            break
         if best > dearest * (1 + 1e-9):
             return NodeBound(math.inf, tuple(worth.tolist()))
         cost = total - float(multipliers @ used)

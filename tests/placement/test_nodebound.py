@@ -35,7 +35,7 @@ def test_no_plan_of_random_homes_and_assignments_is_cheaper(recipe, seed):
                 scheduler.set_tensor_backend(node, backends[int(rng.integers(3))])
         plan = scheduler.plan(built.graph)
     seconds = gs.price(plan, DEVICES, LINK).seconds
-    room = [0, 0, 0]
+    room = list(plan.buffer_sizes)
     for root in {root for roots in known.residents for root in roots}:
         room[[backend.name for backend in backends].index(root.backend.name)] += root.nbytes
     bound = node_bound([known], [1.0], DEVICES, Links(DEVICES, LINK), room)
@@ -57,8 +57,8 @@ def model(ctx, weights, tokens=1):
 
 
 def best_of_all(devices, names, tokens):
-    """{device of each weight: least seconds over all devices of all nodes}, and the facts."""
-    backends, best = [gs.DryBackend(device.name) for device in devices], {}
+    """(seconds, bytes of each device) of the plans of all homes and all devices of all nodes, and the facts."""
+    backends, best = [gs.DryBackend(device.name) for device in devices], []
     for homes in itertools.product(range(len(devices)), repeat=len(names)):
         with gs.Context("graph") as ctx:
             contexts = [gs.Context(device.name) for device in devices]
@@ -66,13 +66,15 @@ def best_of_all(devices, names, tokens):
                                 for name, home in zip(names, homes, strict=True)}, tokens)
             for home in set(homes):
                 backends[home].alloc_tensors(contexts[home])
-            known, least = facts(graph), math.inf
+            known = facts(graph)
+            sizes = [sum(math.prod(SIZES[name]) * 4 for name, home in zip(names, homes, strict=True) if home == device)
+                     for device in range(len(devices))]
             for nodes in itertools.product(backends, repeat=len(known.nodes)):
                 with gs.Scheduler(backends) as scheduler:
                     for node, backend in zip(known.nodes, nodes, strict=True):
                         scheduler.set_tensor_backend(node, backend)
-                    least = min(least, gs.price(scheduler.plan(graph), devices, FAST_LINK).seconds)
-            best[homes] = least
+                    plan = scheduler.plan(graph)
+                best.append((gs.price(plan, devices, FAST_LINK).seconds, np.add(sizes, plan.buffer_sizes)))
     return best, known
 
 
@@ -82,17 +84,15 @@ def best_of_all(devices, names, tokens):
     pytest.param(THREE, ("up", "down", "out"), 1, marks=pytest.mark.soak)])
 def test_the_bound_is_near_the_best_of_all_placements_and_all_nodes_and_never_above(devices, names, tokens):
     best, known = best_of_all(devices, names, tokens)
-    sizes = [math.prod(SIZES[name]) * 4 for name in names]
     links, parts = Links(devices, FAST_LINK), []
-    for part in itertools.product((0, 80_000, 140_000, 1 << 20), repeat=len(devices)):
-        fitting = [seconds for homes, seconds in best.items()
-                   if all(sum(size for size, home in zip(sizes, homes, strict=True) if home == device) <= bytes_
-                          for device, bytes_ in enumerate(part))]
+    seconds, used = np.array([one for one, _ in best]), np.array([bytes_ for _, bytes_ in best])
+    for part in itertools.product((0, 80_000, 180_000, 1 << 20), repeat=len(devices)):
+        fitting = seconds[(used <= part).all(1)].tolist()
         bound = node_bound([known], [1.0], devices, links, part).seconds
         assert bound <= min(fitting, default=math.inf) * (1 + 1e-9), part
         if fitting:
             parts.append(bound / min(fitting))
-    assert np.median(parts) >= 0.9
+    assert max(parts) > 1 - 1e-9 and np.median(parts) >= 0.5     # whole weights of three leave much room unused
 
 
 @pytest.fixture
@@ -108,11 +108,39 @@ def test_residents_of_two_graphs_are_held_once(known):
     graphs, total = known
     links = Links(FAST, FAST_LINK)
     for mixed in ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0]):
-        assert node_bound(graphs, mixed, FAST, links, [0, total]).seconds < math.inf
+        assert node_bound(graphs, mixed, FAST, links, [0, total + (1 << 20)]).seconds < math.inf
         assert node_bound(graphs, mixed, FAST, links, [0, total // 2]).seconds == math.inf
     alone = [node_bound([one], [1.0], FAST, links, [total // 2, total]).seconds for one in graphs]
     both = node_bound(graphs, [1.0, 1.0], FAST, links, [total // 2, total]).seconds
     assert max(alone) < both <= sum(alone) * 1.2
+
+
+def test_arenas_of_graphs_without_a_weight_take_room():
+    """A prompt's products run where their weights are: with the bytes of real plans the bound is not above them."""
+    backends, links = [gs.DryBackend(device.name) for device in FAST], Links(FAST, FAST_LINK)
+    raised = 0
+    for homes in itertools.product(range(2), repeat=3):
+        with gs.Context("graph") as ctx:
+            contexts = [gs.Context(device.name) for device in FAST]
+            weights = {name: contexts[home].tensor("f32", SIZES[name], name)
+                       for name, home in zip(SIZES, homes, strict=True)}
+            for home in set(homes):
+                backends[home].alloc_tensors(contexts[home])
+            known = [facts(model(ctx, weights, tokens)) for tokens in (1, 512)]
+            plans = []
+            for graph in known:
+                with gs.Scheduler(backends) as scheduler:
+                    for node, residents in zip(graph.nodes, graph.residents, strict=True):
+                        if residents:
+                            scheduler.set_tensor_backend(node, residents[0].backend)
+                    plans.append(scheduler.plan(graph.graph))
+            room = [sum(t.nbytes for t in weights.values() if t.backend is backend)
+                    + max(plan.buffer_sizes[i] for plan in plans) for i, backend in enumerate(backends)]
+            seconds = gs.price(plans[0], FAST, FAST_LINK).seconds
+            bound = node_bound(known, [1.0, 0.0], FAST, links, room).seconds
+            assert bound <= seconds * (1 + 1e-9)
+            raised += bound > node_bound(known[:1], [1.0], FAST, links, room).seconds * (1 + 1e-6)
+    assert raised
 
 
 def test_residents_stay_where_they_may_be(known):
