@@ -207,13 +207,17 @@ def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, 
 # -- arenas -------------------------------------------------------------------------------
 
 
-def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int], devices: int) -> NDArray[np.int64]:
-    """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices]."""
+def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int], devices: int,
+          lasting: frozenset[int] = frozenset()) -> NDArray[np.int64]:
+    """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
+
+    `lasting`: inputs, by id, whose copies are alive before and after the stage.
+    """
     n = len(nodes.kinds)
     found = np.zeros((*shape, devices), np.int64)
     if not n:
         return found
-    rows, groups = _alive(nodes, column, len(at))
+    rows, groups = _alive(nodes, column, len(at), lasting)
     for d in range(devices):
         on = [a == d for a in at]
         weights, live = [], []
@@ -243,7 +247,7 @@ _Copy: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Copies of a column: the columns that have begun to read them, and those that are not done."""
 
 
-def _alive(nodes: Nodes, column: Sequence[int], columns: int) -> tuple[
+def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset[int]) -> tuple[
         list[NDArray[np.float64]], list[int | _Copy]]:
     """Bytes alive while each node runs: by column, and for copies by `_Copy`: one is on a device from its first reader
     there to its last."""
@@ -274,7 +278,11 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int) -> tuple[
     for v, value in enumerate(nodes.values):
         if value.origin == RESIDENT:
             continue
-        freed[last[v]] = max(freed[last[v]], value.nbytes)
+        lasts = value.origin == GLOBAL and value.number in lasting
+        if lasts:
+            read_by[v] = dict.fromkeys(read_by[v], (0, n - 1))
+        else:
+            freed[last[v]] = max(freed[last[v]], value.nbytes)
         source = _source(value, column, comes_in)
         spans = [(c, start, stop) for c, (start, stop) in read_by[v].items() if c != source]
         edges = sorted({at for _, start, stop in spans for at in (start, stop + 1)})

@@ -50,6 +50,8 @@ PROMPT = 32.0
 """A graph of more operations than this for each byte that it reads has many tokens: bringing weights may pay."""
 MAX_WITHOUT = 6
 """Searches without the patterns at the peaks, for one case."""
+FEW_CACHES = 0.02
+"""The fine for a stage with caches, in parts of the best seconds, to bound placements with few such stages."""
 NEARLY = 1 - 1e-4
 """A case whose bound is above this part of the best is not searched."""
 ENDLESS = 1 << 55
@@ -220,10 +222,33 @@ class _Search:
                 for model, stream, pins in zip(self.models, streams, self.pins, strict=True)]
 
     def _all_cases(self, tables: Sequence[Tables]) -> None:
-        lowest = math.inf
-        for case, shared in self._cases(tables):
-            lowest = min(lowest, self._one_case(tables, case, shared))
+        found = [(self._one_case(tables, case, shared), case, shared) for case, shared in self._cases(tables)]
+        lowest = min((bound for bound, _, _ in found), default=math.inf)
+        if len(tables) == 1 and self.best is not None and self.best.seconds > lowest * (1 + self.within):
+            lowest = min(max(bound, self._finer(tables[0], case, shared[0]))
+                         if bound * (1 + self.within) < self.best.seconds else bound for bound, case, shared in found)
         self.bound = min(self.bound, lowest)
+
+    def _finer(self, table: Tables, case: Case, shared: Mapping[str, int]) -> float:
+        """Another bound of a case, by which devices have caches in three or more stages: there arenas need more.
+
+        For the placements with at most two on a device every such stage costs `fine` more, and two fines are taken off:
+        no such placement costs less than that (Lagrange).
+        """
+        assert self.best is not None
+        chain = table.chain(None, shared, case.limits)
+        held = [held[rows] for held, rows in zip(table.holds_caches, chain.rows, strict=True)]
+        cutoff, fine = self.best.seconds * NEARLY, FEW_CACHES * self.best.seconds
+        floors, bounds = list(case.floors), []
+        for d, cached in enumerate(table.cached):
+            if cached > floors[d] and any(there[:, d].any() for there in held):
+                floors[d] = cached
+                costs = tuple(cost + fine * there[:, d, None, None] for cost, there in zip(chain.cost, held,
+                                                                                         strict=True))
+                few = self._solve(replace(chain, cost=costs), case.floors, cutoff + 2 * fine)
+                bounds.append(math.inf if few is None else few.bound - 2 * fine)
+        most = self._solve(chain, floors, cutoff)
+        return min([math.inf if most is None else most.bound, *bounds])
 
     def _one_case(self, tables: Sequence[Tables], case: Case, shared: Sequence[Mapping[str, int]]) -> float:
         """Search one case; its bound."""

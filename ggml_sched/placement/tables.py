@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -199,7 +200,7 @@ class Tables:
         for m, k in first:
             atoms = find_atoms(self._outlines[k], large[m], most)
             prepared.append((m, k, self._outlines[k], atoms, columns(self._outlines[k], atoms)))
-        held = self._held_back(prepared)
+        held = self._held = self._held_back(prepared)
         self._inputs = self._price_inputs(held)
         return tuple(self._class(*each, held, stream) for each in prepared)
 
@@ -304,6 +305,30 @@ class Tables:
     def needs(self) -> tuple[NDArray[np.int64], ...]:
         """For each class the bytes that arenas have to hold at least [patterns, devices], in any variant."""
         return tuple(each.needs for each in self._classes)
+
+    @cached_property
+    def cached(self) -> tuple[int, ...]:
+        """For each device the bytes that its arena has to hold at least if three or more stages have caches there: the
+        inputs that are copied there for all of them are alive from the first to the last, and so in those between.  0
+        for the host, and where fewer stages have caches."""
+        found = []
+        for m, model in enumerate(self.models):
+            classes = [each for each in self._classes if each.model == m and self._caches(each).any()]
+            count = sum(self._caches(self._classes[c]).any() for (of, _), c in zip(self._of_stage, self.classes,
+                                                                                  strict=True) if of == m)
+            for n, g in enumerate(model.graphs):
+                lasting = frozenset(s for s in self._held[g] if self._shared_values[g].stages[s] == count)
+                least = np.full(len(self.devices), np.inf)
+                for each in classes if count >= 3 else ():
+                    shape, there = (len(each.patterns), len(each.ins)), self._caches(each)
+                    at = where(each.patterns, each.atoms, each.ins, self._host)
+                    for rule in each.rules:
+                        need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting).min(1)
+                        least = np.minimum(least, np.where(there, need, np.inf).min(0))
+                found.append(np.where(np.isfinite(least), least, 0))
+        most = np.max(found, axis=0).astype(np.int64)
+        most[self._host] = 0
+        return tuple(most.tolist())
 
     @property
     def holds_caches(self) -> tuple[NDArray[np.bool_], ...]:

@@ -219,8 +219,21 @@ def test_no_real_arena_is_smaller_than_what_its_patterns_need(kind):
         _, plans = real_price(made, chain, solution, LINK, every=True)
         real = np.max([plan.buffer_sizes for plan in plans], axis=0)
         assert (least <= real).all()
+        stages = np.sum([made.holds_caches[c][chain.rows[c][choice.pattern]]
+                         for c, choice in zip(chain.classes, solution.path, strict=True)], axis=0)
+        assert stages[0] < 3 or made.cached[0] <= real[0]
         if solution.memory[0]:
             assert least[0] > 0.75 * real[0] - (4 << 20)
+
+
+def test_inputs_count_in_arenas_where_three_stages_read_them():
+    for layers in (2, 3):
+        made = tables([decoder(layers, cells=4096, tokens=2)], (GPU, CPU))
+        assert (made.cached[0] > 0) == (layers == 3)
+        assert made.cached[1] == 0
+    chain = made.chain((True, False))
+    _, (plan,) = real_price(made, chain, path_for(chain, (0, 0)), LINK)
+    assert 0.95 * plan.buffer_sizes[0] < made.cached[0] <= plan.buffer_sizes[0]
 
 
 def test_a_tied_matrix_is_in_one_place_and_counted_once():
