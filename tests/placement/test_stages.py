@@ -180,5 +180,3 @@ def test_a_graph_of_cache_writes_alone_is_one_stage():
     graph = gs.Graph(parts.ctx.scale(cache, 0.0, inplace=True))
     (model,) = find_models([Wiring(facts(graph))])
     assert [stage.nodes for stage in model.stages] == [([0],)]
-
-
