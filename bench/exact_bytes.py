@@ -130,8 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         files = options.files or Path(folder)
         files.mkdir(parents=True, exist_ok=True)
         for name in options.models:
-            print(name, file=sys.stderr)
             row, differ = measure(name, models.write(name, files), libraries)
+            print(*row, *differ, file=sys.stderr, flush=True)
             rows.append(row)
             wrong += differ
     head = ("model", "ways", "buffers", "GB at most", "off: llama.cpp", "off: `alloc`", "off: `sched`", "s for each")

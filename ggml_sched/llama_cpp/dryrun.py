@@ -195,6 +195,8 @@ def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = 
                "pipeline": bool(pipeline), "deadline": deadline, "log": os.path.join(folder, "log"),
                "result": os.path.join(folder, "result.json")}
         Path(folder, "job.json").write_text(json.dumps(job), encoding="utf-8")
+        if not sys.executable:
+            raise DryRunError("this Python does not say where its program is, which a dry run starts again")
         status, printed = _start(folder, deadline)
         if status != 0:
             raise _failure(path, Path(folder, "log"), status, printed, deadline)
@@ -276,7 +278,8 @@ def _made(path: str, settings: Mapping[str, object], found: Mapping[str, Any]) -
     pairs = found["pairs"]
     residents = tuple(Resident(name, pair["kind"], kind, tuple(ne), nbytes, pair["buffer"], pair["device"])
                       for pair in pairs for name, kind, ne, nbytes in pair["tensors"])
-    pieces = (*(Piece(pair["device"], pair["buffer"], pair["kind"], pair["nbytes"], pair["mapped"]) for pair in pairs),
+    pieces = (*(Piece(pair["device"], pair["buffer"], pair["kind"], nbytes, pair["mapped"])
+                for pair in pairs for nbytes in pair["nbytes"] if nbytes),
               *(Piece(device, buffer, "work", nbytes) for device, buffer, nbytes in found["work"]))
     compute = {level: tuple(Piece(device, buffer, "compute", nbytes) for device, buffer, nbytes in rows)
                for level, rows in found["compute"].items()}

@@ -191,7 +191,7 @@ def run(job: dict[str, Any], log: IO[str]) -> dict[str, Any]:
     for row, is_weight in found["tensors"]:
         context, name, kind, ne, nbytes, usage, buffer, device, total = row
         pair = pairs.setdefault(context, {"kind": "weights" if is_weight or usage == WEIGHTS else "caches",
-                                          "buffer": buffer, "device": device or "CPU", "nbytes": total,
+                                          "buffer": buffer, "device": device or "CPU", "nbytes": [total],
                                           "mapped": False, "tensors": []})
         pair["tensors"].append((name, kind, ne, nbytes))
     if job["settings"]["use_mmap"]:
@@ -217,7 +217,7 @@ def map_weights(opened: Opened, path: str, pairs: list[dict[str, Any]]) -> None:
             continue
         if opened._type_name(opened._buffer_type(handle)).decode() == pair["buffer"]:
             names = {name for name, *_ in pair["tensors"]}
-            pair["nbytes"] = sum(opened.file_ranges(part, names) for part in parts)
+            pair["nbytes"] = [opened.file_ranges(part, names) for part in parts]    # a buffer for each file
             pair["mapped"] = True
 
 

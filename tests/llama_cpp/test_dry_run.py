@@ -9,12 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from allocations import MODES, allocated, predicted
 from hooked import build, models
 from processes import run_python
 
-from ggml_sched.llama.synthetic import random_model
+from ggml_sched._graph import Type
+from ggml_sched.llama.gguf_reader import Kind
+from ggml_sched.llama.gguf_write import write_gguf
+from ggml_sched.llama.synthetic import is_matrix, outline, random_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/models"
@@ -70,6 +74,23 @@ def test_every_buffer_has_the_predicted_bytes(devices, ways, pipeline, dry_run, 
 def test_other_architectures_have_the_predicted_bytes_too(name, dry_run, libraries, tmp_path):
     ways = [SMALL | {"n_gpu_layers": 2}, SMALL | {"n_gpu_layers": -1, "n_seq_max": 2}]
     compare(model_file(name, tmp_path), ways, UNEQUAL, False, dry_run, libraries, tmp_path)
+
+
+@needs_compiler
+def test_a_model_in_two_files_has_a_buffer_for_each(dry_run, libraries, tmp_path):
+    arch, metadata, optional, tied = models.GRAPHS["llama-160m"]
+    values, specs = outline(arch, metadata, optional=optional, tied=tied)
+    nothing = memoryview(np.zeros(1 << 27, np.uint8))
+    for i, part in enumerate((specs[: len(specs) // 2], specs[len(specs) // 2 :])):
+        head = values if i == 0 else {"general.architecture": arch}
+        kinds = [Type.Q4_0 if is_matrix(spec) else Type.F32 for spec in part]
+        tensors = {spec.name: (kind, spec.ne, nothing[: kind.type_size * int(np.prod(spec.ne)) // kind.block_size])
+                   for spec, kind in zip(part, kinds, strict=True)}
+        write_gguf(tmp_path / f"model-{i + 1:05d}-of-00002.gguf",
+                   {**head, "split.no": (Kind.U16, i), "split.count": (Kind.U16, 2),
+                    "split.tensors.count": (Kind.I32, len(specs))}, tensors)
+    ways = [SMALL | {"use_extra_bufts": False}, SMALL | {"use_extra_bufts": False, "n_gpu_layers": 5}]
+    compare(tmp_path / "model-00001-of-00002.gguf", ways, ONE, False, dry_run, libraries, tmp_path)
 
 
 def compare(path, ways, devices, pipeline, dry_run, libraries, folder) -> None:
