@@ -1,59 +1,49 @@
 """Cases of arenas: what the arena of each device may need, from the least to the most, as floors and limits.
 
-The arena of a device depends on what is placed there: it has to hold what is alive at the heaviest node.  So the needs
-of all patterns are cut into levels for each device.  A case chooses one level for each device: patterns that need more
-than the level's `limits` are not allowed, and the arena takes at least `floors`.  Every placement belongs to the case
-of its own largest needs, so the least bound over all cases is a bound of all placements.
+The arena of a device depends on what is placed there: it has to hold what is alive at the heaviest node.  A case allows
+patterns that need at most its `limits`, and its arenas take at least its `floors`.  The first case allows everything; a
+case is cut in two at what a solution of it needs.  Every placement belongs to the case of its own largest needs, so the
+least bound over all cases that are left is a bound of all placements (branch and bound: Land and Doig, 1960).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Case", "cases"]
-
-MAX_CASES = 16
-"""Cases that are solved, at most: with more devices each has fewer levels."""
+__all__ = ["Case", "first_case", "halves"]
 
 
 class Case(NamedTuple):
-    """One choice of levels."""
+    """A range of needs for each device, in bytes of its arena."""
 
     limits: tuple[int, ...]
-    """The most bytes of each device's arena that an allowed pattern needs."""
+    """The most that an allowed pattern needs."""
     floors: tuple[int, ...]
-    """The least bytes that each device's arena has in this case."""
+    """The least that an arena has in this case."""
 
 
-def cases(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int], host: int, most: int = MAX_CASES) -> list[Case]:
-    """The cases of arenas, those with the largest arenas first: what is fast has large ones.
+def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Case:
+    """The case of all placements; `needs`: for each class of stages the bytes [patterns, devices]."""
+    # Every stage has a pattern, so no arena is smaller than the least need of the class that needs most.
+    least = [max((int(table[:, d].min()) for table in needs if len(table)), default=0) for d in range(len(budgets))]
+    return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)))
 
-    `needs`: for each class of stages the bytes [patterns, devices] of the arenas; `budgets` in bytes.  The host's arena
-    has one level: what a host has to hold is a small part of its memory.
+
+def halves(case: Case, used: Sequence[int], worth: Sequence[float]) -> tuple[Case, Case] | None:
+    """The case cut in two where that may raise its bound most: with arenas of at least what a solution needs on one
+    device, and with patterns that need less there; None where the floors are what the solution needs.
+
+    `used`: what the solution needs on each device; `worth`: seconds of a byte of each device.
     """
-    n = len(budgets)
-    found = [np.unique(np.concatenate([table[:, d] for table in needs])) for d in range(n)]
-    found = [values[values <= budget] if len(values) else values for values, budget in zip(found, budgets, strict=True)]
-    others = [d for d in range(n) if d != host]
-    per_device = 8
-    while per_device > 1 and per_device ** len(others) > most:
-        per_device -= 1
-    levels = [list(_levels(found[d], per_device if d != host else 1, budgets[d])) for d in range(n)]
-    made = [Case(tuple(high for _, high in chosen), tuple(low for low, _ in chosen)) for chosen in product(*levels)]
-    return sorted(made, key=lambda case: (-sum(case.floors), case))
-
-
-def _levels(values: NDArray[np.int64], most: int, budget: int) -> Iterator[tuple[int, int]]:
-    """(floor, limit) of each of at most `most` levels: ranges of needs, cut where neighbours differ most."""
-    if len(values) == 0:
-        yield 0, budget
-        return
-    cuts = np.sort(np.argsort(-np.diff(values), kind="stable")[: most - 1]) + 1
-    floors = [int(values[cut]) for cut in (0, *cuts)]
-    # A pattern may need more than the least, so a level reaches up to the next one's floor.
-    yield from zip(floors, [*(floor - 1 for floor in floors[1:]), budget], strict=True)
+    gains = [price * (need - floor) for need, floor, price in zip(used, case.floors, worth, strict=True)]
+    d = max(range(len(gains)), key=lambda d: gains[d])
+    if gains[d] <= 0:
+        return None
+    need = used[d]
+    above = case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:]))
+    below = case._replace(limits=(*case.limits[:d], need - 1, *case.limits[d + 1:]))
+    return above, below

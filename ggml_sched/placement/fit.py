@@ -7,9 +7,10 @@ It puts together `tables`, which price patterns of stages, `solve`, which choose
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from heapq import heappop, heappush
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,7 +18,7 @@ from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.placement.answer import Fit, Placed
-from ggml_sched.placement.arenas import Case, cases
+from ggml_sched.placement.arenas import Case, first_case, halves
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import fined, joined, parted
 from ggml_sched.placement.devices import Device, LinkLike, Links
@@ -26,6 +27,8 @@ from ggml_sched.placement.nodebound import node_bound
 from ggml_sched.placement.pricing import Price
 from ggml_sched.placement.refusal import refusal
 from ggml_sched.placement.solve import solve
+from ggml_sched.placement.solve.bound import best_bound
+from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
@@ -38,6 +41,8 @@ __all__ = ["fit"]
 Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
 Goal: TypeAlias = "str | Sequence[float] | None"
 
+MAX_CASES = 24
+"""Cases of arenas that are searched, at most."""
 MAX_ROUNDS = 12
 """Solving and planning for one case, at most; each round's assumed arenas are larger."""
 FINES = (2.0, 8.0, 30.0)
@@ -130,6 +135,18 @@ class _Found:
         return sum(trial.splits for trial in self.trials)
 
 
+@dataclass(frozen=True)
+class _Open:
+    """A case that is not searched yet."""
+
+    case: Case
+    shared: tuple[Mapping[str, int], ...]
+    chains: Sequence[TableChain]
+    chain: Chain
+    solution: Solution
+    """The bound with the floors as arenas, and the path that has it, which may exceed the budgets."""
+
+
 class _Search:
     """The search for one call of `fit`."""
 
@@ -142,6 +159,7 @@ class _Search:
         self.bound = math.inf
         self.worth: tuple[float, ...] = (0.0,) * len(devices)
         self.best: _Found | None = None
+        self._assumed: set[tuple[object, ...]] = set()
 
     # -- the search -------------------------------------------------------------------
 
@@ -222,12 +240,59 @@ class _Search:
                 for model, stream, pins in zip(self.models, streams, self.pins, strict=True)]
 
     def _all_cases(self, tables: Sequence[Tables]) -> None:
-        found = [(self._one_case(tables, case, shared), case, shared) for case, shared in self._cases(tables)]
-        lowest = min((bound for bound, _, _ in found), default=math.inf)
-        if len(tables) == 1 and self.best is not None and self.best.seconds > lowest * (1 + self.within):
-            lowest = min(max(bound, self._finer(tables[0], case, shared[0]))
-                         if bound * (1 + self.within) < self.best.seconds else bound for bound, case, shared in found)
-        self.bound = min(self.bound, lowest)
+        """Search the cases of arenas, those with the least bound first, until all bounds are near the best."""
+        if len(tables) == 1:
+            case = first_case(tables[0].needs, self.budgets)
+        else:
+            case = Case(tuple(self.budgets), (0,) * len(self.devices))
+        ways = [_ways(table.shared, model, self.devices, pins)
+                for table, model, pins in zip(tables, self.models, self.pins, strict=True)]
+        left: list[tuple[float, int, _Open]] = []
+        closed, count = math.inf, 0
+
+        def add(case: Case, shared: tuple[Mapping[str, int], ...], bound: float) -> None:
+            nonlocal count, closed
+            made = self._open(tables, case, shared)
+            if made is not None:
+                bound = max(bound, made.solution.bound)
+                if made.solution.path is None:
+                    closed = min(closed, bound)
+                else:
+                    heappush(left, (bound, count, made))
+                    count += 1
+
+        for shared in product(*ways):
+            add(case, shared, 0.0)
+        for _ in range(MAX_CASES):
+            if not left or self._is_near(left[0][0]):
+                break
+            bound, _, made = heappop(left)
+            first = self._explore(tables, made)
+            parts = None
+            if not self._is_near(bound) and len(tables) == 1:
+                parts = halves(made.case, _needed(tables[0], made), made.solution.multipliers)
+                if parts is None:
+                    exact = self._solve(made.chain, made.case.floors, self._cutoff())
+                    bound = bound if exact is None else max(bound, exact.bound)
+                    if exact is not None and exact.path is not None:
+                        made = replace(made, solution=exact)
+                        parts = halves(made.case, _needed(tables[0], made), made.solution.multipliers)
+                        first = (self._explore(tables, made) or first) if parts is None else None
+            if parts is None:
+                bound = self._finest(tables, made, bound)
+                closed = min(closed, bound)
+                if first is not None and not self._is_near(bound):
+                    self._without(tables, made.chains, made.chain, first)
+            for part in parts or ():
+                add(part, made.shared, bound)
+        least = min((self._finest(tables, made, bound) for bound, _, made in left), default=math.inf)
+        self.bound = min(self.bound, closed, least)
+
+    def _finest(self, tables: Sequence[Tables], made: _Open, bound: float) -> float:
+        """The bound of a case, or a better one where that is not near the best."""
+        if len(tables) > 1 or self.best is None or self._is_near(bound):
+            return bound
+        return max(bound, self._finer(tables[0], made.case, made.shared[0]))
 
     def _finer(self, table: Tables, case: Case, shared: Mapping[str, int]) -> float:
         """Another bound of a case, by which devices have caches in three or more stages: there arenas need more.
@@ -250,27 +315,44 @@ class _Search:
         most = self._solve(chain, floors, cutoff)
         return min([math.inf if most is None else most.bound, *bounds])
 
-    def _one_case(self, tables: Sequence[Tables], case: Case, shared: Sequence[Mapping[str, int]]) -> float:
-        """Search one case; its bound."""
+    def _is_near(self, bound: float) -> bool:
+        """Whether the best is near enough to a bound."""
+        return self.best is not None and self.best.seconds <= bound * (1 + self.within / 2)
+
+    def _open(self, tables: Sequence[Tables], case: Case, shared: tuple[Mapping[str, int], ...]) -> _Open | None:
+        """A case bounded with its floors as arenas; None where nothing fits."""
         chains = [table.chain(None, fixed, case.limits) for table, fixed in zip(tables, shared, strict=True)]
         chain = joined(chains)
-        assumed: Sequence[int] = case.floors
-        bound, first = math.inf, None
-        for turn in range(MAX_ROUNDS):
-            solution = self._solve(chain, assumed, math.inf if self.best is None else self.best.seconds * NEARLY)
-            if turn == 0:
-                bound = math.inf if solution is None else solution.bound
+        room = [budget - floor for budget, floor in zip(self.budgets, case.floors, strict=True)]
+        if min(room) < 0:
+            return None
+        solution = relaxed(chain, room)
+        return None if solution.bound == math.inf else _Open(case, shared, chains, chain, solution)
+
+    def _cutoff(self) -> float:
+        return math.inf if self.best is None else self.best.seconds * NEARLY
+
+    def _explore(self, tables: Sequence[Tables], made: _Open) -> _Found | None:
+        """Plan the solution of a case, and solve with the plan's arenas until they agree; returns the first plans if
+        their arenas were too large."""
+        assumed: Sequence[int] = made.case.floors
+        solution: Solution | None = made.solution
+        first = None
+        for _ in range(MAX_ROUNDS):
             if solution is None or solution.path is None:
                 break
-            found = self._plan(tables, chains, solution, case, shared)
+            found = self._plan(tables, made.chains, solution, made.case, made.shared)
             if not any(found.missing):
-                self._fill(tables, chains, chain, found, assumed)
+                self._fill(tables, made.chains, made.chain, found, assumed)
                 break
             first = first or found
             assumed = _grown(assumed, found)
-        if first is not None and (self.best is None or self.best.seconds > bound * (1 + self.within)):
-            self._without(tables, chains, chain, first)
-        return bound
+            key = (made.case.limits, tuple(assumed))
+            if key in self._assumed:
+                break
+            self._assumed.add(key)
+            solution = self._solve(made.chain, assumed, self._cutoff())
+        return first
 
     def _without(self, tables: Sequence[Tables], chains: Sequence[TableChain], chain: Chain, found: _Found) -> None:
         """From a placement whose arenas are too large: solve with the least arenas again, without the patterns that are
@@ -286,8 +368,7 @@ class _Search:
                 costs[number] = costs[number].copy()
                 costs[number][found.solution.path[stage].pattern] = math.inf
             chain = replace(chain, cost=tuple(costs))
-            cutoff = math.inf if self.best is None else self.best.seconds * NEARLY
-            solution = self._solve(chain, found.case.floors, cutoff)
+            solution = self._solve(chain, found.case.floors, self._cutoff())
             if solution is None or solution.path is None:
                 break
             found = self._plan(tables, chains, solution, found.case, found.shared)
@@ -311,8 +392,10 @@ class _Search:
     def _fill(self, tables: Sequence[Tables], chains: Sequence[TableChain], chain: Chain, found: _Found,
               assumed: Sequence[int]) -> None:
         """Solve once more with the arenas that a placement has, where they are smaller than it assumed."""
-        if all(size >= held for size, held in zip(found.arenas, assumed, strict=True)):
+        key = (found.case.limits, found.arenas)
+        if key in self._assumed or all(size >= held for size, held in zip(found.arenas, assumed, strict=True)):
             return
+        self._assumed.add(key)
         solution = self._solve(chain, found.arenas)
         if solution is not None and solution.path is not None:
             self._plan(tables, chains, solution, found.case, found.shared)
@@ -359,19 +442,6 @@ class _Search:
         if self.best is None or (found.seconds, found.splits) < (self.best.seconds, self.best.splits):
             self.best = found
             self.worth = found.solution.multipliers
-
-    def _cases(self, tables: Sequence[Tables]) -> Iterator[tuple[Case, tuple[Mapping[str, int], ...]]]:
-        """The cases of arenas, each with every way to place what several stages read."""
-        host = len(self.devices) - 1
-        if len(tables) == 1:
-            levels = cases(tables[0].needs, self.budgets, host)
-        else:
-            levels = [Case(tuple(self.budgets), (0,) * len(self.devices))]
-        ways = [_ways(table.shared, model, self.devices, pins)
-                for table, model, pins in zip(tables, self.models, self.pins, strict=True)]
-        for case in levels:
-            for shared in product(*ways):
-                yield case, shared
 
     def _plainer(self, tables: Sequence[Tables]) -> None:
         """Of placements that take nearly as long, the one with the fewest splits: solve with a fine for each device
@@ -437,6 +507,15 @@ class _Search:
                    tuple(flag for flags in self.streams for flag in flags), tuple(plans))
 
 
+def _needed(table: Tables, made: _Open) -> list[int]:
+    """What the patterns of a case's solution need of each arena, at least."""
+    assert made.solution.path is not None
+    [chain] = made.chains
+    rows = [table.needs[number][chain.rows[number][choice.pattern]]
+            for number, choice in zip(chain.classes, made.solution.path, strict=True)]
+    return [max(int(row[d]) for row in rows) for d in range(len(table.devices))]
+
+
 def _node_at_peak(plan: Plan, d: int, nodes: Sequence[Tensor]) -> int:
     """The index in `nodes` of the node that is computed when the arena of device d is fullest; -1: none."""
     data, graph = plan.data, plan.graph
@@ -453,6 +532,19 @@ def _grown(assumed: Sequence[int], found: _Found) -> list[int]:
     grown = [max(pair) for pair in zip(assumed, found.arenas, strict=True)]
     return grown if grown != list(assumed) else [size + more
                                                  for size, more in zip(assumed, found.missing, strict=True)]
+
+
+def relaxed(chain: Chain, room: Sequence[int]) -> Solution:
+    """The bound of a chain by multipliers, and the path at the best of them, which may take more bytes than `room`."""
+    problem = Problem(chain, room)
+    found = best_bound(problem)
+    worth = [0.0] * len(room)
+    for d, multiplier in zip(problem.scarce, found.multipliers.tolist(), strict=True):
+        worth[d] = multiplier
+    if not found.visits or found.value == math.inf:
+        return Solution(math.inf, found.value, None, None, tuple(worth))
+    best = max(found.visits, key=lambda visit: visit.value)
+    return Solution(best.cost, found.value, problem.choices(best.path), problem.bytes_of(best.path), tuple(worth))
 
 
 # -- arguments ------------------------------------------------------------------------

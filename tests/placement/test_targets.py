@@ -1,0 +1,45 @@
+"""The rows of docs/fit.md that recorded graphs allow: milliseconds reached, budgets kept, gaps small."""
+
+from __future__ import annotations
+
+import placement
+import placement_models
+import pytest
+
+import ggml_sched as gs
+
+ONE, OTHER = "24 GiB 1 TB/s, host 60 GB/s", "24 GiB 1 TB/s, 12 GiB 360 GB/s, host"
+ROWS = [
+    # devices, model, milliseconds of a token at most, gap by the bound of the tables at most
+    ("4 GiB 256 GB/s, host 80 GB/s", "llama-2-7b", 45.33, 0.010),
+    ("4 GiB 256 GB/s, host 80 GB/s", "llama-2-7b-fa", 42.60, 0.010),
+    ("2 GiB 256 GB/s, host 80 GB/s", "phi2-2.7b", 15.52, 0.010),
+    ("8 GiB 256 GB/s, host 80 GB/s", "mixtral-8x7b", 75.08, 0.005),
+    (ONE, "mixtral-8x7b", 16.76, 0.005),
+    (OTHER, "llama-2-7b", 7.83, 0.005),
+    (OTHER, "mixtral-8x7b", 11.25, 0.005),
+    ("twice 24 GiB 1 TB/s, host", "mixtral-8x7b", 10.45, 0.010),
+]
+
+
+@pytest.mark.parametrize(("devices", "model", "milliseconds", "gap"), ROWS)
+def test_a_token(devices: str, model: str, milliseconds: float, gap: float) -> None:
+    fit = gs.fit(placement_models.graphs(model), placement.SETS[devices], placement.LINK)
+    assert 1e3 * fit.seconds <= milliseconds
+    assert fit.gap <= gap
+    fit.verify()
+    assert fit.bound <= fit.rules_bound <= fit.seconds
+
+
+def test_a_prompt_for_which_weights_are_brought_over() -> None:
+    graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
+    fit = gs.fit(graphs, given, placement.LINK, goal="prompt", stream=True)
+    assert 1e3 * fit.seconds <= 258
+    fit.verify()
+
+
+def test_a_prompt_and_tokens_together() -> None:
+    graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
+    fit = gs.fit(graphs, given, placement.LINK, goal=(256, 1), stream=True)
+    assert 1e3 * fit.seconds <= 256 * 18.9 + 265
+    fit.verify()
