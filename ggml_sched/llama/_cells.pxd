@@ -11,10 +11,12 @@ cdef class Cells:
     cdef readonly int64_t n_used        # rows in use
     cdef readonly object positions      # i32 [n_rows]: the position of the token in each row; -1 for a free row
     cdef readonly object sets           # u64 [n_rows]: the sequences that have the row, a bit for each
-    cdef int32_t[::1] position          # typed views of `positions` and `sets`
-    cdef uint64_t[::1] set
+    cdef Py_buffer views[2]             # holds the memory of `positions` and `sets`
+    cdef int32_t *position              # that memory
+    cdef uint64_t *set
     cdef int64_t end                    # all rows from this one on are free
     cdef int64_t first_free             # all rows before this one are in use
+    cdef void release(self) noexcept
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil
     cdef int64_t put(self, int32_t position, int64_t seq) except -1

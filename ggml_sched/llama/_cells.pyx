@@ -7,11 +7,13 @@ because it runs for every token.  Corresponds to llama.cpp's llama_kv_cells, and
 """
 
 cimport cython
+from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 
 from ggml_sched._graph cimport Tensor
+from ggml_sched.llama._arrays cimport take
 
 import numpy as np
 
@@ -26,6 +28,27 @@ cdef enum:
     HALF_HIDDEN = 0xfc00        # minus infinity, as f16
 
 
+@cython.final
+cdef class _Tokens:
+    """Positions and sequences, i32 [n] each, of n tokens."""
+
+    cdef Py_buffer views[2]
+    cdef const int32_t *positions
+    cdef const int32_t *sequences
+    cdef int64_t n
+
+    def __cinit__(self, positions, sequences):
+        self.n = take(positions, &self.views[0], b"il", sizeof(int32_t), False)
+        cdef int64_t n = take(sequences, &self.views[1], b"il", sizeof(int32_t), False)
+        if n != self.n:
+            raise ValueError(f"{n} sequences for {self.n} positions")
+        self.positions, self.sequences = <const int32_t *>self.views[0].buf, <const int32_t *>self.views[1].buf
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.views[0])
+        PyBuffer_Release(&self.views[1])
+
+
 cdef class Cells:
     """`n_rows` rows for the tokens of sequences 0 .. n_seq - 1.
 
@@ -36,10 +59,20 @@ cdef class Cells:
         if not 1 <= n_seq <= MAX_SEQUENCES:
             raise ValueError(f"{n_seq} sequences are not in 1 .. {MAX_SEQUENCES}")
         positions, sets = np.full(n_rows, FREE, np.int32), np.zeros(n_rows, np.uint64)
-        self.positions = self.position = positions
-        self.sets = self.set = sets
+        self.release()
+        take(positions, &self.views[0], b"il", sizeof(int32_t), True)
+        take(sets, &self.views[1], b"LQ", sizeof(uint64_t), True)
+        self.positions, self.position = positions, <int32_t *>self.views[0].buf
+        self.sets, self.set = sets, <uint64_t *>self.views[1].buf
         self.n_rows, self.n_seq = n_rows, n_seq
         self.clear()
+
+    def __dealloc__(self):
+        self.release()
+
+    cdef void release(self) noexcept:
+        PyBuffer_Release(&self.views[0])
+        PyBuffer_Release(&self.views[1])
 
     def clear(self):
         """Free every row."""
@@ -67,33 +100,31 @@ cdef class Cells:
         sets = self.sets[rows]
         return (sets & (sets - np.uint64(1))) != 0
 
-    def mask(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None, int64_t n_kv,
-             int64_t window=0, bint half=False):
+    def mask(self, positions, sequences, int64_t n_kv, int64_t window=0, bint half=False):
         """The attention mask of n tokens of these positions and sequences: bytes of [n_kv, n] f32, or f16 with `half`.
 
         0 where a token sees one of the first n_kv rows, minus infinity where it does not.  A token sees its own
         sequence up to its own position; with a window, only the last `window` positions, its own included.
         """
-        cdef int64_t n = positions.shape[0], i, size = n_kv * (2 if half else 4)
-        if len(sequences) != n or not 0 <= n_kv <= self.n_rows:
-            raise ValueError(f"{len(sequences)} sequences for {n} positions, {n_kv} of {self.n_rows} rows")
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, n * size)
+        cdef _Tokens tokens = _Tokens(positions, sequences)
+        cdef int64_t i, size = n_kv * (2 if half else 4)
+        if not 0 <= n_kv <= self.n_rows:
+            raise ValueError(f"a mask for {n_kv} of {self.n_rows} rows")
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, tokens.n * size)
         cdef char *out = made
-        for i in range(n):
-            self.check(sequences[i])
-            self.fill_mask(out + i * size, positions[i], sequences[i], n_kv, window, half)
+        for i in range(tokens.n):
+            self.check(tokens.sequences[i])
+            self.fill_mask(out + i * size, tokens.positions[i], tokens.sequences[i], n_kv, window, half)
         return made
 
-    @cython.boundscheck(False)
-    @cython.wraparound(False)
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil:
         # Writes the mask of one token, n_kv values, to `out`.  The loops have no branches, so that compilers vectorise.
         cdef uint64_t bit = <uint64_t>1 << seq
         cdef int64_t row, oldest = position - window if window else -1
         cdef bint seen
-        cdef const int32_t *positions = &self.position[0]
-        cdef const uint64_t *sets = &self.set[0]
+        cdef const int32_t *positions = self.position
+        cdef const uint64_t *sets = self.set
         if half:
             for row in range(n_kv):
                 seen = (sets[row] & bit != 0) & (positions[row] <= position) & (positions[row] > oldest)
@@ -105,21 +136,24 @@ cdef class Cells:
 
     # -- changes ------------------------------------------------------------------------
 
-    def place(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None):
+    def place(self, positions, sequences):
         """Take rows, i64 [n], for tokens of these positions and sequences: the first free ones.
 
         ContextFull if too few are free; then none is taken.
         """
-        cdef int64_t n = positions.shape[0], i
-        if len(sequences) != n:
-            raise ValueError(f"{len(sequences)} sequences for {n} positions")
-        for i in range(n):
-            self.check(sequences[i])
-        self.check_room(n)
-        rows = np.empty(n, np.int64)
-        cdef int64_t[::1] out = rows
-        for i in range(n):
-            out[i] = self.put(positions[i], sequences[i])
+        cdef _Tokens tokens = _Tokens(positions, sequences)
+        cdef int64_t i
+        for i in range(tokens.n):
+            self.check(tokens.sequences[i])
+        self.check_room(tokens.n)
+        rows = np.empty(tokens.n, np.int64)
+        cdef Py_buffer out
+        take(rows, &out, b"lq", sizeof(int64_t), True)
+        try:
+            for i in range(tokens.n):
+                (<int64_t *>out.buf)[i] = self.put(tokens.positions[i], tokens.sequences[i])
+        finally:
+            PyBuffer_Release(&out)
         return rows
 
     def place_one(self, int32_t position, int64_t seq):
@@ -128,8 +162,6 @@ cdef class Cells:
         self.check_room(1)
         return self.put(position, seq)
 
-    @cython.boundscheck(False)
-    @cython.wraparound(False)
     cdef int64_t put(self, int32_t position, int64_t seq) except -1:
         """Put a position of a sequence into the first free row, which must exist; returns the row."""
         cdef int64_t row = self.first_free

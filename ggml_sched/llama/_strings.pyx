@@ -8,10 +8,14 @@ llama.cpp's llama_vocab::impl (token_to_id, bpe_ranks) and to its llm_tokenizer_
 """
 
 cimport cython
+from cpython.buffer cimport PyBuffer_Release
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
+
+from ggml_sched.llama._arrays cimport take
 
 import os
 from array import array
@@ -105,46 +109,81 @@ cdef int64_t count_chars(const uint8_t *text, size_t n) noexcept nogil:
     return chars
 
 
-def find_strings(const uint8_t[::1] memory not None, uint64_t pos, uint64_t[::1] starts not None):
+@cython.final
+cdef class _Strings:
+    """The bytes of a file, and where strings in it begin."""
+
+    cdef Py_buffer views[2]
+    cdef object memory, starts
+    cdef const uint8_t *data
+    cdef uint64_t *begins
+    cdef uint64_t size
+    cdef Py_ssize_t n
+
+    def __cinit__(self, memory, starts, bint writable=False):
+        self.memory, self.starts = memory, starts
+        self.size = take(memory, &self.views[0], b"B", 1, False)
+        self.n = take(starts, &self.views[1], b"QL", sizeof(uint64_t), writable)
+        self.data, self.begins = <const uint8_t *>self.views[0].buf, <uint64_t *>self.views[1].buf
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.views[0])
+        PyBuffer_Release(&self.views[1])
+
+    cdef int check(self) except -1:
+        """ValueError for a string that does not lie inside."""
+        cdef Py_ssize_t i
+        cdef uint64_t at
+        for i in range(self.n):
+            at = self.begins[i]
+            if at > self.size or self.size - at < LENGTH or length_at(self.data, at) > self.size - at - LENGTH:
+                raise ValueError(f"string {i} does not lie inside {self.size} bytes")
+        return 0
+
+
+def find_strings(memory, uint64_t pos, starts):
     """Write where each of len(starts) strings begins, the first one at byte `pos` of `memory`, one behind the other.
 
     Returns the number of strings found and the byte behind the last of them; fewer than len(starts) where the next one
     does not lie inside the memory.
     """
-    cdef uint64_t size = memory.shape[0], n
+    cdef _Strings strings = _Strings(memory, starts, True)
+    cdef uint64_t size = strings.size, n
     cdef Py_ssize_t i
-    for i in range(starts.shape[0]):
+    for i in range(strings.n):
         if pos > size or size - pos < LENGTH:
             return i, pos
-        n = length_at(&memory[0], pos)
+        n = length_at(strings.data, pos)
         if n > size - pos - LENGTH:
             return i, pos
-        starts[i] = pos
+        strings.begins[i] = pos
         pos += LENGTH + n
-    return starts.shape[0], pos
+    return strings.n, pos
 
 
-def pack_strings(const uint8_t[::1] memory not None, uint64_t[::1] starts not None):
+def pack_strings(memory, starts):
     """A copy of strings that `find_strings` found, without the rest of the file: its bytes, and where each begins."""
-    cdef uint64_t size = memory.shape[0], total = 0, n
-    cdef Py_ssize_t i, n_strings = starts.shape[0]
+    cdef _Strings strings = _Strings(memory, starts)
+    cdef uint64_t total = 0, at, n
+    cdef Py_ssize_t i
     cdef int k
-    cdef uint64_t[::1] begins = array("Q", bytes(8 * (n_strings + 1)))
-    for i in range(n_strings):
-        if starts[i] > size or size - starts[i] < LENGTH:
-            raise ValueError(f"string {i} does not lie inside {size} bytes")
-        begins[i] = total
-        total += LENGTH + length_inside(&memory[0], size, starts[i])
-    begins[n_strings] = total
-    packed = bytearray(total)
-    cdef uint8_t[::1] out = packed
-    for i in range(n_strings):
-        n = begins[i + 1] - begins[i] - LENGTH
+    begins = array("Q", [0]) * strings.n
+    cdef _Strings packed = _Strings(b"", begins, True)
+    cdef uint64_t *places = packed.begins
+    for i in range(strings.n):
+        at = strings.begins[i]
+        if at > strings.size or strings.size - at < LENGTH:
+            raise ValueError(f"string {i} does not lie inside {strings.size} bytes")
+        places[i] = total
+        total += LENGTH + length_inside(strings.data, strings.size, at)
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, total)
+    cdef uint8_t *out = <uint8_t *><char *>made
+    for i in range(strings.n):
+        n = (places[i + 1] if i + 1 < strings.n else total) - places[i] - LENGTH
         for k in range(LENGTH):
-            out[begins[i] + k] = n >> 8 * k & 0xff
-        if n:
-            memcpy(&out[begins[i] + LENGTH], &memory[starts[i] + LENGTH], n)
-    return bytes(packed), array("Q", begins[:n_strings])
+            out[places[i] + k] = n >> 8 * k & 0xff
+        memcpy(out + places[i] + LENGTH, strings.data + strings.begins[i] + LENGTH, n)
+    return made, begins
 
 
 # -- a table ----------------------------------------------------------------------------------------------------------
@@ -163,26 +202,23 @@ cdef class StringTable:
     empty string is no text: no text has its number.
     """
 
-    cdef const uint8_t[::1] memory
-    cdef uint64_t[::1] starts
+    cdef _Strings strings
     cdef const uint8_t *data
     cdef const uint64_t *begins
+    cdef uint64_t size
     cdef Py_ssize_t n
     cdef Slot *slots
     cdef uint64_t mask
 
-    def __cinit__(self, const uint8_t[::1] memory not None, uint64_t[::1] starts not None):
-        cdef uint64_t size = memory.shape[0], n_slots = 16, at
+    def __cinit__(self, memory, starts):
+        cdef uint64_t n_slots = 16
         cdef Py_ssize_t i
-        if starts.shape[0] >= 1 << 30:
-            raise ValueError(f"a table of {starts.shape[0]} strings")
-        self.memory, self.starts, self.n = memory, starts, starts.shape[0]
-        for i in range(self.n):
-            at = starts[i]
-            if at > size or size - at < LENGTH or length_at(&memory[0], at) > size - at - LENGTH:
-                raise ValueError(f"string {i} does not lie inside {size} bytes")
-        if self.n:
-            self.data, self.begins = &memory[0], &starts[0]
+        self.strings = _Strings(memory, starts)
+        self.data, self.begins = self.strings.data, self.strings.begins
+        self.size, self.n = self.strings.size, self.strings.n
+        if self.n >= 1 << 30:
+            raise ValueError(f"a table of {self.n} strings")
+        self.strings.check()
         while n_slots < 2 * <uint64_t>self.n:
             n_slots *= 2
         self.mask = n_slots - 1
@@ -217,7 +253,7 @@ cdef class StringTable:
         return self.data + self.begins[i] + LENGTH
 
     cdef size_t size_at(self, Py_ssize_t i) noexcept nogil:
-        return length_inside(self.data, self.memory.shape[0], self.begins[i])
+        return length_inside(self.data, self.size, self.begins[i])
 
     cdef bint is_text(self, Py_ssize_t i, const uint8_t *text, size_t n) noexcept nogil:
         return self.size_at(i) == n and memcmp(self.text_at(i), text, n) == 0
@@ -239,7 +275,7 @@ cdef class StringTable:
             at = (at + 1) & self.mask
 
     def __reduce__(self):
-        return StringTable, pack_strings(self.memory, self.starts)
+        return StringTable, pack_strings(self.strings.memory, self.strings.starts)
 
     def __len__(self):
         return self.n
@@ -435,21 +471,28 @@ cdef class ScoreMerger(_Merger):
     `scores`, f32 [len(tokens)]; `bytes_`, i32 [256]: the token of each byte, or -1; `unknown`: a token, or -1.
     """
 
-    cdef const float[::1] scores
-    cdef const int32_t[::1] bytes_
+    cdef Py_buffer views[2]
+    cdef const float *scores
+    cdef const int32_t *bytes_
     cdef int32_t unknown
 
-    def __cinit__(self, StringTable tokens not None, const float[::1] scores not None,
-                  const int32_t[::1] bytes_ not None, int32_t unknown):
-        if scores.shape[0] != tokens.n or bytes_.shape[0] != 256:
-            raise ValueError(f"{scores.shape[0]} scores and {bytes_.shape[0]} bytes for {tokens.n} tokens")
-        self.tokens, self.scores, self.bytes_, self.unknown = tokens, scores, bytes_, unknown
+    def __cinit__(self, StringTable tokens not None, scores, bytes_, int32_t unknown):
+        cdef Py_ssize_t n_scores = take(scores, &self.views[0], b"f", sizeof(float), False)
+        cdef Py_ssize_t n_bytes = take(bytes_, &self.views[1], b"il", sizeof(int32_t), False)
+        if n_scores != tokens.n or n_bytes != 256:
+            raise ValueError(f"{n_scores} scores and {n_bytes} bytes for {tokens.n} tokens")
+        self.scores, self.bytes_ = <const float *>self.views[0].buf, <const int32_t *>self.views[1].buf
+        self.tokens, self.unknown = tokens, unknown
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.views[0])
+        PyBuffer_Release(&self.views[1])
 
     cdef bint look_up(self, const uint8_t *text, const Part *left, const Part *right, Pair *pair) noexcept nogil:
         pair.token = self.tokens.find(text + left.start, left.size + right.size)
         if pair.token < 0:
             return False
-        pair.cost = -(&self.scores[0])[pair.token]
+        pair.cost = -self.scores[pair.token]
         return True
 
     def encode(self, str text):
@@ -498,10 +541,10 @@ cdef class RankMerger(_Merger):
     cdef bint whole_words
     cdef readonly Py_ssize_t wrong
 
-    def __cinit__(self, StringTable tokens not None, const uint8_t[::1] memory not None,
-                  uint64_t[::1] starts not None, bint whole_words):
-        cdef uint64_t n_slots = 16, size = memory.shape[0]
-        cdef Py_ssize_t i, n = starts.shape[0]
+    def __cinit__(self, StringTable tokens not None, memory, starts, bint whole_words):
+        cdef _Strings strings = _Strings(memory, starts)
+        cdef uint64_t n_slots = 16
+        cdef Py_ssize_t i, n = strings.n
         if n >= 1 << 30:
             raise ValueError(f"{n} merges")
         self.tokens, self.whole_words, self.wrong = tokens, whole_words, -1
@@ -511,19 +554,15 @@ cdef class RankMerger(_Merger):
         self.merges = <Merge *>calloc(n_slots, sizeof(Merge))
         if self.merges == NULL:
             raise MemoryError
-        for i in range(n):
-            if starts[i] > size or size - starts[i] < LENGTH or (
-                    length_at(&memory[0], starts[i]) > size - starts[i] - LENGTH):
-                raise ValueError(f"string {i} does not lie inside {size} bytes")
-        if n:
-            with nogil:
-                for i in range(n):
-                    if not self.add(i, &memory[0] + (&starts[0])[i]):
-                        self.wrong = i
-                        break
-            if self.wrong >= 0:
-                self.mask = 0
-                self.merges[0].rank = 0
+        strings.check()
+        with nogil:
+            for i in range(n):
+                if not self.add(i, strings.data + strings.begins[i]):
+                    self.wrong = i
+                    break
+        if self.wrong >= 0:
+            self.mask = 0
+            self.merges[0].rank = 0
 
     def __dealloc__(self):
         free(self.merges)

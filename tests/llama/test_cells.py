@@ -250,3 +250,23 @@ def test_inputs_of_a_token_are_of_rows_that_there_are(ctx):
         scheduler.compute(graph)
         found = [t.numpy().tolist() for t in graph.nodes]
     assert found == [[3], [0.0] + [-np.inf] * 5]
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(1), np.zeros(1, np.int64), np.zeros((1, 1), np.int32),
+                                   np.zeros(4, np.int32)[::2], None])
+def test_tokens_of_other_types_and_shapes_are_refused(wrong):
+    cells, one = Cells(4, 2), np.zeros(1, np.int32)
+    for call in (lambda: cells.place(wrong, one), lambda: cells.place(one, wrong), lambda: cells.mask(wrong, one, 0),
+                 lambda: cells.mask(one, wrong, 0)):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    assert cells.n_used == 0
+
+
+def test_cells_may_be_made_again():
+    cells = Cells(4, 2)
+    put(cells, 0, 0)
+    cells.__init__(2, 1)
+    assert (cells.n_rows, cells.n_used, len(cells.positions)) == (2, 0, 2)
+    put(cells, 0, 7, 8)
+    assert cells.positions.tolist() == [7, 8]

@@ -173,3 +173,30 @@ def test_a_vocabulary_of_one_token():
 def test_none_is_no_memory(make):
     with pytest.raises(TypeError):
         make()
+
+
+ROW = np.zeros(4, np.uint64)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: StringTable(b"", np.zeros(2, np.int64)), lambda: StringTable(b"", np.zeros(2, np.float64)),
+    lambda: StringTable(np.zeros(2, np.uint16), ROW), lambda: StringTable(b"", ROW.reshape(2, 2)),
+    lambda: StringTable(b"", ROW[::2]), lambda: StringTable(b"", ROW.astype(">u8")),
+    lambda: find_strings(b"", 0, bytes(8)), lambda: find_strings(b"", 0, memoryview(ROW).toreadonly()),
+    lambda: ScoreMerger(table(["a"]), np.zeros(1), np.zeros(256, np.int32), 0),
+    lambda: ScoreMerger(table(["a"]), np.zeros(1, np.float32), np.zeros(256, np.uint32), 0)])
+def test_arrays_of_other_types_and_shapes_are_refused(make):
+    with pytest.raises((ValueError, BufferError)):
+        make()
+
+
+def test_an_array_is_held_while_a_table_reads_it():
+    memory, starts = bytearray(b"\1" + bytes(7) + b"a"), array("Q", [0])
+    held = StringTable(memory, starts)
+    for change in (lambda: starts.append(1), memory.clear):
+        with pytest.raises(BufferError):
+            change()
+    assert held.get("a") == 0
+    del held
+    starts.append(1)
+    memory.clear()

@@ -113,24 +113,19 @@ cdef class Device:
     def move(self, uintptr_t buffer, uintptr_t address, view, bint into):
         """Copy bytes into a device's buffer, or out of it into a writable view."""
         cdef gx_tensor made
-        cdef uint8_t[::1] out
-        cdef const uint8_t[::1] given
-        cdef size_t size = len(view)
-        cdef const uint8_t *at
-        cdef uint8_t *to
-        if size == 0:
-            return
-        byte_row(&made, <void *>buffer, <void *>address, size)
-        if into:
-            given = view
-            at = &given[0]
+        cdef Py_buffer found
+        PyObject_GetBuffer(view, &found, PyBUF_SIMPLE if into else PyBUF_WRITABLE)
+        try:
+            if found.len == 0:
+                return
+            byte_row(&made, <void *>buffer, <void *>address, found.len)
             with nogil:
-                self.api.call.backend_tensor_set(&made, at, 0, size)
-        else:
-            out = view
-            to = &out[0]
-            with nogil:
-                self.api.call.backend_tensor_get(&made, to, 0, size)
+                if into:
+                    self.api.call.backend_tensor_set(&made, found.buf, 0, found.len)
+                else:
+                    self.api.call.backend_tensor_get(&made, found.buf, 0, found.len)
+        finally:
+            PyBuffer_Release(&found)
 
 
 cdef void byte_row(gx_tensor *out, void *buffer, void *address, size_t size) noexcept nogil:
