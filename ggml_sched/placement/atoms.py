@@ -22,6 +22,7 @@ __all__ = ["FEW_ATOMS", "MAX_ATOMS", "Atoms", "find_atoms"]
 MAX_ATOMS = 7
 FEW_ATOMS = 4
 _SHARE, _CACHE_SHARE = 0.002, 1 / 32
+_FARTHEST = 64      # nodes between a small weight and the atom that it goes with, at most
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Atoms:
         return sum(pin < 0 for pin in self.pins)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     members: list[int]
     pin: int
@@ -67,7 +68,9 @@ def find_atoms(outline: Outline, large: int, with_routers: int = FEW_ATOMS) -> A
     if not anchors and groups:
         anchors = [max(groups, key=lambda group: group.nbytes)]
     small = [group for group in groups if group not in anchors]
-    for group, anchor in [(group, _anchor_of(outline, group, anchors)) for group in small]:
+    at = {r: anchor for anchor in anchors for r in anchor.members}
+    near = [_near(nodes, at) for nodes in outline.graphs]
+    for group, anchor in [(group, _anchor_of(near[group.nodes[0][0]], group, anchors)) for group in small]:
         _join(anchor, group)
     free = sorted((group for group in anchors if group.pin < 0), key=lambda group: group.position)
     while len(free) > MAX_ATOMS:
@@ -129,19 +132,25 @@ def _together(outline: Outline) -> list[_Group]:
     return groups
 
 
-def _anchor_of(outline: Outline, group: _Group, anchors: list[_Group]) -> _Group:
-    """The anchor that a small group goes with."""
-    g, node = group.nodes[0]
-    nodes = outline.graphs[g]
-    at = {r: anchor for anchor in anchors for r in anchor.members}
-    held = [next((at[r] for r in own if r in at), None) for own in nodes.residents]
+_Near = tuple[list[list[int]], list[list[int]], list[_Group | None]]
+"""For each node of a graph: the nodes that it reads, its readers, the anchor with its residents."""
+
+
+def _near(nodes: Nodes, at: dict[int, _Group]) -> _Near:
     before = _before(nodes)
+    return before, _after(before), [next((at[r] for r in own if r in at), None) for own in nodes.residents]
+
+
+def _anchor_of(near: _Near, group: _Group, anchors: list[_Group]) -> _Group:
+    """The anchor that a small group goes with."""
+    before, after, held = near
+    _, node = group.nodes[0]
     if group.router:
         return min(anchors, key=lambda anchor: anchor.nbytes)
     for p in before[node]:
         if (anchor := held[p]) is not None:
             return anchor               # a bias, or a scale
-    return _search(_after(before), held, node) or _search(before, held, node) or min(
+    return _search(after, held, node) or _search(before, held, node) or min(
         anchors, key=lambda anchor: abs(anchor.position - group.position))
 
 
@@ -162,7 +171,7 @@ def _after(before: list[list[int]]) -> list[list[int]]:
 def _search(near: list[list[int]], held: list[_Group | None], node: int) -> _Group | None:
     """The first anchor that is found from a node, depth first along `near`."""
     seen, stack = {node}, list(reversed(near[node]))
-    while stack:
+    while stack and len(seen) < _FARTHEST:
         i = stack.pop()
         if i in seen:
             continue

@@ -122,6 +122,9 @@ def _source(value: Value, column: Sequence[int], comes_in: int) -> int:
     return column[value.number] if value.origin == NODE else comes_in + (value.origin != COMES_IN)
 
 
+_POSITIONS = 64     # nodes of a stage at which the bytes that are alive are counted
+
+
 class _Ledger:
     """The nodes, splits and copies of one graph under one rule, summed by column."""
 
@@ -218,6 +221,9 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
     if not n:
         return found
     rows, groups = _alive(nodes, column, len(at), lasting)
+    if n > _POSITIONS:      # each position bounds from below, so that the fullest will do
+        fullest = np.argsort(-np.sum(rows, axis=0), kind="stable")[:_POSITIONS] if rows else np.zeros(0, np.intp)
+        rows = [row[fullest] for row in rows]
     for d in range(devices):
         on = [a == d for a in at]
         weights, live = [], []

@@ -333,6 +333,26 @@ def test_a_chain_of_arguments_that_do_not_fit_is_an_error(given, message):
         tables([decoder()], (GPU, CPU)).chain(**given)
 
 
+def test_a_graph_without_nodes_costs_nothing():
+    ctx = gs.Context()
+    made = tables([gs.Graph(ctx.tensor("f32", (4,), "x", input=True))], (GPU, CPU))
+    chain = made.chain((True, True), limits=(0, 0))
+    solution = path_for(chain, (0, 0))
+    assert (solution.cost, solution.memory) == (0.0, (0, 0))
+    assert made.assignment(chain, solution).nodes == ({},)
+
+
+def test_a_stage_of_thousands_of_small_weights_ends_in_bounded_tables():
+    parts = Parts()
+    x = total = parts.embedding(64, 1)
+    for k in range(1000):
+        each = parts.ctx.mul_mat(parts.resident(f"w{k}", 64, 64), x) if k % 10 == 0 else x
+        total = parts.ctx.add(total, parts.norm(each, f"n{k}"))
+    made = tables([gs.Graph(total)], (FAST, GPU, CPU))
+    assert max(len(needs) for needs in made.needs) == MAX_PATTERNS
+    assert np.isfinite(path_for(made.chain((True, True, True)), (0, 0, 0)).cost)
+
+
 def test_a_solution_without_a_path_has_no_assignment():
     made = tables([decoder()], (GPU, CPU))
     chain = made.chain()
