@@ -70,8 +70,8 @@ class Fit:
     seconds: float
     """The price of the plans: for each graph the seconds of its real plan, times its weight in the goal."""
     bound: float
-    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  Of
-    the arenas it counts nothing."""
+    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  In
+    graphs without a weight in the goal products run where their largest weight or cache is."""
     rules_bound: float
     """No placement takes less that computes in every graph the nodes with weights and caches where these are, and the
     other nodes by the rules of the tables: proven by multipliers, with the least arenas that such a placement has."""

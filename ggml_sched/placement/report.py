@@ -117,7 +117,7 @@ def notes(fit: Fit) -> str:
         if worth > 0:
             lines.append(f"a GB more on {device.name} brings {seconds(worth * 1e9)} at most")
     lines.append(f"no placement that computes nodes where their weights and caches are takes less than "
-                 f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); none at all, whatever its arenas, less than "
+                 f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); none at all takes less than "
                  f"{seconds(fit.bound)} (gap {fit.full_gap:.2%})")
     measured = [device.name for device in fit.devices if device.measured]
     assumed = [device.name for device in fit.devices if not device.measured]
