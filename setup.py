@@ -124,6 +124,8 @@ def kernels() -> Extension:
 
 def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     """cythonize(), but a performance hint is an error."""
+    print(f"ggml-sched: translates {len(extensions)} modules to C, then compiles them, {JOBS} at a time; on two "
+          "processors this takes a minute or two", file=sys.stderr, flush=True)
     with captured_output() as said:
         built = cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=JOBS if JOBS > 1 else 0)
     if "performance hint" in said[0].lower():
@@ -177,8 +179,6 @@ remove_stale_modules()
 EXTENSIONS = [kernels(), ggml_extension(), *core_extensions()]
 if sys.platform != "darwin":
     EXTENSIONS.append(hook_extension())     # needs the dynamic linker of Linux
-print(f"ggml-sched: translates {len(EXTENSIONS)} modules to C, then compiles them, {JOBS} at a time; on two processors "
-      "this takes a minute or two", file=sys.stderr, flush=True)
-setup(ext_modules=cythonize_strictly(EXTENSIONS),
-      cmdclass={"build_ext": IncrementalBuild},
+setup(ext_modules=EXTENSIONS,
+      cmdclass={"build_ext": type("Build", (IncrementalBuild,), {"translate": staticmethod(cythonize_strictly)})},
       options={"build_ext": {"parallel": JOBS}})

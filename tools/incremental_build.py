@@ -13,11 +13,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 
 class IncrementalBuild(build_ext):
     """build_ext for compilers that write dependency files (-MMD), with a line for each extension that is done."""
+
+    @staticmethod
+    def translate(extensions: list[Extension]) -> list[Extension]:
+        """The extensions with C sources in place of Cython's; setup.py has its own."""
+        return extensions
+
+    def run(self) -> None:
+        """Translate only now: a source distribution, or a package's metadata, needs no C."""
+        for extension, translated in zip(self.extensions, self.translate(self.extensions), strict=True):
+            assert extension.name == translated.name
+            extension.sources = translated.sources
+        super().run()
 
     def build_extensions(self) -> None:
         self.n_done = 0

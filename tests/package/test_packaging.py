@@ -187,6 +187,23 @@ def wheel(sdist, tmp_path_factory) -> Path:
     return build(tmp_path_factory.mktemp("wheel"), str(sdist))
 
 
+def test_metadata_and_a_source_distribution_need_no_translation_to_c(tmp_path):
+    """pip reads the metadata first: nothing long may happen there, and a source distribution has no C of Cython's."""
+    pytest.importorskip("Cython")
+    tree = tmp_path / "tree"
+    for name in wanted_in_sdist():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tree / name)
+    for call in ("get_requires_for_build_wheel()", "prepare_metadata_for_build_wheel(sys.argv[1])",
+                 "build_sdist(sys.argv[1])"):
+        run_python("-c", f"import sys; from setuptools import build_meta; print(build_meta.{call})", str(tmp_path),
+                   cwd=tree, timeout=300)
+    assert [path.name for path in tree.rglob("*.pyx") if path.with_suffix(".c").exists()] == []
+    with tarfile.open(max(tmp_path.glob("*.tar.gz"))) as tar:
+        names = {member.name.partition("/")[2] for member in tar.getmembers()}
+    assert {path.relative_to(tree).as_posix() for path in tree.rglob("*.pyx")} <= names
+
+
 @pytest.mark.soak
 def test_the_source_distribution_is_what_git_has(sdist):
     with tarfile.open(sdist) as tar:
