@@ -90,11 +90,11 @@ def stop_at(problem: Problem, path: Ints | None, within: float, cutoff: float) -
     return cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
 
 
-def cheaper(problem: Problem, path: Ints | None, found: Ints | None) -> Ints | None:
+def cheaper(problem: Problem, bound: Bound, path: Ints | None, found: Ints | None) -> Ints | None:
     """The cheaper of a path and of another after exchanges."""
     if found is None:
         return path
-    found = improve(problem, found)
+    found = improve(problem, found, bound.multipliers)
     return found if path is None or problem.cost_of(found) < problem.cost_of(path) else path
 
 
@@ -104,7 +104,7 @@ def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: floa
     for width, effort in WIDTHS:
         found, proven = labels.search(stop_at(problem, path, within, cutoff), width, effort)
         bound.value = max(bound.value, proven)
-        path = cheaper(problem, path, found)
+        path = cheaper(problem, bound, path, found)
         if is_done(labels, path, within, cutoff):
             break
     return path
@@ -128,10 +128,10 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
             break
         trail = counts.path(found)
         if trail is not None and problem.fits(trail):
-            path = cheaper(problem, path, trail)
+            path = cheaper(problem, bound, path, trail)
         else:
             used = kept[np.flatnonzero(found[:len(kept)])]
-            path = cheaper(problem, path, labels.search(stop, *WIDTHS[0], among=used)[0])
+            path = cheaper(problem, bound, path, labels.search(stop, *WIDTHS[0], among=used)[0])
         if is_done(labels, path, within, cutoff) or not counts.cut(found):
             break
     return path
@@ -149,7 +149,7 @@ def first_paths(problem: Problem, bound: Bound) -> Ints | None:
     paths += [path for one in over if (path := repair(problem, one.path, bound.multipliers)) is not None]
     if not len(problem.scarce):
         return paths[0] if paths else None
-    paths = [improve(problem, path) for path in paths]
+    paths = [improve(problem, path, bound.multipliers) for path in paths]
     return min(paths, key=problem.cost_of, default=None)
 
 
