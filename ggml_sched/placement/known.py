@@ -1,5 +1,9 @@
 """Well-known devices, by name: memory, bandwidth and operations as published, from `known_devices.json`.
 
+Operations a second are the peak of dense products of FP16 with sums in FP32, on tensor or matrix cores where the
+device has them; FP32 for Apple's chips and for processors.  Each entry names the page of its figures, or the formula
+and the page of what it was computed from.
+
 Names are read without spaces, punctuation, capitals and the maker's name: "4090", "RTX 4090" and "NVIDIA GeForce
 RTX 4090" are one device.
 """
@@ -31,7 +35,7 @@ class Known(NamedTuple):
     bandwidth: float
     """Bytes a second."""
     flops: float
-    """Operations a second."""
+    """Operations a second: dense FP16 with sums in FP32, or FP32 where the module's first lines say so."""
     host: bool
     launch: float | None
     split: float | None
@@ -40,7 +44,7 @@ class Known(NamedTuple):
     reserve_share: float
     """The part of the memory that the system keeps."""
     source: str
-    """The page that gives these figures."""
+    """The address of the page of these figures, or "computed from", the formula, and the page of its figures."""
 
     def device(self, name: str | None = None, memory: int | None = None) -> Device:
         """This device under `name`, with `memory` bytes where that is not the usual size."""

@@ -1,5 +1,7 @@
 """Devices and links as texts: every form, well-known names, and texts that cannot be read."""
 
+import re
+
 import pytest
 
 import ggml_sched as gs
@@ -94,14 +96,34 @@ def test_a_text_that_is_no_link_is_an_error(texts, match):
         read_links(texts)
 
 
-def test_every_well_known_device_is_a_device_and_names_its_source():
+def test_every_well_known_device_is_a_device():
     names = [name for known in known_devices() for name in (known.name, *known.also)]
     assert len(set(names)) == len(names) > 60
     for known in known_devices():
         device = known.device()
-        assert known_device(known.name) is known and known.source.startswith("https://")
+        assert known_device(known.name) is known
         assert 0 < device.budget <= device.memory and device.measured == frozenset()
-        assert 4 << 30 <= device.memory <= 1 << 40 and 3e10 < device.bandwidth < 1e13 and 5e11 <= device.flops < 1e16
+
+
+@pytest.mark.parametrize("known", known_devices(), ids=lambda known: known.name)
+def test_the_figures_of_a_well_known_device_have_an_address_and_are_plausible(known):
+    addresses = re.findall(r"https://[\w.-]+\.[a-z]+/[^\s;,]+", known.source)
+    assert addresses and known.source.count("https://") == len(addresses)
+    assert known.source.startswith(("https://", "computed from "))
+    assert 4 << 30 <= known.memory <= 1 << 40
+    assert 3e10 < known.bandwidth < 1e13 and 5e11 <= known.flops < 1e16
+    # Reading all the memory once takes 10 ms to 2 s; a byte read allows 8 to 500 operations.
+    assert 0.01 < known.memory / known.bandwidth < 2
+    assert 8 < known.flops / known.bandwidth < 500
+
+
+@pytest.mark.parametrize("known", [known for known in known_devices() if " cores x " in known.source],
+                         ids=lambda known: known.name)
+def test_operations_computed_from_cores_and_clock_are_those_of_the_formula(known):
+    factors = re.search(r"(?:(\d+) x )?([\d,]+) cores x (?:(\d+) x )?(?:the )?([\d.]+) GHz", known.source)
+    a_core, cores, each, clock = factors.groups()
+    computed = int(a_core or each) * int(cores.replace(",", "")) * float(clock) * 1e9
+    assert known.flops == pytest.approx(computed, rel=5e-3)
 
 
 @pytest.mark.parametrize("name", ["RTX 3060", "5090", "A100", "h100", "H200", "L4", "MI300X", "Apple M1", "m4 max",
