@@ -180,8 +180,8 @@ def test_an_unknown_argument_is_an_error_that_says_what_it_is_called_here(call, 
 
 
 @pytest.mark.parametrize(("name", "value", "kind"), [
-    ("n_ctx", "512", TypeError), ("n_ctx", 2.5, TypeError), ("n_ctx", -1, ValueError), ("n_batch", None, TypeError),
-    ("n_batch", 0, ValueError), ("n_seq", "2", TypeError), ("n_seq", 64, ValueError), ("kv_type", None, ValueError),
+    ("n_ctx", "512", TypeError), ("n_ctx", 2.5, TypeError), ("n_ctx", -1, ValueError), ("n_batch", "64", TypeError),
+    ("n_batch", 0, ValueError), ("n_seq", "2", TypeError), ("n_seq", 64, ValueError), ("kv_type", "", ValueError),
     ("kv_type", "q6_K", ValueError), ("place", 3, TypeError), ("progress", 3, TypeError),
     ("backends", "cpu", TypeError), ("backends", ["cpu"], TypeError), ("backends", [None], TypeError),
     ("backends", 3, TypeError),
