@@ -65,7 +65,11 @@ def _settings(args: argparse.Namespace, context: int) -> dict[str, object]:
 
 def _room() -> ModuleType:
     """ggml_sched.llama_cpp, with which this process is not hooked."""
-    os.environ.setdefault("GGML_SCHED", "off")
-    from ggml_sched import llama_cpp
-
+    given = os.environ.get("GGML_SCHED")
+    os.environ["GGML_SCHED"] = given or "off"
+    try:
+        from ggml_sched import llama_cpp
+    finally:
+        if given is None:
+            del os.environ["GGML_SCHED"]
     return llama_cpp

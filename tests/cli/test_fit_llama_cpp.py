@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def test_the_answer_ends_with_the_command(capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     assert "graphs of llama-cpp-python" in printed
     assert f"\nllama-server -m {TINY} -c 256 -b 32 -ub 32 -ngl " in printed
+
+
+@needs_llama_cpp
+def test_the_environment_of_the_process_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    before = dict(os.environ)
+    assert cli.main(["fit", TINY, *DEVICES, "--context", "256", "--batch", "32", "--llama-cpp", "--json"]) == 0
+    assert dict(os.environ) == before
 
 
 @needs_llama_cpp
