@@ -90,7 +90,7 @@ def first_table(rows: list[tuple[str, str]]) -> None:
         table.append(cells)
         for column, values in ratios.items():
             values.append(found["fit"] / found[column])
-        print("|", " | ".join(map(str, cells)), "|", flush=True)
+        print("|", " | ".join(map(str, cells)), "|", file=sys.stderr, flush=True)
     head = ("devices", "model", "whole layers", "fill / no margin", "even", "**fit**", "bound", "gap %",
             "bound of all", "gap %", "CPU s", "splits")
     print("\n" + markdown(head, table))
@@ -116,7 +116,7 @@ def second_table(rows: list[tuple[str, str]]) -> None:
                 cells += [f"{decode:.2f} and {prompt:.0f}", f"{100 * fit.gap:.2f}"]
             cells.append(f"{took:.2f}")
         table.append(cells)
-        print("|", " | ".join(map(str, cells)), "|", flush=True)
+        print("|", " | ".join(map(str, cells)), "|", file=sys.stderr, flush=True)
     head = ("devices", "model", "prompt on what holds it", "CPU s", "prompt, weights brought over", "CPU s",
             "512 in and 256 out", "gap %", "CPU s")
     print("\n" + markdown(head, table))
