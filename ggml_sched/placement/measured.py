@@ -87,9 +87,10 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
             kept = measure(backend, types)
         found.append(kept.on(backend).replace(memory=memory_left(backend)))
     wanted = {(a.name, b.name) for a in backends for b in backends if a is not b}
-    if again or not wanted <= set(links):
+    measures_links = again or not wanted <= set(links)
+    if measures_links:
         links = {**links, **measure_links(backends)}
-    if again or any(device.name not in by_name for device in found) or not path.exists():
+    if measures_links or any(device.name not in by_name for device in found) or not path.exists():
         names = {device.name for device in found}
         save_devices(path, [*(device for device in known if device.name not in names), *found], links)
     return tuple(found), {pair: way for pair, way in links.items() if pair in wanted}

@@ -160,6 +160,19 @@ def test_a_device_is_measured_once_and_its_memory_is_that_of_now(tmp_path, monke
     assert load_devices(path)[0] == (anew,)
 
 
+def test_links_of_devices_that_were_measured_one_by_one_are_kept_too(tmp_path, monkeypatch):
+    path, link = tmp_path / "devices.json", gs.Link(1e9, 1e-6)
+    save_devices(path, [MODEL.replace(name=name) for name in ("one", "two")])
+    calls = []
+    monkeypatch.setattr("ggml_sched.placement.measured.measure_links", lambda backends: calls.append(backends) or {
+        (a.name, b.name): link for a in backends for b in backends if a is not b})
+    with Modelled(MODEL.replace(name="one")) as one, Modelled(MODEL.replace(name="two")) as two:
+        for _ in range(2):
+            _, links = measured_devices([one, two], path)
+            assert links == load_devices(path)[1] == {("one", "two"): link, ("two", "one"): link}
+    assert len(calls) == 1
+
+
 def test_the_file_is_in_the_folder_for_configuration(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert default_path() == tmp_path / "ggml-sched" / "devices.json"
