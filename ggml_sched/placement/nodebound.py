@@ -7,12 +7,13 @@ nodes each change of device begins a split, and those splits count.  The bytes o
 by multipliers, which cutting planes choose, as for chains (`solve.bound`).  A resident that several graphs with a
 weight read may be on another device in each: its bytes are shared among them, and the shares add up to one resident.
 
-A graph without a weight costs nothing and takes memory: its products run where their largest resident is, and the arena
-there holds what such a product reads and writes, as it does for each product of the other graphs.  Cases by the largest
-product of each device cover all placements, and the bound is the least of theirs.
+A graph without a weight costs nothing and takes memory: where a product runs, the arena holds what it reads and writes,
+as it does for each product of the other graphs.  Cases by the largest product of each device cover all placements, and
+the bound is the least of theirs.
 
-What is taken for granted: a device reads no memory but its own without a copy, and inputs, the leafs with the flag,
-start on the host, which is the last backend of a plan.
+What is taken for granted: a device reads no memory but its own without a copy; inputs, the leafs with the flag, start
+on the host, which is the last backend of a plan; products of graphs without a weight run where their largest resident
+is.  A placement that computes these elsewhere, where their time does not count, may be cheaper than the bound.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
                room: Sequence[int], allowed: Mapping[str, Sequence[bool]] | None = None) -> NodeBound:
     """The least seconds, sum of `weights[i]` times those of `graphs[i]`, over all placements within `room`.
 
-    `room`: bytes of each device for residents and arenas.  `allowed`: for the
-    names of some residents, whether each device may hold them.  A graph of weight 0 counts for its residents and for
-    what its products hold in the arena of their largest resident's device.
+    `room`: bytes of each device for residents and arenas.  `allowed`: for the names of some residents, whether each
+    device may hold them.  A graph of weight 0 counts for its residents and for what its products hold in the arena of
+    their largest resident's device.
 
     Raises ValueError where the arguments' lengths differ, or for a weight that is negative or no number.
     """

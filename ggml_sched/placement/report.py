@@ -116,8 +116,9 @@ def notes(fit: Fit) -> str:
     for device, worth in zip(fit.devices, fit.worth, strict=True):
         if worth > 0:
             lines.append(f"a GB more on {device.name} brings {seconds(worth * 1e9)} at most")
+    others = "none at all" if all(fit.goal) else "none that does so in the graphs without a weight"
     lines.append(f"no placement that computes nodes where their weights and caches are takes less than "
-                 f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); none at all takes less than "
+                 f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); {others} takes less than "
                  f"{seconds(fit.bound)} (gap {fit.full_gap:.2%})")
     measured = [device.name for device in fit.devices if device.measured]
     assumed = [device.name for device in fit.devices if not device.measured]

@@ -40,6 +40,14 @@ def test_a_row_for_each_device_and_kind_and_graph(tiny: str, capsys: pytest.Capt
         assert any(line.startswith(start) for line in lines), start
 
 
+@pytest.mark.parametrize("goal, others", [("64+16", "none at all"),
+                                          ("decode", "none that does so in the graphs without a weight")])
+def test_what_the_bounds_cover_is_printed(tiny: str, goal: str, others: str,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--device", CPU, "--context", "64", "--batch", "64", "--goal", goal) == 0
+    assert f"; {others} takes less than " in capsys.readouterr().out
+
+
 def test_json_is_the_answer(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, "--device", "4090", "--device", CPU, "--json", "--goal", "64+16", "--batch", "64") == 0
     data = json.loads(capsys.readouterr().out)
