@@ -94,8 +94,8 @@ class Stock:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Settings of `ggml_sched.llama_cpp.dry_run`, which has the exact bytes: `dry_run(path, devices=...,
-        **settings)`, with devices in `order`."""
+        """Keyword arguments of `ggml_sched.llama_cpp.dry_run`, which has the exact bytes; its `devices` are those of
+        the fit in `order`."""
         return {**self.arguments, "override_tensor": dict(self.override_tensor)}
 
     def command(self, model: str = "MODEL.gguf", program: str = "llama-server") -> str:

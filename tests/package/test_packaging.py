@@ -36,7 +36,7 @@ DECLARATIONS = [f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd
                 if kind == "pxd" or (ROOT / "ggml_sched" / f"{name}.pyi").exists()]
 """Each extension's files for Cython, and for type checkers if it has Python names."""
 KERNELS = ("graph/_dlpack", "planning/_c_program", "backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells",
-           "llama/_strings", "llama_cpp/_hook")
+           "llama/_strings", "llama_cpp/_hook", "placement/solve/_chain")
 """Extensions without headers for other extensions."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
@@ -220,7 +220,8 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS} | {"_ggml_sched_pytest.py"}
     expected |= {f"ggml_sched/include/{name}" for name in (
         "cmake/ggml-sched-config.cmake", "cmake/ggml-sched-config-version.cmake", "pkgconfig/ggml-sched.pc")}
-    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
+    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf",
+                                                   "placement/known_devices.json")}
     expected |= {f"ggml_sched/{name}" for name in ("_graph.pxd", *DECLARATIONS)}
     expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.glob("core/**/__init__.pxd")}
     expected |= {f"ggml_sched/{name}.pyi" for name in KERNELS}
