@@ -141,7 +141,10 @@ class Parameters:
                 row.tag, row.value.val_f64 = api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
             else:
                 row.tag = api.LLAMA_KV_OVERRIDE_TYPE_STR
-                text = str(value).encode()[:127]
+                text = str(value).encode()
+                if len(text) >= ctypes.sizeof(row.value):
+                    raise ValueError(f"kv_overrides: {key!r} has {len(text)} bytes; llama.cpp takes "
+                                     f"{ctypes.sizeof(row.value) - 1} at most")
                 ctypes.memmove(ctypes.addressof(row.value), text + b"\0", len(text) + 1)
         return array
 

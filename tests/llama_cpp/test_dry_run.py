@@ -157,6 +157,7 @@ def test_graphs_are_planned_like_others(dry_run):
     ({"type_v": "q8_0"}, "requires flash_attn", 1),
     ({"type_k": 200}, "GGML_ASSERT(type >= 0", -6),
     ({"kv_overrides": {"llama.block_count": 9}}, "blk.4.attn_norm.weight' not found", 1),
+    ({"kv_overrides": {"general.name": "x" * 128}}, "'general.name' has 128 bytes; llama.cpp takes 127 at most", 1),
     ({"override_tensor": {"x": "HOST9"}}, "no buffer type has the name 'HOST9'", 1)])
 def test_what_llama_cpp_refuses_or_aborts_on_is_an_error_with_its_words(settings, message, status, dry_run):
     from ggml_sched.llama_cpp import DryRunError
