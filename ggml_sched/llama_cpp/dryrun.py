@@ -241,9 +241,9 @@ def _described(devices: Iterable[object]) -> list[tuple[str, int, int]]:
 def _start(folder: str, deadline: float) -> tuple[int | None, str]:
     """Run the process; its exit status, None after the deadline, and what it printed to stderr."""
     packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.pathsep.join(filter(None, [packages, *(entry for entry in sys.path if entry), ""]))
+    path = os.pathsep.join([packages, *filter(None, sys.path)])
     # A backtrace by a debugger, which ggml starts when it aborts, takes seconds.
-    environment = os.environ | {"GGML_SCHED": "alloc", "GGML_NO_BACKTRACE": "1", "PYTHONPATH": path.strip(os.pathsep),
+    environment = os.environ | {"GGML_SCHED": "alloc", "GGML_NO_BACKTRACE": "1", "PYTHONPATH": path,
                                 "PYTHONSAFEPATH": "1"}
     with open(os.path.join(folder, "stderr"), "w+", encoding="utf-8", errors="replace") as printed:
         process = subprocess.Popen(

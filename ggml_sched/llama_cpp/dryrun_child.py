@@ -37,8 +37,7 @@ class Ggml:
 
     def __init__(self, folder: Path) -> None:
         self.base = ctypes.CDLL(str(_library(folder, "ggml-base")))
-        self._all = (self.base, ctypes.CDLL(str(_library(folder, "ggml"))),
-                     ctypes.CDLL(str(_library(folder, "ggml-cpu"))))
+        self._all = self.base, ctypes.CDLL(str(_library(folder, "ggml")))
 
     def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         for library in self._all:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ggml_sched._graph import Type
 
-__all__ = ["CONTEXT", "DEFAULTS", "MODEL", "Parameters", "check_settings"]
+__all__ = ["Parameters", "check_settings"]
 
 SPLIT_MODES = ("none", "layer", "row", "tensor")
 DEFAULTS: Mapping[str, object] = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "n_gpu_layers": 0, "use_mmap": True,
@@ -22,11 +22,10 @@ DEFAULTS: Mapping[str, object] = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512,
 MODEL = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "use_extra_bufts",
          "no_host", "load_mtp", "kv_overrides", "override_tensor")
 """Settings of a model.  `override_tensor`: {regular expression: name of a device or buffer type}, as with `-ot`."""
-CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_outputs_max_per_seq", "n_threads",
-           "n_threads_batch", "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base",
-           "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
-           "yarn_orig_ctx", "type_k", "type_v", "embedding", "offload_kqv", "op_offload", "swa_full", "kv_unified",
-           "flash_attn", "n_rs_seq")
+CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_outputs_max_per_seq", "rope_scaling_type",
+           "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
+           "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "type_k", "type_v", "embedding",
+           "offload_kqv", "op_offload", "swa_full", "kv_unified", "flash_attn", "n_rs_seq")
 """Settings of a context.  `flash_attn`: True, False, or "auto", which leaves it to llama.cpp; `type_k` and `type_v`:
 names such as "q8_0", or ggml's numbers."""
 WITHOUT_EFFECT = ("n_threads", "n_threads_batch", "seed", "verbose", "no_perf", "last_n_tokens_size", "chat_format",
@@ -40,7 +39,7 @@ def check_settings(settings: Mapping[str, object]) -> dict[str, object]:
     for name in settings:
         if name not in known:
             raise TypeError(f"{name!r} is not one of llama.cpp's settings that bytes depend on: "
-                            f"{', '.join(sorted({*MODEL, *CONTEXT} - set(WITHOUT_EFFECT)))}")
+                            f"{', '.join(sorted({*MODEL, *CONTEXT}))}")
     kept = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT and value is not None}
     found = {**DEFAULTS, **kept}
     mode = found.get("split_mode")
