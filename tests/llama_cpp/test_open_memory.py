@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from allocations import PACKAGES
 from hooked import build
 from processes import run_python
 
@@ -82,7 +83,7 @@ api.llama_model_free(model)
 assert hooked.memory() == {{}}
 print("done")
 """
-    path = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
+    path = os.pathsep.join(filter(None, [PACKAGES, *sys.path]))
     assert run(code, LD_PRELOAD=libraries["holes"], PYTHONPATH=path).endswith("done\n")
 
 

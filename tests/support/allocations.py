@@ -10,7 +10,11 @@ from pathlib import Path
 
 from processes import run_python
 
+import ggml_sched
+
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = str(Path(ggml_sched.__file__).resolve().parents[1])
+"""The folder that the package was imported from: that of its sources, or of an environment."""
 MODES = {"stock": "off", "alloc": "alloc", "sched": "sched"}
 """Of bench/hooked/allocated.py: the levels of a dry run."""
 
@@ -22,7 +26,7 @@ def allocated(folder: Path, mode: str, path: Path, libraries: dict[str, str], wa
     job.write_text(json.dumps({"mode": mode, "path": str(path), "libraries": libraries, "devices": devices,
                                "pipeline": pipeline, "ways": ways}))
     done = run_python(str(ROOT / "bench/hooked/allocated.py"), str(job), timeout=300, LD_PRELOAD=libraries["holes"],
-                      GGML_SCHED="off", PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), *sys.path])))
+                      GGML_SCHED="off", PYTHONPATH=os.pathsep.join(filter(None, [PACKAGES, *sys.path])))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row.get("failed") for row in rows] == [None] * len(ways)
     return [sorted(row["buffers"]) for row in rows]
