@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from ggml_sched.llama_cpp.imitated import Imitated, imitate
@@ -36,7 +37,7 @@ class Ggml:
     """ggml's functions that a dry run calls, from the libraries beside llama.cpp's."""
 
     def __init__(self, folder: Path) -> None:
-        self.base = ctypes.CDLL(str(_library(folder, "ggml-base")))
+        self.base: ctypes.CDLL = ctypes.CDLL(str(_library(folder, "ggml-base")))
         self._all = self.base, ctypes.CDLL(str(_library(folder, "ggml")))
 
     def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -79,7 +80,8 @@ class Opened:
         import llama_cpp as api
 
         check()
-        self.api, self.settings = api, job["settings"]
+        self.api: ModuleType = api
+        self.settings: dict[str, Any] = job["settings"]
 
         def write(level: int, text: bytes, data: object) -> None:
             log.write(f"{level} {text.decode(errors='replace').rstrip()}\n")
@@ -88,7 +90,7 @@ class Opened:
         self._written = api.llama_log_callback(write)
         api.llama_log_set(self._written, None)
         api.llama_backend_init()
-        self.ggml = Ggml(Path(api.__file__).parent / "lib")
+        self.ggml: Ggml = Ggml(Path(api.__file__).parent / "lib")
         found = self.ggml.devices()
         self.imitated: list[Imitated] = []
         if job["devices"] is not None:
@@ -100,10 +102,10 @@ class Opened:
         types = {name: self._buffer_type(handle) for name, handle in found.items()}
         types |= {self._type_name(kind).decode(): kind for kind in types.values()}
         handles = [device.handle for device in self.imitated] if job["devices"] is not None else None
-        self.parameters = Parameters(api, self.settings, types, handles)
+        self.parameters: Parameters = Parameters(api, self.settings, types, handles)
         params = self.parameters.model
         params.no_alloc, params.load_mode = True, api.LLAMA_LOAD_MODE_NONE
-        self.model = api.llama_model_load_from_file(os.fsencode(job["path"]), params)
+        self.model: Any = api.llama_model_load_from_file(os.fsencode(job["path"]), params)
         if not self.model:
             raise SystemExit("llama.cpp did not open the model")
 

@@ -68,7 +68,8 @@ class Imitated:
         self._kept: list[object] = []
         label = ctypes.addressof(self._label)
         self._device, self._type = _Device(), _Type()
-        self.handle, self.buffer_type = ctypes.addressof(self._device), ctypes.addressof(self._type)
+        self.handle: int = ctypes.addressof(self._device)
+        self.buffer_type: int = ctypes.addressof(self._type)
         # The CPU's own function, not a call of Python: a scheduler makes some ten queries for each node.
         supports_op = (P * (SUPPORTS_OP + 1)).from_address(cpu)[SUPPORTS_OP]
         get_label = self._slot(P, lambda of: label, P)

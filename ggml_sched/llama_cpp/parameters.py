@@ -78,7 +78,7 @@ class Parameters:
                  devices: list[int] | None = None) -> None:
         self._api, self._settings = api, settings
         self._kept: list[object] = []
-        self.model = self._model(buffer_types, devices)
+        self.model: Any = self._model(buffer_types, devices)
 
     def _keep(self, array: Any) -> Any:
         self._kept.append(array)

@@ -127,7 +127,9 @@ class Forest:
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
                  allowed: Mapping[str, Sequence[bool]], by_bytes: bool) -> None:
-        self.devices, self.links, self.by_bytes = devices, links, by_bytes
+        self.devices: Sequence[Device] = devices
+        self.links: Links = links
+        self.by_bytes: bool = by_bytes
         n = len(devices)
         self.own: list[Floats] = []
         self.under: list[tuple[int, Floats] | None] = []
@@ -145,7 +147,7 @@ class Forest:
         for key in sizes.keys() - shares.keys():        # of graphs without a weight: bytes alone
             self._add(may_hold(key, allowed, n), float(sizes[key]), needs.get(key, 0.0))
         self._order()
-        self.fixed_bytes = float(sum(sizes.values()))
+        self.fixed_bytes: float = float(sum(sizes.values()))
 
     def _add(self, own: Floats, nbytes: float = 0.0, held: float = 0.0) -> int:
         self.own.append(own)

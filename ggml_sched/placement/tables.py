@@ -90,9 +90,11 @@ class Tables:
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
                  stream: Sequence[bool] | None = None, pins: Mapping[str, int] | None = None) -> None:
         stream = [False] * len(graphs) if stream is None else stream
-        self.graphs, self.devices, self.links = tuple(graphs), tuple(devices), links
-        self.weights = tuple(float(weight) for weight in weights)
-        self.pins = dict(pins or {})
+        self.graphs: tuple[Facts, ...] = tuple(graphs)
+        self.devices: tuple[Device, ...] = tuple(devices)
+        self.links: Links = links
+        self.weights: tuple[float, ...] = tuple(float(weight) for weight in weights)
+        self.pins: dict[str, int] = dict(pins or {})
         self._check(stream)
         self._host = next(i for i, device in enumerate(devices) if device.host)
         self._machine = Machine(len(devices), self._host, np.array([device.split for device in devices]), links)

@@ -62,9 +62,9 @@ class Trials:
 
     def __init__(self, graphs: Sequence[Graph], devices: Sequence[Device], links: Links, weights: Sequence[float],
                  fill: float) -> None:
-        self.devices = tuple(devices)
+        self.devices: tuple[Device, ...] = tuple(devices)
         self.backends: tuple[Backend, ...] = tuple(device.backend for device in devices)
-        self.weights = tuple(weights)
+        self.weights: tuple[float, ...] = tuple(weights)
         self.graphs: tuple[Graph, ...] = tuple(_copied(graph) for graph in graphs)
         self.tensors: tuple[dict[str, Tensor], ...] = tuple(_residents(graph) for graph in self.graphs)
         self.sizes: dict[str, int] = {}
@@ -76,7 +76,7 @@ class Trials:
                                      "bytes: graphs that are placed together share weights and caches by name")
                 self.kinds.setdefault(name, t.resident)
         self.facts: tuple[Facts, ...] = tuple(facts(graph, fill) for graph in self.graphs)
-        self.pricers = tuple(Pricer(found, self.devices, links) for found in self.facts)
+        self.pricers: tuple[Pricer, ...] = tuple(Pricer(found, self.devices, links) for found in self.facts)
         self._core = Devices(self.backends)
         self._taken = [{name: self._aligned(d, t) for named in self.tensors for name, t in named.items()}
                        for d in range(len(self.devices))]

@@ -46,16 +46,17 @@ class Counts:
     """The integer program of some columns of a problem; then a variable for each state to begin in, and to end in."""
 
     def __init__(self, problem: Problem, kept: Ints) -> None:
-        self.problem, self.kept = problem, kept
-        self.place = places(problem)
+        self.problem: Problem = problem
+        self.kept: Ints = kept
+        self.place: Ints = places(problem)
         states = problem.n_states
         number = problem.group[kept] // (states * states)
         self.tail: Ints = self.place[2 * number] * states + problem.before[kept]
         self.head: Ints = self.place[2 * number + 1] * states + problem.after[kept]
-        self.first = int(self.place[2 * problem.classes[0]]) * states
-        self.last = int(self.place[2 * problem.classes[-1] + 1]) * states
+        self.first: int = int(self.place[2 * problem.classes[0]]) * states
+        self.last: int = int(self.place[2 * problem.classes[-1] + 1]) * states
         begins = np.flatnonzero(np.isfinite(problem.start))
-        self.begins = begins + self.first
+        self.begins: Ints = begins + self.first
         n, n_begins = len(kept), len(begins)
         stages = np.bincount(problem.classes, minlength=problem.n_classes).astype(float)
         one_of = np.zeros((problem.n_classes + 1, n + n_begins + states))
@@ -70,7 +71,7 @@ class Counts:
         nbytes = np.zeros((len(problem.scarce), one_of.shape[1]))
         nbytes[:, :n] = problem.bytes[kept].T / MEGABYTE
         equal = np.concatenate([stages, [1.0], np.zeros(len(flow))])
-        self.program = Program(
+        self.program: Program = Program(
             np.concatenate([problem.cost[kept], problem.start[begins], np.zeros(states)]),
             np.concatenate([one_of, flow, nbytes]),
             np.concatenate([equal, np.full(len(nbytes), -np.inf)]),

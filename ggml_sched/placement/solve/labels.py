@@ -44,11 +44,11 @@ class Labels:
         others = np.unique([*(best * scale for scale in SCALES), *(one.multipliers for one in near)], axis=0)
         self.multipliers: Floats = np.concatenate([best[None], others[(others != best).any(1)]])
         tables = [cheapest(problem, problem.cost + problem.bytes @ row)[0] for row in self.multipliers]
-        self.table = tables[0]
-        self.suffix = np.stack([suffixes(problem.classes, table) for table in tables])
+        self.table: Floats = tables[0]
+        self.suffix: Floats = np.stack([suffixes(problem.classes, table) for table in tables])
         values = [float((problem.start + suffix[0]).min()) for suffix in self.suffix]
-        self.constants = np.array([constant(problem, row, value)
-                                   for row, value in zip(self.multipliers, values, strict=True)])
+        self.constants: Floats = np.array([constant(problem, row, value)
+                                           for row, value in zip(self.multipliers, values, strict=True)])
         least = [suffixes(problem.classes, cheapest(problem, problem.bytes[:, row])[0])
                  for row in range(len(problem.scarce))]
         shape = (len(problem.classes) + 1, problem.n_states, len(least))

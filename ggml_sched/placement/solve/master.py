@@ -22,7 +22,8 @@ class Master:
     """Planes over `n` multipliers that are at most `limit`."""
 
     def __init__(self, n: int, limit: float) -> None:
-        self.n, self.limit = n, limit
+        self.n: int = n
+        self.limit: float = limit
         # The columns of the dual: slacks of the budgets, bytes above them at the price `limit`, then the planes.
         eye = np.vstack([np.zeros(n), np.eye(n)])
         self.columns: list[Floats] = [*eye.T, *(-eye).T]

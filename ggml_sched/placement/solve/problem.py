@@ -33,14 +33,14 @@ class Problem:
     """
 
     def __init__(self, chain: Chain, budget: Sequence[int]) -> None:
-        self.classes = checked_classes(chain)
-        self.start = checked_start(chain)
-        self.n_states = len(self.start)
-        self.all_budgets = [index(bytes_) for bytes_ in budget]
+        self.classes: NDArray[np.int32] = checked_classes(chain)
+        self.start: Floats = checked_start(chain)
+        self.n_states: int = len(self.start)
+        self.all_budgets: list[int] = [index(bytes_) for bytes_ in budget]
         tables = [checked_class(chain, number, self.n_states, len(self.all_budgets))
                   for number in range(len(chain.cost))]
-        self.all_memory = [memory for _, memory in tables]
-        self.n_classes = len(tables)
+        self.all_memory: list[Ints] = [memory for _, memory in tables]
+        self.n_classes: int = len(tables)
         stages_of = np.bincount(self.classes, minlength=self.n_classes)
         usable = [np.isfinite(cost).any((1, 2)) for cost, _ in tables]
         most = [sum(int(count) * max((int(bytes_) for bytes_ in memory[rows, device]), default=0)
@@ -48,11 +48,11 @@ class Problem:
                 for device in range(len(self.all_budgets))]
         if max(most, default=0) >= LARGEST:
             raise ValueError(f"a path may take {max(most)} bytes on a device; {LARGEST} are too many for the solver")
-        self.scarce = [device for device, bytes_ in enumerate(most) if bytes_ > self.all_budgets[device]]
-        self.budget = np.array([max(self.all_budgets[device], -1) for device in self.scarce], np.int64)
-        self.total = np.array([most[device] for device in self.scarce], np.float64)
+        self.scarce: list[int] = [device for device, bytes_ in enumerate(most) if bytes_ > self.all_budgets[device]]
+        self.budget: Ints = np.array([max(self.all_budgets[device], -1) for device in self.scarce], np.int64)
+        self.total: Floats = np.array([most[device] for device in self.scarce], np.float64)
         self._make_columns(tables)
-        self.dearest = float(self.start[np.isfinite(self.start)].max(initial=0.0)) + float(
+        self.dearest: float = float(self.start[np.isfinite(self.start)].max(initial=0.0)) + float(
             sum(int(count) * float(cost[np.isfinite(cost)].max(initial=0.0))
                 for count, (cost, _) in zip(stages_of, tables, strict=True)))
 
@@ -65,6 +65,9 @@ class Problem:
             seconds, used = cost[pattern, before, after], memory[:, self.scarce].sum(1)
             order = np.lexsort((pattern, used[pattern], seconds, after, before))
             parts.append((np.full(len(order), number), pattern[order], before[order], after[order], seconds[order]))
+        self.pattern: Ints
+        self.before: Ints
+        self.after: Ints
         numbers, self.pattern, self.before, self.after = (
             np.concatenate([np.asarray(part[field], np.int64) for part in parts]) for field in range(4))
         self.cost: Floats = np.concatenate([part[4] for part in parts])
@@ -76,7 +79,7 @@ class Problem:
             setattr(self, field, np.ascontiguousarray(getattr(self, field)[kept]))
         self.first: Ints = self._firsts()
         """Columns first[g] .. first[g + 1] - 1 are those of group g."""
-        self.bytes = self.memory.astype(np.float64)
+        self.bytes: Floats = self.memory.astype(np.float64)
 
     def _firsts(self) -> Ints:
         counts = np.bincount(self.group, minlength=self.n_classes * self.n_states ** 2)
