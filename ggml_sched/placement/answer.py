@@ -87,7 +87,8 @@ class Fit:
     placed: tuple[Placed, ...]
     """Every weight and cache, by name."""
     worth: tuple[float, ...]
-    """For each device the seconds that one more byte of it is worth at most, at the bound (a multiplier)."""
+    """For each device the seconds that one more byte of it is worth (a multiplier).  The bound falls by no more than
+    that for each byte; `seconds` falls in steps, as tensors are whole."""
     assigned: bool
     """Whether the plans assign nodes to devices, too; otherwise the scheduler's own rules place them."""
     fill: float

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ggml_sched._graph import Tensor
 from ggml_sched.placement.answer import Fit, Placed
 from ggml_sched.placement.devices import Links
-from ggml_sched.placement.report import memory_text
+from ggml_sched.placement.report import memory_text, more_memory
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.tables import seconds
 
@@ -34,9 +34,7 @@ def explain(fit: Fit, name: str) -> str:
     for d in range(len(fit.devices)):
         if d != entry.device:
             lines.append(_elsewhere(fit, trials, base, home, nodes if fit.assigned else None, entry, d))
-    for device, worth in zip(fit.devices, fit.worth, strict=True):
-        if worth > 0:
-            lines.append(f"  a GB more on {device.name} is worth {seconds(worth * 1e9)} at most")
+    lines += [f"  {line}" for line in more_memory(fit)]
     return "\n".join(lines)
 
 

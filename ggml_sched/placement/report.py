@@ -12,13 +12,14 @@ from ggml_sched.placement.answer import Fit
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import seconds, table
 
-__all__ = ["memory_text", "report"]
+__all__ = ["memory_text", "memory_table", "more_memory", "report", "verdict"]
 
 _NUMBER = re.compile(r"\d+")
+_MORE = (("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
 def report(fit: Fit) -> str:
-    """The answer in four tables: bytes of devices, kinds of tensors, seconds, and what a GB more would bring."""
+    """The answer in four tables: bytes of devices, kinds of tensors, seconds, and what more memory is worth."""
     return "\n\n".join([verdict(fit), memory_table(fit), kinds_table(fit), time_table(fit), notes(fit)])
 
 
@@ -49,7 +50,7 @@ def verdict(fit: Fit) -> str:
         part = sum(use.weights + use.cache for use in there) / _total(fit)
         rest = f"{memory_text(on_host)} stay on {host.device.name}"
         first = f"in part: {part:.0%} fits {names} ({sizes}), and {rest}"
-    return f"{first}\n{seconds(fit.seconds)} for {_work(fit)}, proven to be within {fit.gap:.2%} of the best"
+    return f"{first}\n{seconds(fit.seconds)} for {_work(fit)}, {fit.full_gap:.2%} above the bound"
 
 
 def _work(fit: Fit) -> str:
@@ -111,11 +112,8 @@ def time_table(fit: Fit) -> str:
 
 
 def notes(fit: Fit) -> str:
-    """What a GB more is worth, what the bound covers, which numbers are measured."""
-    lines = []
-    for device, worth in zip(fit.devices, fit.worth, strict=True):
-        if worth > 0:
-            lines.append(f"a GB more on {device.name} brings {seconds(worth * 1e9)} at most")
+    """What more memory is worth, what the bound covers, which numbers are measured."""
+    lines = more_memory(fit)
     others = "none at all" if all(fit.goal) else "none that does so in the graphs without a weight"
     lines.append(f"no placement that computes nodes where their weights and caches are takes less than "
                  f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); {others} takes less than "
@@ -127,3 +125,15 @@ def notes(fit: Fit) -> str:
     if assumed:
         lines.append(f"assumed: the speeds of {', '.join(assumed)}")
     return "\n".join(lines)
+
+
+def more_memory(fit: Fit) -> list[str]:
+    """A line for each device with a multiplier: what a GB more is worth, or a MB or KB where the device is small, since
+    a multiplier says nothing of memory that is much of the device, or worth all the time."""
+    lines = []
+    for device, worth in zip(fit.devices, fit.worth, strict=True):
+        if worth > 0:
+            unit, size = next(((unit, size) for unit, size in _MORE
+                               if 4 * size <= device.memory and worth * size <= fit.seconds), _MORE[-1])
+            lines.append(f"a {unit} more on {device.name} is worth about {seconds(min(worth * size, fit.seconds))}")
+    return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,19 @@ def test_an_explanation_names_the_alternative_and_its_price() -> None:
     assert all(f"on {device.name} all together would take" in text for device in given if device != fit.place("up0"))
     with pytest.raises(gs.PlacementError, match="nothing"):
         fit.explain("nothing")
+
+
+def test_more_memory_is_worth_less_than_the_whole_time() -> None:
+    graph, given = small(4)
+    fit = gs.fit([graph], given, LINK)
+    worth = dict(zip((device.name for device in fit.devices), fit.worth, strict=True))
+    lines = re.findall(r"^a ([GMK])B more on (\w+) is worth about ([\d.]+) (s|ms|us)$", str(fit), re.MULTILINE)
+    assert {name for _, name, *_ in lines} == {name for name, price in worth.items() if price} != set()
+    for prefix, name, number, unit in lines:
+        said = float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+        size = {"G": 1e9, "M": 1e6, "K": 1e3}[prefix]
+        assert said <= fit.seconds * 1.01
+        assert said == pytest.approx(min(worth[name] * size, fit.seconds), rel=0.01, abs=5e-7)
 
 
 # -- several models ---------------------------------------------------------------------------
