@@ -89,7 +89,7 @@ bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml
  * what they keep for each tensor. */
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib);
 
-/* Bytes of all buffers, as ggml reports them, which may be more than were requested; of a dry arena, those requested. */
+/* Bytes of all buffers, as ggml reports them, which may be more than requested; of a dry arena, those requested. */
 size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib);
 
 void gh_arena_free(gh_arena *a, const gh_ggml *lib);

@@ -29,8 +29,8 @@ bool gh_measures(void);
 void gh_report_measured(const gh_ggml *lib, const void *sched, void *const *bufts, const size_t *nbytes, int n);
 
 /* Measure a graph with ggml's own scheduler, and report it.  It is reserved as in a client that allocates, since
- * ggml_backend_sched_reserve_size drops the client's assignments first and places nodes otherwise.  `sizes` receives the
- * bytes for each backend; NULL: the caller does not need them.  False: the scheduler refused. */
+ * ggml_backend_sched_reserve_size drops the client's assignments first and places nodes otherwise.  `sizes` receives
+ * the bytes for each backend; NULL: the caller does not need them.  False: the scheduler refused. */
 bool gh_measure_stock(const gh_ggml *lib, void *sched, void *graph, size_t *sizes);
 
 /* While gh_measure_stock runs: where a graph allocator that is called stores the bytes of its buffers. */

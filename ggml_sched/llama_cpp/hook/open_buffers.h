@@ -52,8 +52,8 @@ typedef struct gh_simulated {
     size_t total;                   /* bytes of all tensors of the pair, as they are allocated                  */
 } gh_simulated;
 
-/* Record contexts from now on, or no longer.  Meanwhile allocations of contexts are simulated: their tensors get buffers
- * without bytes. */
+/* Record contexts from now on, or no longer.  Meanwhile allocations of contexts are simulated: their tensors get
+ * buffers without bytes. */
 void gh_record_contexts(bool on);
 bool gh_records_contexts(void);
 

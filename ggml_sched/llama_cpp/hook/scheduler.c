@@ -262,8 +262,8 @@ static bool reserve(gh_sched *s, void *graph)
     return true;
 }
 
-/* Reserve a graph in arenas without memory, and report their sizes: measuring.h.  `s`: the scheduler if it is ours, else
- * NULL. */
+/* Reserve a graph in arenas without memory, and report their sizes: measuring.h.  `s`: the scheduler if it is ours,
+ * else NULL. */
 static void measure(gh_sched *s, const void *caller, void *sched, void *graph, size_t *sizes)
 {
     size_t nbytes[GH_MAX_BACKENDS] = {0};
