@@ -11,8 +11,8 @@
 static struct {
     pthread_mutex_t lock;
     gh_open_buffer *at;
-    int n;
-    int room;
+    int32_t n;
+    int32_t room;
 } open_buffers = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* The name of the first tensor of the context that the calling thread allocates; NULL: it allocates none. */
@@ -40,15 +40,7 @@ static void *record(const gh_ggml *lib, void *buffer, bool is_mapped)
     }
     pthread_mutex_lock(&open_buffers.lock);
     at = index_of(buffer);
-    if (at < 0 && open_buffers.n == open_buffers.room) {
-        const int room = open_buffers.room > 0 ? 2 * open_buffers.room : 64;
-        gh_open_buffer *grown = realloc(open_buffers.at, (size_t)room * sizeof *grown);
-        if (grown != NULL) {
-            open_buffers.at = grown;
-            open_buffers.room = room;
-        }
-    }
-    if (at < 0 && open_buffers.n < open_buffers.room) {
+    if (at < 0 && gh_make_room(&open_buffers.at, sizeof *open_buffers.at, &open_buffers.room, open_buffers.n + 1)) {
         at = open_buffers.n++;
         open_buffers.at[at] = (gh_open_buffer){.lib = lib, .buffer = buffer};
         if (first_of_context != NULL) {
