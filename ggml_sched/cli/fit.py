@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of, link_of, pins_of
 from ggml_sched.cli.llama_cpp_graphs import add_argument, graphs_of_file, source_of, stock_of
+from ggml_sched.cli.run import KV_TYPES
 from ggml_sched.errors import OutOfMemory
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ggml_sched.placement.answer import Fit
 
 CONTEXT, BATCH = 4096, 512
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

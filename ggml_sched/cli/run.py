@@ -105,13 +105,14 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     from ggml_sched import fit
     from ggml_sched.llama import model_graphs
     from ggml_sched.placement.measured import measured_devices
+    from ggml_sched.placement.report import verdict
 
     flash = False if args.no_flash else None
     n_ctx = args.n_ctx or min(FIT_CONTEXT, model_graphs(source, 0, 1, kv_type=args.kv_type)[0].meta["n_ctx"])
     graphs = model_graphs(source, n_ctx, args.n_batch, kv_type=args.kv_type, flash=flash, backends=backends)
     devices, links = measured_devices(backends)
     found = fit(graphs, devices, links)
-    print("ggml-sched:", str(found).partition("\n")[0], file=sys.stderr, flush=True)
+    print("ggml-sched:", verdict(found).partition("\n")[0], file=sys.stderr, flush=True)
     return found
 
 

@@ -18,6 +18,7 @@ from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.kvcache import KVCache, type_of
+from ggml_sched.llama.load import MAX_ROWS
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.weights import load_weights
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from ggml_sched.llama.gguf import Source
 
 __all__ = ["model_graphs"]
-
-MAX_ROWS = 1 << 30
 
 
 def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, kv_type: Type | str = "f32",
