@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from heapq import heappop, heappush
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from ggml_sched._graph import Graph, Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.placement.answer import Fit, Placed
 from ggml_sched.placement.arenas import Case, first_case, halves
+from ggml_sched.placement.arguments import Goal, Graphs, devices_of, groups_of, pins_of, streams_of, weights_of
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import fined, joined, parted
 from ggml_sched.placement.devices import Device, LinkLike, Links
-from ggml_sched.placement.measure import measure, measure_links
+from ggml_sched.placement.measure import measure_links
 from ggml_sched.placement.nodebound import node_bound
 from ggml_sched.placement.pricing import Price
 from ggml_sched.placement.refusal import refusal
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fit"]
 
-Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
-Goal: TypeAlias = "str | Sequence[float] | None"
-
 MAX_CASES = 24
 """Cases of arenas that are searched, at most."""
 MAX_ROUNDS = 12
@@ -51,8 +48,6 @@ PLAIN = 0.2
 """The part of `within` that fewer splits may cost."""
 FEW_SPLITS = 3
 """Splits for each device that are not worth a second search for fewer."""
-PROMPT = 32.0
-"""A graph of more operations than this for each byte that it reads has many tokens: bringing weights may pay."""
 MAX_WITHOUT = 6
 """Searches without the patterns at the peaks, for one case."""
 FEW_CACHES = 0.02
@@ -63,7 +58,6 @@ ENDLESS = 1 << 55
 """Bytes of a host without a bound."""
 FEW = 1024
 """Placements of a model that are planned one by one where the search does not come close enough."""
-MAX_DEVICES = 16
 MAX_WAYS = 32
 """Ways to place what several stages read, such as an embedding that is the output matrix, at most."""
 
@@ -88,9 +82,9 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     PlacementError for pins that name nothing; GraphError for residents without a name, or of one name and different
     sizes; ValueError and TypeError for other arguments.
     """
-    groups = _groups(graphs)
+    groups = groups_of(graphs)
     backends = [given for given in devices if isinstance(given, Backend)]
-    devices = _devices(devices)
+    devices = devices_of(devices)
     if link is None and len(backends) > 1:
         link = measure_links(backends)
     links = Links(devices, link)
@@ -99,13 +93,13 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     if not 0 < fill <= 1:
         raise ValueError(f"fill = {fill!r} is not a part of a cache: larger than 0, at most 1")
     models = [Trials(group, devices, links, (), fill) for group in groups]
-    weights = _weights(goal, models)
+    weights = weights_of(goal, models)
     at = 0
     for model in models:
         model.weights = weights[at : at + len(model.graphs)]
         at += len(model.graphs)
-    streams = _streams(stream, models)
-    search = _Search(models, devices, links, _pins(pins, models, devices), streams, within, turns)
+    streams = streams_of(stream, models)
+    search = _Search(models, devices, links, pins_of(pins, models, devices), streams, within, turns)
     best = search.run()
     return search.answer(best, link, fill)
 
@@ -500,7 +494,8 @@ class _Search:
                        for name, d in sorted(residents.items())]
         goal = tuple(weight for model in self.models for weight in model.weights)
         bound = min(self._node_bound(), best.seconds)
-        rules_bound = max(bound, min(self.bound, best.seconds))
+        # Where no case of arenas fits, the cases prove nothing about the placement that was found otherwise.
+        rules_bound = bound if math.isinf(self.bound) else max(bound, min(self.bound, best.seconds))
         return Fit(self.devices, link, goal, self.within, best.seconds, bound, rules_bound, best.arenas,
                    tuple(trial.arenas for trial in best.trials), tuple(models), tuple(prices), tuple(placed),
                    self.worth, any(nodes is not None for nodes in best.nodes), fill,
@@ -545,113 +540,6 @@ def relaxed(chain: Chain, room: Sequence[int]) -> Solution:
         return Solution(math.inf, found.value, None, None, tuple(worth))
     best = max(found.visits, key=lambda visit: visit.value)
     return Solution(best.cost, found.value, problem.choices(best.path), problem.bytes_of(best.path), tuple(worth))
-
-
-# -- arguments ------------------------------------------------------------------------
-
-
-def _groups(graphs: Graphs) -> list[list[Graph]]:
-    """The graphs of each model."""
-    if isinstance(graphs, Graph):
-        return [[graphs]]
-    given = list(graphs)
-    if not given:
-        raise ValueError("fit needs at least one graph")
-    if all(isinstance(graph, Graph) for graph in given):
-        return [given]  # type: ignore[list-item]
-    groups = []
-    for group in given:
-        if isinstance(group, (Graph, str)) or not isinstance(group, Sequence) or not group:
-            raise TypeError(f"graphs are a list of Graphs, or a list of such lists, one for each model; {group!r} is "
-                            "neither")
-        for graph in group:
-            if not isinstance(graph, Graph):
-                raise TypeError(f"not a Graph: {graph!r}")
-        groups.append(list(group))
-    return groups
-
-
-def _devices(devices: Sequence[Device | Backend]) -> tuple[Device, ...]:
-    """The devices, best first and the host last; backends are measured."""
-    if isinstance(devices, (Device, Backend)):
-        raise TypeError(f"devices are a list of Devices and Backends, not {devices!r}")
-    made = []
-    for given in devices:
-        if not isinstance(given, (Device, Backend)):
-            raise TypeError(f"devices are Devices and Backends; {given!r} is neither")
-        made.append(given)
-    names = [device.name for device in made]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two devices have the name {next(n for n in names if names.count(n) > 1)!r}")
-    if len(made) > MAX_DEVICES:
-        raise ValueError(f"{len(made)} devices; fit places on {MAX_DEVICES} at most")
-    measured = [measure(given) if isinstance(given, Backend) else given for given in made]
-    hosts = [device.name for device in measured if device.host]
-    if len(hosts) != 1:
-        raise ValueError(f"one of the devices is the host (host=True), which has the inputs; {len(hosts)} are: "
-                         f"{', '.join(hosts) or 'none'}")
-    return tuple(sorted(measured, key=lambda device: (device.host, -device.bandwidth, -device.flops, -device.budget,
-                                                      device.name)))
-
-
-def _weights(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
-    """The weight of each graph in the goal."""
-    count = sum(len(model.graphs) for model in models)
-    if goal is None or isinstance(goal, str):
-        if goal not in (None, "decode", "prompt"):
-            raise ValueError(f"goal {goal!r} is not 'decode', 'prompt' or a weight for each graph")
-        weights = []
-        for model in models:
-            flops = [float(found.flops.sum()) for found in model.facts]
-            chosen = flops.index(max(flops) if goal == "prompt" else min(flops))
-            weights += [float(g == chosen) for g in range(len(flops))]
-        return tuple(weights)
-    weights = [float(weight) for weight in goal]
-    if len(weights) != count:
-        raise ValueError(f"goal has {len(weights)} weights for {count} graphs")
-    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise ValueError(f"goal {goal!r}: weights are finite, not negative, and not all zero")
-    return tuple(weights)
-
-
-def _streams(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[list[bool]]:
-    """For each model, for each graph, whether weights may be brought over."""
-    if isinstance(stream, Sequence):
-        flags = [bool(flag) for flag in stream]
-        if len(flags) != sum(len(model.graphs) for model in models):
-            raise ValueError(f"stream has {len(flags)} flags for {sum(len(model.graphs) for model in models)} graphs")
-    else:
-        flags = [bool(stream) and float(found.flops.sum()) > PROMPT * float(found.nbytes.sum())
-                 for model in models for found in model.facts]
-    parts, at = [], 0
-    for model in models:
-        parts.append([flag and weight > 0 for flag, weight in zip(flags[at:], model.weights, strict=False)])
-        at += len(model.graphs)
-    return parts
-
-
-def _pins(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[Trials],
-          devices: Sequence[Device]) -> list[dict[str, int]]:
-    """For each model {name of a resident: index of the device that it has to be on}."""
-    found: list[dict[str, int]] = [{} for _ in models]
-    if pins is None:
-        return found
-    if not isinstance(pins, Mapping):
-        raise TypeError(f"pins are {{name or pattern: device}}, not {pins!r}")
-    names = [device.name for device in devices]
-    for pattern, device in pins.items():
-        name = device if isinstance(device, str) else getattr(device, "name", None)
-        if name not in names:
-            raise PlacementError(f"pin {pattern!r}: {device!r} is not one of the devices {', '.join(names)}")
-        d, hits = names.index(name), 0
-        for model, fixed in zip(models, found, strict=True):
-            for resident in model.sizes:
-                if fnmatchcase(resident, pattern):
-                    fixed[resident] = d
-                    hits += 1
-        if not hits:
-            raise PlacementError(f"pin {pattern!r} names none of the weights and caches")
-    return found
 
 
 def _ways(shared: Sequence[Sequence[str]], model: Trials, devices: Sequence[Device],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 
 import pytest
@@ -88,3 +89,13 @@ def test_one_byte_less_than_an_answer_takes_is_kept_too(seed: int) -> None:
             memory = max(0, use.device.memory - use.left - less)
             check([graph], (1.0,), [device.replace(memory=memory) if device == use.device else device
                                     for device in given])
+
+
+def test_a_placement_that_no_case_holds_is_measured_by_the_bound_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by itself: a gap of 0 would be said to be proven."""
+    search = importlib.import_module("ggml_sched.placement.fit")._Search
+    monkeypatch.setattr(search, "_all_cases", lambda self, tables: None)
+    rng = random.Random(3)
+    graph = layered(rng, 2)
+    found = gs.fit([graph], devices(rng, 2, sum(sized(graph).values())))
+    assert found.rules_bound == found.bound < found.seconds

@@ -1,0 +1,131 @@
+"""The arguments of `fit`: checked, and brought into the forms that the search works on.
+
+Owns nothing.  Each function says in its errors which argument is wrong, and names what it is about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from ggml_sched._graph import Graph
+from ggml_sched.backend import Backend
+from ggml_sched.errors import PlacementError
+from ggml_sched.placement.devices import Device
+from ggml_sched.placement.measure import measure
+from ggml_sched.placement.trials import Trials
+
+__all__ = ["Goal", "Graphs", "devices_of", "groups_of", "pins_of", "streams_of", "weights_of"]
+
+Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
+Goal: TypeAlias = "str | Sequence[float] | None"
+
+PROMPT = 32.0
+"""A graph of more operations than this for each byte that it reads has many tokens: bringing weights may pay."""
+MAX_DEVICES = 16
+
+
+def groups_of(graphs: Graphs) -> list[list[Graph]]:
+    """The graphs of each model."""
+    if isinstance(graphs, Graph):
+        return [[graphs]]
+    given = list(graphs)
+    if not given:
+        raise ValueError("fit needs at least one graph")
+    if all(isinstance(graph, Graph) for graph in given):
+        return [given]  # type: ignore[list-item]
+    groups = []
+    for group in given:
+        if isinstance(group, (Graph, str)) or not isinstance(group, Sequence) or not group:
+            raise TypeError(f"graphs are a list of Graphs, or a list of such lists, one for each model; {group!r} is "
+                            "neither")
+        for graph in group:
+            if not isinstance(graph, Graph):
+                raise TypeError(f"not a Graph: {graph!r}")
+        groups.append(list(group))
+    return groups
+
+
+def devices_of(devices: Sequence[Device | Backend]) -> tuple[Device, ...]:
+    """The devices, best first and the host last; backends are measured."""
+    if isinstance(devices, (Device, Backend)):
+        raise TypeError(f"devices are a list of Devices and Backends, not {devices!r}")
+    made = []
+    for given in devices:
+        if not isinstance(given, (Device, Backend)):
+            raise TypeError(f"devices are Devices and Backends; {given!r} is neither")
+        made.append(given)
+    names = [device.name for device in made]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two devices have the name {next(n for n in names if names.count(n) > 1)!r}")
+    if len(made) > MAX_DEVICES:
+        raise ValueError(f"{len(made)} devices; fit places on {MAX_DEVICES} at most")
+    measured = [measure(given) if isinstance(given, Backend) else given for given in made]
+    hosts = [device.name for device in measured if device.host]
+    if len(hosts) != 1:
+        raise ValueError(f"one of the devices is the host (host=True), which has the inputs; {len(hosts)} are: "
+                         f"{', '.join(hosts) or 'none'}")
+    return tuple(sorted(measured, key=lambda device: (device.host, -device.bandwidth, -device.flops, -device.budget,
+                                                      device.name)))
+
+
+def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
+    """The weight of each graph in the goal."""
+    count = sum(len(model.graphs) for model in models)
+    if goal is None or isinstance(goal, str):
+        if goal not in (None, "decode", "prompt"):
+            raise ValueError(f"goal {goal!r} is not 'decode', 'prompt' or a weight for each graph")
+        weights = []
+        for model in models:
+            flops = [float(found.flops.sum()) for found in model.facts]
+            chosen = flops.index(max(flops) if goal == "prompt" else min(flops))
+            weights += [float(g == chosen) for g in range(len(flops))]
+        return tuple(weights)
+    weights = [float(weight) for weight in goal]
+    if len(weights) != count:
+        raise ValueError(f"goal has {len(weights)} weights for {count} graphs")
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise ValueError(f"goal {goal!r}: weights are finite, not negative, and not all zero")
+    return tuple(weights)
+
+
+def streams_of(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[list[bool]]:
+    """For each model, for each graph, whether weights may be brought over."""
+    if isinstance(stream, Sequence):
+        flags = [bool(flag) for flag in stream]
+        if len(flags) != sum(len(model.graphs) for model in models):
+            raise ValueError(f"stream has {len(flags)} flags for {sum(len(model.graphs) for model in models)} graphs")
+    else:
+        flags = [bool(stream) and float(found.flops.sum()) > PROMPT * float(found.nbytes.sum())
+                 for model in models for found in model.facts]
+    parts, at = [], 0
+    for model in models:
+        parts.append([flag and weight > 0 for flag, weight in zip(flags[at:], model.weights, strict=False)])
+        at += len(model.graphs)
+    return parts
+
+
+def pins_of(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[Trials],
+          devices: Sequence[Device]) -> list[dict[str, int]]:
+    """For each model {name of a resident: index of the device that it has to be on}."""
+    found: list[dict[str, int]] = [{} for _ in models]
+    if pins is None:
+        return found
+    if not isinstance(pins, Mapping):
+        raise TypeError(f"pins are {{name or pattern: device}}, not {pins!r}")
+    names = [device.name for device in devices]
+    for pattern, device in pins.items():
+        name = device if isinstance(device, str) else getattr(device, "name", None)
+        if name not in names:
+            raise PlacementError(f"pin {pattern!r}: {device!r} is not one of the devices {', '.join(names)}")
+        d, hits = names.index(name), 0
+        for model, fixed in zip(models, found, strict=True):
+            for resident in model.sizes:
+                if fnmatchcase(resident, pattern):
+                    fixed[resident] = d
+                    hits += 1
+        if not hits:
+            raise PlacementError(f"pin {pattern!r} names none of the weights and caches")
+    return found
