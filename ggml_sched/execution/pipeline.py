@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from operator import methodcaller
 from typing import NamedTuple
 
 from ggml_sched.backend import Backend, Event, wait_for
 from ggml_sched.errors import BackendError
 from ggml_sched.planning.waits import Wait
+from ggml_sched.threads.locks import ForkLock, Latch
 from ggml_sched.threads.workers import Crew
 
 __all__ = ["MAX_IN_FLIGHT", "Action", "KeepAlive", "Pipeline", "Task"]
@@ -36,6 +38,9 @@ pipeline records an event if other steps wait for this one."""
 
 MAX_IN_FLIGHT = 64
 """The most computes that may be queued at once; `submit` of one more waits for the oldest."""
+
+
+_CALL = methodcaller("__call__")
 
 
 class Task(NamedTuple):
@@ -52,14 +57,14 @@ class Task(NamedTuple):
 class _Completion:
     """What other steps, and the host, wait for at the end of a step.
 
-    `issued` is set once the step was issued, failed or was skipped; it is None where one thread issues all steps, in
+    `issued` is open once the step was issued, failed or was skipped; it is None where one thread issues all steps, in
     order.  `event` is recorded after the step in its backend's queue; None until then.
     """
 
     __slots__ = ("event", "issued")
 
     def __init__(self, is_threaded: bool) -> None:
-        self.issued = threading.Event() if is_threaded else None
+        self.issued = Latch() if is_threaded else None
         self.event: Event | None = None
 
 
@@ -108,35 +113,34 @@ class _State:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.pending = 0
-        """The number of (compute, queue) pairs with steps that were neither issued nor skipped yet."""
+        self.lock = ForkLock()
+        self.last: dict[Backend, _Completion] = {}
+        """The last completion of each queue since the last `drain`: with threads, that of the last step."""
         self.error: BaseException | None = None
         self.failed: float = inf
         """The number of the first compute that failed: its remaining steps and later computes are skipped, earlier ones
         run."""
 
     def fail(self, error: BaseException, compute: float = inf) -> None:
-        with self.changed:
+        with self.lock:
             if self.error is None or compute < self.failed:
                 self.error, self.failed = error, compute
 
+    @property
+    def is_issued(self) -> bool:
+        """Whether every queued step was issued or skipped."""
+        return all(end.issued is None or end.issued.is_open for end in tuple(self.last.values()))
+
     def wait(self) -> None:
         """Wait until every queued step was issued or skipped."""
-        if self.pending:
-            with self.changed:
-                self.changed.wait_for(lambda: self.pending == 0)
-
-    def count(self, n: int) -> None:
-        with self.changed:
-            self.pending += n
-            if self.pending == 0:
-                self.changed.notify_all()
+        for end in tuple(self.last.values()):
+            if end.issued is not None:
+                end.issued.wait()
 
 
 def _issue_on_thread(state: _State, compute: _QueuedCompute, backend: Backend, action: Action,
-                     completion: _Completion | None, waits: Sequence[_Completion], is_last: bool) -> None:
-    """Issue one step on its backend's thread; `is_last`: it is the compute's last step in this queue."""
+                     completion: _Completion | None, waits: Sequence[_Completion]) -> None:
+    """Issue one step on its backend's thread."""
     try:
         for other in waits:
             if other.issued is not None:
@@ -147,9 +151,7 @@ def _issue_on_thread(state: _State, compute: _QueuedCompute, backend: Backend, a
         state.fail(error, compute.number)
     finally:
         if completion is not None and completion.issued is not None:
-            completion.issued.set()
-        if is_last:
-            state.count(-1)
+            completion.issued.open()
 
 
 class Pipeline:
@@ -158,6 +160,7 @@ class Pipeline:
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.backends: tuple[Backend, ...] = tuple(backends)
         self._is_threaded = not all(backend.asynchronous for backend in self.backends)
+        self._gathering = [backend for backend in self.backends if type(backend).flush is not Backend.flush]
         self._limit = MAX_IN_FLIGHT
         self._failures_seen = self._failures()
         self._failure_epoch = self._epoch_of_drained = 0
@@ -169,7 +172,6 @@ class Pipeline:
         self.drain_weakly: Callable[[], None] = partial(_drain_weakly, weakref.ref(self), self._state)
         """`drain`, for leases, which call it before their tensors are read; they must not keep the pipeline alive."""
         self._crews: dict[Backend, Crew] = {}
-        self._last: dict[Backend, _Completion] = {}
         self._history: deque[_QueuedCompute] = deque(maxlen=self._limit)
         """Computes since the last `drain`, the latest last: the waits of later computes name their steps."""
         self._in_flight: deque[_QueuedCompute] = deque()
@@ -196,41 +198,51 @@ class Pipeline:
             self._crew(tasks[k].backend)
         while len(self._in_flight) >= self._limit:
             self._in_flight.popleft().wait()
-        last = {tasks[k].backend: k for k in due}
-        compute = self._new_compute(tasks, {} if inline else last, is_threaded)
-        if is_threaded:
-            self._state.count(len(last))
-        for k, action in due.items():
-            task = tasks[k]
-            completion, waits = compute.completions.get(k), self._completions(task.waits) if task.waits else ()
-            if is_threaded:
-                is_last = last[task.backend] == k
-                self._crews[task.backend].put(
-                    partial(_issue_on_thread, self._state, compute, task.backend, action, completion, waits, is_last))
-            elif compute.number < self._state.failed:
+        compute, last = self._new_compute(tasks, {} if inline else {tasks[k].backend: k for k in due}, is_threaded)
+        steps = [(tasks[k].backend, action, compute.completions.get(k),
+                  self._completions(compute, tasks[k].waits) if tasks[k].waits else ()) for k, action in due.items()]
+        commits: list[Callable[[], None]] = [
+            partial(self._history.append, compute), partial(self._in_flight.append, compute),
+            partial(self._state.last.update, last)]
+        for step in steps if is_threaded else ():
+            commits.append(self._crews[step[0]].putting(partial(_issue_on_thread, self._state, compute, *step)))
+        any(map(_CALL, commits))    # functions in C, and nothing between them: no signal handler runs before the last
+        for step in () if is_threaded else steps:
+            if compute.number < self._state.failed:
                 try:
-                    compute.issue(task.backend, action, completion, waits)
+                    compute.issue(*step)
                 except BaseException as error:
                     self._state.fail(error, compute.number)
                     if inline or not isinstance(error, Exception):
                         raise
+        if not is_threaded and not inline:
+            self._flush()
 
-    def _new_compute(self, tasks: Sequence[Task], last: dict[Backend, int], is_threaded: bool) -> _QueuedCompute:
-        """A compute with completions for the steps that others wait for, and for the last step of each queue.
+    def _flush(self) -> None:
+        """Tell backends that gather commands that all steps of a compute were issued; their errors are those of queued
+        work."""
+        for backend in self._gathering:
+            try:
+                backend.flush()
+            except Exception as error:
+                self._state.fail(error)
 
-        `last` is {backend: index of its last task}; empty if `drain` waits for the backends themselves.
+    def _new_compute(self, tasks: Sequence[Task], ends: dict[Backend, int],
+                     is_threaded: bool) -> tuple[_QueuedCompute, dict[Backend, _Completion]]:
+        """A compute with completions for the steps that others wait for, and for the last step of each queue; and the
+        last completion of each queue.
+
+        `ends` is {backend: index of its last task}; empty if `drain` waits for the backends themselves.
         """
         self._count += 1
-        compute = _QueuedCompute(self._count)
+        compute, last = _QueuedCompute(self._count), self._state.last.copy()
         for k, task in enumerate(tasks):
-            if task.action is not None and (task.awaited or last.get(task.backend) == k):
-                compute.completions[k] = self._last[task.backend] = _Completion(is_threaded)
-            elif task.awaited and task.backend in self._last:
-                compute.completions[k] = self._last[task.backend]
-        compute.ends = [compute.completions[k] for k in last.values()]
-        self._history.append(compute)
-        self._in_flight.append(compute)
-        return compute
+            if task.action is not None and (task.awaited or ends.get(task.backend) == k):
+                compute.completions[k] = last[task.backend] = _Completion(is_threaded)
+            elif task.awaited and task.backend in last:
+                compute.completions[k] = last[task.backend]
+        compute.ends = [compute.completions[k] for k in ends.values()]
+        return compute, last
 
     @property
     def is_in_order(self) -> bool:
@@ -241,18 +253,21 @@ class Pipeline:
         """Note that a compute was issued on the caller's thread, for which `drain` must wait; hold `keep_alive` until
         then."""
         self._has_deferred = True
+        self._flush()
         if not all(backend.takes_at_once for backend in self.backends):
             self._kept.append(keep_alive)
             if len(self._kept) > self._limit:
                 self.drain()
 
-    def _completions(self, waits: Sequence[Wait]) -> list[_Completion]:
-        """The completions of the steps named by `waits`, without those of computes that have ended."""
-        computes, found = self._history, []
+    def _completions(self, compute: _QueuedCompute, waits: Sequence[Wait]) -> list[_Completion]:
+        """The completions of the steps named by `waits`, of the compute or earlier ones; without those that have
+        ended."""
+        earlier, found = self._history, []
         for step, back in waits:
-            completion = computes[-1 - back].completions.get(step) if back < len(computes) else None
-            if completion is not None:
-                found.append(completion)
+            if back <= len(earlier):
+                completion = (earlier[-back] if back else compute).completions.get(step)
+                if completion is not None:
+                    found.append(completion)
         return found
 
     def drain(self) -> None:
@@ -271,7 +286,7 @@ class Pipeline:
                 state.fail(error)
                 self._note_failure(str(error))
         self._epoch_of_drained = self.failure_epoch()
-        self._last.clear()
+        state.last.clear()
         self._history.clear()
         self._in_flight.clear()
         self._has_deferred = False
@@ -324,10 +339,7 @@ class Pipeline:
     def take_error(self) -> BaseException | None:
         """Return the first error since the last call, or None; must be called after `drain`."""
         state = self._state
-        if state.error is None:
-            return None
-        with state.changed:
-            error, state.error, state.failed = state.error, None, inf
+        error, state.error, state.failed = state.error, None, inf
         return error
 
     def close(self) -> None:
@@ -350,7 +362,7 @@ class Pipeline:
         """In a child process the parent's threads do not exist, and its queued computes are lost."""
         if all(crew.is_here for crew in self._crews.values()):
             return
-        lost = len(self._in_flight) if self._state.pending else 0
+        lost = 0 if self._state.is_issued else len(self._in_flight)
         for crew in self._crews.values():
             crew.close()
         self._reset()

@@ -68,6 +68,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__.copy()
+
+
 def plans() -> tuple[Plan, ...]:
     """The last plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first.
 

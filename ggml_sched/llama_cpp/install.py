@@ -10,7 +10,6 @@ import ctypes
 import importlib.machinery
 import os
 import sys
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ggml_sched.errors import BackendError
+from ggml_sched.threads.locks import ForkLock
 
 __all__ = ["LEVELS", "HookError", "check", "clear_counters", "compare", "compute_buffers", "counters", "hook",
            "install", "installed", "last_error", "saved", "served"]
@@ -29,7 +29,7 @@ CLIENTS = ("llama_cpp", "ggml")
 """Packages that load ggml's libraries."""
 BASE = "libggml-base"
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _installed: dict[str, object] = {}
 """{"hook": the extension module, "level": its level}; empty: nothing is installed.  A module variable, because loaded
 libraries belong to the process."""
@@ -59,8 +59,9 @@ def install(level: str | None = None) -> str:
             raise HookError(f"level {there!r} is installed, and its library stays as long as the process: 'off' comes "
                             "too late")
         if there != "off":
-            hook().schedule(chosen == "sched")
-            _installed["level"] = chosen
+            schedule = hook().schedule
+            _installed["level"] = chosen        # no signal handler runs between these two lines
+            schedule(chosen == "sched")
             return chosen
         if sys.platform in ("darwin", "win32"):
             raise HookError(f"llama.cpp on this planner needs the dynamic linker of Linux; this is {sys.platform}")
@@ -69,14 +70,15 @@ def install(level: str | None = None) -> str:
             raise HookError(f"{found[0]} is loaded already, and its calls are bound: import ggml_sched.llama_cpp "
                             "before whatever loads it (llama_cpp, ggml, a GgmlBackend)")
         flags = sys.getdlopenflags()
-        sys.setdlopenflags(os.RTLD_GLOBAL | os.RTLD_NOW)
         try:
+            sys.setdlopenflags(os.RTLD_GLOBAL | os.RTLD_NOW)
             from ggml_sched.llama_cpp import _hook
         finally:
             sys.setdlopenflags(flags)
         _hook.schedule(chosen == "sched")
+        if not any(isinstance(finder, _Watch) for finder in sys.meta_path):     # one is there after an interrupt
+            sys.meta_path.insert(0, _Watch())
         _installed.update(hook=_hook, level=chosen)
-        sys.meta_path.insert(0, _Watch())
     return chosen
 
 
@@ -236,7 +238,7 @@ class _Watch:
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in CLIENTS:
+        if fullname not in CLIENTS or installed() == "off":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:

@@ -20,6 +20,7 @@ from ggml_sched.backend import Event, GraphView, note_nodes
 from ggml_sched.backends.cpu import CpuBackend, CpuBuffer
 from ggml_sched.errors import BackendError
 from ggml_sched.graph.hostdata import array_over
+from ggml_sched.threads.locks import ForkLock
 
 __all__ = ["DeferredBackend", "DeferredEvent", "DeferredQueues"]
 
@@ -50,7 +51,7 @@ class DeferredQueues:
         self._devices: list[DeferredBackend] = []
         self._runner: threading.Thread | None = None
         """The thread that runs a task now."""
-        self._ran = threading.Condition()
+        self._turn = ForkLock()
 
     def add(self, device: DeferredBackend) -> None:
         """Add a device, at a random position in the order."""
@@ -61,20 +62,16 @@ class DeferredQueues:
         me = threading.current_thread()
         if self._runner is me:
             return          # called from a task: a kernel reads a tensor of the backend that runs it
-        with self._ran:
-            self.waits += 1
-            while not is_done():
-                if self._runner is not None:
-                    self._ran.wait()
-                    continue
+        self.waits += 1
+        while not is_done():
+            with self._turn:            # one thread runs tasks at a time
+                if is_done():
+                    break
                 self._runner = me
-                self._ran.release()     # the task may wait for a thread that waits here for an event
                 try:
                     self._run_one()
                 finally:
-                    self._ran.acquire()
                     self._runner = None
-                    self._ran.notify_all()
 
     def _run_one(self) -> None:
         ready = [device for device in self._devices if device.is_ready]

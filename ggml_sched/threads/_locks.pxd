@@ -16,11 +16,20 @@ cdef extern from "pythread.h" nogil:
 
 cdef class OneAtATime:
     cdef object busy, ended             # functions that make the exceptions for a locked and for a closed lock
+    cdef object holder                  # what `take` was given
     cdef readonly bint locked
     cdef public bint closed
+    cpdef take(self, holder)
 
 
 cdef class ForkLock:
     cdef PyThread_type_lock lock        # freed by __dealloc__
+    cdef object holder                  # what `take` was given
     cdef int pid                        # id of the process that made `lock`: not that of a child process
     cdef readonly bint locked
+    cpdef take(self, holder)
+
+
+cdef class Latch:
+    cdef PyThread_type_lock lock        # locked until `open`; freed by __dealloc__
+    cdef readonly bint is_open

@@ -1,12 +1,14 @@
 # cython: language_level=3
-"""Locks that an exception of a signal handler cannot leave locked, and one that is free in the child after a fork.
+"""Locks that an exception of a signal handler cannot leave locked, one that is free in the child after a fork, and a
+latch, which threads wait for.
 
 `__enter__` and `__exit__` are compiled, because a model takes several locks for each token, and with cold caches one
 `__enter__` in Python costs more than all decisions of the scheduler.  Invariant: an exception that a signal handler
 raises, such as KeyboardInterrupt, comes before the lock is taken, inside the `with` block, or after it is released.
 
 The interpreter runs signal handlers where a Python function begins and after each call.  With compiled methods neither
-is between taking the lock and the block, nor between the block and the release.
+is between the block and the release, nor, before CPython 3.14, between taking the lock and the block; locks.py is for
+3.14.  `take` is `__enter__` with a `holder`, and `drop` undoes it if this holder has the lock, and nothing else.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -24,15 +26,22 @@ cdef class OneAtATime:
         self.busy, self.ended = busy, ended
 
     def __enter__(self):
+        self.take(None)
+
+    cpdef take(self, holder):
         # No other thread runs this meanwhile: the interpreter's lock (GIL) is held.
         if self.locked:
             raise self.busy()
         if self.closed:
             raise self.ended()
-        self.locked = True
+        self.locked, self.holder = True, holder
+
+    def drop(self, holder):
+        if self.holder is holder:
+            self.__exit__(None, None, None)
 
     def __exit__(self, kind, error, trace):
-        self.locked = False
+        self.locked, self.holder = False, None
 
 
 cdef class ForkLock:
@@ -52,6 +61,9 @@ cdef class ForkLock:
             PyThread_free_lock(self.lock)
 
     def __enter__(self):
+        self.take(None)
+
+    cpdef take(self, holder):
         cdef PyThread_type_lock fresh
         cdef PyLockStatus got
         if self.pid != getpid():
@@ -60,7 +72,7 @@ cdef class ForkLock:
             fresh = PyThread_allocate_lock()
             if fresh == NULL:
                 raise MemoryError("no host memory for a lock")
-            self.lock, self.pid, self.locked = fresh, getpid(), False
+            self.lock, self.pid, self.locked, self.holder = fresh, getpid(), False, None
         if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
             while True:
                 with nogil:
@@ -68,10 +80,55 @@ cdef class ForkLock:
                 if got == PY_LOCK_ACQUIRED:
                     break
                 PyErr_CheckSignals()
-        self.locked = True
+        try:
+            PyErr_CheckSignals()        # one that came while this thread waited
+        except BaseException:
+            PyThread_release_lock(self.lock)
+            raise
+        self.locked, self.holder = True, holder
+
+    def drop(self, holder):
+        if self.holder is holder:
+            self.__exit__(None, None, None)
 
     def __exit__(self, kind, error, trace):
         # `locked` is False in a child process that was forked inside this block and has made a new lock meanwhile.
         if self.locked:
-            self.locked = False
+            self.locked, self.holder = False, None
             PyThread_release_lock(self.lock)
+
+
+cdef class Latch:
+    """Threads wait for it until another has opened it, once and for all.
+
+    It stands in for threading.Event, whose lock an interrupt of `wait` or `set` can leave locked.
+    """
+
+    def __cinit__(self):
+        self.lock = PyThread_allocate_lock()
+        if self.lock == NULL:
+            raise MemoryError("no host memory for a lock")
+        PyThread_acquire_lock(self.lock, NOWAIT_LOCK)
+
+    def __dealloc__(self):
+        if self.lock != NULL:
+            if not self.is_open:
+                PyThread_release_lock(self.lock)
+            PyThread_free_lock(self.lock)
+
+    def open(self):
+        """Let all threads go that wait; idempotent."""
+        if not self.is_open:
+            self.is_open = True
+            PyThread_release_lock(self.lock)
+
+    def wait(self):
+        """Wait until the latch is open; a signal handler that raises ends the waiting."""
+        cdef PyLockStatus got
+        while not self.is_open:
+            with nogil:
+                got = PyThread_acquire_lock_timed(self.lock, -1, 1)
+                if got == PY_LOCK_ACQUIRED:
+                    PyThread_release_lock(self.lock)    # the next thread that waits takes it
+            if got != PY_LOCK_ACQUIRED:
+                PyErr_CheckSignals()

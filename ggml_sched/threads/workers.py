@@ -79,6 +79,10 @@ class Crew:
         """Queue a call for the threads, first in, first out."""
         self._calls.put(call)
 
+    def putting(self, call: Call) -> Callable[[], None]:
+        """A function in C that queues a call as `put` does, so that one C function can queue several."""
+        return partial(self._calls.put, call)
+
     def share(self, calls: Sequence[Call], own: Call) -> None:
         """Execute calls that may raise on the threads, and `own` on the caller's thread; raises the first error.
 

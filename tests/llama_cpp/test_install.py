@@ -85,6 +85,37 @@ def test_a_level_stays():
     assert "stays" in run(code) and run(code).endswith("alloc\n")
 
 
+def test_an_interrupt_of_installing_leaves_it_undone_or_done():
+    """Nothing stays taken, the loader's flags are the former ones, and the next call installs."""
+    code = """if True:
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import ggml_sched.llama_cpp as h
+        from interrupting import interrupted
+        i, flags, at, levels = sys.modules["ggml_sched.llama_cpp.install"], sys.getdlopenflags(), 1, []
+
+        def check():
+            n_watches = sum(isinstance(finder, i._Watch) for finder in sys.meta_path)
+            assert not i._lock.locked and sys.getdlopenflags() == flags, where
+            assert n_watches == 1 or (n_watches, h.installed()) == (0, "off"), where
+
+        while where := interrupted(lambda: h.install("alloc"), at, "llama_cpp/install.py"):
+            check()
+            if h.installed() != "off":
+                break
+            at += 1
+        assert at > 60 and h.install("alloc") == "alloc" == h.installed(), at
+        i.hook().schedule, at = levels.append, 1        # a function in C, in which no signal handler runs
+        while where := interrupted(lambda: h.install("sched" if h.installed() == "alloc" else "alloc"), at,
+                                   "llama_cpp/install.py"):
+            check()
+            assert (levels or [False])[-1] == (h.installed() == "sched"), where
+            at += 1
+        assert at > 20 and len(levels) > 1
+    """
+    run("", "-c", code, str(ROOT / "tests" / "support"), GGML_SCHED="off")
+
+
 @needs_ggml
 def test_too_late_is_an_import_error_that_names_the_library():
     code = "import ggml\ntry:\n    import ggml_sched.llama_cpp\nexcept ImportError as e:\n    print(e)"

@@ -303,6 +303,7 @@ def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backend
             assert {p.reason for p in problems_of(facts)} == {"unordered"}
 
 
+@pytest.mark.spread("make seeds", "copies seeds")
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.soak)], ids=["few", "many"])
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
@@ -346,6 +347,7 @@ class Sender(DeferredBackend):
         return self.queue_copy(src, dst)
 
 
+@pytest.mark.spread("make seeds", "copies seeds")
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.soak)], ids=["few", "many"])
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
@@ -434,6 +436,7 @@ def test_a_wait_for_a_step_that_was_left_out_waits_for_the_steps_before_it(way):
                 assert last.numpy().tolist() == [k + 1] * 8
 
 
+@pytest.mark.spread("make", "copies")
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
 def test_every_wait_is_needed(make, copies):

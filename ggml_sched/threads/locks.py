@@ -1,0 +1,39 @@
+"""The locks of _locks, with the `__enter__` that the version of CPython needs.
+
+Invariant: a signal handler that raises leaves no lock taken.  Up to CPython 3.13 no handler runs between a compiled
+`__enter__` and the block.  From 3.14 on handlers run behind the call of a compiled function, outside the block, but not
+behind the return of one in Python: there `__enter__` is in Python, and gives back what it took if a handler raises.
+"""
+
+import sys
+
+from ggml_sched.threads import _locks
+from ggml_sched.threads._locks import Latch
+
+__all__ = ["ForkLock", "Latch", "OneAtATime"]
+
+if sys.version_info >= (3, 14):
+
+    class OneAtATime(_locks.OneAtATime):
+        __slots__ = ()
+
+        def __enter__(self) -> None:
+            holder = object()       # tells what this call took from what another holds
+            try:
+                self.take(holder)
+            except BaseException:
+                self.drop(holder)
+                raise
+
+    class ForkLock(_locks.ForkLock):
+        __slots__ = ()
+
+        def __enter__(self) -> None:
+            holder = object()
+            try:
+                self.take(holder)
+            except BaseException:
+                self.drop(holder)
+                raise
+else:
+    from ggml_sched.threads._locks import ForkLock, OneAtATime
