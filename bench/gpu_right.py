@@ -235,6 +235,61 @@ def kept_weights(open_backend: Open, kind: gs.Type, exact: bool) -> float:
         return _nmse(expected, run(cuda))
 
 
+def fused(open_backend: Open, n: int, experts: bool) -> float:
+    """The distance of a layer of n tokens computed in fused kernels from one whose nodes are computed one by one."""
+    case = Case()
+    ctx, width = case.ctx, 128
+    x = case.leaf(width, n)
+    position, row = case.ids(n, 50), case.different(n, 64)
+    row = case.given("i64", (n,), case.values.pop(row).astype(np.int64)[0])
+
+    def normed(t: gs.Tensor) -> gs.Tensor:
+        return ctx.mul(ctx.rms_norm(t, 1e-5), case.leaf(width, least=0.5))
+
+    def matrix(*ne: int) -> gs.Tensor:
+        return case.leaf(*ne, type="q4_0", least=-0.2, most=0.2)
+
+    def heads(t: gs.Tensor, n_heads: int) -> gs.Tensor:
+        return ctx.rope(ctx.reshape_3d(t, 32, n_heads, n), position, 32, "neox")
+
+    y = normed(x)
+    q = heads(ctx.add(ctx.mul_mat(matrix(width, width), y), case.leaf(width)), 4)
+    k = heads(ctx.add(ctx.mul_mat(matrix(width, 64), y), case.leaf(64)), 2)
+    v = ctx.mul_mat(matrix(width, 64), y)
+    caches = [ctx.set_rows(case.leaf(64, 64, type="f16"), ctx.reshape_2d(t, 64, n), row) for t in (k, v)]
+    cells = [ctx.permute(ctx.reshape_3d(t, 32, 2, 64), 0, 2, 1, 3) for t in caches]
+    found = ctx.flash_attn_ext(ctx.permute(q, 0, 2, 1, 3), *cells, None, 0.2, 0.0, 0.0)
+    x = ctx.add(ctx.mul_mat(matrix(width, width), ctx.reshape_2d(found, width, n)), x)
+    y = normed(x)
+    if experts:
+        scores = ctx.soft_max(ctx.mul_mat(case.leaf(width, 8), y))
+        order = ctx.argsort(scores, "desc")
+        ids = ctx.view_2d(order, 3, n, order.nb[1])
+        weights = ctx.reshape_2d(ctx.get_rows(ctx.reshape_3d(scores, 1, 8, n), ids), 3, n)
+        weights = ctx.div(weights, ctx.clamp(ctx.sum_rows(weights), 6e-5, float("inf")))
+        y = ctx.reshape_3d(y, width, 1, n)
+        gate, up = (ctx.mul_mat_id(matrix(width, 96, 8), y, ids) for _ in range(2))
+        y = ctx.mul_mat_id(matrix(96, width, 8), ctx.swiglu_split(gate, up), ids)
+        y = ctx.mul(y, ctx.reshape_3d(weights, 1, 3, n))
+        parts = [ctx.view_2d(y, width, n, y.nb[2], i * y.nb[1]) for i in range(3)]
+        y = ctx.add(ctx.add(parts[0], parts[1]), parts[2])
+    else:
+        gate, up = (ctx.mul_mat(matrix(width, 160), y) for _ in range(2))
+        y = ctx.mul_mat(matrix(160, width), ctx.swiglu_split(gate, up))
+    out = ctx.set_output(ctx.add(y, x))
+    graph = gs.Graph(q, v, *caches, out)
+    with open_backend() as cuda, cuda.alloc_tensors(case.home), gs.Scheduler([cuda]) as sched:
+        plan, results = sched.alloc(graph), []
+        if max(map(len, plan.groups), default=0) < 7:
+            raise RuntimeError("the plan does not compute queries, keys and values together")
+        for callback in (None, lambda node: True):
+            for leaf, values in case.values.items():
+                leaf.set(values)
+            sched.compute(graph, callback)
+            results.append(out.numpy().copy())
+    return _nmse(results[1], results[0])
+
+
 def _nmse(a: np.ndarray, b: np.ndarray) -> float:
     distance = float(((a - b) ** 2).sum() / (a**2).sum())
     return distance if distance == distance else float("inf")
@@ -265,6 +320,9 @@ def checks(open_backend: Open, few: bool = False) -> Iterator[Check]:
     for name, (make, allowed) in FAMILIES.items():
         yield Check(name, allowed, lambda make=make: of_family(open_backend, make))
     yield Check("matrix products, 8-bit activations", ROUNDED, lambda: of_family(open_backend, _products, False))
+    for n, experts in ((1, False), (5, True)) if few else ((1, False), (5, False), (1, True), (5, True)):
+        yield Check(f"{'experts' if experts else 'a layer'} of {n} token{'s' * (n > 1)}, fused and one by one", HALVES,
+                    lambda n=n, experts=experts: fused(open_backend, n, experts))
     for kind in (*FAMILY,)[3::5] if few else FAMILY:
         for exact in (True, False):
             yield Check(f"weights of {kind}{', exact' if exact else ''}", EXACT if exact else ROUNDED,

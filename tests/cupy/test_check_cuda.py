@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cuda_emulator.compile import cache_folder
 
-from ggml_sched.backends.cupy.real import OPTIONS
+from ggml_sched.backends.cupy.compiled import OPTIONS
 
 TOOL = Path(__file__).parents[2] / "tools" / "check_cuda.py"
 

@@ -66,13 +66,42 @@ def test_long_caches_are_split_and_joined(ctx, rows, heads):
     check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv, used=200, sinks=True, max_bias=4.0, logit_softcap=5.0)
 
 
+@pytest.mark.parametrize("rows, heads", [(1, (8, 8)), (1, (8, 2)), (2, (8, 1)), (1, (5, 1))])
+@pytest.mark.parametrize("n_kv", [64, 65, 200, 256])
+def test_short_caches_are_split_where_heads_are_fewer_than_multiprocessors(ctx, n_kv, rows, heads):
+    k = ctx.tensor("f16", (64, n_kv, heads[1]))
+    node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
+    assert (attention._splits(node, 132)[0] > 1) == (n_kv >= 128)
+    assert attention._splits(node, 1)[0] == 1
+    check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv, sinks=True)
+
+
+def test_one_launch_computes_a_split_cache_and_a_short_one_fills_the_device(ctx):
+    """llama-2-7b on 132 multiprocessors: 32 heads, 256 cells."""
+    k = ctx.tensor("f16", (128, 256, 32))
+    launches = cupy_kernels.placed_launches(ctx, [ctx.flash_attn_ext(ctx.tensor("f32", (128, 1, 32)), k, k)]).launches
+    assert [(launch.kernel, launch.grid) for launch in launches] == [("attention.half_128_1", (1, 4, 32))]
+
+
 @pytest.mark.parametrize("n_multiprocessors", [1, 7, 132, 1000])
-@pytest.mark.parametrize("cells", [1, 256, 257, 383, 384, 385, 4096, 100_003])
+@pytest.mark.parametrize("cells", [1, 63, 64, 65, 128, 256, 257, 383, 384, 385, 4096, 100_003])
 def test_splits_cover_every_cell_once(ctx, cells, n_multiprocessors):
-    k = ctx.tensor("f16", (64, cells, 2))
-    node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
-    splits, split = attention._splits(node, n_multiprocessors)
-    assert split * (splits - 1) < cells <= split * splits
+    for heads in ((8, 2), (1, 1), (32, 32), (64, 1)):
+        k = ctx.tensor("f16", (64, cells, heads[1]))
+        node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, heads[0])), k, k)
+        splits, split, chunk = attention._splits(node, n_multiprocessors)
+        assert split * (splits - 1) < cells <= split * splits
+        assert splits <= attention.MAX_SPLITS and chunk in attention.CHUNKS
+        assert splits == 1 or split % (attention.WARPS * chunk) == 0
+
+
+def test_heads_of_a_group_read_a_cell_once(ctx):
+    """Eight query heads of a key head are columns of one block."""
+    k = ctx.tensor("f16", (128, 4096, 8))
+    for heads, blocks in ((64, 8), (32, 8), (128, 16)):
+        launch, = cupy_kernels.placed_launches(
+            ctx, [ctx.flash_attn_ext(ctx.tensor("f32", (128, 1, heads)), k, k)]).launches
+        assert launch.grid[0] * launch.grid[2] == blocks
 
 
 def test_batches_and_unused_cells_of_anything():

@@ -13,21 +13,22 @@ from op_results import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.ops import OPS
+from ggml_sched.backends.cupy.ops import OPS, matrix
 
 RNG = np.random.default_rng(12)
 ROUNDED, EXACT = 1e-4, 1e-11
 
 
-def check(ctx: gs.Context, out: gs.Tensor, values: dict | None = None, exact: bool = False) -> None:
+def check(ctx: gs.Context, out: gs.Tensor, values: dict | None = None, exact: bool = False, **options) -> None:
     """A product of random values, but for leaves in `values`."""
     bound = EXACT if exact or str(out.src[0].type) in FLOATS else ROUNDED
-    assert cupy_kernels.error_of(ctx, out, cupy_kernels.leaves(ctx, RNG) | (values or {}), exact=exact) <= bound
+    given = cupy_kernels.leaves(ctx, RNG) | (values or {})
+    assert cupy_kernels.error_of(ctx, out, given, exact=exact, **options) <= bound
 
 
-def check_product(kind: str, a: tuple, b: tuple, exact: bool = False) -> None:
+def check_product(kind: str, a: tuple, b: tuple, exact: bool = False, **options) -> None:
     ctx = gs.Context()
-    check(ctx, ctx.mul_mat(ctx.tensor(kind, a), ctx.tensor("f32", b)), exact=exact)
+    check(ctx, ctx.mul_mat(ctx.tensor(kind, a), ctx.tensor("f32", b)), exact=exact, **options)
 
 
 @pytest.mark.spread("kind exact", "kind columns", "columns exact")
@@ -39,10 +40,44 @@ def test_every_type_with_few_columns_and_more(kind, columns, exact):
     check_product(kind, (2 * k, 19), (2 * k, columns), exact)
 
 
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_every_quantised_type_in_tiles_without_tensor_cores_and_in_wide_ones(kind):
+    k = width(96, kind)
+    check_product(kind, (k, 19), (k, 9), tensor=False)
+    check_product(kind, (k, 70), (k, 18))
+
+
+@pytest.mark.spread("kind", "columns")
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_K", "q6_K", "mxfp4"])
+@pytest.mark.parametrize("columns", [16, 17, 70])
+def test_splits_of_k_are_added_up_by_the_last_block(kind, columns):
+    """1,664 elements are 13 pieces; rows of blocks of 256 have 1,792, 14 pieces."""
+    k = 1792 if kind.endswith("K") else 1664
+    ctx = gs.Context()
+    node = ctx.mul_mat(ctx.tensor(kind, (k, 67)), ctx.tensor("f32", (k, columns)))
+    launch = cupy_kernels.placed_launches(ctx, [node]).launches[-1]
+    assert launch.kernel.endswith("_16" if columns == 16 else "_64") and launch.grid[2] > 1
+    check(ctx, node)
+    check_product(kind, (k, 67), (k, columns), n_multiprocessors=1)
+
+
+@pytest.mark.parametrize("n_multiprocessors", [1, 13, 132, 1000])
+@pytest.mark.parametrize("k", [32, 512, 1056, 4096, 14336])
+def test_splits_take_every_piece_once(ctx, k, n_multiprocessors):
+    for rows, columns in ((1, 9), (4096, 16), (4096, 70), (100_000, 512)):
+        node = ctx.mul_mat(ctx.tensor("q4_0", (k, rows)), ctx.tensor("f32", (k, columns)))
+        splits, pieces = matrix._splits(node, n_multiprocessors)
+        total = -(-k // matrix.PIECE)
+        assert pieces * (splits - 1) < total <= pieces * splits and splits <= matrix.MAX_SPLITS
+        assert splits == 1 or pieces >= matrix.PIECES
+
+
+@pytest.mark.spread("kind", "k")
 @pytest.mark.parametrize("kind", ["f16", "q4_0", "q6_K"])
 @pytest.mark.parametrize("k", [256, 1280])
 def test_rows_and_columns_of_several_tiles(kind, k):
     check_product(kind, (k, 131), (k, 70))
+    check_product(kind, (k, 131), (k, 70), tensor=False)
     check_product(kind, (k, 65), (k, 64), exact=True)
 
 
@@ -53,6 +88,7 @@ def test_plain_rows_of_odd_lengths(kind, k):
         check_product(kind, (k, 9), (k, columns))
 
 
+@pytest.mark.spread("kind", "columns")
 @pytest.mark.parametrize("kind", ["f32", "q8_0", "q5_K"])
 @pytest.mark.parametrize("columns", [1, 3, 20])
 def test_matrices_that_meet_several_of_the_other_side(kind, columns):
@@ -101,6 +137,7 @@ def test_activations_of_any_size_stay_in_range(ctx, size):
 # -- experts ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread("kind exact", "n_tokens n_experts slots")
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["f16", "q4_0", "q4_K", "mxfp4"])
 @pytest.mark.parametrize("n_tokens, n_experts, slots", [(1, 8, 1), (8, 5, 3), (9, 40, 1), (70, 3, 3)])
@@ -113,6 +150,8 @@ def test_experts_of_one_token_and_of_prompts(ctx, kind, n_tokens, n_experts, slo
     if n_experts == 40:
         names[:] = 39                      # experts without a pair, and one with all
     check(ctx, out, {ids: names}, exact)
+    if n_tokens > 8 and not exact:
+        check(ctx, out, {ids: names}, tensor=False)
 
 
 def test_ids_in_a_strided_view(ctx):
@@ -149,9 +188,9 @@ def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host(ct
              ctx.mul_mat_id(experts, more, all_ids)]
     kernels = [launch.kernel for launch in cupy_kernels.placed_launches(ctx, nodes).launches]
     assert kernels == ["activations.quantize", "matvec_plain.q4_0_8",
-                       "activations.quantize", "matmul_plain.q4_0",
+                       "activations.quantize", "mma_plain.q4_0_16",
                        "activations.quantize", "matvec_plain.q4_0_1",
-                       "activations.quantize", "experts.count", "experts.place", "matmul_plain.q4_0"]
+                       "activations.quantize", "experts.count", "experts.place", "mma_plain.q4_0_64"]
 
 
 def test_work_memory_is_what_is_said():
@@ -160,11 +199,20 @@ def test_work_memory_is_what_is_said():
         nodes = [ctx.mul_mat(ctx.tensor(kind, (64, 300)), ctx.tensor(type_b, (64, columns, 2))),
                  ctx.mul_mat_id(ctx.tensor(kind, (64, 30, 6)), ctx.tensor(type_b, (64, 2, columns)),
                                 ctx.tensor("i32", (2, columns)))]
-        for node, exact, blas in product(nodes, (False, True), (False, True)):
-            used = cupy_kernels.placed_launches(ctx, [node], exact=exact, blas=blas).work_size
-            assert used <= ops.work_size([node], exact, blas) <= OPS[node.op].work(node) + 255
+        for node, exact, blas, tensor in product(nodes, *[(False, True)] * 3):
+            used = cupy_kernels.placed_launches(ctx, [node], exact=exact, blas=blas, tensor=tensor).work_size
+            assert used <= ops.work_size([node], exact, blas, tensor) <= OPS[node.op].work(node) + 255
             if kind != "f16" or not blas:
-                assert used == ops.work_size([node], exact, blas)
+                assert used == ops.work_size([node], exact, blas, tensor)
+
+
+def test_work_memory_has_room_for_the_splits_of_a_large_device(ctx):
+    for columns in (9, 40, 300):
+        node = ctx.mul_mat(ctx.tensor("q4_0", (4096, 300)), ctx.tensor("f32", (4096, columns)))
+        for n in (1, 132, 256, 1000):
+            used = cupy_kernels.placed_launches(ctx, [node], n_multiprocessors=n).work_size
+            assert used <= ops.work_size([node], False, False, True)
+            assert n < 256 or used == ops.work_size([node], False, False, True)
 
 
 def test_what_kernels_cannot_count_or_load_is_not_theirs(ctx):
@@ -191,3 +239,11 @@ def test_grids_stay_within_what_a_device_takes(ctx):
 def test_columns_between_the_multiples_that_wide_loads_need(ctx, kind, columns):
     w, whole = ctx.tensor(kind, (64, 9)), ctx.tensor("f32", (68, columns))
     check(ctx, ctx.mul_mat(w, ctx.view_2d(whole, 64, columns, whole.nb[1], 4)))
+
+
+def test_the_most_columns_are_those_of_the_most_tiles():
+    """A grid has at most 65,535 blocks in its second direction, of 64 columns each."""
+    ctx = gs.Context()
+    w = ctx.tensor("f32", (32, 4))
+    for columns, fits in ((65535 * 64, True), (65535 * 64 + 1, False)):
+        assert ops.supports(ctx.mul_mat(w, ctx.tensor("f32", (32, columns)))) == fits

@@ -50,6 +50,7 @@ def products(ctx: gs.Context, out: gs.Tensor, values: dict, packed: tuple, exact
     return seen.pop()
 
 
+@pytest.mark.spread("kind exact", "columns")
 @pytest.mark.parametrize("columns, exact", [(1, False), (3, False), (9, False), (2, True), (10, True)])
 @pytest.mark.parametrize("kind", PACKED)
 def test_products_have_the_bits_of_ggmls_order(ctx, kind, columns, exact):

@@ -61,6 +61,10 @@ WELL = {
     "rows": (("cuda_rows", "cuda_groups"), (
         "test_get_rows", "test_of_several_rows", "test_blocks_are_those", "test_an_id_that_names_nothing",
         "test_a_norm_", "test_a_sum_", "test_rope_and_the_write")),
+    "fused": (("cuda_projections", "cuda_routing", "cuda_rounded"), (
+        "test_three_products", "test_biases", "test_norms_of_heads", "test_ropes", "test_as_many_heads",
+        "test_experts_are_chosen", "test_a_weighted_sum_is", "test_a_norm_rounds", "test_a_gated_unit_rounds",
+        "test_experts_round", "test_attention_rounds")),
     "values": (("cuda_ops_of_the_cpu", "cuda_launch"), (
         "test_binary_of_permuted", "test_binary_broadcasts", "test_unary_of_permuted", "test_glu", "test_concat",
         "test_pad", "test_repeat", "test_cpy", "test_dup", "test_set and not test_set_rows", "test_get_rows",
@@ -83,11 +87,18 @@ PLANTED = {
         "heap-buffer-overflow"),
     "an element behind those that a thread holds": (
         "norm.cu", "v[j] = f[j] = t[j] = 0.0f;", "v[j + 1] = f[j] = t[j] = 0.0f;", "cuda_groups",
-        "test_a_norm_and_its_weight", "index 8 out of bounds for type 'float [8]'"),
+        "test_a_norm_and_its_weight", "index 16 out of bounds for type 'float [16]'"),
     "a scale that is loaded with what stands beside it": (
         "elements.cuh", "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);",
         "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * __half_bits_to_float(*(const uint32_t*)b & 0xffff);",
         "cuda_rows", "test_get_rows_reads_every_bit", "misaligned address"),
+    "a head beside those that there are": (
+        "rope.cu", "char* to = at(h.d, 0, head, token, 0);", "char* to = at(h.d, 0, head + 1, token, 0);",
+        "cuda_projections", "test_three_products", "heap-buffer-overflow"),
+    "an expert behind the last one": (
+        "sort.cu", "i < n_experts; i += blockDim.x)\n            *(int32_t*)at(order",
+        "i <= n_experts; i += blockDim.x)\n            *(int32_t*)at(order", "cuda_routing",
+        "test_experts_are_chosen", "heap-buffer-overflow"),
     "a place that is counted in too few bits": (
         "rows.cu", "if (row < 0 || row >= a.ne[1]) {", "if (row < 0 || (int)row * 4 >= a.ne[1] * 4) {",
         "cuda_rows", "test_an_id_that_names_nothing", "signed integer overflow"),
@@ -116,6 +127,7 @@ def test_kernels_stay_in_their_memory_and_do_nothing_undefined(cases):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.soak
 def test_planted_bugs_end_the_process_where_they_are(tmp_path):
     cases = {}
     for i, (name, (source, good, bad, file, test, _)) in enumerate(PLANTED.items()):

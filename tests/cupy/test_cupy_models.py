@@ -39,7 +39,9 @@ def by_the_cpu(data, **options) -> np.ndarray:
 # -- results ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [
+    pytest.param(arch, marks=() if arch in ("llama", "gemma3", "gpt-oss", "deepseek2", "mamba") else pytest.mark.soak)
+    for arch in ARCHITECTURES])
 def test_every_architecture_gives_the_logits_of_the_cpu(arch):
     data = random_model(arch, 1)
     expected = by_the_cpu(data)
@@ -59,6 +61,17 @@ def test_layers_spread_over_devices_and_the_cpu(names, seed, flash):
     assert nmse(expected, logits(LLAMA, backends, flash=flash)) < 1e-6
     for backend in backends:
         backend.close()
+
+
+
+@pytest.mark.parametrize("which", ["cache_k", "cache_v", "attn_k", "attn_q"])
+def test_a_part_of_the_attention_on_the_host_splits_what_would_be_one_launch(which):
+    """Queries, keys, values and their writes are one group only where they are in one split."""
+    expected = by_the_cpu(LLAMA, flash=True)
+    with devices.backend(exact=True) as cuda, gs.CpuBackend(1) as cpu:
+        found = logits(LLAMA, [cuda, cpu], flash=True,
+                       place=lambda name, layer: cpu if which in name else cuda)
+    assert nmse(expected, found) < 1e-6
 
 
 @pytest.mark.parametrize("flash", [pytest.param(False, marks=pytest.mark.soak), True])
@@ -94,6 +107,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
     arenas grow, so that what had been captured points to memory of before."""
     library = devices.Products()
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
+    monkeypatch.setattr(EmulatedDevice, "has_int8_tiles", False)
     turns = [*first, [7], [7], PROMPT, [7], PROMPT, [7]]
 
     def run(backend, seen=lambda tokens: None) -> np.ndarray:
@@ -123,6 +137,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
 def test_exact_products_go_through_no_library(monkeypatch):
     library = devices.Products()
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
+    monkeypatch.setattr(EmulatedDevice, "has_int8_tiles", False)
     with gs.CpuBackend(1, kernels="numpy") as oracle, load(BLOCKS, [oracle], n_ctx=64) as model:
         expected = model.eval(PROMPT)
     with devices.backend(exact=True) as cuda, load(BLOCKS, [cuda], n_ctx=64) as model:
@@ -139,13 +154,13 @@ def counted(cuda) -> dict[str, int]:
 
 def test_a_token_is_a_few_loads_one_graph_and_one_wait():
     """None is captured, for none but its logits the host waits, and a reset changes neither."""
-    n = 300
-    with devices.backend() as cuda, load(TINY, [cuda], n_ctx=256) as model:
+    n = 100
+    with devices.backend() as cuda, load(TINY, [cuda], n_ctx=64) as model:
         for t in TOKENS[:4]:
             model.eval([t])
         before = counted(cuda)
         for i in range(n):
-            if model.n_past == 256:
+            if model.n_past == 64:
                 model.reset()
             model.eval([TOKENS[i % len(TOKENS)]])
         after = counted(cuda)

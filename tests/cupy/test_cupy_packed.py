@@ -7,7 +7,7 @@ import pytest
 import ggml_sched as gs
 from ggml_sched.backends.cupy import packed, staging
 from ggml_sched.backends.cupy import plan as plans
-from ggml_sched.backends.cupy.repack import FIELDS, packs, together
+from ggml_sched.backends.cupy.repack import FIELDS, packs, repack, together
 
 RNG = np.random.default_rng(6)
 PACKED = sorted(FIELDS)
@@ -78,6 +78,24 @@ def test_bytes_are_those_of_ggml_whatever_part_is_written_or_read(cuda, kind):
     assert whole[at : at + n] == expected and bytes(whole[product.after.offset :][:4]) == b"\0\0\x80\x3f"
     product.buffer.write(0, memoryview(whole))
     assert product.raw() == expected
+
+
+@pytest.mark.parametrize("kind", PACKED, ids=str)
+def test_whole_units_are_rearranged_by_the_device(kind, monkeypatch):
+    """Whatever the size of a piece; the host rearranges the units at the ends alone."""
+    monkeypatch.setattr(packed, "PIECE", 3000)
+    monkeypatch.setattr(packed, "MAX_BLOCKS", 2)
+    rearranged = []
+    monkeypatch.setattr(packed, "repack", lambda rows, kind: rearranged.append(rows.size) or repack(rows, kind))
+    with devices.backend() as cuda:
+        product = Product(cuda, kind, rows=40)
+        n, unit = product.w.nbytes, together(kind) * kind.type_size
+        data = RNG.integers(0, 256, n, np.uint8)
+        cuda.set_tensor(product.w, data.tobytes())
+        assert rearranged == [] and product.raw() == data.tobytes()
+        data[5 : n - 5] += 1
+        cuda.set_tensor(product.w, data[5 : n - 5].tobytes(), 5)
+        assert rearranged == [unit, unit] and product.raw() == data.tobytes()
 
 
 @pytest.mark.parametrize("kind", PACKED, ids=str)

@@ -145,7 +145,7 @@ BUGS = {
     "rearranged weights that other ops read": ("readers of weights", plan, "straighten_for", nothing),
     "plans that know an old order of weights": ("readers of weights", plan.DevicePlan, "refresh", nothing),
     "bytes written as ggml has them": (
-        "bytes of weights", buffer.packed, "write", always(lambda part, start, data, get, put: put(start, data))),
+        "bytes of weights", buffer.packed, "write", always(lambda part, start, data, get, put, pack: put(start, data))),
 }
 """(Scenario, where the method is, its name, a function from the method to the bug)."""
 

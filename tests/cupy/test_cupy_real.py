@@ -16,6 +16,7 @@ import pytest
 import ggml_sched as gs
 from ggml_sched.backends.cupy import real
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, KernelArguments
+from ggml_sched.backends.cupy.source import kernel_source
 
 
 class Status(RuntimeError):
@@ -30,6 +31,37 @@ CudaError, DriverError, BlasError = (type(f"{name}Error", (Status,), {}) for nam
 CompileError = type("CompileError", (Exception,), {})
 PRODUCT = (2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
 """m, n and k of a matrix product, and the addresses and row lengths of its operands and its result."""
+
+
+class Nvrtc:
+    """NVRTC as CuPy binds it; the machine code of a source is its text."""
+
+    NVRTCError = CompileError
+
+    def __init__(self, cuda: "Cuda") -> None:
+        self.getVersion = cuda.call("nvrtc", (13, 2), RuntimeError)
+        self.sources = cuda.sources
+        self.programs: dict[int, str] = {}
+
+    def createProgram(self, text: str, name: str, headers: tuple, includes: tuple) -> int:
+        self.sources.append(text)
+        program = len(self.sources)
+        self.programs[program] = text
+        return program
+
+    def compileProgram(self, program: int, options: tuple[str, ...]) -> None:
+        assert options == ("--gpu-architecture=sm_90", "--std=c++17")
+        if "broken" in self.programs[program]:
+            raise CompileError(6)
+
+    def getProgramLog(self, program: int) -> str:
+        return "no such thing"
+
+    def getCUBIN(self, program: int) -> bytes:
+        return self.programs[program].encode()
+
+    def destroyProgram(self, program: int) -> None:
+        del self.programs[program]
 
 
 class Cuda:
@@ -65,12 +97,18 @@ class Cuda:
         """Whether the thread has one: not because it has a current device, 0, from the start."""
         return hasattr(self.current, "device")
 
+    def set_context(self, context: int) -> None:
+        if context:
+            self.current.device = context - 100
+        elif self.has_context():
+            del self.current.device
+
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
 
     def asked(self) -> list[tuple]:
         """The recorded calls, without those that set the thread's device."""
-        return [call for call in self.calls if call[0] not in ("ctxGetCurrent", "getDevice", "setDevice")]
+        return [call for call in self.calls if call[0] not in ("ctxGetCurrent", "ctxSetCurrent", "setDevice")]
 
     def install(self, monkeypatch) -> None:
         cuda = self
@@ -102,10 +140,6 @@ class Cuda:
             def begin_capture(self, mode):
                 cuda.call("begin_capture")(self.ptr, mode)
 
-            def end_capture(self):
-                cuda.call("end_capture")(self.ptr)
-                return SimpleNamespace(launch=lambda stream: cuda.call("graphLaunch")(stream.ptr))
-
         class Event:
             def __init__(self, disable_timing=False):
                 assert disable_timing
@@ -113,16 +147,13 @@ class Cuda:
                 self.ptr = next(cuda.addresses)
                 weakref.finalize(self, cuda.destroyed.append, "event").atexit = False
 
-        class RawModule:
-            def __init__(self, *, code, options):
-                assert "--std=c++17" in options
-                cuda.sources.append(code)
+        class Module:
+            def load(self, code):
+                cuda.call("moduleLoad")(code)
 
             def get_function(self, name):
-                if name == "broken":
-                    raise CompileError("no such thing")
                 cuda.call("getFunction", error=DriverError)(name)
-                return SimpleNamespace(kernel=SimpleNamespace(ptr=next(cuda.addresses)))
+                return SimpleNamespace(ptr=next(cuda.addresses))
 
         about = {"name": b"NVIDIA Test", "major": 9, "minor": 0, "multiProcessorCount": 132}
         answers = {
@@ -131,16 +162,19 @@ class Cuda:
             "setDevice": lambda number: setattr(cuda.current, "device", number),
             "getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "memGetInfo": lambda: (1000, 5000),
             "deviceGetAttribute": 232_448, "getDeviceProperties": lambda number: about, "eventQuery": 600,
-            "deviceCanAccessPeer": 1}
+            "deviceCanAccessPeer": 1, "streamEndCapture": lambda stream: next(cuda.addresses),
+            "graphInstantiate": lambda graph: graph + 1}
         functions = ["memcpyAsync", "memsetAsync", "eventRecord", "streamWaitEvent", "eventSynchronize",
-                     "streamSynchronize", "deviceSynchronize", "deviceEnablePeerAccess", *answers]
+                     "streamSynchronize", "deviceSynchronize", "deviceEnablePeerAccess", "graphLaunch", "graphDestroy",
+                     "graphExecDestroy", *answers]
         runtime = SimpleNamespace(
             CUDARuntimeError=CudaError, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDefault=4,
-            hostAllocPortable=1, streamCaptureModeThreadLocal=1, cudaDevAttrMaxSharedMemoryPerBlockOptin=97,
+            hostAllocPortable=1, streamCaptureModeRelaxed=2, cudaDevAttrMaxSharedMemoryPerBlockOptin=97,
             CUDA_R_16F=2, CUDA_R_32F=0, **{name: self.call(name, answers.get(name)) for name in functions})
         driver = SimpleNamespace(
             CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
             ctxGetCurrent=self.call("ctxGetCurrent", lambda: 100 + self.current.device if self.has_context() else 0),
+            ctxSetCurrent=self.call("ctxSetCurrent", self.set_context, DriverError),
             launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
         cublas = SimpleNamespace(
             CUBLASError=BlasError, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
@@ -150,10 +184,10 @@ class Cuda:
         parts.runtime, parts.driver = runtime, driver
         parts.PinnedMemory, parts.PinnedMemoryPointer = PinnedMemory, PinnedMemoryPointer
         parts.Stream, parts.Event = Stream, Event
-        parts.compiler = SimpleNamespace(CompileException=CompileError)
-        module.cuda, module.__version__, module.RawModule = parts, "14.2.0", RawModule
+        parts.function = SimpleNamespace(Module=Module)
+        module.cuda, module.__version__ = parts, "14.2.0"
         libraries.cublas = cublas
-        libraries.nvrtc = SimpleNamespace(getVersion=self.call("nvrtc", (13, 2), RuntimeError))
+        libraries.nvrtc = Nvrtc(self)
         for name, one in (("cupy", module), ("cupy.cuda", parts), ("cupy_backends", ModuleType("cupy_backends")),
                           ("cupy_backends.cuda", ModuleType("cupy_backends.cuda")),
                           ("cupy_backends.cuda.libs", libraries)):
@@ -161,7 +195,8 @@ class Cuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kernels"))
     made = Cuda()
     made.install(monkeypatch)
     return made
@@ -214,6 +249,7 @@ def test_every_entry_sets_the_device_of_its_thread(cuda, device):
         device.memory, lambda: device.alloc(8), lambda: device.pinned(8), device.stream, device.event,
         device.synchronize, stream.synchronize, lambda: stream.record(event), lambda: stream.wait(event),
         lambda: stream.copy_in(memory.ptr, host), lambda: stream.copy_out(host, memory.ptr),
+        lambda: stream.pinned_in(memory.ptr, 4096, 8), lambda: stream.pinned_out(4096, memory.ptr, 8),
         lambda: stream.copy(memory.ptr, memory.ptr + 32, 32), lambda: stream.fill(memory.ptr, 1, 8),
         event.synchronize, event.query, stream.begin_capture, stream.end_capture,
         lambda: function.launch((1,), (32,), packed, 0, stream)]
@@ -222,7 +258,8 @@ def test_every_entry_sets_the_device_of_its_thread(cuda, device):
         thread = threading.Thread(target=entry)
         thread.start()
         thread.join()
-        assert cuda.calls[:3] == [("ctxGetCurrent",), ("getDevice",), ("setDevice", 1)] and cuda.asked()
+        assert cuda.calls[:2] == [("ctxGetCurrent",), ("ctxSetCurrent", 101)] and cuda.asked()
+        assert cuda.calls[-1] == ("ctxSetCurrent", 0)
 
 
 def test_every_entry_leaves_the_callers_device_as_it_was(cuda, device):
@@ -230,8 +267,8 @@ def test_every_entry_leaves_the_callers_device_as_it_was(cuda, device):
         return getattr(cuda.current, "device", 0)
 
     stream = device.stream()
-    for before, calls in ((0, [("ctxGetCurrent",), ("getDevice",), ("setDevice", 1), ("streamSynchronize", stream.ptr),
-                               ("setDevice", 0)]),
+    for before, calls in ((0, [("ctxGetCurrent",), ("ctxSetCurrent", 101), ("streamSynchronize", stream.ptr),
+                               ("ctxSetCurrent", 100)]),
                           (1, [("ctxGetCurrent",), ("streamSynchronize", stream.ptr)])):
         cuda.current.device = before
         cuda.calls.clear()
@@ -259,15 +296,14 @@ def test_a_thread_that_never_chose_a_device_gets_a_context(cuda):
         assert found == [False, None, True]
 
 
-def test_a_device_that_another_process_holds_is_left(cuda, device, monkeypatch):
-    """The default of a thread that never chose may be one."""
-    def set_device(number):
-        if number != 1:
-            raise CudaError(46)
-        cuda.current.device = number
+def test_a_context_that_was_destroyed_meanwhile_is_left(cuda, device, monkeypatch):
+    def set_context(context):
+        if context == 100:
+            raise DriverError(201)
+        cuda.set_context(context)
 
     cuda.current.device = 0
-    monkeypatch.setattr(device.runtime, "setDevice", set_device)
+    monkeypatch.setattr(device.driver, "ctxSetCurrent", set_context)
     device.synchronize()
     assert cuda.current.device == 1
 
@@ -311,7 +347,7 @@ def test_events(cuda, device):
 def test_a_capture_is_of_its_thread_and_refuses_pageable_memory(cuda, device):
     stream, host, pinned, memory = device.stream(), np.zeros(8), device.pinned(64), device.alloc(8)
     stream.begin_capture()
-    assert stream.is_capturing and ("begin_capture", stream.ptr, 1) in cuda.calls
+    assert stream.is_capturing and ("begin_capture", stream.ptr, 2) in cuda.calls
     cuda.calls.clear()
     for refused in (lambda: stream.copy_in(1000, host), lambda: stream.copy_out(host, 1000), stream.begin_capture,
                     memory.free):
@@ -322,22 +358,25 @@ def test_a_capture_is_of_its_thread_and_refuses_pageable_memory(cuda, device):
     graph = stream.end_capture()
     assert not stream.is_capturing
     graph.launch(stream)
-    assert cuda.asked()[-1] == ("graphLaunch", stream.ptr)
+    assert cuda.asked()[-1] == ("graphLaunch", graph.ptr, stream.ptr)
     graph.free()
     graph.free()
+    assert cuda.asked()[-1] == ("graphExecDestroy", graph.ptr) and cuda.names().count("graphExecDestroy") == 1
     with pytest.raises(DeviceError, match="freed"):
         graph.launch(stream)
     with pytest.raises(DeviceError, match="without begin_capture"):
         stream.end_capture()
 
 
-def test_a_capture_that_breaks_is_over(cuda, device):
+@pytest.mark.parametrize("call", ["streamEndCapture", "graphInstantiate"])
+def test_a_capture_that_breaks_is_over(cuda, device, call):
     stream = device.stream()
     stream.begin_capture()
-    cuda.failing["end_capture"] = 901
+    cuda.failing[call] = 901
     with pytest.raises(DeviceError, match="cudaErrorNumber901"):
         stream.end_capture()
     assert not stream.is_capturing
+    assert cuda.names().count("graphDestroy") == (call == "graphInstantiate")
     cuda.failing.clear()
     stream.begin_capture()
     stream.end_capture()
@@ -379,15 +418,74 @@ def test_launches(cuda, device):
         function.launch((1,), (9999,), packed, 0, stream)
 
 
-def test_modules_are_compiled_from_their_text(cuda, device, monkeypatch):
-    monkeypatch.setattr(real, "kernel_source", lambda name: f"// text of {name}")
+@pytest.fixture
+def texts(monkeypatch, tmp_path):
+    """The sources of files of kernels, by their names."""
+    made = {"first": "// text of first\n", "broken": "// broken\n"}
+    lock = threading.Lock()         # several threads read sources
+
+    def source(name: str, entry: str | None = None) -> str:
+        with lock:
+            if name in made:
+                (tmp_path / f"{name}.cu").write_text(made[name])
+            return kernel_source(name, tmp_path, entry)
+
+    monkeypatch.setattr(real, "kernel_source", source)
+    real._entries.cache_clear()
+    yield made
+    real._entries.cache_clear()
+
+
+def compiled(cuda) -> list[str]:
+    """The sources that were compiled, without the lines that name files."""
+    return ["".join(line for line in text.splitlines(keepends=True) if not line.startswith("#line")).strip()
+            for text in cuda.sources]
+
+
+def test_modules_are_compiled_from_their_text(cuda, device, texts):
     assert device.function("first.f").name == "first.f" and device.function("first.g").name == "first.g"
-    assert cuda.sources == ["// text of first"]
-    with pytest.raises(DeviceError, match=r"first\.cu does not compile for sm_90: no such thing"):
-        device.function("first.broken")
-    monkeypatch.undo()
+    assert compiled(cuda) == ["// text of first"]
+    with pytest.raises(DeviceError, match=r"broken\.cu does not compile for sm_90: no such thing"):
+        device.function("broken.f")
     with pytest.raises(DeviceError, match="no kernels nowhere"):
         device.function("nowhere.f")
+
+
+def test_of_a_list_of_kernels_only_the_entry_in_use_is_compiled(cuda, device, texts):
+    texts["first"] = "#define LIST(X) X(a, 1) X(a_2, 2)\n#define MORE(X) \\\n    X(b, 3)\nMORE(LIST)"
+    device.load(["first.packed_a_2_1", "first.packed_a_2_8", "first.b", "first.other"])
+    assert sorted(compiled(cuda)) == sorted([
+        "#define LIST(X)  X(a_2, 2)\n#define MORE(X) \\\n    \nMORE(LIST)",
+        "#define LIST(X)  \n#define MORE(X) \\\n    X(b, 3)\nMORE(LIST)",
+        "#define LIST(X)  \n#define MORE(X) \\\n    \nMORE(LIST)"])
+    device.function("first.a_2")
+    assert len(cuda.sources) == 3
+    device.function("first.exact_a")
+    assert compiled(cuda)[3].startswith("#define LIST(X) X(a, 1)")
+
+
+def test_machine_code_is_kept_on_disk_until_the_source_changes(cuda, texts, tmp_path):
+    def load() -> int:
+        real._entries.cache_clear()
+        with real.open_device(0) as device:
+            device.load(["first.f"])
+        return len(cuda.sources)
+
+    assert load() == load() == 1
+    kept, = (tmp_path / "kernels").glob("ggml-sched-first-*.cubin")
+    kept.write_bytes(kept.read_bytes()[:-1])        # damaged: compiled anew
+    assert load() == load() == 2
+    texts["first"] = "// another text\n"
+    assert load() == 3 and compiled(cuda)[2] == "// another text"
+
+
+def test_without_a_folder_for_machine_code_each_device_compiles(cuda, texts, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    for n in (1, 2):
+        with real.open_device(0) as made:
+            made.load(["first.f"])
+            assert len(cuda.sources) == n
 
 
 def test_peers(cuda, device):
@@ -403,7 +501,7 @@ def test_peers(cuda, device):
 
 def test_matrix_products_give_rows_of_ours(cuda, device):
     stream, blas = device.stream(), device.blas()
-    assert blas is device.blas()
+    assert blas is not device.blas()        # a stream is set for a handle before each product: backends share none
     cuda.calls.clear()
     blas.gemm(stream, *PRODUCT)
     name, handle, *args = cuda.asked()[-1]

@@ -79,6 +79,28 @@ KERNEL(atomics)(int* most, int* first) {
     atomicMax(most, i);
     atomicCAS(first, 0, i + 1);
 }
+// Each lane's registers as they come: a, b and d of one product after the other.
+KERNEL(products)(const uint32_t* a, const uint32_t* b, int* d, int n) {
+    for (int i = 0; i < n; ++i, a += 4 * blockDim.x, b += 2 * blockDim.x, d += 4 * blockDim.x) {
+        const uint32_t *x = a + 4 * threadIdx.x, *y = b + 2 * threadIdx.x;
+        int* z = d + 4 * threadIdx.x;
+        const uint32_t x4[4] = {x[0], x[1], x[2], x[3]}, y2[2] = {y[0], y[1]};
+        int sum[4] = {z[0], z[1], z[2], z[3]};
+        if (i % 2) mma_16_8_16(sum, x[0], x[1], y[0]);
+        else mma_16_8_32(sum, x4, y2);
+        for (int j = 0; j < 4; ++j) z[j] = sum[j];
+    }
+}
+KERNEL(half_a_product)(int* d) {
+    const uint32_t a[4] = {}, b[2] = {};
+    int sum[4] = {};
+    if (threadIdx.x < 16) mma_16_8_32(sum, a, b);
+    d[threadIdx.x] = sum[0];
+}
+KERNEL(turns)(unsigned* count, unsigned* seen, unsigned most) {
+    __threadfence();
+    atomicInc(&seen[atomicInc(count, most)], 0xffffffffu);
+}
 """
 ORDERS = (0, 1, 99)
 
@@ -201,6 +223,63 @@ def test_atomics_on_integers(bench):
         numbers = [int(bench.down(memory, np.zeros(1, np.int32))[0]) for memory in (most, first)]
         assert numbers[0] == 255 and 1 <= numbers[1] <= 256
         assert order or numbers[1] == 1
+
+
+def registers(matrix: np.ndarray) -> np.ndarray:
+    """Four neighbouring bytes of each row as a word, low to high."""
+    return np.ascontiguousarray(matrix.astype(np.int8)).view(np.uint32)
+
+
+def test_products_of_matrices_by_a_warp(bench):
+    """Lanes hold what PTX documents for mma.m16n8k32 and .m16n8k16 with .s8: lane 4 g + t has the words t and t + 4 of
+    rows g and g + 8 of a, of column g of b, and columns 2 t and 2 t + 1 of rows g and g + 8 of the result."""
+    rng, n, warps = np.random.default_rng(8), 6, 2
+    a = rng.integers(-128, 128, (n, warps, 16, 32))
+    b = rng.integers(-128, 128, (n, warps, 32, 8))
+    c = rng.integers(-2**31, 2**31, (n, warps, 16, 8))
+    a[0, 0], b[0, 0], c[0, 0] = -128, -128, 2**31 - 1          # wraps
+    want = c.copy()
+    of_a, of_b, of_d = (np.zeros((n, 32 * warps, k), np.uint32) for k in (4, 2, 4))
+    for i in range(n):
+        depth = 16 if i % 2 else 32
+        want[i] += a[i, ..., :depth] @ b[i, :, :depth]
+        for warp in range(warps):
+            words, columns = registers(a[i, warp]), registers(b[i, warp].T)
+            d = c[i, warp].astype(np.int32).view(np.uint32)
+            for g, t in np.ndindex(8, 4):
+                lane = 32 * warp + 4 * g + t
+                of_a[i, lane] = words[g, t], words[g + 8, t], words[g, t + 4], words[g + 8, t + 4]
+                of_b[i, lane] = columns[g, t], columns[g, t + 4]
+                of_d[i, lane] = *d[g, 2 * t:2 * t + 2], *d[g + 8, 2 * t:2 * t + 2]
+    seen = None
+    for order in ORDERS:
+        bench.device.order = order
+        target = bench.up(of_d)
+        bench.run("products", 1, 32 * warps, bench.up(of_a), bench.up(of_b), target, np.int32(n))
+        found = bench.down(target, np.zeros_like(of_d, np.int32))
+        assert seen is None or np.array_equal(found, seen)
+        seen = found
+    lanes = seen.reshape(n, warps, 8, 4, 2, 2).transpose(0, 1, 4, 2, 3, 5).reshape(n, warps, 16, 8)
+    assert np.array_equal(lanes, want.astype(np.int32))
+
+
+def test_a_product_of_half_a_warp_is_an_error(bench):
+    from ggml_sched.backends.cupy.device import DeviceError
+    target = bench.up(np.zeros(32, np.int32))
+    for threads, said in ((32, "divergent barrier"), (16, "mma.sync.aligned without all lanes")):
+        with pytest.raises(DeviceError, match=said):
+            bench.run("half_a_product", 1, threads, target)
+            bench.down(target, np.zeros(32, np.int32))
+
+
+def test_counters_that_wrap_count_each_thread_once(bench):
+    """atomicInc begins again at 0 behind its limit: the counter of a launch is 0 again at its end."""
+    for order in ORDERS:
+        bench.device.order = order
+        count, seen = bench.up(np.zeros(1, np.uint32)), bench.up(np.zeros(64, np.uint32))
+        bench.run("turns", 2, 128, count, seen, np.uint32(63))
+        assert bench.down(count, np.zeros(1, np.uint32))[0] == 0
+        assert (bench.down(seen, np.zeros(64, np.uint32)) == 4).all()
 
 
 @pytest.mark.parametrize("source", [

@@ -245,6 +245,25 @@ def test_freeing_waits_for_what_is_queued(device, stream, memory):
     assert (out == 6).all() and device.counts.waits == 1
 
 
+def test_copies_by_addresses_are_of_pinned_memory():
+    with EmulatedDevice() as device:
+        stream, memory, staging, plain = device.stream(), device.alloc(256), device.pinned(64), np.zeros(64, np.uint8)
+        staging[:] = np.arange(64)
+        start = staging.ctypes.data
+        stream.pinned_in(memory.ptr, start, 32)
+        stream.pinned_out(start + 32, memory.ptr + 8, 16)
+        stream.synchronize()
+        assert staging[32:48].tolist() == list(range(8, 24))
+        for host, n in ((plain.ctypes.data, 8), (start + 60, 8), (start, 0)):
+            with pytest.raises(DeviceError, match="not in pinned memory"):
+                stream.pinned_in(memory.ptr, host, n)
+            with pytest.raises(DeviceError, match="not in pinned memory"):
+                stream.pinned_out(host, memory.ptr, n)
+        with pytest.raises(DeviceError):
+            stream.pinned_in(memory.ptr + 250, start, 8)
+        assert (device.counts.copies_in, device.counts.copies_out) == (1, 1)
+
+
 @pytest.mark.parametrize("use", ["copy_in", "copy_out", "copy", "fill"])
 def test_copies_to_freed_memory_are_errors(device, stream, memory, use):
     other = device.alloc(64)

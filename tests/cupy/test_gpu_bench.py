@@ -30,6 +30,7 @@ def only(monkeypatch, *names: str) -> None:
     monkeypatch.setattr(gpu_right, "checks", lambda *args: (check for check in made(*args) if check.name in names))
 
 
+@pytest.mark.soak
 def test_all_of_it_runs_on_the_fake_device(capsys):
     assert gpu.main(["--emulate"]) == 0
     page, progress = capsys.readouterr()

@@ -20,7 +20,7 @@ from cupy_devices import gemm
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.launch import FAULT, Builder
+from ggml_sched.backends.cupy.launch import STATE, Builder
 from ggml_sched.backends.cupy.ops.library import PRODUCT
 
 if compiler() is None:
@@ -47,10 +47,10 @@ def function(kernel: str, order: int):
 
 def run(builder: Builder, order: int = 0) -> np.void:
     """Run the built launches; returns the device's error word."""
-    work, error = device(order).alloc(builder.work_size), np.zeros(1, FAULT)
+    work, state = device(order).alloc(builder.work_size), np.zeros(1, STATE)
     try:
         for launch in builder.launches:
-            args = launch.bound(work.ptr, error.ctypes.data)
+            args = launch.bound(work.ptr, state.ctypes.data)
             if launch.kernel == PRODUCT:
                 gemm(*map(int, args))
                 continue
@@ -60,7 +60,8 @@ def run(builder: Builder, order: int = 0) -> np.void:
             stream(order).synchronize()
     finally:
         work.free()
-    return error[0]
+    assert not state["counters"].any()
+    return state["fault"][0]
 
 
 @contextmanager
@@ -95,9 +96,12 @@ def build(nodes, **options) -> Builder:
     return builder
 
 
-def build_grouped(nodes, **options) -> Builder:
-    """The launches of a graph's nodes, fused where kernels for groups of them exist."""
-    builder = Builder("EMULATED", **options)
+def build_grouped(nodes, rounds: bool = True, **options) -> Builder:
+    """The launches of a graph's nodes, fused where kernels for groups of them exist.  `rounds`: kernels write what
+    products read rounded, as in plans."""
+    rounded = ops.rounding.results(nodes, options.get("exact", False), options.get("blas", False),
+                                   options.get("tensor", True)) if rounds else ()
+    builder = Builder("EMULATED", rounded=rounded, **options)
     groups = {group[-1]: group for group in ops.fusion_groups(nodes)}
     inner = {i for group in groups.values() for i in group[:-1]}
     for i, node in enumerate(nodes):

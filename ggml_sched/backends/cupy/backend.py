@@ -16,7 +16,7 @@ from operator import index
 
 import numpy as np
 
-from ggml_sched._graph import Graph, Tensor, label, no_address
+from ggml_sched._graph import Graph, Tensor, Type, label, no_address
 from ggml_sched.backend import GraphView, as_nodes, checked_bytes, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
@@ -69,10 +69,13 @@ class CupyBackend(DeviceQueue):
         self._plans: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
         self._n_buffers = 0
         opened = _open(given, self.name) if isinstance(given, int) else given
+        self.blas: Blas | None = None
         try:
-            self.blas: Blas | None = opened.blas()
+            self.blas = opened.blas()
             self._open_queue(opened, staging)
         except BaseException as error:
+            if self.blas is not None:
+                self.blas.close()
             if self._is_own:
                 opened.close()
             if isinstance(error, DeviceError):
@@ -92,7 +95,7 @@ class CupyBackend(DeviceQueue):
         return self.work.size
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
-        return work_size(nodes, self.exact, self.blas is not None)
+        return work_size(nodes, self.exact, self.blas is not None, self.device.has_int8_tiles)
 
     @guarded
     def alloc_buffer(self, size: int) -> DeviceBuffer:
@@ -232,6 +235,10 @@ class CupyBackend(DeviceQueue):
             found = self._functions[kernel] = self.device.function(kernel)
         return found
 
+    def load(self, kernels: Iterable[str]) -> None:
+        """Compile together what these kernels, "module.function", need and is not compiled yet; the lock is held."""
+        self.device.load(sorted(kernel for kernel in kernels if kernel not in self._functions))
+
     def graph_compute(self, graph: Graph | GraphView) -> None:
         plan = self.graph_plan_create(graph)
         try:
@@ -252,6 +259,13 @@ class CupyBackend(DeviceQueue):
             raise
         self._plans.add(plan)
         return plan
+
+    @queueing
+    def pack(self, address: int, size: int, kind: Type) -> None:
+        """Queue the rearrangement of weights of a type, whole units in ggml's order."""
+        launch = packed.packing(address, size, kind)
+        function = self.function(launch.kernel)
+        function.launch(launch.grid, launch.block, function.pack(launch.bound(0, 0)), launch.shared, self.stream)
 
     def straighten(self, buffer: DeviceBuffer, part: packed.Part) -> None:
         """Convert rearranged weights to ggml's order, at once; the lock is held.  Plans that read them are rebuilt."""
@@ -300,13 +314,14 @@ class CupyBackend(DeviceQueue):
             self.settle()
             if self._error is None:
                 self._downloads.finish(self._downloads.number)
-            self._downloads.drop()
+            self._downloads.close()
+            self._uploads.close()
             self._done, self._error = self._queued, None
             self.used -= self.work.size
             self._functions.clear()
             # A device that was lost refuses each of these calls; all are still tried.
             for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
-                              self.faults.free):
+                              self.faults.free, *([self.blas.close] if self.blas is not None else ())):
                 with suppress(DeviceError):
                     give_back()
             self._close_device()

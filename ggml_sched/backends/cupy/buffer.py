@@ -7,6 +7,7 @@ Corresponds to ggml's buffer of the CUDA backend.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,7 @@ class DeviceBuffer(Buffer):
             if part is None:
                 self._put(start, piece)
             else:
-                packed.write(part, start, piece, self._fetch, self._put)
+                packed.write(part, start, piece, self._fetch, self._put, partial(self._pack, part))
 
     def read(self, offset: int, out: memoryview) -> None:
         self.read_later(offset, out)
@@ -81,6 +82,10 @@ class DeviceBuffer(Buffer):
     def _put(self, start: int, data: np.ndarray) -> None:
         """Queue a copy of bytes to the device, without rearranging them."""
         self.backend.upload(self.base + start, data)
+
+    def _pack(self, part: packed.Part, start: int, size: int) -> None:
+        """Queue the rearrangement of whole units of a part, which are in ggml's order."""
+        self.backend.pack(self.base + start, size, part.kind)
 
     def _fetch(self, start: int, size: int) -> np.ndarray:
         """The bytes on the device, without rearranging them."""

@@ -11,7 +11,7 @@ ggml's name for it: the part of ggml-cuda below its ops (ggml_backend_cuda_conte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Self
 
@@ -153,6 +153,14 @@ class Stream(ABC):
         """Device to host: fills a contiguous array, later if it is pinned, before returning otherwise."""
 
     @abstractmethod
+    def pinned_in(self, memory_ptr: int, host_ptr: int, n: int) -> None:
+        """As `copy_in` of n bytes, n > 0, at an address in pinned memory, without looking for it."""
+
+    @abstractmethod
+    def pinned_out(self, host_ptr: int, memory_ptr: int, n: int) -> None:
+        """As `copy_out` to n bytes, n > 0, at an address in pinned memory, without looking for it."""
+
+    @abstractmethod
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
         """Copy n bytes within a device or between two."""
 
@@ -187,7 +195,7 @@ class Function(ABC):
 
 
 class Blas(ABC):
-    """Matrix products of the device's own library."""
+    """A handle of the device's own library of matrix products, used by one thread at a time."""
 
     @abstractmethod
     def gemm(
@@ -201,6 +209,9 @@ class Blas(ABC):
         be captured.
         """
 
+    def close(self) -> None:  # noqa: B027  # a device may have nothing to give back
+        """Give the handle back; idempotent."""
+
 
 class Device(ABC):
     """One GPU, or its simulation.  Objects of one device may be used from any thread, by one thread at a time."""
@@ -211,6 +222,12 @@ class Device(ABC):
     n_multiprocessors: int
     max_shared: int
     """Bytes of shared memory that one block may have, static and dynamic together."""
+
+    @property
+    def has_int8_tiles(self) -> bool:
+        """Whether its warps multiply matrices of 8-bit integers as kernels mma_*.cu do: from sm_80 on."""
+        number = self.arch.removeprefix("sm_")
+        return not number.isdigit() or int(number) >= 80
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
@@ -236,12 +253,16 @@ class Device(ABC):
         """The kernel "module.function" of kernels/<module>.cu, which is compiled when its first kernel is looked up.
         DeviceError when there is none, or the source does not compile."""
 
+    def load(self, kernels: Iterable[str]) -> None:  # noqa: B027  # `function` compiles, too
+        """Compile what these kernels, "module.function", need, together: `function` would compile one after the other.
+        DeviceError as there."""
+
     @abstractmethod
     def can_access(self, other: Device) -> bool:
         """Whether copies between the two devices work without host memory."""
 
     def blas(self) -> Blas | None:
-        """The device's library of matrix products; None without one."""
+        """A new handle of the device's library of matrix products, for one backend; None without a library."""
         return None
 
     @abstractmethod

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ggml_sched._graph import Tensor, label
 from ggml_sched.backends.cupy.device import Device, Stream
-from ggml_sched.backends.cupy.launch import FAULT
+from ggml_sched.backends.cupy.launch import FAULT, STATE
 from ggml_sched.errors import BackendError
 
 __all__ = ["Faults", "Fetched", "Numbers"]
@@ -46,13 +48,14 @@ class Fetched(NamedTuple):
 
 
 class Faults:
-    """The error word of one device, at `address`."""
+    """The error word of one device, at `address`, and the counters of `STATE` behind it."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._stream = stream
-        self._memory = device.alloc(SIZE)
+        self._memory = device.alloc(STATE.itemsize)
         self._host = device.pinned(SIZE)
         self._host[:] = 0
+        self._host_ptr: int = self._host.ctypes.data
         self._given: list[Numbers] = []
         """The numbers in use, ascending; those of freed plans until the error word was checked after their last run."""
         self._ran: dict[Numbers, int] = {}
@@ -60,7 +63,7 @@ class Faults:
         self._runs = 0
         self._fetches = self._n_cleared = 0
         """How often the word was fetched; and how many of these fetches came before the last fault was cleared."""
-        stream.fill(self._memory.ptr, 0, SIZE)
+        stream.fill(self._memory.ptr, 0, STATE.itemsize)
 
     @property
     def address(self) -> int:
@@ -97,7 +100,7 @@ class Faults:
         """Queue a copy of the word to the host, if something ran; returns the argument of a later `check`."""
         if self._ran:
             self._fetches += 1
-            self._stream.copy_out(self._host, self._memory.ptr)
+            self._stream.pinned_out(self._host_ptr, self._memory.ptr, SIZE)
         return Fetched(self._fetches, dict(self._ran))
 
     def check(self, fetched: Fetched, backend_name: str) -> None:
@@ -127,4 +130,6 @@ class Faults:
         return None
 
     def free(self) -> None:
+        """Free the word, and drop the pinned memory that it is fetched to."""
+        self._host = np.zeros(SIZE, np.uint8)
         self._memory.free()

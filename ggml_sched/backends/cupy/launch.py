@@ -1,9 +1,9 @@
 """Launches, values that each describe one start of a kernel, and the builder to which ops append those of a split.
 
 Owns the interface between ops and devices.  A launch has a kernel ("module.function"), a grid, a block and arguments.
-All arguments are final except two kinds of addresses, which are known later: of the split's work memory (`Scratch`) and
-of the error word (`ErrorWord`).  Invariant: every argument has the exact C type of the kernel's parameter: numpy
-scalars and structs, never Python numbers, which have no width.
+All arguments are final except three kinds of addresses, which are known later: of the split's work memory (`Scratch`),
+of the error word (`ErrorWord`), and of the counters behind it (`Counters`).  Invariant: every argument has the exact C
+type of the kernel's parameter: numpy scalars and structs, never Python numbers, which have no width.
 """
 
 from __future__ import annotations
@@ -24,13 +24,23 @@ from ggml_sched.graph.hostdata import endless
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["FAULT", "Argument", "Builder", "ErrorWord", "Launch", "scratch_size", "struct"]
+__all__ = ["FAULT", "MAX_GRID", "N_COUNTERS", "STATE", "Argument", "Builder", "Counters", "ErrorWord", "Launch",
+           "scratch_size", "struct"]
 
 FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
 
+N_COUNTERS = 4096
+"""Counters for blocks that join what others have computed."""
+
+STATE = np.dtype({"names": ["fault", "counters"], "formats": [FAULT, ("<u4", N_COUNTERS)], "offsets": [0, ALIGNMENT]})
+"""What kernels share beyond a launch: the error word, and counters, which are 0 before and after each launch."""
+
 MAX_BLOCKS = 1 << 16
 """The most blocks of a grid over elements or rows; kernels loop over the rest."""
+
+MAX_GRID = 65535
+"""The most blocks of a launch in its second and third direction."""
 
 FLAT = 256
 """Threads of a block, for kernels without barriers."""
@@ -40,9 +50,13 @@ class ErrorWord(NamedTuple):
     """An argument: the device address of a `FAULT`."""
 
 
+class Counters(NamedTuple):
+    """An argument: the device address of the counters of `STATE`."""
+
+
 Value: TypeAlias = np.generic | np.ndarray
 """An argument with its final bytes: a NumPy scalar, or a struct as an array of shape (1,)."""
-Argument: TypeAlias = Value | Location | Scratch | ErrorWord
+Argument: TypeAlias = Value | Location | Scratch | ErrorWord | Counters
 
 
 class Launch(NamedTuple):
@@ -55,8 +69,9 @@ class Launch(NamedTuple):
     shared: int = 0
 
     def bound(self, work: int, error: int) -> tuple[Value, ...]:
-        """The arguments once the addresses of the work memory and of the error word are known."""
+        """The arguments once the addresses of the work memory and of the error word, with its counters, are known."""
         return tuple(np.uint64(error) if isinstance(arg, ErrorWord)
+                     else np.uint64(error + ALIGNMENT) if isinstance(arg, Counters)
                      else arg.bound(work) if isinstance(arg, (Location, Scratch)) else arg for arg in self.args)
 
 
@@ -78,24 +93,28 @@ class Builder:
 
     `name`: the backend's, for errors; `owns(buffer)`: whether kernels may use a buffer; `needed`: nodes whose data is
     read outside of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of
-    "blas.gemm" are possible (see ops/library.py).  All nodes use the same scratch memory: `work_size` is the largest.
+    "blas.gemm" are possible (see ops/library.py); `tensor`: the device has what kernels mma_*.cu use; `rounded`: nodes
+    whose results products read rounded to 8 bits.  All nodes use the same scratch memory: `work_size` is the largest.
     """
 
     error: ErrorWord = ErrorWord()
 
     def __init__(self, name: str = "CUDA", *, owns: Callable[[BufferBase], bool] | None = None,
                  needed: Container[Tensor] | None = None, n_multiprocessors: int = 132, exact: bool = False,
-                 blas: bool = False) -> None:
+                 blas: bool = False, tensor: bool = True, rounded: Container[Tensor] = ()) -> None:
         self.name = name
         self.owns = owns
         self.needed = needed
         self.n_multiprocessors = n_multiprocessors
         self.exact = exact
         self.blas = blas
+        self.tensor = tensor
+        self.rounded = rounded
         self.launches: list[Launch] = []
         self.work_size: int = 0
         self.position: np.int32 = np.int32(0)
         self._node: Tensor | None = None
+        self._locations: dict[Tensor, Location] = {}
         self._tolerated = 0
         self._used = 0
         self._kept: tuple[object, Location, int, tuple[Scratch, ...], int] | None = None
@@ -120,7 +139,14 @@ class Builder:
     # -- memory -----------------------------------------------------------------
 
     def location(self, t: Tensor) -> Location:
-        """The location of a tensor; PlacementError, BackendError naming it."""
+        """The location of a tensor, which is the same for as long as launches are built; PlacementError, BackendError
+        naming it."""
+        found = self._locations.get(t)
+        if found is None:
+            found = self._locations[t] = self._location(t)
+        return found
+
+    def _location(self, t: Tensor) -> Location:
         buffer = t.buffer
         label = self.describe(self._node if self._node is not None else t)
         if buffer is None:
@@ -169,8 +195,9 @@ class Builder:
 
     def scratch(self, nbytes: int) -> Scratch:
         """Work memory at a multiple of 256 bytes, exclusive to this node until the next one begins."""
-        self._kept = None
         start = self._used
+        if self._kept is not None and start < self._kept[4]:
+            self._kept = None
         self._used = start + scratch_size(nbytes)
         self.work_size = max(self.work_size, self._used)
         return Scratch(start)
@@ -181,7 +208,7 @@ class Builder:
 
     def keep(self, what: object, location: Location, nbytes: int, value: tuple[Scratch, ...]) -> None:
         """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `location`: `kept(what,
-        location)` returns `value`, until a node allocates scratch memory, or writes to these bytes."""
+        location)` returns `value`, until a node allocates scratch memory from its start, or writes to these bytes."""
         self._kept = (what, location, nbytes, value, self._used)
 
     def kept(self, what: object, location: Location) -> tuple[Scratch, ...] | None:
@@ -207,7 +234,8 @@ class Builder:
         """Append a launch; TypeError for an argument without a width."""
         for arg in args:
             is_struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
-            if not is_struct and not isinstance(arg, (np.generic, Location, Scratch, ErrorWord)):
+            if not is_struct and not isinstance(
+                    arg, (np.generic, Location, Scratch, ErrorWord, Counters)):
                 raise TypeError(f"{kernel}: {arg!r} is no kernel argument: numpy scalars and structs have a width")
         self.launches.append(Launch(kernel, block_of(grid, kernel), block_of(block, kernel), args, shared))
 
@@ -223,11 +251,12 @@ class Builder:
         self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.location(node), np.int64(n),
                   *args)
 
-    def rows(self, kernel: str, n: int, width: int, *args: Argument, shared: int = 0, each: int = 4) -> None:
+    def rows(self, kernel: str, n: int, width: int, *args: Argument, shared: int = 0, each: int = 4,
+             most: int = 1024) -> None:
         """Append a launch with a block for each of `n` rows of `width` elements, of which a thread takes about
-        `each`."""
+        `each`; a block has `most` threads at most."""
         if n:
-            threads = min(1024, max(32, -(-width // (32 * each)) * 32))
+            threads = min(most, max(32, -(-width // (32 * each)) * 32))
             self.launch(kernel, (min(n, MAX_BLOCKS),), (threads,), *args, shared=shared)
 
     def move(self, a: Location, d: Location, ne: Sequence[int], size: int, repeat: bool = False) -> None:

@@ -14,17 +14,25 @@ from typing import NamedTuple
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.repack import packs, repack, together, unpack
+from ggml_sched.backends.cupy.launch import MAX_BLOCKS, Launch, struct
+from ggml_sched.backends.cupy.repack import FIELDS, packs, repack, together, unpack
 
-__all__ = ["PackedRows", "Part"]
+__all__ = ["PackedRows", "Part", "packing"]
 
 PIECE = 1 << 20
 """About how many bytes are rearranged at a time."""
+
+FIELD_SIZES = np.dtype([("size", "<i4", 4)])
+"""`struct Fields` of repack.cu."""
+BLOCK, BYTES = 256, 8192
+"""Threads of a block of repack.cu, and the bytes that it rearranges at once."""
 
 Get = Callable[[int, int], np.ndarray]
 """`get(start, size)`: bytes of the buffer, as stored."""
 Put = Callable[[int, np.ndarray], None]
 """`put(start, data)`: write bytes to the buffer, as stored."""
+Pack = Callable[[int, int], None]
+"""`pack(start, size)`: rearrange whole units, which were stored in ggml's order."""
 
 
 class Part(NamedTuple):
@@ -99,19 +107,26 @@ class PackedRows:
 
 
 def _in_units(part: Part, start: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """A range of bytes, a piece at a time: (start, size, start of the first unit it touches, end of the last)."""
+    """A range of bytes, a piece at a time: (start, size, start of the first unit it touches, end of the last).  A range
+    that begins or ends within a unit has that unit as a piece of its own."""
     at, stop = start, start + size
     while at < stop:
         first = at - (at - part.start) % part.unit
-        n = min(stop - at, max(PIECE // part.unit, 1) * part.unit - (at - first))
+        whole = (stop - first) // part.unit * part.unit
+        n = min(whole, max(PIECE // part.unit, 1) * part.unit) if at == first and whole else part.unit - (at - first)
+        n = min(n, stop - at)
         yield at, n, first, at + n + -(at + n - part.start) % part.unit
         at += n
 
 
-def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put) -> None:
-    """Write bytes, given in ggml's order, to a part.  Units that the bytes cover only in part are fetched first,
-    because only whole units can be rearranged."""
+def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put, pack: Pack) -> None:
+    """Write bytes, given in ggml's order, to a part.  The device rearranges whole units; units that the bytes cover in
+    part are fetched first, and rearranged here."""
     for at, n, first, last in _in_units(part, start, len(data)):
+        if at == first and at + n == last:
+            put(at, data[at - start :][:n])
+            pack(at, n)
+            continue
         rows = np.empty((last - first) // part.unit * part.unit, np.uint8)
         for edge in {first, last - part.unit}:
             if edge < at or edge + part.unit > at + n:
@@ -125,6 +140,16 @@ def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
     for at, n, first, last in _in_units(part, start, len(out)):
         rows = unpack(get(first, last - first).reshape(-1, part.unit), part.kind).reshape(-1)
         out[at - start :][:n] = rows[at - first :][:n]
+
+
+def packing(address: int, size: int, kind: Type) -> Launch:
+    """The launch that rearranges weights of a type: `size` bytes of whole units, which are in ggml's order."""
+    n = together(kind)
+    units = size // (n * kind.type_size)
+    blocks = -(-units // (BYTES // (n * kind.type_size)))
+    sizes = (*FIELDS[kind], 0, 0, 0)[:4]
+    return Launch("repack.pack", (min(blocks, MAX_BLOCKS), 1, 1), (BLOCK, 1, 1), (
+        np.uint64(address), np.int64(units), np.int32(n), np.int32(kind.type_size), struct(FIELD_SIZES, size=sizes)), 0)
 
 
 def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> None:

@@ -17,7 +17,7 @@ from ggml_sched.backends.cupy.buffer import DeviceBuffer
 from ggml_sched.backends.cupy.device import CapturedGraph, DeviceError, Function, KernelArguments, Stream
 from ggml_sched.backends.cupy.fault import Numbers
 from ggml_sched.backends.cupy.launch import Builder, Launch
-from ggml_sched.backends.cupy.ops import build, build_group
+from ggml_sched.backends.cupy.ops import build, build_group, rounding
 from ggml_sched.backends.cupy.ops.library import PRODUCT
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
@@ -125,7 +125,9 @@ class DevicePlan:
         builder = Builder(backend.name, owns=backend.supports_buffer,
                           needed=None if self._needed is None else {nodes[i] for i in self._needed},
                           n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact,
-                          blas=backend.blas is not None)
+                          blas=backend.blas is not None, tensor=backend.device.has_int8_tiles,
+                          rounded=rounding.results(nodes, backend.exact, backend.blas is not None,
+                                                   backend.device.has_int8_tiles))
         group_at = {group[-1]: group for group in self._groups}
         computed_later = {i for group in self._groups for i in group[:-1]}
         staged = staged_leafs(nodes)
@@ -154,6 +156,11 @@ class DevicePlan:
         if self._straightened != backend.n_straightened:
             self._drop_graph()
             self._build(backend)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The launches, in order."""
+        return tuple(step for step in self._steps if isinstance(step, Launch))
 
     def __len__(self) -> int:
         """The number of launches, and of loads and overwrites of inputs."""
@@ -204,6 +211,7 @@ class DevicePlan:
     def _pack(self, backend: CupyBackend, generation: int) -> None:
         """Pack arguments with the present addresses of work memory and error word."""
         ready: list[_Ready | _Product | Staged] = []
+        backend.load({step.kernel for step in self._steps if isinstance(step, Launch) and step.kernel != PRODUCT})
         for step in self._steps:
             if not isinstance(step, Launch):
                 ready.append(step)

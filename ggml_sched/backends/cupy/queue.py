@@ -21,7 +21,7 @@ from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemo
 from ggml_sched.backends.cupy.fault import Faults, Fetched
 from ggml_sched.backends.cupy.staging import Downloads, Uploads
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.threads._locks import ForkLock
+from ggml_sched.threads.locks import ForkLock
 
 __all__ = ["STAGING", "CupyEvent", "DeviceQueue", "guarded", "queueing"]
 

@@ -1,10 +1,9 @@
-"""The device layer over CuPy 14: CUDA's runtime and driver, NVRTC, cuBLAS.  It has not been seen on a GPU yet: each
-call was looked up, none was run on one.
+"""The device layer over CuPy: CUDA's runtime and driver, NVRTC, cuBLAS.  It has not run on a GPU yet: tests run it, and
+CuPy itself, over a stub of CUDA.
 
-Owns nothing but handles, and memory.  The current device of CUDA belongs to a thread: every entry sets it, and sets
+Owns nothing but handles, and memory.  The current context of CUDA belongs to a thread: every entry sets it, and sets
 it back.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse
-captures.  Includes are inserted into a source before it is compiled: CuPy's cache on disk goes by the text alone, and
-must notice a changed include.  Launches call the driver itself, because CuPy's own would pack every argument again.
+captures.  Launches call the driver itself, because CuPy's own would pack every argument again.
 Invariant: a process that was forked gives nothing back, for the device is its parent's.
 CuPy is imported when a device is opened, not before.
 """
@@ -14,14 +13,17 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from operator import index
 from types import ModuleType, TracebackType
 from typing import Any, cast
 
 import numpy as np
 
+from ggml_sched.backends.cupy.compiled import CompileError, machine_code
 from ggml_sched.backends.cupy.device import (
     ALIGNMENT,
     Blas,
@@ -37,12 +39,11 @@ from ggml_sched.backends.cupy.device import (
     block_of,
     bytes_of,
 )
-from ggml_sched.backends.cupy.source import kernel_source
+from ggml_sched.backends.cupy.source import entries, entry_of, kernel_source
 from ggml_sched.errors import BackendError
 
 __all__ = ["CupyDevice", "CupyFunction", "open_device"]
 
-OPTIONS = ("--std=c++17",)
 PLAIN_SHARED = 48 << 10
 """The most bytes of dynamic shared memory for which no attribute of the kernel has to be set."""
 
@@ -62,6 +63,9 @@ def open_device(number: int = 0) -> CupyDevice:
     except ImportError as error:
         raise BackendError(f"a CUDA device needs CuPy: pip install ggml-sched[cuda13], or ggml-sched[cuda12] for "
                            f"drivers before 580 ({error})") from error
+    except OSError as error:
+        raise BackendError(f"CuPy does not start, because it cannot make its folder of compiled kernels: let "
+                           f"CUPY_CACHE_DIR name one that can be written ({error})") from error
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
@@ -93,10 +97,25 @@ def _check_compiler(major: int) -> None:
                            f"install CUDA {major} ({str(error).partition(chr(10))[0]})") from error
 
 
+def _program(kernel: str) -> tuple[str, str]:
+    """What is compiled for a kernel "file.name": the file, and an entry of its lists of kernels."""
+    file, _, name = kernel.partition(".")
+    return file, entry_of(_entries(file), name)
+
+
+@cache
+def _entries(file: str) -> frozenset[str]:
+    try:
+        return entries(kernel_source(file))
+    except OSError as error:
+        raise DeviceError(f"no kernels {file}: {error}") from None
+
+
 class _Entered:
     """`with`: the device is the thread's current one until the end, and CUDA's errors are DeviceErrors.
 
-    Each object is for one `with`: `before`, the device that was current before, is that of one thread.
+    Each object is for one `with`: `before`, the context that was current before, is that of one thread.  Contexts are
+    set, not devices: setting a device makes its context, of some 500 MB, where a thread had none.
     """
 
     __slots__ = ("before", "device")
@@ -110,11 +129,16 @@ class _Entered:
             raise DeviceError(f"{device.name} is closed")
         self.before: int | None = None
         try:
-            # The contexts are compared: a thread that never called CUDA already has a current device, and no context.
-            if not device.context or device.driver.ctxGetCurrent() != device.context:
-                before = device.runtime.getDevice()
+            before = device.driver.ctxGetCurrent()
+            if not device.context:
                 device.runtime.setDevice(device.number)
-                self.before = before if before != device.number else None
+            elif before != device.context:
+                device.driver.ctxSetCurrent(device.context)
+            else:
+                return
+            # A thread without a context has device 0 as its current one, with its context or without.
+            if before or device.number:
+                self.before = before
         except device.errors as error:
             raise device.failure(error) from error
 
@@ -123,10 +147,8 @@ class _Entered:
         device = self.device
         failure = device.failure(error) if isinstance(error, device.errors) else None
         if self.before is not None:
-            # May fail: for a thread that never chose a device, `before` is device 0, and another process may use that
-            # one exclusively.  The thread then keeps this device as its current one.
-            with suppress(*device.errors):
-                device.runtime.setDevice(self.before)
+            with suppress(*device.errors):      # fails where the context was destroyed meanwhile
+                device.driver.ctxSetCurrent(self.before)
         if failure is not None:
             raise failure from error
 
@@ -142,6 +164,8 @@ class CupyDevice(Device):
         self.driver: ModuleType = driver
         self.cuda_errors: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
         self.errors: tuple[type[Exception], ...] = self.cuda_errors
+        self.to_device: int = runtime.memcpyHostToDevice
+        self.to_host: int = runtime.memcpyDeviceToHost
         self.number = number
         self.pid: int = os.getpid()
         self.is_closed: bool = False
@@ -154,13 +178,12 @@ class CupyDevice(Device):
             self.arch: str = f"sm_{about['major']}{about['minor']}"
             self.n_multiprocessors: int = about["multiProcessorCount"]
             self.max_shared: int = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
-        self.owned: weakref.WeakSet[CupyMemory | _Made] = weakref.WeakSet()
-        self._modules: dict[str, Any] = {}          # CuPy's RawModules, by name
+        self.owned: weakref.WeakSet[_Owner | _Made] = weakref.WeakSet()
+        self._programs: dict[tuple[str, str], Any] = {}         # CuPy's modules, by file and entry of its lists
         self._pinned: list[tuple[weakref.ref[object], int, int]] = []
         self._peers: dict[int, bool] = {number: True}
-        self._blas: CupyBlas | None = None
-        self._has_blas: bool | None = None
         self.capturing: set[int] = set()        # ids of the threads that capture a stream of this device
+        self.collected: list[int] = []          # memory without references, to be freed when no stream is captured
         _keep_in_children(self)
 
     @property
@@ -236,22 +259,35 @@ class CupyDevice(Device):
             return CupyStreamEvent(self, self.cupy.cuda.Event(disable_timing=True))
 
     def function(self, name: str) -> CupyFunction:
-        module, _, kernel = name.partition(".")
-        if module not in self._modules:
-            try:
-                text = kernel_source(module)
-            except OSError as error:
-                raise DeviceError(f"no kernels {module}: {error}") from None
-            self._modules[module] = self.cupy.RawModule(code=text, options=OPTIONS)
+        kernel = name.partition(".")[2]
+        self.load([name])
         with self.entered:
             try:
-                return CupyFunction(self, name, self._modules[module].get_function(kernel).kernel)
-            except self.cupy.cuda.compiler.CompileException as error:
-                raise DeviceError(f"{module}.cu does not compile for {self.arch}: {error}") from error
+                return CupyFunction(self, name, self._programs[_program(name)].get_function(kernel))
             except self.driver.CUDADriverError as error:
                 if "NOT_FOUND" not in str(error):
                     raise
-                raise DeviceError(f"no kernel {name}: not in {module}.cu") from error
+                raise DeviceError(f"no kernel {name}: not in {name.partition('.')[0]}.cu") from error
+
+    def load(self, kernels: Iterable[str]) -> None:
+        wanted = [one for one in dict.fromkeys(map(_program, kernels)) if one not in self._programs]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+            codes = list(pool.map(self._machine_code, wanted))
+        with self.entered:
+            for program, code in zip(wanted, codes, strict=True):
+                module = self.cupy.cuda.function.Module()
+                module.load(code)
+                self._programs[program] = module
+
+    def _machine_code(self, program: tuple[str, str]) -> bytes:
+        from cupy_backends.cuda.libs import nvrtc
+        file, entry = program
+        try:
+            return machine_code(nvrtc, "-".join(filter(None, program)), kernel_source(file, entry=entry), self.arch)
+        except CompileError as error:
+            raise DeviceError(f"{file}.cu does not compile for {self.arch}: {error}") from error
 
     def can_access(self, other: Device) -> bool:
         if not isinstance(other, CupyDevice):
@@ -269,20 +305,24 @@ class CupyDevice(Device):
         return self._peers[other.number]
 
     def blas(self) -> CupyBlas | None:
-        """None where cuBLAS is not installed: CuPy's wheels leave it out."""
-        if self._has_blas is None:
-            try:
-                from cupy_backends.cuda.libs import cublas
-            except ImportError:
-                self._has_blas = False
-            else:
-                with self.entered:
-                    self._blas = CupyBlas(self, cublas)
-                self._has_blas = True
-        return self._blas
+        """A new handle of cuBLAS.  None where cuBLAS is not installed: CuPy's wheels leave it out."""
+        try:
+            from cupy_backends.cuda.libs import cublas
+        except ImportError:
+            return None
+        with self.entered:
+            return CupyBlas(self, cublas)
 
     def synchronize(self) -> None:
         self.call("deviceSynchronize")
+
+    def free_collected(self) -> None:
+        """Free the memory in `collected`, unless a stream is captured."""
+        while self.collected and not self.capturing and self.is_here:
+            with suppress(IndexError, DeviceError):     # another thread may have taken the last address
+                ptr = self.collected.pop()
+                with self.entered:
+                    self.runtime.free(ptr)
 
     def close(self) -> None:
         if self.is_closed:
@@ -293,15 +333,10 @@ class CupyDevice(Device):
         try:
             self.synchronize()
         finally:
-            try:
-                if self._blas is not None:
-                    self._blas.close()
-            finally:
-                self._blas, self._has_blas = None, False
-                for owner in list(self.owned):
-                    owner.drop()
-                self.owned.clear()
-                self.is_closed = True
+            for owner in list(self.owned):
+                owner.drop()
+            self.owned.clear()
+            self.is_closed = True
 
 
 def _keep_in_children(device: CupyDevice) -> None:
@@ -318,19 +353,37 @@ def _keep_in_children(device: CupyDevice) -> None:
     os.register_at_fork(after_in_child=keep)
 
 
-class CupyMemory(Memory):
-    """cudaMalloc itself.  It is given back by `free`, with the device, or with the last reference."""
+class _Owner:
+    """Owns a handle of CUDA, which is given back by `drop`, with the device, or with the last reference."""
+
+    def _own(self, device: CupyDevice, give_back: Callable[..., object], *args: object) -> None:
+        """`give_back(device, *args)` gives the handle back."""
+        self._device: CupyDevice = device
+        self._end: weakref.finalize[..., Any] = weakref.finalize(self, give_back, device, *args)
+        self._end.atexit = False
+        device.owned.add(self)
+
+    def drop(self) -> None:
+        self._end()
+
+
+def _destroy(device: CupyDevice, function: Callable[[int], object], handle: int) -> None:
+    """Destroy an object of CUDA's by a function.  No caller could receive an error here."""
+    if device.is_here:
+        with suppress(DeviceError), device.entered:
+            function(handle)
+
+
+class CupyMemory(_Owner, Memory):
+    """cudaMalloc itself; `free` gives it back, too, and raises errors."""
 
     def __init__(self, device: CupyDevice, n: int) -> None:
-        self._device = device
         self.ptr: int = int(device.runtime.malloc(max(n, 1)))
         self.size = n
-        self._end = weakref.finalize(self, _give_back, device, self.ptr)
-        self._end.atexit = False
+        self._own(device, _give_back, self.ptr)
         if self.ptr % ALIGNMENT:
             self.drop()
             raise DeviceError(f"{device.name}: memory at {self.ptr:#x}, which is no multiple of {ALIGNMENT}")
-        device.owned.add(self)
 
     def free(self) -> None:
         device = self._device
@@ -342,15 +395,14 @@ class CupyMemory(Memory):
             if self._end.detach() is not None:
                 device.runtime.free(self.ptr)       # cudaFree waits for the device
 
-    def drop(self) -> None:
-        self._end()
-
 
 def _give_back(device: CupyDevice, ptr: int) -> None:
-    """Free memory that nothing refers to any more, or whose device closes.  No caller could receive an error here."""
-    if device.is_here:
-        with suppress(DeviceError), device.entered:
-            device.runtime.free(ptr)
+    """Free memory that nothing refers to any more, or whose device closes.  No caller could receive an error here.
+
+    The garbage collector may run at any call, in a capture too, which a cudaFree could invalidate: then the memory is
+    freed at the end of the capture."""
+    device.collected.append(ptr)
+    device.free_collected()
 
 
 class _Made:
@@ -377,17 +429,23 @@ class CupyStreamEvent(_Made, StreamEvent):
         return status == 0
 
 
-class CupyCapturedGraph(_Made, CapturedGraph):
+class CupyCapturedGraph(_Owner, CapturedGraph):
+    """An executable graph.
+
+    CuPy's own graph is not used, because it leaks what was captured when no executable can be made of it.
+    """
+
+    def __init__(self, device: CupyDevice, executable: int) -> None:
+        self.ptr: int = executable
+        self._own(device, _destroy, device.runtime.graphExecDestroy, executable)
+
     def launch(self, stream: Stream) -> None:
-        if self.made is None:
+        if not self._end.alive:
             raise DeviceError("a graph is launched that was freed")
-        with self._device.entered:
-            self.made.launch(cast("CupyStream", stream).made)
+        self._device.call("graphLaunch", self.ptr, cast("CupyStream", stream).ptr)
 
     def free(self) -> None:
-        if self.made is not None and not self._device.is_closed and self._device.is_here:
-            with self._device.entered:
-                self.drop()
+        self.drop()
 
 
 class CupyStream(_Made, Stream):
@@ -423,6 +481,16 @@ class CupyStream(_Made, Stream):
         if data.size and not is_pinned:
             self.synchronize()
 
+    def pinned_in(self, memory_ptr: int, host_ptr: int, n: int) -> None:
+        device = self._device
+        with _Entered(device):
+            device.runtime.memcpyAsync(memory_ptr, host_ptr, n, device.to_device, self.ptr)
+
+    def pinned_out(self, host_ptr: int, memory_ptr: int, n: int) -> None:
+        device = self._device
+        with _Entered(device):
+            device.runtime.memcpyAsync(host_ptr, memory_ptr, n, device.to_host, self.ptr)
+
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
         self._copy(dst_ptr, src_ptr, n, "memcpyDefault")      # from an address CUDA knows the device
 
@@ -436,7 +504,8 @@ class CupyStream(_Made, Stream):
         if self.is_capturing:
             raise DeviceError("beginning another capture of a stream")
         with self._device.entered:
-            self.made.begin_capture(self._device.runtime.streamCaptureModeThreadLocal)
+            # Other modes refuse calls that Python's collector may make at any time: destroying events, pinned memory.
+            self.made.begin_capture(self._device.runtime.streamCaptureModeRelaxed)
         self.is_capturing = True
         self._thread = threading.get_ident()
         self._device.capturing.add(self._thread)
@@ -445,9 +514,17 @@ class CupyStream(_Made, Stream):
         if not self.is_capturing:
             raise DeviceError("end_capture without begin_capture")
         self.is_capturing = False
-        self._device.capturing.discard(self._thread)
-        with self._device.entered:
-            return CupyCapturedGraph(self._device, self.made.end_capture())
+        device = self._device
+        try:
+            with device.entered:
+                graph = device.runtime.streamEndCapture(self.ptr)
+                try:
+                    return CupyCapturedGraph(device, device.runtime.graphInstantiate(graph))
+                finally:
+                    device.runtime.graphDestroy(graph)
+        finally:
+            device.capturing.discard(self._thread)
+            device.free_collected()
 
 
 class CupyFunction(Function):
@@ -477,19 +554,21 @@ class CupyFunction(Function):
                               f"memory: {error}") from error
 
 
-class CupyBlas(Blas):
-    """cuBLAS, by a handle of its own.
+class CupyBlas(_Owner, Blas):
+    """A handle of cuBLAS.
 
     CuPy's bindings set the stream of a handle to the thread's current stream in every call.  So the stream that a
-    product belongs to is made the current one for the call.
+    product belongs to is made the current one for the call.  Both calls together are not atomic: each backend has a
+    handle of its own, under its lock.
     """
 
     def __init__(self, device: CupyDevice, cublas: ModuleType) -> None:
-        self._device = device
         self._cublas = cublas
         self._factors = np.array([1, 0], np.float32)        # alpha and beta, on the host
-        device.errors = (*device.errors, cublas.CUBLASError)
-        self._handle = cublas.create()
+        if cublas.CUBLASError not in device.errors:
+            device.errors = (*device.errors, cublas.CUBLASError)
+        self._handle: int = cublas.create()
+        self._own(device, _destroy, cublas.destroy, self._handle)
 
     def gemm(
         self, stream: Stream, m: int, n: int, k: int, a: int, lda: int, b: int, ldb: int, c: int, ldc: int,
@@ -497,6 +576,8 @@ class CupyBlas(Blas):
     ) -> None:
         if stream.is_capturing:
             raise DeviceError("cuBLAS while the stream is captured")
+        if not self._end.alive:
+            raise DeviceError("a product by a handle of cuBLAS that is closed")
         lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
         half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
         with self._device.entered, cast("CupyStream", stream).made:
@@ -511,5 +592,4 @@ class CupyBlas(Blas):
                     lib.CUBLAS_GEMM_DEFAULT)
 
     def close(self) -> None:
-        with self._device.entered:
-            self._cublas.destroy(self._handle)
+        self.drop()

@@ -1,7 +1,7 @@
 """Pinned memory between the host and a device, through which all copies between both go.
 
 A queued copy reads pinned memory when it runs.  Invariant: no byte of pinned memory is written or reused before the
-copy that uses it is done.  Callers hold the backend's lock.
+copy that uses it is done.  Addresses in pinned memory are integers, taken once.  Callers hold the backend's lock.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Uploads:
         self._stream = stream
         self._segment = segment = size // N_SEGMENTS // ALIGNMENT * ALIGNMENT
         self._memory = device.pinned(segment * N_SEGMENTS)
+        self._address: int = self._memory.ctypes.data
         self._events: list[StreamEvent] = [device.event() for _ in range(N_SEGMENTS)]
         self._recorded = [False] * N_SEGMENTS
         self._number = 0
@@ -50,10 +51,14 @@ class Uploads:
             start = self._at
             # The piece is reserved before it is used: an interrupt in between must not let another copy overwrite it.
             self._at = start + -(-n // ALIGNMENT) * ALIGNMENT
-            part = self._memory[start : start + n]
-            part[:] = data[done : done + n] if done or n < size else data
-            self._stream.copy_in(address + done, part)
+            self._memory[start : start + n] = data[done : done + n] if done or n < size else data
+            self._stream.pinned_in(address + done, self._address + start, n)
             done += n
+
+    def close(self) -> None:
+        """Drop pinned memory and events; nothing may be queued or copied any more."""
+        self._memory = np.empty(0, np.uint8)
+        self._events = []
 
     def _next_segment(self) -> None:
         """Continue in the next segment, which the device no longer reads."""
@@ -78,6 +83,7 @@ class Downloads:
     def __init__(self, device: Device, stream: Stream, size: int) -> None:
         self._stream = stream
         self._memory = device.pinned(size)
+        self._address: int = self._memory.ctypes.data
         self._at = 0
         self._waiting: deque[tuple[int, np.ndarray, np.ndarray]] = deque()
         self.number: int = 0
@@ -96,10 +102,10 @@ class Downloads:
                 continue
             start = self._at
             self._at = min(start + -(-n // ALIGNMENT) * ALIGNMENT, len(self._memory))
-            part = self._memory[start : start + n]
-            self._stream.copy_out(part, address + done)
+            self._stream.pinned_out(self._address + start, address + done, n)
             self.number += 1
-            self._waiting.append((self.number, part, out[done : done + n]))
+            self._waiting.append((self.number, self._memory[start : start + n],
+                                  out[done : done + n] if done or n < size else out))
             done += n
 
     def is_waiting(self, number: int) -> bool:
@@ -120,3 +126,8 @@ class Downloads:
     def drop(self) -> None:
         """Drop unfinished copies: the device has failed, or nothing waits for them any more."""
         self._waiting.clear()
+
+    def close(self) -> None:
+        """Drop pinned memory, and unfinished copies; nothing may be queued any more."""
+        self.drop()
+        self._memory = np.empty(0, np.uint8)

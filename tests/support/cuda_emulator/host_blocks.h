@@ -139,6 +139,7 @@ static inline bool run_block(uint64_t n_blocks_done) {
         const int n = n_threads - i * 32;
         w.alive = w.fresh = n >= 32 ? ~0u : (1u << n) - 1;
         w.ready = w.at_warp = w.at_block = w.done = 0;
+        memset(w.turn, 0, sizeof w.turn);
     }
     for (;;) {
         bool ran = false, is_done = true;

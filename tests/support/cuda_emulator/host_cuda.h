@@ -1,9 +1,10 @@
 // CUDA C++ as host C++ (g++, C++17): put before a kernel source, which then is compiled as it stands.
 //
-// These files define the part of CUDA that NVRTC offers without headers and kernels may use: no mma, no cp.async, no
-// float atomics, no clocks, no printf.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic
-// shared memory is `DYNAMIC_SHARED(type, name);` (for NVRTC the source defines that macro itself); arrays that are
-// `__shared__` and dynamic shared memory begin each block full of ones (NaNs).
+// These files define the part of CUDA that NVRTC offers without headers and kernels may use: no cp.async, no float
+// atomics, no clocks, no printf; and products of matrices by a warp, which are PTX in a source.  HOST_CUDA is defined,
+// so that a source can keep PTX behind a wrapper.  Dynamic shared memory is `DYNAMIC_SHARED(type, name);` (for NVRTC
+// the source defines that macro itself); arrays that are `__shared__` and dynamic shared memory begin each block full
+// of ones (NaNs).
 //
 // Detected: barriers that not all threads reach, lanes that wait at different lines, wrong argument sizes; with
 // AddressSanitizer accesses out of bounds, with UndefinedBehaviorSanitizer misaligned loads, shifts and overflows.
@@ -24,6 +25,7 @@
 
 #include "host_blocks.h"
 #include "host_math.h"
+#include "host_mma.h"
 #include "host_warp.h"
 
 #include <stddef.h>

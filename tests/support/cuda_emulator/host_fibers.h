@@ -67,6 +67,7 @@ struct Warp {
     uint64_t seen[32];      // its argument when the barrier opened
     unsigned members[32];   // lanes that took part in that barrier
     unsigned ballot[32];    // those of them with an argument other than 0
+    unsigned turn[32];      // how many products of matrices a lane has begun
     Fiber* fiber[32];
 };
 

@@ -54,4 +54,12 @@ template <class T> static inline T atomicMax(T* p, HOST_CUDA_VALUE value) {
     if (old < value) *p = value;
     return old;
 }
+static inline unsigned atomicInc(unsigned* p, unsigned most) {
+    const unsigned old = *p;
+    *p = old >= most ? 0 : old + 1;
+    return old;
+}
 #undef HOST_CUDA_VALUE
+
+// Blocks run one after the other here: what a thread has written all threads see.
+static inline void __threadfence() {}

@@ -241,6 +241,20 @@ class EmulatedStream(Stream):
         else:
             self.push(lambda: self._move(to, start, n, start, pinned))
 
+    def pinned_in(self, memory_ptr: int, host_ptr: int, n: int) -> None:
+        self.device.check_open()
+        self._range(memory_ptr, n, "a copy to the device")
+        pinned = self._in_pinned(host_ptr, n)
+        self.device.counts.copies_in += 1
+        self.push(lambda: self._move(memory_ptr, host_ptr, n, memory_ptr, pinned))
+
+    def pinned_out(self, host_ptr: int, memory_ptr: int, n: int) -> None:
+        self.device.check_open()
+        self._range(memory_ptr, n, "a copy from the device")
+        pinned = self._in_pinned(host_ptr, n)
+        self.device.counts.copies_out += 1
+        self.push(lambda: self._move(host_ptr, memory_ptr, n, memory_ptr, pinned))
+
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
         self.device.check_open()
         to, start = int(dst_ptr), int(src_ptr)
@@ -284,6 +298,12 @@ class EmulatedStream(Stream):
         if pinned is None and self._captured is not None:
             self.break_capture(what)
             raise DeviceError(f"{what} while the stream is captured")
+        return pinned
+
+    def _in_pinned(self, host_ptr: int, n: int) -> Pinned:
+        pinned = self.device.simulator.heap.pinned_around(host_ptr, n)
+        if pinned is None or n < 1:
+            raise DeviceError(f"a copy of {n} bytes at {host_ptr:#x}, which are not in pinned memory")
         return pinned
 
     def _move(self, to: int, start: int, n: int, ptr: int, pinned: Pinned | None = None) -> None:

@@ -1,10 +1,6 @@
 // Converts the columns of matrix products (the activations, by which weights are multiplied): to dense f32 or f16, or
-// rounded to 8 bits.
-//
-// Rounded: 32 neighbouring elements share a scale, their largest magnitude / 127; for each 16 of them (scale, scale *
-// their sum) is stored: for weights with a minimum (units.cuh) products need the sum.  Where one of the 32 is not
-// finite their scale is NaN, and so are all results of that column.
-#include "common.cuh"
+// rounded to 8 bits (rounded.cuh).
+#include "rounded.cuh"
 
 // A thread rounds four neighbouring elements, eight threads share a scale; n is the number of groups of four elements;
 // x.ne[0] is a multiple of 32.
@@ -22,24 +18,17 @@ extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __res
             UNROLL
             for (int j = 0; j < 4; ++j) {
                 v[j] = load_plain(p + j * x.nb[0], kind);
-                const float size = fabsf(v[j]);
-                largest = size <= largest ? largest : size <= 3.4028234e38f ? size : INFINITY;
+                largest = larger(largest, magnitude_of(v[j]));
             }
         }
         UNROLL
-        for (int m = 4; m > 0; m >>= 1) {
-            const float other = __shfl_xor_sync(ALL_LANES, largest, m);
-            largest = other > largest ? other : largest;
-        }
-        const bool finite = largest < INFINITY;
-        const float scale = largest / 127.0f;
-        // 1 / scale of a smaller scale may leave the range of f32: such elements are rounded to 0.
-        const float inverse = finite && scale > 1e-37f ? 1.0f / scale : 0.0f;
+        for (int m = 4; m > 0; m >>= 1) largest = larger(largest, __shfl_xor_sync(ALL_LANES, largest, m));
+        const Rounding r = rounding_of(largest);
         int sum = 0;
         uint32_t word = 0;
         UNROLL
         for (int j = 0; j < 4; ++j) {
-            const int level = inverse > 0.0f ? __float2int_rn(v[j] * inverse) : 0;
+            const int level = level_of(r, v[j]);
             sum += level;
             word |= (uint32_t)(level & 255) << 8 * j;
         }
@@ -47,12 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __res
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         if (i < n) {
             ((uint32_t*)q)[i] = word;
-            if ((threadIdx.x & 3) == 0) {
-                float2 run;
-                run.x = finite ? scale : __uint_as_float(0x7fc00000u);
-                run.y = run.x * (float)sum;
-                runs[i >> 2] = run;
-            }
+            if ((threadIdx.x & 3) == 0) runs[i >> 2] = run_of(r, sum);
         }
     }
 }
@@ -62,7 +46,39 @@ extern "C" __global__ void __launch_bounds__(256) to_f32(View x, float* __restri
     FOR_EACH(i, n) out[i] = load_plain(at(x, split(x, i)), kind);
 }
 
-// Converts to dense f16, for the device's library; values beyond the range of f16 become infinite.
+// Converts to dense f16; values beyond the range of f16 become infinite.
 extern "C" __global__ void __launch_bounds__(256) to_f16(View x, uint16_t* __restrict__ out, int64_t n, int kind) {
     FOR_EACH(i, n) out[i] = __float_to_half_bits(load_plain(at(x, split(x, i)), kind));
+}
+
+// Converts columns to dense f16, for the device's library.  A column with magnitudes beyond the range of f16 is divided
+// by a power of two that brings them into it: scales[column], 1 for other columns, and for those with an element that
+// is not finite.  One block for each column.
+extern "C" __global__ void __launch_bounds__(1024) to_scaled_f16(View x, uint16_t* __restrict__ out, float* scales,
+                                                                int64_t columns, int kind) {
+    __shared__ float part[32];
+    FOR_EACH_ROW(c, columns) {
+        const char* p = at(x, split_row(x, c));
+        float largest = 0.0f;
+        for (int64_t i = threadIdx.x; i < x.ne[0]; i += blockDim.x)
+            largest = max_nan(largest, fabsf(load_plain(p + i * x.nb[0], kind)));
+        largest = block_reduce<Max>(largest, part);
+        int shift = 0;
+        if (largest > 65504.0f && largest < INFINITY) shift = (int)(__float_as_uint(largest) >> 23) - 127 - 14;
+        const float down = __uint_as_float((uint32_t)(127 - shift) << 23);
+        for (int64_t i = threadIdx.x; i < x.ne[0]; i += blockDim.x)
+            out[c * x.ne[0] + i] = __float_to_half_bits(load_plain(p + i * x.nb[0], kind) * down);
+        if (threadIdx.x == 0) scales[c] = __uint_as_float((uint32_t)(127 + shift) << 23);
+    }
+}
+
+// Multiplies the products of each column by its scale.  One block for each column.
+extern "C" __global__ void __launch_bounds__(1024) scale_columns(View d, const float* __restrict__ scales,
+                                                                int64_t columns) {
+    FOR_EACH_ROW(c, columns) {
+        const float scale = scales[c];
+        if (scale == 1.0f) continue;
+        char* p = at(d, split_row(d, c));
+        for (int64_t i = threadIdx.x; i < d.ne[0]; i += blockDim.x) *(float*)(p + i * d.nb[0]) *= scale;
+    }
 }

@@ -1,9 +1,5 @@
-// attention.cuh where K and V are f16; and the kernel that combines splits, for caches of any type.
+// attention.cuh where K and V are f16.
 #include "attention.cuh"
 
-ATTEND_SIZES(half, true)
-
-extern "C" __global__ void __launch_bounds__(128) combine(Attention a, const float* __restrict__ sinks,
-                                                         char* __restrict__ dst, const float* __restrict__ partial) {
-    combine_splits(a, sinks, dst, partial);
-}
+#define HALF(NAME, SIZE, COLUMNS) ATTEND(half_##NAME, true, SIZE, COLUMNS)
+ATTEND_SIZES(HALF)

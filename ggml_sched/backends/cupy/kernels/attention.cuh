@@ -3,12 +3,14 @@
 // A `column` is one query: a row of queries in one of the heads that share a key head.  A `split` is a part of the
 // cells.  A block computes some columns over one split; its four warps take 32 cells each in turn.  A warp reads the
 // mask first and skips cells that no column sees.  For scores eight lanes share a cell; for the soft max every lane has
-// one cell of each column; for values every lane has two neighbouring elements of each 64.  The results of warps, and
-// then of splits (kernel `combine`), are combined in a fixed order. Invariant: no result depends on the contents of a
-// masked cell, NaN included; a column without any cell is 0.
+// one cell of each column; for values every lane has two neighbouring elements of each 64.  The results of warps are
+// joined in a fixed order, and then those of splits, by the block that ends last of those with the same columns: a
+// counter tells it.  Invariants: no result depends on the contents of a masked cell, NaN included; a column without any
+// cell is 0; a counter is 0 before and after a launch.
 #pragma once
 
 #include "caches.cuh"
+#include "rounded.cuh"
 
 enum { A_WARPS = 4, CELLS = 32 };
 
@@ -61,21 +63,101 @@ __device__ __forceinline__ float with_sink(const float* sinks, int head, float t
 #define ATTENTION                                                                                                   \
     Attention a, const char *__restrict__ q, const char *__restrict__ k, const char *__restrict__ v,                 \
         const char *__restrict__ mask, const float *__restrict__ sinks, char *__restrict__ dst,                      \
-        float *__restrict__ partial
-#define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial
+        float *__restrict__ partial, unsigned *__restrict__ counters, int8_t *__restrict__ rounded,                  \
+        float2 *__restrict__ runs
+#define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial, counters, rounded, runs
+
+// Writes element e of a column's result; and rounded to 8 bits, where `rounded` is not null: then whole warps come here
+// with 32 neighbours.
+__device__ __forceinline__ void store_value(const Attention& a, const Column& at, int batch, int e, float v, char* dst,
+                                            int8_t* rounded, float2* runs) {
+    const int64_t row = at.head * a.d1 + at.row * a.d2 + batch * a.d3;
+    ((float*)(dst + row))[e] = v;
+    if (rounded != nullptr) store_rounded(v, (row >> 2) + e, rounded, runs);
+}
+
+// Where the results of the splits of a column are: for each split the largest score, the total of the weights, and the
+// weighted sum of values.  They are volatile: other blocks write them during the launch.
+__device__ __forceinline__ volatile float* partial_of(const Attention& a, float* partial, int matrix, int column) {
+    return partial + ((int64_t)matrix * a.group * a.rows + column) * a.splits * (a.dv + 2);
+}
+
+// Sums of COLUMNS values over the eight lanes that share a cell, by halving the columns of a lane while there are
+// several: lane `part` (0 .. 7) returns the sum of column part / (8 / COLUMNS).
+template <int COLUMNS>
+__device__ __forceinline__ float sum_of_eight(float (&v)[COLUMNS], int part) {
+    UNROLL
+    for (int m = 4; m > 0; m >>= 1) {
+        const int half = COLUMNS * m / 8;
+        if (half == 0) v[0] += __shfl_xor_sync(ALL_LANES, v[0], m);
+        UNROLL
+        for (int c = 0; c < half; ++c) {
+            const float kept = part & m ? v[c + half] : v[c], given = part & m ? v[c] : v[c + half];
+            v[c] = kept + __shfl_xor_sync(ALL_LANES, given, m);
+        }
+    }
+    return v[0];
+}
+
+// Joins the results of the splits of the block's columns, and writes theirs.  `factors`: [COLUMNS][A_WARPS * CELLS] of
+// shared memory, which is as many as there may be splits.
+template <int COLUMNS>
+__device__ __forceinline__ void join_splits(const Attention& a, int matrix, int first, float* partial,
+                                            const float* sinks, char* dst, float* factors, float* tops,
+                                            float* totals, int8_t* rounded, float2* runs) {
+    const int n_columns = a.group * a.rows, lane = threadIdx.x & 31;
+    UNROLL_BY(1)
+    for (int c = threadIdx.x >> 5; c < COLUMNS && first + c < n_columns; c += A_WARPS) {
+        const volatile float* from = partial_of(a, partial, matrix, first + c);
+        float to = -INFINITY, all = 0.0f;
+        UNROLL_BY(1)
+        for (int s = lane; s < a.splits; s += 32) {
+            const float top = from[s * (a.dv + 2)];
+            to = top > to ? top : to;
+        }
+        to = warp_reduce<Largest>(to);
+        UNROLL_BY(1)
+        for (int s = lane; s < a.splits; s += 32) {
+            const float factor = carry(from[s * (a.dv + 2)], to);
+            factors[c * A_WARPS * CELLS + s] = factor;
+            all += from[s * (a.dv + 2) + 1] * factor;
+        }
+        all = warp_reduce<Sum>(all);
+        const float factor = with_sink(sinks, column_of(a, matrix, first + c).head, to, all);
+        if (lane == 0) {
+            tops[c] = factor;
+            totals[c] = all;
+        }
+    }
+    __syncthreads();
+    UNROLL_BY(1)
+    for (int i = threadIdx.x; i < COLUMNS * a.dv; i += blockDim.x) {
+        const int c = i / a.dv, e = i % a.dv;
+        if (first + c >= n_columns) continue;
+        const volatile float* from = partial_of(a, partial, matrix, first + c) + 2 + e;
+        float x = 0.0f;
+        UNROLL_BY(4)
+        for (int s = 0; s < a.splits; ++s) x += from[s * (a.dv + 2)] * factors[c * A_WARPS * CELLS + s];
+        const Column at = column_of(a, matrix, first + c);
+        store_value(a, at, matrix / a.heads, e, finished(x * tops[c], totals[c]), dst, rounded, runs);
+    }
+}
 
 // PAIRS: pairs of elements of a value that a lane has, so that dv <= 64 * PAIRS.  COLUMNS: columns of a block, at most
 // 8. HALVES: K and V are f16, aligned for wide loads, and their rows are multiples of eight elements.
 template <bool HALVES, int PAIRS, int COLUMNS>
 __device__ __forceinline__ void attend(const Attention& a, const char* q, const char* k, const char* v,
-                                       const char* mask, const float* sinks, char* dst, float* partial) {
+                                       const char* mask, const float* sinks, char* dst, float* partial,
+                                       unsigned* counters, int8_t* rounded, float2* runs) {
+    __shared__ int is_last;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int padded = (a.d + 63) / 64 * 64, n_columns = a.group * a.rows;
     const int first = blockIdx.x * COLUMNS, begin = blockIdx.y * a.split;
     const int end = begin + a.split < a.cells ? begin + a.split : a.cells;
     DYNAMIC_SHARED(float, memory);
     float* queries = memory;                                       // [COLUMNS][padded]
-    float* weights = queries + COLUMNS * padded + warp * COLUMNS * CELLS;   // of this warp: [COLUMNS][CELLS]
+    float* factors = queries + COLUMNS * padded;                   // [A_WARPS][COLUMNS][CELLS], of all warps
+    float* weights = factors + warp * COLUMNS * CELLS;             // of this warp: [COLUMNS][CELLS]
     float* joined = queries + COLUMNS * padded + A_WARPS * COLUMNS * CELLS; // [COLUMNS][64 * PAIRS]
     float* tops = joined + COLUMNS * 64 * PAIRS;                   // [A_WARPS][COLUMNS]
     float* totals = tops + A_WARPS * COLUMNS;                      // [A_WARPS][COLUMNS]
@@ -110,14 +192,14 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             for (int j = 0; j < PAIRS; ++j) sum[c][j].x = sum[c][j].y = 0.0f;
         }
         UNROLL_BY(1)
-        for (int cell0 = begin + warp * CELLS; cell0 < end; cell0 += A_WARPS * CELLS) {
+        for (int cell0 = begin + warp * a.chunk; cell0 < end; cell0 += A_WARPS * a.chunk) {
             const int cell = cell0 + lane;
             float bias[COLUMNS];
             unsigned mine = 0;             // columns that see this lane's cell
             UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 bias[c] = 0.0f;
-                if (cell >= end || first + c >= n_columns) continue;
+                if (lane >= a.chunk || cell >= end || first + c >= n_columns) continue;
                 if (mask != nullptr)
                     bias[c] = load_plain(masks[c] + (int64_t)cell * (a.mask_kind == F32 ? 4 : 2), a.mask_kind);
                 if (bias[c] != -INFINITY) mine |= 1u << c;
@@ -125,35 +207,39 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             const unsigned live = __ballot_sync(ALL_LANES, mine != 0);
             if (live == 0) continue;
-            // Scores: of four cells at once, each by eight lanes.
-            const int part = lane & 7;
-            UNROLL_BY(COLUMNS == 1 && HALVES ? 4 : 1)
-            for (int pass = 0; pass < CELLS / 4; ++pass) {
-                const int here = pass * 4 + (lane >> 3);
-                float dot[COLUMNS];
+            // Scores: of four cells at once, each by eight lanes; the keys of PASSES times four cells are loaded
+            // together.  Where no column sees a cell, one that is seen is loaded in its place, and not used.
+            enum { PASSES = 4 };
+            const int part = lane & 7, lowest = __popc((live - 1) & ~live);
+            UNROLL_BY(1)
+            for (int here = lane >> 3; here < a.chunk; here += 4 * PASSES) {
+                float dot[PASSES][COLUMNS];
+                const char* row[PASSES];
                 UNROLL
-                for (int c = 0; c < COLUMNS; ++c) dot[c] = 0.0f;
-                if (live >> here & 1) {
-                    const char* row = keys + (cell0 + here) * a.k1;
-                    UNROLL_BY(COLUMNS == 1 && HALVES ? 2 : 1)
-                    for (int e = part * 8; e < a.d; e += 64) {
-                        float x[8];
-                        load_key<HALVES>(a, row, e, x);
+                for (int i = 0; i < PASSES; ++i) {
+                    row[i] = keys + (cell0 + (live >> (here + 4 * i) & 1 ? here + 4 * i : lowest)) * a.k1;
+                    UNROLL
+                    for (int c = 0; c < COLUMNS; ++c) dot[i][c] = 0.0f;
+                }
+                UNROLL_BY(HALVES && COLUMNS < 8 ? 2 : 1)
+                for (int e = part * 8; e < a.d; e += 64) {
+                    Key<HALVES> x[PASSES];
+                    UNROLL
+                    for (int i = 0; i < PASSES; ++i) x[i].load(a, row[i], e);
+                    UNROLL
+                    for (int c = 0; c < COLUMNS; ++c) {
+                        const float4* y = (const float4*)(queries + c * padded + e);
+                        const float4 y0 = y[0], y1 = y[1];
                         UNROLL
-                        for (int c = 0; c < COLUMNS; ++c) {
-                            const float4* y = (const float4*)(queries + c * padded + e);
-                            const float4 y0 = y[0], y1 = y[1];
-                            dot[c] += x[0] * y0.x + x[1] * y0.y + x[2] * y0.z + x[3] * y0.w
-                                    + x[4] * y1.x + x[5] * y1.y + x[6] * y1.z + x[7] * y1.w;
-                        }
+                        for (int i = 0; i < PASSES; ++i)
+                            dot[i][c] += x[i].at(0) * y0.x + x[i].at(1) * y0.y + x[i].at(2) * y0.z + x[i].at(3) * y0.w
+                                       + x[i].at(4) * y1.x + x[i].at(5) * y1.y + x[i].at(6) * y1.z + x[i].at(7) * y1.w;
                     }
                 }
                 UNROLL
-                for (int c = 0; c < COLUMNS; ++c) {
-                    float s = dot[c];
-                    UNROLL
-                    for (int m = 4; m > 0; m >>= 1) s += __shfl_xor_sync(ALL_LANES, s, m);
-                    if (part == c) weights[c * CELLS + here] = s;
+                for (int i = 0; i < PASSES; ++i) {
+                    const float s = sum_of_eight<COLUMNS>(dot[i], part);
+                    if (part % (8 / COLUMNS) == 0) weights[part / (8 / COLUMNS) * CELLS + here + 4 * i] = s;
                 }
             }
             __syncwarp();
@@ -178,21 +264,19 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            // How many cells' values are loaded before they are used: more with one column, which needs fewer
-            // registers.
-            enum { AHEAD = (COLUMNS == 1 ? 16 : 8) / PAIRS < 2 ? 2 : (COLUMNS == 1 ? 16 : 8) / PAIRS };
+            // How many cells' values are loaded before they are used.
+            enum { LOADS = (HALVES || COLUMNS == 1 ? 16 : 8) / PAIRS, AHEAD = LOADS < 2 ? 2 : LOADS };
             UNROLL_BY(1)
-            for (int here = 0; here < CELLS; here += AHEAD) {
+            for (int here = 0; here < a.chunk; here += AHEAD) {
                 if ((live >> here & ((1u << AHEAD) - 1)) == 0) continue;
-                float2 x[AHEAD][PAIRS];
+                Value<HALVES> x[AHEAD][PAIRS];
                 UNROLL
                 for (int i = 0; i < AHEAD; ++i) {
+                    const char* row = values + (cell0 + (live >> (here + i) & 1 ? here + i : lowest)) * a.v1;
                     UNROLL
                     for (int j = 0; j < PAIRS; ++j) {
                         const int e = 2 * lane + 64 * j;
-                        x[i][j].x = x[i][j].y = 0.0f;
-                        if ((live >> (here + i) & 1) && e < a.dv)
-                            x[i][j] = load_value<HALVES>(a, values + (cell0 + here + i) * a.v1, e);
+                        x[i][j].load(a, row, e < a.dv ? e : 0);
                     }
                 }
                 UNROLL
@@ -203,8 +287,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                         if (w < 0.0f) continue;
                         UNROLL
                         for (int j = 0; j < PAIRS; ++j) {
-                            sum[c][j].x += w * x[i][j].x;
-                            sum[c][j].y += w * x[i][j].y;
+                            sum[c][j].x += w * x[i][j].first();
+                            sum[c][j].y += w * x[i][j].second();
                         }
                     }
                 }
@@ -257,53 +341,38 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             const Column at = column_of(a, matrix, first + c);
             if (a.splits == 1) {
                 const float factor = with_sink(sinks, at.head, to, all);
-                ((float*)(dst + at.head * a.d1 + at.row * a.d2 + batch * a.d3))[e] = finished(x * factor, all);
+                store_value(a, at, batch, e, finished(x * factor, all), dst, rounded, runs);
                 continue;
             }
-            float* out = partial + (((int64_t)matrix * n_columns + first + c) * a.splits + blockIdx.y) * (a.dv + 2);
+            volatile float* out = partial_of(a, partial, matrix, first + c) + blockIdx.y * (a.dv + 2);
             out[e + 2] = x;
             if (e == 0) {
                 out[0] = to;
                 out[1] = all;
             }
         }
-    }
-}
-
-// Combines the results of all splits, which `attend` left in `partial`; a block for each column.
-__device__ __forceinline__ void combine_splits(const Attention& a, const float* sinks, char* dst,
-                                               const float* partial) {
-    const int n_columns = a.group * a.rows;
-    FOR_EACH_ROW(i, (int64_t)a.matrices * n_columns) {
-        const int matrix = (int)(i / n_columns);
-        const Column at = column_of(a, matrix, (int)(i % n_columns));
-        const float* from = partial + i * a.splits * (a.dv + 2);
-        float to = -INFINITY, all = 0.0f;
-        for (int s = 0; s < a.splits; ++s) to = from[s * (a.dv + 2)] > to ? from[s * (a.dv + 2)] : to;
-        for (int s = 0; s < a.splits; ++s) all += from[s * (a.dv + 2) + 1] * carry(from[s * (a.dv + 2)], to);
-        const float factor = with_sink(sinks, at.head, to, all);
-        for (int e = threadIdx.x; e < a.dv; e += blockDim.x) {
-            float x = 0.0f;
-            for (int s = 0; s < a.splits; ++s) x += from[s * (a.dv + 2) + 2 + e] * carry(from[s * (a.dv + 2)], to);
-            ((float*)(dst + at.head * a.d1 + at.row * a.d2 + matrix / a.heads * a.d3))[e] = finished(x * factor, all);
-        }
+        if (a.splits == 1) continue;
+        __threadfence();                   // each thread's results are to be seen before the block is counted
+        __syncthreads();
+        if (threadIdx.x == 0)
+            is_last = atomicInc(&counters[matrix * gridDim.x + blockIdx.x], a.splits - 1) == (unsigned)a.splits - 1;
+        __syncthreads();
+        if (!is_last) continue;
+        __threadfence();
+        join_splits<COLUMNS>(a, matrix, first, partial, sinks, dst, factors, tops, totals, rounded, runs);
     }
 }
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-// Kernels NAME_SIZE_COLUMNS: for values of up to SIZE elements, with COLUMNS columns in a block.
-#define ATTEND(NAME, HALVES, SIZE, COLUMNS)                                                      \
-    extern "C" __global__ void __launch_bounds__(128, 2) NAME##_##SIZE##_##COLUMNS(ATTENTION) { \
-        attend<HALVES, SIZE / 64, COLUMNS>(ATTENTION_ARGS);                                      \
+// X(part of kernel names, SIZE, COLUMNS): kernels for values of up to SIZE elements, with COLUMNS columns in a block.
+#define ATTEND_SIZES(X)                                          \
+    X(64_1, 64, 1) X(64_4, 64, 4) X(64_8, 64, 8)                 \
+    X(128_1, 128, 1) X(128_4, 128, 4) X(128_8, 128, 8)           \
+    X(256_1, 256, 1) X(256_4, 256, 4) X(256_8, 256, 8)           \
+    X(512_1, 512, 1) X(512_4, 512, 4)
+
+#define ATTEND(NAME, HALVES, SIZE, COLUMNS)                                   \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME(ATTENTION) {    \
+        attend<HALVES, SIZE / 64, COLUMNS>(ATTENTION_ARGS);                   \
     }
-#define ATTEND_SIZE(NAME, HALVES, SIZE) \
-    ATTEND(NAME, HALVES, SIZE, 1)       \
-    ATTEND(NAME, HALVES, SIZE, 4)       \
-    ATTEND(NAME, HALVES, SIZE, 8)
-#define ATTEND_SIZES(NAME, HALVES)  \
-    ATTEND_SIZE(NAME, HALVES, 64)   \
-    ATTEND_SIZE(NAME, HALVES, 128)  \
-    ATTEND_SIZE(NAME, HALVES, 256)  \
-    ATTEND(NAME, HALVES, 512, 1)    \
-    ATTEND(NAME, HALVES, 512, 4)

@@ -15,18 +15,15 @@ struct Attention {
     int32_t q0, k0, v0;                        // bytes from element to element
     int32_t k_wide, v_wide;                    // whether loads of 16 bytes of K, of 4 or 8 bytes of V, are aligned
     float scale, softcap, max_bias;            // as ggml's parameters
-    int32_t whole, nothing;                    // the largest power of two up to the number of heads (ALiBi); padding
+    int32_t whole, chunk;                      // the largest power of two up to the number of heads (ALiBi); cells that
+                                               // a warp takes at once: 16 or 32
 };
 
 // -- caches -----------------------------------------------------------------------------------------------------------
 
 // Loads eight neighbouring elements of a key from element e on, a multiple of 8, as f32; 0 beyond the last.
-// HALVES: the cache is f16, its rows aligned for loads of 16 bytes.
-template <bool HALVES>
 __device__ __forceinline__ void load_key(const Attention& a, const char* row, int e, float* v) {
-    if (HALVES) {
-        load_eight<F16>(row + e * 2, v);
-    } else if (a.k_kind == Q8_0) {
+    if (a.k_kind == Q8_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
         const float d = __half_bits_to_float(__ldg(b));
         UNROLL
@@ -53,15 +50,10 @@ __device__ __forceinline__ void load_key(const Attention& a, const char* row, in
     }
 }
 
-// Loads elements e and e + 1 of a value as f32; e is even.  HALVES as in load_key.
-template <bool HALVES>
+// Loads elements e and e + 1 of a value as f32; e is even.
 __device__ __forceinline__ float2 load_value(const Attention& a, const char* row, int e) {
     float2 v;
-    if (HALVES) {
-        const uint32_t w = __ldg((const uint32_t*)(row + e * 2));
-        v.x = __half_bits_to_float((uint16_t)w);
-        v.y = __half_bits_to_float((uint16_t)(w >> 16));
-    } else if (a.v_kind == Q8_0) {
+    if (a.v_kind == Q8_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
         const float d = __half_bits_to_float(__ldg(b));
         const uint32_t w = __ldg(b + 1 + (e & 31) / 2);
@@ -81,3 +73,41 @@ __device__ __forceinline__ float2 load_value(const Attention& a, const char* row
     }
     return v;
 }
+
+// Eight neighbouring elements of a key, and two of a value: loaded first, and converted when they are used, so that
+// several loads are in flight.  HALVES: the cache is f16, its rows aligned for loads of 16 bytes.
+template <bool HALVES>
+struct Key {
+    float v[8];
+    __device__ __forceinline__ void load(const Attention& a, const char* row, int e) { load_key(a, row, e, v); }
+    __device__ __forceinline__ float at(int i) const { return v[i]; }
+};
+
+template <>
+struct Key<true> {
+    uint32_t w[4];
+    __device__ __forceinline__ void load(const Attention&, const char* row, int e) {
+        load_words<4, 16>((const uint8_t*)row + e * 2, w);
+    }
+    __device__ __forceinline__ float at(int i) const {
+        return __half_bits_to_float((uint16_t)(w[i >> 1] >> 16 * (i & 1)));
+    }
+};
+
+template <bool HALVES>
+struct Value {
+    float2 v;
+    __device__ __forceinline__ void load(const Attention& a, const char* row, int e) { v = load_value(a, row, e); }
+    __device__ __forceinline__ float first() const { return v.x; }
+    __device__ __forceinline__ float second() const { return v.y; }
+};
+
+template <>
+struct Value<true> {
+    uint32_t w;
+    __device__ __forceinline__ void load(const Attention&, const char* row, int e) {
+        w = __ldg((const uint32_t*)(row + e * 2));
+    }
+    __device__ __forceinline__ float first() const { return __half_bits_to_float((uint16_t)w); }
+    __device__ __forceinline__ float second() const { return __half_bits_to_float((uint16_t)(w >> 16)); }
+};

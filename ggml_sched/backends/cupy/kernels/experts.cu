@@ -1,5 +1,6 @@
-// Prepares MUL_MAT_ID for matmul.cuh: a list of all (token, slot) pairs, ordered by the expert that each chose, and a
-// table that divides the list into tiles of one expert each.  A pair is numbered token * ids.ne[0] + slot.
+// The weighted sum of experts; and what MUL_MAT_ID needs for matmul.cuh: a list of all (token, slot) pairs, ordered by
+// the expert that each chose, and a table that divides the list into tiles of one expert each.  A pair is numbered
+// token * ids.ne[0] + slot.
 //
 // A warp for each expert: kernel `count` counts the expert's pairs; kernel `place` adds the counts of the experts
 // before it, and writes the expert's pairs from there on, in their order.  Nothing depends on which warp is first.
@@ -68,5 +69,19 @@ extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t*
         const unsigned all = __ballot_sync(ALL_LANES, mine);
         if (mine) pairs[before + __popc(all & ((1u << lane) - 1))] = i;
         before += __popc(all);
+    }
+}
+
+// d = the sum over x.ne[1] experts, from the first to the last, of their result x times their weight w, each product
+// and sum rounded by itself; x [n, experts, tokens], w [1, experts, tokens], d [n, tokens].
+extern "C" __global__ void __launch_bounds__(256) weighted_sum(View x, View w, View d, int64_t n) {
+    FOR_EACH(i, n) {
+        const Index k = split(d, i);
+        float sum = 0.0f;
+        for (int64_t j = 0; j < x.ne[1]; ++j) {
+            const float v = mul_rn(*(const float*)at(x, k.i0, j, k.i1, 0), *(const float*)at(w, 0, j, k.i1, 0));
+            sum = j ? add_rn(sum, v) : v;
+        }
+        *(float*)at(d, k) = sum;
     }
 }

@@ -28,6 +28,8 @@ struct Span {
     int64_t first, end;                    // numbers of columns, or positions in the list of pairs
 };
 
+// SIZE: columns of a tile.
+template <int SIZE>
 __device__ __forceinline__ bool find_span(const Product& a, const Group* groups, int64_t matrix, Span& s) {
     if (groups != nullptr) {
         const Group g = groups[blockIdx.y];
@@ -43,7 +45,7 @@ __device__ __forceinline__ bool find_span(const Product& a, const Group* groups,
     s.w = p.w;
     s.x = p.x;
     s.d = p.d;
-    s.first = (int64_t)blockIdx.y * TILE;
+    s.first = (int64_t)blockIdx.y * SIZE;
     s.end = a.columns;
     return true;
 }
@@ -144,7 +146,7 @@ __device__ __forceinline__ void many(TILED) {
     const int64_t row = (int64_t)blockIdx.x * TILE;
     for (int64_t matrix = blockIdx.z; matrix < a.matrices; matrix += gridDim.z) {
         Span s;
-        if (!find_span(a, groups, matrix, s)) return;
+        if (!find_span<TILE>(a, groups, matrix, s)) return;
         const uint8_t* weights = tile_row(a, w, s, row + line);
         int64_t column, to;
         find_column(a, pairs, s, s.first + line, column, to);
@@ -237,7 +239,7 @@ __device__ __forceinline__ void many_exact(TILED) {
     const int64_t row = (int64_t)blockIdx.x * TILE;
     for (int64_t matrix = blockIdx.z; matrix < a.matrices; matrix += gridDim.z) {
         Span s;
-        if (!find_span(a, groups, matrix, s)) return;
+        if (!find_span<TILE>(a, groups, matrix, s)) return;
         const uint8_t* weights = tile_row(a, w, s, row + line);
         int64_t column, to;
         find_column(a, pairs, s, s.first + line, column, to);

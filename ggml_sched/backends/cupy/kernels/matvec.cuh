@@ -3,11 +3,23 @@
 // A warp computes two rows of the result; or, with a second matrix of weights, the same row of both products, from
 // which it computes one row of a gated unit.  Each lane takes every 32nd unit of the rows (units.cuh); sums are added
 // in a fixed order.  blockIdx.y counts the matrices of a batch, or (MUL_MAT_ID) the pairs of a token and a chosen
-// expert. Columns are rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32
-// columns and multiply in f32. Invariant: an expert id out of range sets the error word, and nothing is written for it.
+// expert.  A launch may compute up to three products of the same columns, each in blocks of its own.  Columns are
+// rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32 columns and multiply in
+// f32.  A gated unit may also be written rounded to 8 bits, for the next product: by the block that ends last of those
+// with the same 32 rows.  Invariant: an expert id out of range sets the error word, and nothing is written for it.
 #pragma once
 
 #include "blocks.cuh"
+#include "rounded.cuh"
+
+// A further product of a launch, with the same columns and other weights of the same type: its blocks are those from
+// number `first` on; 0: there is none.  `bias`: f32, added to each column of the result; null: none.
+struct Part {
+    const uint8_t* w;
+    char* d;
+    const float* bias;
+    int64_t rows, w1, d1, first;           // as in Product
+};
 
 // The sizes and strides of a product of weights w [k, rows] and columns x [k, columns] to d [rows, columns].
 struct Product {
@@ -21,6 +33,8 @@ struct Product {
     int32_t wide;                          // for f32, f16, bf16 weights: whether loads of 16 bytes are aligned
     int32_t packed;                        // whether repack.py has rearranged the weights, for kernels of both orders
     int32_t w0;                            // bytes from element to element of f32, f16 or bf16 weights
+    const float* bias;                     // as in Part
+    Part more[2];                          // the second without the first: none
 };
 
 enum Gate { SILU = 0, GELU = 1, RELU = 2 };
@@ -30,6 +44,10 @@ enum Gate { SILU = 0, GELU = 1, RELU = 2 };
         const float2 *__restrict__ runs, const char *__restrict__ ids, char *__restrict__ d, Fault *__restrict__ word, \
         int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
+// Also, for kernels of few columns: where the result of a gated unit is written rounded to 8 bits (null: nowhere), and
+// a counter for each 32 rows of each product of the batch.
+#define FEW PRODUCT, int8_t *__restrict__ rounded, float2 *__restrict__ rounded_runs, unsigned *__restrict__ counters
+#define FEW_ARGS PRODUCT_ARGS, rounded, rounded_runs, counters
 
 // Rounds to f16 and back, except beyond the range of f16.  ggml computes GELU by a table of f16 values, and so does the
 // oracle: argument and result are rounded.
@@ -76,32 +94,75 @@ __device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int
     return true;
 }
 
+// The product that this block computes, and the number of the block among those of the product (`first`).
+__device__ __forceinline__ Part own_part(const Product& a, const uint8_t* w, char* d) {
+    Part p;
+    const int64_t block = blockIdx.x;
+    if (a.more[0].first == 0 || block < a.more[0].first) {
+        p.w = w;
+        p.d = d;
+        p.bias = a.bias;
+        p.rows = a.rows;
+        p.w1 = a.w1;
+        p.d1 = a.d1;
+        p.first = block;
+    } else if (a.more[1].first == 0 || block < a.more[1].first) {
+        p = a.more[0];
+        p.first = block - a.more[0].first;
+    } else {
+        p = a.more[1];
+        p.first = block - a.more[1].first;
+    }
+    return p;
+}
+
 enum { WEIGHT_ROWS = 2 };
 
 // The addresses of the warp's two rows of weights: `row` of both matrices, or rows `row` and `row` + 1 of one.  Where
 // there is no such next row, `row` again, so that loads stay inside; its result is not written.
-__device__ __forceinline__ void weight_rows(const Product& a, const uint8_t* w, const uint8_t* second, int64_t row,
+__device__ __forceinline__ void weight_rows(const Part& own, const uint8_t* w, const uint8_t* second, int64_t row,
                                             const uint8_t** at) {
-    at[0] = w + row * a.w1;
-    at[1] = second != nullptr ? second + row * a.w1 : w + (row + 1 < a.rows ? row + 1 : row) * a.w1;
+    at[0] = w + row * own.w1;
+    at[1] = second != nullptr ? second + row * own.w1 : w + (row + 1 < own.rows ? row + 1 : row) * own.w1;
 }
 
 // Adds up the lanes' sums, and writes the result: two rows, or with `both` matrices one row of their gated unit.
 template <int COLUMNS>
-__device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t row, int64_t column, char* d,
-                                           float (&sum)[WEIGHT_ROWS][COLUMNS]) {
+__device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row,
+                                           int64_t column, char* d, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     UNROLL
     for (int c = 0; c < COLUMNS; ++c) {
         if (column + c >= a.columns) break;
         const float v0 = warp_reduce<Sum>(sum[0][c]), v1 = warp_reduce<Sum>(sum[1][c]);
         if ((threadIdx.x & 31) != 0) continue;
-        float* out = (float*)(d + (column + c) * a.d1) + row;
+        float* out = (float*)(d + (column + c) * own.d1) + row;
         if (both) {
             *out = gated(a.gate, v0, v1);
         } else {
-            out[0] = v0;
-            if (row + 1 < a.rows) out[1] = v1;
+            out[0] = own.bias != nullptr ? v0 + own.bias[row] : v0;
+            if (row + 1 < own.rows) out[1] = own.bias != nullptr ? v1 + own.bias[row + 1] : v1;
         }
+    }
+}
+
+// Rounds the result of product number i: of each 32 rows, by the block that ends last of those that have them; `block`:
+// the number of this block among those over the rows, which are a multiple of 32.  A counter is 0 before and after.
+__device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t block, const char* d, int8_t* q,
+                                           float2* runs, unsigned* counters) {
+    __shared__ int is_last;
+    const int warps = blockDim.x >> 5, lane = threadIdx.x & 31;
+    const unsigned others = 32 / warps - 1;
+    const int64_t group = block * warps >> 5;
+    __threadfence();                       // each warp's row is to be seen before the block is counted
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicInc(&counters[i * (a.rows >> 5) + group], others) == others;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    UNROLL_BY(1)
+    for (int64_t c = threadIdx.x >> 5; c < a.columns; c += warps) {
+        const float v = ((const volatile float*)(d + c * a.d1))[group * 32 + lane];
+        store_rounded(v, (i * a.columns + c) * a.rows + group * 32 + lane, q, runs);
     }
 }
 
@@ -109,19 +170,22 @@ __device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t 
 // WORK uses the locals `weights`, `pair`, `column` and `sum`, and adds to `sum`.
 #define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
     const bool both = second != nullptr;                                                                         \
-    const int64_t row = ((int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS); \
+    const Part own = own_part(a, w, d);                                                                          \
+    const int64_t row = (own.first * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS);         \
     const int64_t column = (int64_t)blockIdx.z * (COLUMNS);                                                      \
-    if (row >= a.rows) return;                                                                                   \
+    if (row >= own.rows) return;                                                                                 \
     for (int64_t i = blockIdx.y; i < a.matrices; i += gridDim.y) {                                               \
         Pair pair;                                                                                               \
         if (!find_pair(a, ids, i, word, position, pair)) continue;                                               \
         const uint8_t* weights[WEIGHT_ROWS];                                                                     \
-        weight_rows(a, w + pair.w, both ? second + pair.w : nullptr, row, weights);                              \
+        weight_rows(own, own.w + pair.w, both ? second + pair.w : nullptr, row, weights);                        \
         float sum[WEIGHT_ROWS][COLUMNS];                                                                         \
         UNROLL                                                                                                   \
         for (int c = 0; c < (COLUMNS); ++c) sum[0][c] = sum[1][c] = 0.0f;                                        \
         WORK;                                                                                                    \
-        store_rows<COLUMNS>(a, both, row, column, d + pair.d, sum);                                              \
+        store_rows<COLUMNS>(a, own, both, row, column, own.d + pair.d, sum);                                     \
+        if (rounded != nullptr)                                                                                  \
+            round_rows(a, i, blockIdx.x, d + pair.d, rounded, rounded_runs, counters);                           \
     }
 
 // -- blocks times 8-bit columns ---------------------------------------------------------------------------------------
@@ -148,7 +212,8 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
                                                   float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     typedef Blocks<KIND> T;
     const int units = (int)(a.k >> 5);
-    UNROLL_BY(COLUMNS == 1 ? 2 : 1)
+    // Unrolled twice, q3_K and q6_K in ggml's order would spill registers.
+    UNROLL_BY(COLUMNS == 1 && (PACKED || (KIND != Q3_K && KIND != Q6_K)) ? 2 : 1)
     for (int u = threadIdx.x & 31; u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
@@ -165,7 +230,7 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
 }
 
 template <int KIND, bool PACKED, int COLUMNS>
-__device__ __forceinline__ void few(PRODUCT) {
+__device__ __forceinline__ void few(FEW) {
     FOR_EACH_PRODUCT(COLUMNS, (rows_times_8_bits<KIND, PACKED, COLUMNS>(a, weights, x, runs, pair.x, column, sum)))
 }
 
@@ -198,7 +263,7 @@ __device__ __forceinline__ void rows_times_floats(const Product& a, const uint8_
 }
 
 template <int KIND>
-__device__ __forceinline__ void few_exact(PRODUCT) {
+__device__ __forceinline__ void few_exact(FEW) {
     (void)runs;
     FOR_EACH_PRODUCT(1, (rows_times_floats<KIND>(a, weights, x + pair.x + column * a.x1, sum)))
 }
@@ -248,7 +313,7 @@ __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* cons
 }
 
 template <int KIND, int COLUMNS>
-__device__ __forceinline__ void few_plain(PRODUCT) {
+__device__ __forceinline__ void few_plain(FEW) {
     (void)runs;
     FOR_EACH_PRODUCT(COLUMNS, (plain_rows<KIND, COLUMNS>(a, weights, x + pair.x, column, sum)))
 }
@@ -257,7 +322,7 @@ __device__ __forceinline__ void few_plain(PRODUCT) {
 
 // Kernels NAME_1 and NAME_8: for one column, and for up to eight.  PER_SM: blocks that shall fit on a multiprocessor.
 #define FEW_KERNEL(NAME, PER_SM, ...) \
-    extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(PRODUCT) { __VA_ARGS__(PRODUCT_ARGS); }
+    extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(FEW) { __VA_ARGS__(FEW_ARGS); }
 #define FEW_PLAIN(NAME, KIND)                             \
     FEW_KERNEL(NAME##_1, 4, few_plain<KIND, 1>)           \
     FEW_KERNEL(NAME##_8, 3, few_plain<KIND, 8>)

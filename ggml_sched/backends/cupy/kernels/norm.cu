@@ -1,8 +1,9 @@
-// Norms of rows and of groups of channels, alone or fused with a sum before and with factors and terms after.
+// Norms of rows and of groups of channels, alone or fused with a sum before and with factors and terms after, and with
+// the rounding of the result to 8 bits for products with it.
 //
 // One block for each row; sums are added in a fixed tree.  The result may be the memory of a source of the same layout:
 // a thread reads an element for the last time before it writes there.
-#include "common.cuh"
+#include "rounded.cuh"
 
 enum Mode { RMS, CENTRED, L2 };
 enum Around { ADDED = 1, KEPT = 2, SCALED = 4, SHIFTED = 8 };
@@ -11,7 +12,7 @@ __device__ __forceinline__ float& f32_at(char* row, int64_t i, int64_t stride) {
 
 __device__ __forceinline__ char* row_of(const View& t, const Index& k) { return at(t, 0, k.i1, k.i2, k.i3); }
 
-enum { HELD = 8 };                         // elements of a row that a thread can keep in registers
+enum { HELD = 16 };                        // elements of a row that a thread can keep in registers
 
 // Addresses of one row: operands `x` and `y`, their sum (`kept`, where a node needs it), factors, terms, and the
 // result.
@@ -25,14 +26,14 @@ __device__ __forceinline__ float root_of(float sum, int mode, float eps, int64_t
 
 // The norm of a row that fits into the registers of a block: every source is read once, before the first barrier.
 __device__ __forceinline__ void norm_held(const Row& row, const View& a, const View& b, const View& s, const View& w,
-                                          const View& shift, const View& d, int mode, float eps, int around,
-                                          float* part) {
-    const int64_t n = d.ne[0];
+                                          const View& shift, const View& d, int8_t* q, float2* runs, int64_t number,
+                                          int mode, float eps, int around, float* part) {
+    const int n = (int)d.ne[0];
     float v[HELD], f[HELD], t[HELD];
     float sum = 0.0f;
     UNROLL
     for (int j = 0; j < HELD; ++j) {
-        const int64_t i = threadIdx.x + (int64_t)j * blockDim.x;
+        const int i = threadIdx.x + j * blockDim.x;
         v[j] = f[j] = t[j] = 0.0f;
         if (i >= n) continue;
         v[j] = f32_at(row.x, i, a.nb[0]);
@@ -49,26 +50,33 @@ __device__ __forceinline__ void norm_held(const Row& row, const View& a, const V
         sum = 0.0f;
         UNROLL
         for (int j = 0; j < HELD; ++j)
-            if (threadIdx.x + (int64_t)j * blockDim.x < n) sum += (v[j] - mean) * (v[j] - mean);
+            if ((int)(threadIdx.x + j * blockDim.x) < n) sum += (v[j] - mean) * (v[j] - mean);
         sum = block_reduce<Sum>(sum, part);
     }
     const float root = root_of(sum, mode, eps, n);
     UNROLL
     for (int j = 0; j < HELD; ++j) {
-        const int64_t i = threadIdx.x + (int64_t)j * blockDim.x;
+        const int i = threadIdx.x + j * blockDim.x;
         if (i >= n) continue;
         float r = (v[j] - mean) / root;
         if (around & SCALED) r *= f[j];
         if (around & SHIFTED) r += t[j];
         f32_at(row.out, i, d.nb[0]) = r;
+        v[j] = r;
+    }
+    if (q == nullptr) return;
+    UNROLL
+    for (int j = 0; j < HELD; ++j) {
+        const int i = threadIdx.x + j * blockDim.x;
+        if (i < n) store_rounded(v[j], number * n + i, q, runs);
     }
 }
 
 // The norm of a longer row, which is read again for each pass.  If the sum is written (KEPT) it may overwrite a or b,
 // so later passes read the sum instead.
 __device__ __forceinline__ void norm_long(const Row& row, const View& a, const View& b, const View& s, const View& w,
-                                          const View& shift, const View& d, int mode, float eps, int around,
-                                          float* part) {
+                                          const View& shift, const View& d, int8_t* q, float2* runs, int64_t number,
+                                          int mode, float eps, int around, float* part) {
     const int64_t n = d.ne[0];
     char* const again = around & KEPT ? row.kept : row.x;
     const int64_t again_nb = around & KEPT ? s.nb[0] : a.nb[0];
@@ -101,18 +109,26 @@ __device__ __forceinline__ void norm_long(const Row& row, const View& a, const V
         if (around & SHIFTED) v += f32_at(row.term, i, shift.nb[0]);
         f32_at(row.out, i, d.nb[0]) = v;
     }
+    if (q == nullptr) return;
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
+        store_rounded(f32_at(row.out, i, d.nb[0]), number * n + i, q, runs);
 }
 
-// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.
-extern "C" __global__ void __launch_bounds__(1024) norm_rows(View a, View b, View s, View w, View shift, View d,
-                                                             int64_t rows, int mode, float eps, int around) {
+// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.  Where
+// `q` and `runs` are not null, d, of rows that are a
+// multiple of 32 long, is also written there, rounded to 8 bits; `number` is that of a row.
+extern "C" __global__ void __launch_bounds__(512) norm_rows(View a, View b, View s, View w, View shift, View d,
+                                                            int8_t* __restrict__ q, float2* __restrict__ runs,
+                                                            int64_t rows, int mode, float eps, int around) {
     __shared__ float part[32];
     FOR_EACH_ROW(r, rows) {
         const Index k = split_row(d, r);
         const Row row = {row_of(a, k), row_of(b, wrap(k, b)), row_of(s, k), row_of(w, wrap(k, w)),
                          row_of(shift, wrap(k, shift)), row_of(d, k)};
-        if (d.ne[0] <= (int64_t)HELD * blockDim.x) norm_held(row, a, b, s, w, shift, d, mode, eps, around, part);
-        else norm_long(row, a, b, s, w, shift, d, mode, eps, around, part);
+        if (d.ne[0] <= (int64_t)HELD * blockDim.x)
+            norm_held(row, a, b, s, w, shift, d, q, runs, r, mode, eps, around, part);
+        else
+            norm_long(row, a, b, s, w, shift, d, q, runs, r, mode, eps, around, part);
     }
 }
 

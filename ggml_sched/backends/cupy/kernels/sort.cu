@@ -1,4 +1,5 @@
-// ARGSORT and TOP_K: the indices of a row's elements, in the order of the elements.  A bitonic sort.
+// ARGSORT and TOP_K: the indices of a row's elements, in the order of the elements; alone, or with the soft max before
+// and the weights of the chosen experts behind.  A bitonic sort.
 //
 // An element and its index become one 64-bit key, so that no two keys are equal: the order is unique, equal elements
 // keep their order, and NaNs come last.  Rows of up to CHUNK keys are sorted by one block in shared memory.  Longer
@@ -52,6 +53,48 @@ extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int
         __syncthreads();
         for (int64_t i = threadIdx.x; i < d.ne[0]; i += blockDim.x)
             *(int32_t*)at(d, i, k.i1, k.i2, k.i3) = (int32_t)(uint32_t)keys[i];
+    }
+}
+
+// The experts of each token, by its scores: p = soft_max(scores * scale); `order` gets the indices of all experts by
+// falling p, `weights` p of the first weights.ne[0]; where `normalised`, divided by their sum, which is at least
+// `least` and at most `most`.  One block for each token; n as above.
+extern "C" __global__ void __launch_bounds__(1024) choose_experts(View scores, View order, View weights, int64_t tokens,
+                                                                 int n, float scale, int normalised, float least,
+                                                                 float most) {
+    __shared__ float part[32];
+    DYNAMIC_SHARED(uint64_t, keys);
+    float* const p = (float*)(keys + n);
+    const int n_experts = (int)scores.ne[0], used = (int)weights.ne[0];
+    FOR_EACH_ROW(t, tokens) {
+        const char* x = at(scores, 0, t, 0, 0);
+        float top = -INFINITY, sum = 0.0f, total = 0.0f;
+        for (int i = threadIdx.x; i < n_experts; i += blockDim.x) {
+            p[i] = *(const float*)(x + i * scores.nb[0]) * scale;
+            top = max_nan(top, p[i]);
+        }
+        top = block_reduce<Max>(top, part);
+        for (int i = threadIdx.x; i < n_experts; i += blockDim.x) {
+            p[i] = expf(p[i] - top);
+            sum += p[i];
+        }
+        sum = block_reduce<Sum>(sum, part);
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            if (i < n_experts) p[i] /= sum;
+            keys[i] = i < n_experts ? key_of(p[i], i, 1) : ~0ull;
+        }
+        for (int size = 2; size <= n; size *= 2) merge(keys, n, size / 2, size, 0);
+        __syncthreads();
+        for (int i = threadIdx.x; i < n_experts; i += blockDim.x)
+            *(int32_t*)at(order, i, t, 0, 0) = (int32_t)(uint32_t)keys[i];
+        for (int i = threadIdx.x; i < used; i += blockDim.x) total += p[(uint32_t)keys[i]];
+        total = block_reduce<Sum>(total, part);
+        total = max_nan(min_nan(total, most), least);
+        for (int i = threadIdx.x; i < used; i += blockDim.x) {
+            const float w = p[(uint32_t)keys[i]];
+            *(float*)at(weights, i, t, 0, 0) = normalised ? w / total : w;
+        }
+        __syncthreads();                   // the next token's go where these were
     }
 }
 

@@ -17,15 +17,17 @@ from ggml_sched.backends.cupy.ops import (  # noqa: F401 - those that are not us
     elementwise,
     matrix,
     norm,
+    projections,
     recurrent,
     reduce,
     rope,
+    routing,
     rows,
     soft_max,
     sort,
 )
 from ggml_sched.backends.cupy.ops.fused import GROUPS
-from ggml_sched.backends.cupy.ops.groups import find, group_of
+from ggml_sched.backends.cupy.ops.groups import Wiring, find, group_of
 from ggml_sched.backends.cupy.ops.registry import OPS
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
@@ -44,14 +46,14 @@ def supports(node: Tensor) -> bool:
         t is None or not t.n_elements or is_aligned(t, unit_of(t)) for t in (node, *node.src))
 
 
-def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
-    """The most bytes of scratch memory that one of these nodes needs.  `exact`, `by_library`: how matrix products are
-    computed.  Copies of sources that overlap results are not counted: no plan lets them overlap."""
+def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool, tensor: bool) -> int:
+    """The most bytes of scratch memory that one of these nodes needs.  `exact`, `by_library`, `tensor`: how matrix
+    products are computed.  Copies of sources that overlap results are not counted: no plan lets them overlap."""
     needed = 0
     for node in nodes:
         op = OPS.get(node.op)
         if node.computes and op is not None:
-            size = matrix.work(node, exact, by_library) if node.op in matrix.PRODUCTS else op.work(node)
+            size = matrix.work(node, exact, by_library, tensor) if node.op in matrix.PRODUCTS else op.work(node)
             needed = max(needed, size)
     return scratch_size(needed)
 
@@ -78,7 +80,9 @@ def build(b: Builder, position: int, node: Tensor) -> None:
 
 def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
     """Positions of the nodes of a graph that one kernel may compute together: see `Backend.fusion_groups`."""
-    return [group for group in find(nodes, GROUPS) if all(supports(nodes[i]) for i in group)]
+    wiring = Wiring(nodes)
+    found = routing.merged(wiring, projections.merged(wiring, find(wiring, GROUPS)))
+    return [group for group in found if all(supports(nodes[i]) for i in group)]
 
 
 def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -> None:
@@ -86,12 +90,17 @@ def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -
 
     `b.needed` says which of them to write, besides the last.  UnsupportedOp as `build`.
     """
-    group = group_of(nodes, GROUPS)
+    b.begin(positions[-1], nodes[-1])
+    for member in nodes[:-1]:
+        b.written(member)
+    group, members = group_of(nodes, GROUPS), tuple(nodes)
     if group is not None:
-        b.begin(positions[-1], nodes[-1])
-        for member in nodes[:-1]:
-            b.written(member)
-        if group.build(b, tuple(nodes)):
-            return
+        is_built = group.build(b, members)
+    elif routing.is_sum(nodes):
+        is_built = routing.build_sum(b, members)
+    else:
+        is_built = projections.is_one(nodes) and projections.build(b, members, positions)
+    if is_built:
+        return
     for position, node in zip(positions, nodes, strict=True):
         build(b, position, node)

@@ -1,8 +1,8 @@
 """Launches of attention.cu: FLASH_ATTN_EXT.
 
-A block computes one, four or eight columns (queries of heads that share a key head) at once.  Where that gives too few
-blocks for the device, the cells of the KV cache are divided into splits, a block for each, and a second kernel combines
-their results.  Caches of types that the kernel does not read are decoded first.
+A block computes one, four or eight columns (queries of heads that share a key head) at once, so that a cell is read
+once for them.  Where that gives too few blocks for the device, the cells of the KV cache are divided into splits, a
+block for each; the last one joins their results.  Caches of types that the kernel does not read are decoded first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, struct
+from ggml_sched.backends.cupy.launch import MAX_GRID, N_COUNTERS, Builder, Counters, scratch_size, struct
 from ggml_sched.backends.cupy.locations import Location, Pointer
+from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, optional
 from ggml_sched.backends.cupy.repack import is_packed
@@ -22,19 +23,23 @@ ATTENTION = np.dtype([(name, "<i8", 3) for name in "qkvmd"]
                          "d_k", "d_v", "cells", "rows", "group", "heads", "matrices", "splits", "split", "k_kind",
                          "v_kind", "mask_kind", "q0", "k0", "v0", "k_wide", "v_wide")]
                      + [(name, "<f4") for name in ("scale", "softcap", "max_bias")]
-                     + [(name, "<i4") for name in ("whole", "nothing")])
+                     + [(name, "<i4") for name in ("whole", "chunk")])
 """`struct Attention` of caches.cuh; `q`, `k`, `v`, `m` and `d` are q1, q2, q3 and so on."""
 
 READ = frozenset({Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0})
 """Types of KV caches that the kernels read without decoding."""
 
 WARPS = 4
-CELLS = 32
-LEAST = 2 * WARPS * CELLS
-"""The most cells that are not divided into splits."""
-
+CHUNKS = (32, 16)
+"""Cells that a warp takes at once: fewer where there would be fewer blocks than multiprocessors."""
+LEAST = 256
+"""The most cells for which a block for each multiprocessor is enough."""
 BLOCKS = 4
-"""Blocks for each multiprocessor, where cells can be split: with fewer there are too few loads in flight."""
+"""Blocks for each multiprocessor, where there are more cells: with fewer there are too few loads in flight."""
+MOST = 256
+"""More multiprocessors than this count as so many: work memory is planned for them."""
+MAX_SPLITS = WARPS * max(CHUNKS)
+"""The kernels' shared memory has a factor for each split."""
 
 NONE = np.uint64(0)
 
@@ -57,29 +62,30 @@ def _blocks(node: Tensor) -> tuple[int, int]:
     return together, -(-columns // together) * k.ne[2] * q.ne[3]
 
 
-def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
-    """(number of splits, cells of each)."""
-    cells = node.src[1].ne[1]
-    round_of = WARPS * CELLS
-    if cells <= LEAST:
-        return 1, max(1, cells)
-    wanted = -(-BLOCKS * n_multiprocessors // max(1, _blocks(node)[1]))
-    wanted = max(1, min(wanted, cells // round_of))
-    rounds = (cells - 1) // (wanted * round_of) + 1
-    return (cells - 1) // (rounds * round_of) + 1, rounds * round_of
+def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int, int]:
+    """(number of splits, cells of each, cells that a warp takes at once)."""
+    cells, blocks = node.src[1].ne[1], max(1, _blocks(node)[1])
+    wanted = -(-n_multiprocessors * (1 if cells <= LEAST else BLOCKS) // blocks)
+    if blocks > N_COUNTERS or wanted <= 1 or not cells:
+        return 1, max(1, cells), CHUNKS[cells <= WARPS * CHUNKS[-1]]
+    wanted = min(wanted, MAX_SPLITS)
+    chunk = next((n for n in CHUNKS if min(wanted, cells // (WARPS * n)) * blocks >= n_multiprocessors), CHUNKS[-1])
+    rounds = (cells - 1) // (max(1, min(wanted, cells // (WARPS * chunk))) * WARPS * chunk) + 1
+    return (cells - 1) // (rounds * WARPS * chunk) + 1, rounds * WARPS * chunk, chunk
 
 
 def _partial(node: Tensor, splits: int) -> int:
-    """Bytes of the partial results that the splits write for `combine`."""
+    """Bytes of the splits' results."""
     return 4 * splits * node.n_elements // node.ne[0] * (node.ne[0] + 2)
 
 
 def _work(node: Tensor) -> int:
-    """Bytes of scratch memory, at most: for as many splits as a device of 256 multiprocessors would get."""
+    """Bytes of scratch memory, at most: for as many splits as a large device would get."""
     if node.n_elements == 0:
         return 0
-    splits = _splits(node, 256)[0]
+    splits = _splits(node, MOST)[0]
     total = 256 + _partial(node, splits) if splits > 1 else 0
+    total += scratch_size(*rounding.size(node.n_elements))
     return total + sum(4 * t.n_elements + 256 for t in node.src[1:3] if t.type.is_quantized)
 
 
@@ -103,13 +109,14 @@ def _flash(b: Builder, node: Tensor) -> None:
     softcap, group = float_param(node, 2), q.ne[2] // k.ne[2]
     with np.errstate(all="ignore"):
         scale = float_param(node, 0) / softcap if softcap else float_param(node, 0)
-    splits, split = _splits(node, b.n_multiprocessors)
+    splits, split, chunk = _splits(node, min(b.n_multiprocessors, MOST))
     a = struct(
         ATTENTION, q=at_q.nb[1:], k=at_k.nb[1:], v=at_v.nb[1:], d=node.nb[1:], q0=at_q.nb[0], k0=at_k.nb[0],
         v0=at_v.nb[0], k_kind=k_kind, v_kind=v_kind, k_wide=k_wide, v_wide=v_wide, d_k=k.ne[0], d_v=v.ne[0],
         cells=k.ne[1], rows=q.ne[1], heads=k.ne[2], group=group, matrices=k.ne[2] * q.ne[3], scale=scale,
         softcap=softcap, max_bias=float_param(node, 1), whole=1 << (q.ne[2].bit_length() - 1), mask_kind=-1,
-        heads_of_mask=1, batches_of_mask=1, splits=splits, split=split)
+        heads_of_mask=1, batches_of_mask=1, splits=splits, split=split,
+        chunk=chunk)
     mask, sinks = optional(node, 3), optional(node, 4)
     mask_at: Pointer = NONE
     sinks_at: Pointer = NONE
@@ -122,15 +129,13 @@ def _flash(b: Builder, node: Tensor) -> None:
         sinks_at = b.source(node, 4).pointer()
     if splits > 1:
         partial = b.scratch(_partial(node, splits))
+    rounded = rounding.beside(b, node)
     together, _ = _blocks(node)
     columns, matrices = q.ne[1] * group, k.ne[2] * q.ne[3]
     halves = k_kind == v_kind == Type.F16 and k_wide and v_wide and k.ne[0] % 8 == 0
     size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
-    shared = 4 * together * (-(-k.ne[0] // 64) * 64 + WARPS * CELLS + size + 2 * WARPS)
+    shared = 4 * together * (-(-k.ne[0] // 64) * 64 + WARPS * max(CHUNKS) + size + 2 * WARPS)
     b.launch(f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}",
-             (-(-columns // together), splits, min(matrices, 65535)), (32 * WARPS,),
-             a, at_q.pointer(), at_k.pointer(), at_v.pointer(), mask_at, sinks_at, b.pointer(node), partial,
-             shared=shared)
-    if splits > 1:
-        b.launch("attention.combine", (min(columns * matrices, 1 << 16),), (128,),
-                 a, sinks_at, b.pointer(node), partial)
+             (-(-columns // together), splits, min(matrices, MAX_GRID)), (32 * WARPS,),
+             a, at_q.pointer(), at_k.pointer(), at_v.pointer(), mask_at, sinks_at, b.pointer(node), partial, Counters(),
+             *rounded, shared=shared)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, struct
+from ggml_sched.backends.cupy.launch import Builder, scratch_size, struct
 from ggml_sched.backends.cupy.locations import Location, joined, spread
+from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.blocks import is_multiple
+from ggml_sched.backends.cupy.ops.matrix import PRODUCTS, is_few, most_work
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, kind, optional
 
 PARAMETERS = np.dtype([("p", "<f4", 4)])
@@ -82,7 +84,15 @@ def _unary(b: Builder, node: Tensor) -> None:
            _parameters(node))
 
 
-@computes(*(f"GLU:{name}" for name in _GATES))
+def _glu_work(node: Tensor) -> int:
+    """Bytes of scratch memory of a unit that is computed with its products, and written rounded for the next."""
+    products = [t for t in node.src if t is not None and t.op in PRODUCTS]
+    if len(products) < 2 or not is_few(products[0]):
+        return 0
+    return scratch_size(most_work(products[0]), *rounding.size(node.n_elements))
+
+
+@computes(*(f"GLU:{name}" for name in _GATES), work=_glu_work)
 def _glu(b: Builder, node: Tensor) -> None:
     gate = b.source(node, 0)
     if optional(node, 1) is not None:

@@ -4,12 +4,15 @@
     rope set_rows            rope_set_rows of rope.cu
     mul_mat mul_mat glu      a feed-forward of few tokens, in one pass over both weights: matvec.cuh
     mul_mat_id mul_mat_id glu      a feed-forward of few tokens, through the experts that each has chosen
+
+Others are in projections.py and routing.py.
 """
 
 from __future__ import annotations
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.launch import MAX_GRID, Builder
+from ggml_sched.backends.cupy.ops import routing
 from ggml_sched.backends.cupy.ops.groups import Group, Wiring, lies_apart
 from ggml_sched.backends.cupy.ops.matrix import few, is_few
 from ggml_sched.backends.cupy.ops.norm import emit_norm
@@ -61,8 +64,8 @@ def _norm_group(before: bool, after: bool) -> Group:
         if not lies_apart(b, results, (*operands, mul.src[1], *([] if shift is None else [shift])), same=True):
             return False
         x, *added = map(b.location, operands)
-        d, *kept = map(b.location, results)
-        emit_norm(b, norm, x, d, added=added[0] if added else None, kept=kept[0] if kept else None,
+        kept = [b.location(result) for result in results[1:]]
+        emit_norm(b, norm, last, x, added=added[0] if added else None, kept=kept[0] if kept else None,
                   scale=b.location(mul.src[1]), shift=None if shift is None else b.location(shift))
         return True
 
@@ -76,7 +79,7 @@ def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | No
             or not OPS["SET_ROWS"].fits(last) or not OPS["ROPE"].fits(rope)):
         return None
     n0, n1, n2, n3 = rope.ne
-    fits = (n3 == 1 and n0 * n1 < 1 << 31 and int_param(rope, 1) <= 2 * PAIRS
+    fits = (n3 == 1 and n0 < 1 << 31 and n1 <= MAX_GRID and int_param(rope, 1) <= 2 * PAIRS
             and rope.is_contiguous and rows.is_contiguous
             and rows.ne == (n0 * n1, n2, 1, 1) and ids.ne == (n2, 1, 1, 1))
     return (rope, last) if fits else None
@@ -129,4 +132,5 @@ GROUPS: list[Group] = [
     Group((frozenset({"ROPE"}), frozenset({"SET_ROWS"})), _find_rope_set_rows, _build_rope_set_rows),
     _gated_group("MUL_MAT"),
     _gated_group("MUL_MAT_ID"),
+    *routing.GROUPS,
 ]

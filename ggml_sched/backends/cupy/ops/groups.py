@@ -53,11 +53,11 @@ class Group(NamedTuple):
     build: Callable[[Builder, tuple[Tensor, ...]], bool]
 
 
-def find(nodes: Iterable[Tensor], groups: Iterable[Group]) -> list[tuple[int, ...]]:
+def find(wiring: Wiring, groups: Iterable[Group]) -> list[tuple[int, ...]]:
     """Positions of the members of all groups, ascending.  Of groups that share a node the one with more members is
     found, and of two of one kernel the one that ends first."""
     taken: set[Tensor] = set()
-    wiring, found = Wiring(nodes), []
+    found = []
     for group in sorted(groups, key=lambda group: -len(group.ops)):
         for node in wiring.nodes:
             members = group.find(node, wiring) if node.op in group.ops[-1] else None

@@ -1,11 +1,14 @@
 """Products with many columns by the device's own library: f16 times f16, summed in f32.
 
 A launch of "blas.gemm" has no kernel: the plan calls `Blas.gemm` of device.py with its arguments, in that
-order.  Columns become f16 once; weights become f16 in scratch memory a piece of their rows at a time, so that the piece
-is still in the device's cache when it is read again, and scratch memory stays small.
+order.  Columns become f16 once; those with magnitudes beyond the range of f16 are divided by a power of two first, and
+their products are multiplied by it.  Weights become f16 in scratch memory a piece of their rows at a time, so that the
+piece is still in the device's cache when it is read again, and scratch memory stays small.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 
@@ -22,24 +25,31 @@ MANY = 16
 """Fewest columns for which decoding weights to f16 pays: our own kernels compute tiles of 64 columns, so that 16 take
 as long as 64."""
 
+MANY_QUANTISED = 192
+"""The same for quantised weights where our kernels use tensor cores, which read the weights as they are: from there on
+the library's f16 products make up for the decoding, by estimates of an A100 (170) and an H200 (240)."""
+
 PIECE = 1 << 24
 """Elements of weights that are f16 in scratch memory at once: 32 MiB."""
 
 
-def suits(node: Tensor) -> bool:
-    """Whether the library multiplies: many columns, and a result in the layout that it writes.
+def suits(node: Tensor, tensor: bool) -> bool:
+    """Whether the library multiplies: many columns, and a result in the layout that it writes.  `tensor`: whether our
+    kernels use tensor cores.
 
     Weights in f32, which are few, are not rounded to f16.
     """
     a, x = node.src[:2]
-    return (node.op == "MUL_MAT" and a.type != Type.F32 and x.ne[1] >= MANY and a.ne[1] >= 16 and a.ne[0] % 8 == 0
+    least = MANY_QUANTISED if tensor and a.type.is_quantized else MANY
+    return (node.op == "MUL_MAT" and a.type != Type.F32 and x.ne[1] >= least and a.ne[1] >= 16 and a.ne[0] % 8 == 0
             and node.nb[1] % 4 == 0 and node.nb[2] % 4 == 0 and a.ne[0] > 0)
 
 
 def work(node: Tensor) -> int:
     """Scratch bytes that `multiply` takes, at most."""
     a, x = node.src[:2]
-    return scratch_size(2 * x.n_elements, 2 * a.ne[0] * min(a.ne[1], _rows(a)))
+    scales = () if x.type == Type.F16 else (4 * prod(x.ne[1:]),)
+    return scratch_size(2 * x.n_elements, *scales, 2 * a.ne[0] * min(a.ne[1], _rows(a)))
 
 
 def _rows(a: Tensor) -> int:
@@ -48,13 +58,20 @@ def _rows(a: Tensor) -> int:
 
 
 def multiply(b: Builder, node: Tensor) -> None:
-    """Append the product: columns to f16; then for each piece of the weights, decoding and one call of the library."""
+    """Append the product: columns to f16; for each piece of the weights, decoding and one call of the library; then
+    scales."""
     a, x = node.src[:2]
     w, columns, result = b.source(node, 0), b.source(node, 1), b.location(node)
     # Whether the library reads the weights where they are; it does not support rows that share elements.
     direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)
-    to_dense(b, x, columns, right, Type.F16)
+    n_columns = prod(x.ne[1:])
+    scales = None if x.type == Type.F16 else b.scratch(4 * n_columns)
+    if scales is None:
+        to_dense(b, x, columns, right, Type.F16)
+    else:
+        b.rows("activations.to_scaled_f16", n_columns, x.ne[0], columns, right, scales, np.int64(n_columns),
+               np.int32(x.type))
     k, n = x.ne[:2]
     r2, r3 = (m // m_a for m, m_a in zip(x.ne[2:], a.ne[2:], strict=True))
     rows = a.ne[1] if direct else min(a.ne[1], _rows(a))
@@ -77,3 +94,5 @@ def multiply(b: Builder, node: Tensor) -> None:
                     stride = w.nb[2] // 2 if together > r2 else 0
                     b.launch(PRODUCT, (1,), (1,), *map(np.int64, (m, n, k)), left, np.int64(lda), at, np.int64(k), to,
                              *map(np.int64, (node.nb[1] // 4, together, stride, k * n, node.nb[2] // 4)))
+    if scales is not None:
+        b.rows("activations.scale_columns", n_columns, node.ne[0], result, scales, np.int64(n_columns))

@@ -1,33 +1,49 @@
 """Launches of matrix products: MUL_MAT and MUL_MAT_ID.
 
-Few columns (tokens): matvec_*.cu, which read the weights once for up to eight columns.  More: matmul_*.cu, in tiles; or
-cuBLAS, where it is installed, with weights decoded to f16 in scratch memory.  For quantised weights, columns are
-rounded to 8 bits once (`exact`: they stay f32, and weights are decoded to f32). Invariant: every load is aligned to its
+Few columns (tokens): matvec_*.cu, which read the weights once for up to eight columns.  More: mma_*.cu, in tiles on
+tensor cores, for quantised weights on devices that have these; else matmul_*.cu, in tiles.  Many: cuBLAS, where it is
+installed, with weights decoded to f16 in scratch memory.  For quantised weights, columns are rounded to 8 bits once
+(`exact`: they stay f32, and weights are decoded to f32). Invariant: every load is aligned to its
 size, which `fits` and `wide` check.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product as iterproduct
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, scratch_size, struct
+from ggml_sched.backends.cupy.launch import (
+    MAX_GRID,
+    N_COUNTERS,
+    Argument,
+    Builder,
+    Counters,
+    scratch_size,
+    struct,
+)
 from ggml_sched.backends.cupy.locations import Location, Pointer, Scratch
-from ggml_sched.backends.cupy.ops import library
+from ggml_sched.backends.cupy.ops import library, rounding
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
 from ggml_sched.backends.cupy.ops.registry import computes
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["PRODUCTS", "few", "is_few", "work"]
+__all__ = ["PRODUCTS", "few", "is_few", "most_work", "together", "work"]
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
+PART = np.dtype([(name, "<u8") for name in ("w", "d", "bias")]
+                + [(name, "<i8") for name in ("rows", "w1", "d1", "first")])
+"""`struct Part` of matvec.cuh."""
 PRODUCT = np.dtype([(name, "<i8") for name in ("k", "rows", "columns", "matrices")]
                    + [(name, "<i8", 3) for name in "wxd"]
                    + [(name, "<i8") for name in ("n2", "r2", "r3", "id0", "id1", "n_used", "n_slots", "n_experts")]
-                   + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")])
+                   + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")]
+                   + [("bias", "<u8"), ("more", PART, 2)])
 """`struct Product` of matvec.cuh; `w`, `x` and `d` are w1, w2, w3 and so on."""
 
 FAMILY = {
@@ -48,6 +64,24 @@ ROWS = 2
 TILE = 64
 """Rows and columns of a tile."""
 
+class Tile(NamedTuple):
+    """A tile of the kernels of mma.cuh: TILE rows, so many columns, threads of a block; and how many blocks a
+    multiprocessor should get."""
+
+    columns: int
+    threads: int
+    blocks: int
+
+
+TILES = (Tile(16, 128, 8), Tile(64, 256, 2))
+PIECE = 128
+"""Elements of k that a tile takes at once."""
+PIECES = 4
+"""Fewest pieces of a split."""
+MAX_SPLITS = 16
+MOST = 256
+"""More multiprocessors than this count as so many: work memory is planned for them."""
+
 SHARED_ROUNDED = 2 * 8 * 65 * (16 + 8)
 SHARED_FLOATS = 2 * 32 * 65 * 4
 """Bytes of `struct Rounded` and `struct Floats` of matmul.cuh."""
@@ -64,24 +98,14 @@ class Columns:
     """
 
     def __init__(self, x: Tensor, location: Location, b: Builder, rounded: bool) -> None:
-        n, columns = x.n_elements, prod(x.ne[1:])
+        n = x.n_elements
         self.x: Pointer
         self.runs: Pointer = NONE
         self.strides: tuple[int, ...]
         dense = (1, x.ne[1], x.ne[1] * x.ne[2])
         if rounded:
             self.strides = dense
-            what = ("rounded", x.type)
-            kept = b.kept(what, location)
-            if kept is not None:
-                self.x, self.runs = kept
-                return
-            value = self.x, self.runs = b.scratch(columns * x.ne[0]), b.scratch(columns * x.ne[0] // 2)
-            b.flat("activations.quantize", n // 4, location, *value, np.int64(n // 4),
-                   np.int32(x.type))
-            # Not for inputs: the caller may set them between nodes; a node's result stays until a node writes there.
-            if x.root.computes:
-                b.keep(what, location, x.nbytes, value)
+            self.x, self.runs = rounding.columns(b, x, location)
         elif x.type == Type.F32 and (location.nb[0] == 4 or x.ne[0] == 1):
             self.x, self.strides = location.pointer(), location.nb[1:]
             self.aligned: bool = is_multiple(location, 16)
@@ -134,44 +158,133 @@ def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | No
     a = node.src[0]
     p, w, columns, ids = product(b, node, dst)
     p["gate"] = gate
+    rows = WARPS * (ROWS if second is None else 1)
+    rounded: tuple[Pointer, Pointer] = NONE, NONE
+    if second is not None and dst is not None and _rounds(b, a, p, dst):
+        rounded = rounding.beside(b, dst)
+    _emit_few(b, a, p, -(-a.ne[1] // rows), w.pointer(), NONE if second is None else b.pointer(second), columns.x,
+              columns.runs, NONE if ids is None else ids.pointer(), b.pointer(dst or node), b.error, b.position,
+              *rounded)
+
+
+def _rounds(b: Builder, a: Tensor, p: np.ndarray, unit: Tensor) -> bool:
+    """Whether the kernel of a gated unit can write it rounded: whole groups of 32 rows, each with a counter."""
+    n_columns, matrices = int(p["columns"][0]), int(p["matrices"][0])
+    return (a.ne[1] % 32 == 0 and matrices * a.ne[1] // 32 <= N_COUNTERS and unit.is_contiguous
+            and (n_columns == 1 or matrices == 1 and not b.exact) and n_columns <= FEW)
+
+
+def _emit_few(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int, *args: Argument) -> None:
+    """Append the launch of the kernel for weights `a`; `n_blocks` over the rows."""
     n_columns, name = int(p["columns"][0]), a.type.name.lower()
     step = 1 if n_columns == 1 else FEW
     if a.type.is_quantized and b.exact:
         step, name = 1, f"exact_{name}"
     else:
         name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
-    rows = WARPS * (ROWS if second is None else 1)
-    b.launch(f"matvec_{FAMILY[a.type]}.{name}",
-             (-(-a.ne[1] // rows), min(int(p["matrices"][0]), 65535), -(-n_columns // step)), (32 * WARPS,),
-             p, w.pointer(), NONE if second is None else b.pointer(second), columns.x, columns.runs,
-             NONE if ids is None else ids.pointer(), b.pointer(dst or node), b.error, b.position)
+    b.launch(f"matvec_{FAMILY[a.type]}.{name}", (n_blocks, min(int(p["matrices"][0]), MAX_GRID), -(-n_columns // step)),
+             (32 * WARPS,), p, *args, Counters())
+
+
+def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> None:
+    """Append one launch of up to three products with few columns, the same ones, and weights of one type and order.
+
+    Each is (node, tensor that gets the result, bias to be added); no result shares memory with anything that is read.
+    """
+    node, dst, _ = products[0]
+    p, w, columns, _ = product(b, node, dst)
+    first = 0
+    for i, (other, to, term) in enumerate(products):
+        at, added = b.location(other.src[0]), 0 if term is None else b.location(term).address
+        if i:
+            p["more"][0, i - 1] = (at.address, b.location(to).address, added, other.ne[0], at.nb[1], to.nb[1], first)
+            p["wide"] &= is_multiple(at, 16)
+        else:
+            p["bias"] = added
+        first += -(-other.ne[0] // (WARPS * ROWS))
+    _emit_few(b, node.src[0], p, first, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(dst), b.error,
+              b.position, NONE, NONE)
 
 
 def many(b: Builder, node: Tensor) -> None:
     """Append the product of a node with many columns, or of many tokens with their experts."""
     a = node.src[0]
+    is_rounded = a.type.is_quantized and not b.exact
+    if is_rounded and b.tensor:
+        _on_tensor_cores(b, node)
+        return
     p, w, columns, ids = product(b, node)
     tiles = -(-node.src[1].ne[1] // TILE)
     pairs: Pointer = NONE
     groups: Pointer = NONE
     if ids is not None:
-        pairs, groups, tiles = _grouped(b, ids, a.ne[2])
+        pairs, groups, tiles = _grouped(b, ids, a.ne[2], TILE)
         p["matrices"] = 1
     is_exact = a.type.is_quantized and b.exact
     b.launch(f"matmul_{FAMILY[a.type]}.{'exact_' if is_exact else ''}{a.type.name.lower()}",
-             (-(-a.ne[1] // TILE), tiles, min(int(p["matrices"][0]), 65535)), (256,),
+             (-(-a.ne[1] // TILE), tiles, min(int(p["matrices"][0]), MAX_GRID)), (256,),
              p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), b.error, b.position,
-             pairs, groups, shared=SHARED_ROUNDED if a.type.is_quantized and not b.exact else SHARED_FLOATS)
+             pairs, groups, shared=SHARED_ROUNDED if is_rounded else SHARED_FLOATS)
 
 
-def _grouped(b: Builder, ids: Location, n_experts: int) -> tuple[Scratch, Scratch, int]:
-    """The pairs of (token, slot) by expert, the tiles over them, and how many tiles there are at most."""
+def _on_tensor_cores(b: Builder, node: Tensor) -> None:
+    a = node.src[0]
+    tile = _tile(node)
+    splits, pieces = _splits(node, min(b.n_multiprocessors, MOST))
+    p, w, columns, ids = product(b, node)
+    tiles = -(-node.src[1].ne[1] // tile.columns)
+    pairs: Pointer = NONE
+    groups: Pointer = NONE
+    partial: Pointer = NONE
+    if ids is not None:
+        pairs, groups, tiles = _grouped(b, ids, a.ne[2], tile.columns)
+        p["matrices"] = 1
+    if splits > 1:
+        partial = b.scratch(_partial(node, splits))
+    b.launch(f"mma_{FAMILY[a.type]}.{a.type.name.lower()}_{tile.columns}",
+             (-(-a.ne[1] // TILE), tiles, splits if splits > 1 else min(int(p["matrices"][0]), MAX_GRID)),
+             (tile.threads,), p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), b.error, b.position,
+             pairs, groups, partial, Counters(), np.int32(pieces if splits > 1 else 0))
+
+
+def _tile(node: Tensor) -> Tile:
+    """The tile for a product: the narrow one for as few columns as it has; for experts, as each has on average."""
+    if node.op == "MUL_MAT_ID":
+        n_pairs, n_experts = prod(node.src[2].ne[:2]), node.src[0].ne[2]
+        is_narrow = (n_pairs <= TILES[0].columns * n_experts
+                     and n_pairs // TILES[0].columns + min(n_experts, n_pairs) <= MAX_GRID)
+    else:
+        is_narrow = node.src[1].ne[1] <= TILES[0].columns
+    return TILES[not is_narrow]
+
+
+def _tiles(node: Tensor) -> int:
+    return -(-node.ne[0] // TILE) * -(-node.ne[1] // _tile(node).columns)
+
+
+def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
+    """(number of splits of k, pieces of k of each): several where one matrix has too few tiles for the device."""
+    total, blocks = max(1, -(-node.src[0].ne[0] // PIECE)), _tiles(node)
+    if node.op == "MUL_MAT_ID" or prod(node.ne[2:]) > 1 or blocks > N_COUNTERS:
+        return 1, total
+    wanted = -(-_tile(node).blocks * n_multiprocessors // max(1, blocks))
+    pieces = -(-total // max(1, min(wanted, total // PIECES, MAX_SPLITS)))
+    return -(-total // pieces), pieces
+
+
+def _partial(node: Tensor, splits: int) -> int:
+    """Bytes of the sums of splits."""
+    return 4 * splits * _tiles(node) * TILE * _tile(node).columns
+
+
+def _grouped(b: Builder, ids: Location, n_experts: int, size: int) -> tuple[Scratch, Scratch, int]:
+    """The pairs of (token, slot) by expert, the tiles of `size` over them, and how many tiles there are at most."""
     n_pairs = prod(ids.ne[:2])
-    n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
+    n_tiles = n_pairs // size + min(n_experts, n_pairs)
     counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)
     grid, block, numbers = (-(-n_experts // WARPS),), (32 * WARPS,), (np.int32(n_pairs), np.int32(n_experts))
     b.launch("experts.count", grid, block, ids, counts, *numbers, b.error, b.position)
-    b.launch("experts.place", grid, block, ids, counts, pairs, groups, *numbers, np.int32(TILE),
+    b.launch("experts.place", grid, block, ids, counts, pairs, groups, *numbers, np.int32(size),
              np.int32(n_tiles))
     return pairs, groups, n_tiles
 
@@ -181,27 +294,33 @@ def is_few(node: Tensor) -> bool:
     return (node.src[2] if node.op == "MUL_MAT_ID" else node.src[1]).ne[1] <= FEW
 
 
-def work(node: Tensor, exact: bool, by_library: bool) -> int:
-    """Bytes of scratch memory, at most: of converted columns, and of the list and table of experts.cu; or, with cuBLAS,
-    those of `library.multiply`."""
+def work(node: Tensor, exact: bool, by_library: bool, tensor: bool) -> int:
+    """Bytes of scratch memory, at most: of converted columns, of the list and table of experts.cu, and of sums of
+    splits; or, with cuBLAS, those of `library.multiply`."""
     if not node.n_elements:
         return 0
-    if by_library and not exact and library.suits(node):
+    if by_library and not exact and library.suits(node, tensor):
         return library.work(node)
     a, x = node.src[:2]
-    if a.type.is_quantized and not exact:
-        parts = [x.n_elements, x.n_elements // 2]
+    is_rounded = a.type.is_quantized and not exact
+    if is_rounded:
+        parts = [*rounding.size(x.n_elements)]
     else:
         parts = [] if x.type == Type.F32 and (x.nb[0] == 4 or x.ne[0] == 1) else [4 * x.n_elements]
-    if node.op == "MUL_MAT_ID" and not is_few(node):
-        n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
-        parts += [4 * n_experts, 4 * n_pairs, 16 * (n_pairs // TILE + min(n_experts, n_pairs))]
+    if not is_few(node):
+        size = _tile(node).columns if is_rounded and tensor else TILE
+        if node.op == "MUL_MAT_ID":
+            n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
+            parts += [4 * n_experts, 4 * n_pairs, 16 * (n_pairs // size + min(n_experts, n_pairs))]
+        splits = _splits(node, MOST)[0] if is_rounded and tensor else 1
+        if splits > 1:
+            parts.append(_partial(node, splits))
     return scratch_size(*parts)
 
 
-def _work(node: Tensor) -> int:
+def most_work(node: Tensor) -> int:
     """The most bytes of scratch memory that any way to compute the product needs."""
-    return max(work(node, exact, by_library) for exact in (False, True) for by_library in (False, True))
+    return max(work(node, *way) for way in iterproduct((False, True), repeat=3))
 
 
 def _fits(node: Tensor) -> bool:
@@ -211,16 +330,16 @@ def _fits(node: Tensor) -> bool:
         n_pairs = prod(node.src[2].ne[:2])
         counted = n_pairs < 1 << 31 and n_pairs // TILE + a.ne[2] < 1 << 16
     else:
-        counted = x.ne[2] * x.ne[3] < 1 << 31 and x.ne[1] < TILE << 16
+        counted = x.ne[2] * x.ne[3] < 1 << 31 and x.ne[1] <= TILE * MAX_GRID
     return (a.type in FAMILY and loads_whole(a) and counted and max(*a.ne[:2], a.nb[0]) < 1 << 31
             and (node.nb[0] == 4 or node.ne[0] <= 1))
 
 
-@computes(*PRODUCTS, only=_fits, work=_work)
+@computes(*PRODUCTS, only=_fits, work=most_work)
 def _mul_mat(b: Builder, node: Tensor) -> None:
     if is_few(node):
         few(b, node)
-    elif b.blas and not b.exact and library.suits(node):
+    elif b.blas and not b.exact and library.suits(node, b.tensor):
         library.multiply(b, node)
     else:
         many(b, node)

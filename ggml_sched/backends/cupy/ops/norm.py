@@ -7,6 +7,7 @@ import numpy as np
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder
 from ggml_sched.backends.cupy.locations import Location
+from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, n_rows
 
 __all__ = ["MODES", "emit_norm"]
@@ -14,23 +15,28 @@ __all__ = ["MODES", "emit_norm"]
 MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
 """`enum Mode` of norm.cu."""
 
+THREADS = 512
+"""The launch bound of norm_rows."""
+
 _ADDED, _KEPT, _SCALED, _SHIFTED = 1, 2, 4, 8
 
 
-def emit_norm(b: Builder, norm: Tensor, a: Location, d: Location, *, added: Location | None = None,
+def emit_norm(b: Builder, norm: Tensor, result: Tensor, a: Location, *, added: Location | None = None,
               kept: Location | None = None, scale: Location | None = None, shift: Location | None = None) -> None:
-    """d = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), all Views; extents are those of `norm`."""
+    """result = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), also rounded to 8 bits where products read it
+    so; extents are those of `norm`."""
+    d = b.location(result)
     around = ((added is not None) * _ADDED + (kept is not None) * _KEPT + (scale is not None) * _SCALED
               + (shift is not None) * _SHIFTED)
     views = (d if view is None else view for view in (added, kept, scale, shift))
     rows = n_rows(norm)
-    b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, np.int64(rows), np.int32(MODES[norm.op]),
-           float_param(norm, 0), np.int32(around))
+    b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, *rounding.beside(b, result), np.int64(rows),
+           np.int32(MODES[norm.op]), float_param(norm, 0), np.int32(around), most=THREADS)
 
 
 @computes(*MODES)
 def _norm(b: Builder, node: Tensor) -> None:
-    emit_norm(b, node, b.source(node, 0), b.location(node))
+    emit_norm(b, node, node, b.source(node, 0))
 
 
 @computes("GROUP_NORM")

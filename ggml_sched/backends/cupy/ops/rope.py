@@ -6,7 +6,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.oracle.rope import Angles
-from ggml_sched.backends.cupy.launch import Builder, struct
+from ggml_sched.backends.cupy.launch import MAX_BLOCKS, Builder, struct
 from ggml_sched.backends.cupy.ops.registry import computes, int_param, kind, optional
 
 __all__ = ["PAIRS", "emit_rope_set_rows"]
@@ -45,7 +45,8 @@ def emit_rope_set_rows(b: Builder, rope: Tensor, write: Tensor) -> None:
     """The rows of `write`, a SET_ROWS of a contiguous f32 rope's result, written instead of that result."""
     angles, half, n = Angles(rope), int_param(rope, 1) // 2, rope.ne[2]
     d, ids, factors = b.location(write), write.src[1], optional(rope, 2)
-    b.rows("rope.rope_set_rows", n, rope.ne[0] * rope.ne[1] // 2, b.location(rope.src[0]), b.location(rope.src[1]),
-           d if factors is None else b.location(factors), b.location(ids), d, np.int32(half),
-           np.int32(int_param(rope, 2) == 2), np.int32(factors is not None), np.float32(angles.magnitude), kind(write),
-           np.int32(ids.type == Type.I64), b.error, b.position, _angles(angles, 0), each=1)
+    threads = min(1024, -(-(rope.ne[0] - half) // 32) * 32)
+    b.launch("rope.rope_set_rows", (min(n, MAX_BLOCKS), rope.ne[1]), (threads,), b.location(rope.src[0]),
+             b.location(rope.src[1]), d if factors is None else b.location(factors), b.location(ids), d, np.int32(half),
+             np.int32(int_param(rope, 2) == 2), np.int32(factors is not None), np.float32(angles.magnitude),
+             kind(write), np.int32(ids.type == Type.I64), b.error, b.position, _angles(angles, 0))

@@ -1,0 +1,149 @@
+"""About how long a token takes on a GPU that is not there: a small model of time over the launches of a plan.
+
+    python bench/gpu_model.py [MODEL ...] [--device NAME ...] [--rows N] [--tokens N]
+
+For each launch the model adds what passes before it starts (`gap`), a chain of accesses to memory that wait for each
+other, and its bytes at the rate that the device gives for as many bytes in flight as its blocks have; or its operations
+at the rate of tensor cores, if that is longer.  The blocks that are left over after whole waves have fewer bytes in
+flight.  Counts of launches and bytes are exact (gpu_launches.py).  Times are estimates, marked ~: no GPU was there to
+compare them with, and what is published fixes two of the model's numbers, the rate of large reads and the time that
+each launch adds; see `PUBLISHED`.  `bench/gpu.py` measures what this page predicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gpu_launches
+from gpu_launches import Launched, family
+
+from ggml_sched.planning.tables import markdown
+
+__all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "seconds", "share", "token"]
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A device.  `rate`: bytes a second of its memory, by its data sheet; `large`: the share of that which large reads
+    reach; `latency`: seconds of a read under load; `gap`: seconds between two launches of a graph that depend on each
+    other; `tensor`: operations a second of 8-bit integers, without sparsity."""
+
+    n_multiprocessors: int
+    warps: int
+    rate: float
+    large: float
+    latency: float
+    gap: float
+    tensor: float
+
+    @property
+    def copies(self) -> float:
+        """Bytes a second that copies within the device read and write."""
+        return self.rate * self.large
+
+
+DEVICES = {
+    "H200": GPU(132, 64, 4.8e12, 0.90, 0.75e-6, 1.0e-6, 1979e12),
+    "A100": GPU(108, 64, 2.039e12, 0.90, 0.65e-6, 1.2e-6, 624e12),
+    "4090": GPU(128, 48, 1.008e12, 0.92, 0.60e-6, 1.0e-6, 661e12),
+    "3060": GPU(28, 48, 0.36e12, 0.92, 0.60e-6, 1.2e-6, 102e12),
+}
+"""Multiprocessors, rates of memory and of tensor cores are NVIDIA's (H200 SXM, A100 SXM 80 GB, RTX 4090, RTX 3060 of
+12 GB: data sheets and architecture papers).  Reads of global memory take some 500 cycles on idle devices of these
+generations ("Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", arXiv 2402.13499); about twice as long
+under load is assumed.  `large`: copies of 4.3 TB/s were seen on an H200; those of the other devices, and all of `gap`,
+are assumed, so that PUBLISHED is met within a tenth."""
+
+PUBLISHED = {
+    # llama 8B Q4_0, 512 tokens in batches of one behind 32,768 others: ggml-org/llama.cpp, pull request 17505.
+    ("llama-3-8b", "4090", 32768): 102.8,
+}
+"""{model, device, rows: tokens a second} by llama.cpp, which has the same weights and caches to read."""
+
+TARGETS = {"H200": 0.6, "A100": 0.75, "4090": 0.8}
+"""The share of the copies' rate that a token of llama-2-7b shall reach at 256 rows."""
+
+CHAINS = {"matvec": 2, "mma": 3, "matmul": 3, "norm_rows": 3, "turn_heads": 3, "attention": 5, "choose_experts": 8,
+          "weighted_sum": 2}
+"""Accesses to memory, barriers between warps and the like that wait for each other, in times of the latency."""
+BLOCKS = {"matvec": 4, "attention": 4, "mma": 2, "matmul": 2}
+"""Blocks that fit on a multiprocessor by their launch bounds; others are bounded by its warps."""
+IN_FLIGHT = {"matvec": 2 * 2 * 18 * 32, "attention": 4 * 16 * 32, "norm_rows": 3 * 8 * 4 * 32, "mma": 4096,
+             "matmul": 4096}
+"""Bytes that a warp has asked for and waits for: of a product two rows, unrolled twice, of 18 bytes in each lane; of a
+norm all elements of three rows."""
+USUAL = 16 * 32
+"""The same for other kernels."""
+DENSE = 0.5
+"""The share of the tensor cores' rate that tiles reach: assumed."""
+
+
+def seconds(launch: Launched, gpu: GPU) -> float:
+    """Of one launch, with the gap before it."""
+    name = family(launch.kernel)
+    warps = max(1, launch.threads // 32)
+    slots = gpu.n_multiprocessors * min(BLOCKS.get(name, 1 << 30), max(1, gpu.warps // warps))
+    each = IN_FLIGHT.get(name, USUAL) * warps
+    n = launch.read + launch.written
+
+    def time(bytes: float, blocks: int) -> float:
+        """Of bytes that are read by blocks that run at once."""
+        return bytes / min(gpu.copies, blocks * each / gpu.latency)
+
+    whole, rest = divmod(launch.blocks, slots)
+    reading = time(launch.read * whole * slots / launch.blocks, slots)
+    if rest:
+        # Behind whole waves the rest begins one by one as blocks end, so that it costs a latency at most.
+        last = time(launch.read * rest / launch.blocks, rest)
+        reading += min(last, launch.read * rest / launch.blocks / gpu.copies + gpu.latency) if whole else last
+    on_tensor_cores = launch.operations / (gpu.tensor * DENSE) if name == "mma" else 0.0
+    chain = CHAINS.get(name, 2) * gpu.latency / 2
+    return gpu.gap + chain + max(reading, n / gpu.copies, on_tensor_cores)
+
+
+def token(launches: Sequence[Launched], gpu: GPU) -> float:
+    """Seconds of all launches."""
+    return sum(seconds(launch, gpu) for launch in launches)
+
+
+def share(launches: Sequence[Launched], gpu: GPU) -> float:
+    """Of the rate of copies: the bytes that are read, by the time."""
+    return sum(launch.read for launch in launches) / gpu.copies / token(launches, gpu)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", default=["llama-2-7b"],
+                        help=f"of {', '.join(gpu_launches.MODELS)} (default: llama-2-7b)")
+    parser.add_argument("--device", action="append", choices=DEVICES, help="default: all")
+    parser.add_argument("--rows", type=int, default=256, help="rows of the cache (default 256)")
+    parser.add_argument("--tokens", type=int, default=1, help="tokens of the graph (default 1)")
+    options = parser.parse_args(arguments)
+    for model in options.models:
+        for name in options.device or DEVICES:
+            gpu = DEVICES[name]
+            found = gpu_launches.launched(gpu_launches.graph_of(model, options.rows, options.tokens),
+                                          gpu.n_multiprocessors)
+            total, rows = token(found, gpu), []
+            for kernel in dict.fromkeys(family(launch.kernel) for launch in found):
+                those = [launch for launch in found if family(launch.kernel) == kernel]
+                time = token(those, gpu)
+                rows.append([kernel, len(those), f"{sum(x.read + x.written for x in those) / 1e6:,.1f}",
+                             f"~{time * 1e6:,.0f}", f"{time / total:.0%}", f"{share(those, gpu):.2f}"])
+            print(f"{model} on {name}, {options.tokens} token{'s' * (options.tokens > 1)} at {options.rows} rows: "
+                  f"{len(found)} launches, ~{total * 1e3:.2f} ms, ~{options.tokens / total:,.0f} tokens/s, "
+                  f"~{share(found, gpu):.2f} of the rate of copies\n")
+            print(markdown(["kernel", "launches", "MB", "us", "of the time", "of the rate"], rows), end="\n\n")
+    for (model, name, depth), published in PUBLISHED.items():
+        found = gpu_launches.launched(gpu_launches.graph_of(model, depth), DEVICES[name].n_multiprocessors)
+        print(f"{model} on {name} at {depth} rows: ~{1 / token(found, DEVICES[name]):,.0f} tokens/s; "
+              f"llama.cpp's published rate is {published}")
+    print("\nTimes are estimates: none was measured.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

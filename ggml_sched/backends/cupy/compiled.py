@@ -1,0 +1,87 @@
+"""Compiles kernel sources by NVRTC, and keeps the machine code in CuPy's folder of kernels.
+
+CuPy's own compiler wants CUDA's headers, which no kernel of this package includes.  The folder is what CUPY_CACHE_DIR
+names, else ~/.cupy/kernel_cache; where it can not be written, each process compiles.  A file is the machine code and
+its SHA-256; files that do not match theirs are compiled anew.  The logger "ggml_sched.cupy" says at level INFO what
+begins to be compiled, and when it is: seconds pass, of which nothing else tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["COMPILED", "COMPILING", "LOG", "CompileError", "machine_code"]
+
+LOG = logging.getLogger("ggml_sched.cupy")
+COMPILING, COMPILED = "compiling %s.cu for %s", "compiled %s.cu for %s in %.1f s"
+"""The log's messages; each program has both, unless it does not compile."""
+
+OPTIONS = ("--std=c++17",)
+DIGEST = 32
+"""Bytes of a file's digest, which come first."""
+
+
+class CompileError(Exception):
+    """NVRTC refuses a source; the message is its log."""
+
+
+def machine_code(nvrtc: ModuleType, name: str, text: str, arch: str) -> bytes:
+    """The cubin of a source for an architecture, "sm_90", from the folder or compiled; CompileError.
+
+    `nvrtc`: CuPy's bindings.  May be called from several threads at once: NVRTC runs without the interpreter's lock.
+    """
+    options = (f"--gpu-architecture={arch}", *OPTIONS)
+    key = sha256(repr((nvrtc.getVersion(), options, text)).encode()).hexdigest()
+    path = _folder() / f"ggml-sched-{name}-{key[:32]}.cubin"
+    found = _read(path)
+    if found is None:
+        start = time.perf_counter()
+        LOG.info(COMPILING, name, arch)
+        found = _compile(nvrtc, name, text, options)
+        _write(path, found)
+        LOG.info(COMPILED, name, arch, time.perf_counter() - start)
+    return found
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    code = data[DIGEST:]
+    return code if sha256(code).digest() == data[:DIGEST] else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, delete=False) as file:
+            file.write(sha256(code).digest() + code)
+        try:
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+
+
+def _compile(nvrtc: ModuleType, name: str, text: str, options: tuple[str, ...]) -> bytes:
+    program = nvrtc.createProgram(text, f"{name}.cu", (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, options)
+        except nvrtc.NVRTCError as error:
+            raise CompileError(nvrtc.getProgramLog(program).strip() or str(error)) from error
+        code: bytes = nvrtc.getCUBIN(program)
+        return code
+    finally:
+        nvrtc.destroyProgram(program)

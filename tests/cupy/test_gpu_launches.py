@@ -1,0 +1,94 @@
+"""How many launches a token takes, how many bytes they move, and what the host calls: counted, so that no change makes
+them more unnoticed.  docs/gpu.md has these figures."""
+
+from collections import Counter
+
+import gpu_launches
+import gpu_model
+import pytest
+from gpu_launches import Launched, family, graph_of, host_calls, launched
+
+
+@pytest.mark.parametrize(("model", "rows", "layer", "others"), [
+    ("llama-2-7b", 256, 8, 3), ("llama-2-7b", 4096, 8, 3), ("llama-3-8b", 256, 8, 3)])
+def test_launches_of_a_token(model, rows, layer, others):
+    """`layer`: in each layer; `others`: rows of the embeddings, the last norm, the logits."""
+    n_layers = gpu_launches.MODELS[model][1]["block_count"]
+    assert len(launched(graph_of(model, rows))) == n_layers * layer + others
+
+
+def test_launches_of_a_layer():
+    found = launched(graph_of("llama-2-7b", 256))
+    names = [family(launch.kernel) for launch in found[2:10]]
+    assert names == ["matvec", "turn_heads", "attention", "matvec", "norm_rows", "matvec", "matvec", "norm_rows"]
+
+
+def test_graphs_of_llama_cpp_take_as_many():
+    """Beside them, rows of the last layer's outputs are selected twice."""
+    found = Counter(family(launch.kernel) for launch in launched(gpu_launches.recorded("llama-2-7b-fa-decode")))
+    assert found.total() == 32 * 8 + 3 + 2
+    assert found["quantize"] == 0
+
+
+def test_bytes_of_a_token():
+    """All weights once, and the rows of the cache; what else a token moves is a hundredth of that."""
+    found = launched(graph_of("llama-2-7b", 256))
+    weights = (32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000) // 32 * 18
+    cache = 32 * 2 * 256 * 4096 * 2
+    read, written = sum(launch.read for launch in found), sum(launch.written for launch in found)
+    assert weights + cache <= read < 1.005 * (weights + cache)
+    assert written < 0.004 * read
+
+
+def test_the_host_calls_one_graph_a_token():
+    calls = host_calls(graph_of("llama-2-7b", 256))
+    assert (calls.launches, calls.graph_launches) == (0, 1)
+    assert calls.copies_in <= 6 and calls.copies_out <= 2 and calls.waits <= 1
+
+
+def test_the_script_prints_a_table(capsys):
+    assert gpu_launches.main(["llama-2-7b", "--rows", "512"]) == 0
+    page = capsys.readouterr().out
+    assert "llama-2-7b, a token at 512 rows: 259 launches" in page and "| matvec | 129 |" in page
+
+
+def test_launches_of_a_layer_of_experts():
+    found = [family(launch.kernel) for launch in launched(graph_of("qwen3moe-30b", 256))]
+    assert len(found) == 48 * 11 + 3
+    assert found[2:13] == ["matvec", "turn_heads", "attention", "matvec", "norm_rows", "matvec", "choose_experts",
+                           "matvec", "matvec", "weighted_sum", "norm_rows"]
+
+
+# -- the model of time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "device", "rows"), gpu_model.PUBLISHED)
+def test_the_model_of_time_meets_what_is_published(model, device, rows):
+    """Of llama.cpp, which reads the same bytes: long contexts, where the rate of the memory counts."""
+    gpu = gpu_model.DEVICES[device]
+    tokens = 1 / gpu_model.token(launched(graph_of(model, rows), gpu.n_multiprocessors), gpu)
+    assert tokens == pytest.approx(gpu_model.PUBLISHED[model, device, rows], rel=0.1)
+
+
+@pytest.mark.parametrize(("device", "least"), [("H200", 0.5), ("A100", 0.7), ("4090", 0.8)])
+def test_the_modelled_share_of_the_rate_of_copies(device, least):
+    """The target is 0.6, 0.75 and 0.8."""
+    gpu = gpu_model.DEVICES[device]
+    assert least < gpu_model.share(launched(graph_of("llama-2-7b", 256), gpu.n_multiprocessors), gpu) < 1
+
+
+def test_a_launch_takes_no_less_time_than_its_bytes_and_its_gap():
+    gpu = gpu_model.DEVICES["H200"]
+    large = Launched("matvec_plain.q4_0_1", 100_000, 128, 1 << 30, 1 << 10)
+    time = gpu_model.seconds(large, gpu)
+    assert (1 << 30) / gpu.copies + gpu.gap < time < 1.1 * (1 << 30) / gpu.copies
+    one = gpu_model.seconds(large._replace(blocks=1), gpu)
+    assert one > 50 * time                  # a block alone has few bytes in flight
+    assert gpu_model.seconds(large._replace(read=0, written=0), gpu) < 3e-6
+
+
+def test_the_page_of_the_model(capsys):
+    assert gpu_model.main(["llama-2-7b", "--device", "3060"]) == 0
+    page = capsys.readouterr().out
+    assert "llama-2-7b on 3060, 1 token at 256 rows: 259 launches, ~" in page
+    assert page.rstrip().endswith("Times are estimates: none was measured.")
