@@ -1,13 +1,18 @@
 """The models that placements are compared on: graphs of one token and of 512, with weights of 4 bits, without memory.
 
-Recorded graphs of tests/data, and graphs that the runner builds from published sizes.
+Recorded graphs of tests/data, graphs that the runner builds from published sizes, and graphs of llama.cpp where it
+computes other nodes than the runner; `python bench/placement_models.py` records these in bench/graphs, with the
+installed llama.cpp.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import samples
@@ -20,7 +25,7 @@ from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.synthetic import _hparams, is_matrix, outline
 from ggml_sched.llama.weights import Weights
 
-__all__ = ["MODELS", "graphs"]
+__all__ = ["MODELS", "file_of", "graphs", "settings"]
 
 N_PROMPT = 512
 BLOCK, BLOCK_BYTES = 32, 18
@@ -56,14 +61,25 @@ SIZES: dict[str, tuple[str, int, bool, Mapping[str, Any]]] = {
 
 RECORDED = ("llama-2-7b", "llama-2-7b-fa", "phi2-2.7b", "mixtral-8x7b")
 MODELS = (*RECORDED, *SIZES)
+OPTIONAL = {"20B mixture": ("attn", "ffn")}
+"""Parts of the names of tensors that a model has beside those of every model of its architecture."""
+LLAMA_CPP = {"16B, latent attention": "16b-latent-attention"}
+"""Models of SIZES whose graphs are llama.cpp's, and their files' names in GRAPHS.  llama.cpp has one cache of what the
+runner has two of, and copies the values of each token that are transposed."""
+GRAPHS = Path(__file__).resolve().parent / "graphs"
+KINDS = ("decode", "prefill512")
 
 
 @cache
 def graphs(name: str) -> tuple[gs.Graph, gs.Graph]:
     """The graphs of one token and of 512, by the name of a model of MODELS."""
+    if name in LLAMA_CPP:
+        one, many = (gs.load_graph(GRAPHS / f"{LLAMA_CPP[name]}-{kind}.json.gz") for kind in KINDS)
+        return one, many
     if name in SIZES:
-        return built(*SIZES[name])
-    return recorded(f"{name}-decode"), recorded(f"{name}-prefill512")
+        return built(name)
+    one, many = (recorded(f"{name}-{kind}") for kind in KINDS)
+    return one, many
 
 
 def recorded(name: str) -> gs.Graph:
@@ -79,20 +95,61 @@ def recorded(name: str) -> gs.Graph:
     return graphfile.graph_from_dict(fields)
 
 
-def built(name: str, n_ctx: int, flash: bool, metadata: Mapping[str, Any]) -> tuple[gs.Graph, gs.Graph]:
-    """The graphs that the runner builds for an architecture of these sizes, with a cache of f16."""
+def file_of(name: str, folder: Path) -> Path:
+    """A model's file without weights, which llama.cpp opens; written unless it exists."""
+    from hooked import models
+
+    if name in SIZES:
+        arch, _, _, metadata = SIZES[name]
+        return models.write(name, folder, model=(arch, metadata, OPTIONAL.get(name, ()), False))
+    return models.write(name.removesuffix("-fa"), folder)
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Arguments of `ggml_sched.llama_cpp.dry_run` for a model's context, batch and attention."""
+    _, n_ctx, flash, _ = SIZES.get(name, ("", 4096, name.endswith("-fa"), {}))
+    return {"n_ctx": n_ctx, "n_batch": N_PROMPT, "flash_attn": flash, "use_extra_bufts": False}
+
+
+def record() -> None:
+    """Write the graphs of LLAMA_CPP."""
+    os.environ["GGML_SCHED"] = "off"
+    from ggml_sched.llama_cpp import dry_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, file in LLAMA_CPP.items():
+            run = dry_run(file_of(name, Path(folder)), **settings(name))
+            for kind, graph in zip(KINDS, run.graphs, strict=True):
+                graph.meta = {**graph.meta, "model": name}
+                gs.save_graph(graph, GRAPHS / f"{file}-{kind}.json.gz")
+
+
+def built(model: str) -> tuple[gs.Graph, gs.Graph]:
+    """The graphs that the runner builds for a model of SIZES, with a cache of f16."""
+    name, n_ctx, flash, metadata = SIZES[model]
+    one, many = graphs_on(gs.DryBackend("dry", alignment=64), name, metadata, n_ctx, flash, (1, N_PROMPT),
+                          OPTIONAL.get(model, ()))
+    return one, many
+
+
+def graphs_on(backend: gs.Backend, name: str, metadata: Mapping[str, Any], n_ctx: int, flash: bool,
+              tokens: Sequence[int], optional: Sequence[str] = ()) -> list[gs.Graph]:
+    """The runner's graphs, one for each number of tokens, for a model of an architecture whose weights and f16 cache
+    are on a backend."""
     arch = ARCHITECTURES[name]
-    values, specs = outline(name, metadata, optional=("attn", "ffn") if name == "gpt-oss" else ())
+    values, specs = outline(name, metadata, optional=optional)
     hparams = _hparams(name, values, ())
-    dry, home, weights = gs.DryBackend("dry", alignment=64), gs.Context("weights"), Weights()
+    home, weights = gs.Context("weights"), Weights()
     for spec in specs:
         kind = "q4_0" if is_matrix(spec) and spec.ne[0] % BLOCK == 0 else "f32"
         with gs.Context() as scratch:
             plain = scratch.tensor(kind, spec.ne)
             weights.tensors[spec.name] = home.restore("NONE", plain.type, plain.ne, plain.nb, name=spec.name,
                                                       resident="weight")
-    dry.alloc_tensors(home)
-    kv = KVCache(hparams, n_ctx, lambda name, layer: dry, "f16", flash=flash)
-    shapes = Shape(1, n_ctx, 1), Shape(N_PROMPT, n_ctx, 1)
-    decode, prompt = (build_graph(arch, hparams, weights, kv, shape, flash).graph for shape in shapes)
-    return decode, prompt
+    backend.alloc_tensors(home)
+    kv = KVCache(hparams, n_ctx, lambda name, layer: backend, "f16", flash=flash)
+    return [build_graph(arch, hparams, weights, kv, Shape(n, n_ctx, 1), flash).graph for n in tokens]
+
+
+if __name__ == "__main__":
+    record()

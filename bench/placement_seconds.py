@@ -5,6 +5,7 @@
 Both backends are measured first, as `gs.fit` does; then each model is fitted with less and less memory on the fast
 one, loaded there, and evaluates tokens at a context that is half full.  Predicted is `gs.price` of its own plan.
 All is on one thread, and its processor time counts: other work on the machine then takes part of the bandwidth alone.
+Weights are in the backends' own memory, as those that are measured: a mapped file has small pages, which take longer.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def row(name: str, file: bytes, share: float, devices: tuple[Device, Device], li
     given = fast.replace(memory=int(share * len(file)) + (4 << 20))
     graphs = llama.model_graphs(file, CONTEXT, BATCH, kv_type="f32")
     found = gs.fit(graphs, [given, slow], link)
-    with llama.load(file, place=found, n_ctx=CONTEXT, n_batch=BATCH) as model:
+    with llama.load(file, place=found, n_ctx=CONTEXT, n_batch=BATCH, use_mmap=False) as model:
         model.eval(list(range(CONTEXT // 2)), last_only=True)
         taken = []
         for i in range(n_tokens):

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import ggml_sched as gs
 from ggml_sched.placement.answer import Fit
-from ggml_sched.placement.report import memory_text
-from ggml_sched.planning.tables import seconds
+from ggml_sched.planning.tables import memory_text, seconds
 
 __all__ = ["answer", "drawing"]
 

@@ -88,12 +88,13 @@ class _Holes:
         self.size += len(data)
 
 
-def write(name: str, folder: Path, dtype: str = "q4_0") -> Path:
-    """The path of a model's file, written unless it exists; matrices have type `dtype` where the row length permits."""
+def write(name: str, folder: Path, dtype: str = "q4_0", model: tuple | None = None) -> Path:
+    """The path of a model's file, written unless it exists; matrices have type `dtype` where the row length permits.
+    `model`: the entry of a table like those here, for a name that none of them has."""
     path = folder / f"{name}.gguf"
     if path.exists():
         return path
-    arch, metadata, optional, tied = (GRAPHS | VOCABULARIES | OTHERS)[name]
+    arch, metadata, optional, tied = model or (GRAPHS | VOCABULARIES | OTHERS)[name]
     values, specs = outline(arch, metadata, optional=optional, tied=tied)
     kinds = [Type[dtype.upper()] if is_matrix(spec) and spec.ne[0] % Type[dtype.upper()].block_size == 0 else Type.F32
              for spec in specs]

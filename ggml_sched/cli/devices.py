@@ -53,10 +53,11 @@ def link_of(args: argparse.Namespace) -> LinkLike:
 
 def pins_of(texts: Sequence[str]) -> dict[str, str]:
     """{name or pattern: name of a device} of texts like `token_embd*=CPU`."""
-    pins = {}
+    pins: dict[str, str] = {}
     for text in texts:
         name, found, device = text.rpartition("=")
         if not found or not name or not device:
             raise ValueError(f"--pin {text}: not NAME=DEVICE")
-        pins[name] = device
+        if pins.setdefault(name, device) != device:
+            raise ValueError(f"--pin {text}: {name} is pinned to {pins[name]}, too")
     return pins

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of, link_of, pins_of
 from ggml_sched.cli.llama_cpp_graphs import add_argument, graphs_of_file, source_of, stock_of
@@ -19,10 +18,12 @@ from ggml_sched.cli.run import KV_TYPES
 from ggml_sched.errors import OutOfMemory
 
 if TYPE_CHECKING:
-    from ggml_sched import Graph
+    from ggml_sched import Graph, Stock
     from ggml_sched.placement.answer import Fit
 
 CONTEXT, BATCH = 4096, 512
+ROUGHLY = 0.2
+"""The gap of a search that only says whether anything fits."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say what runs, and what is wanted of its placement."""
     group = parser.add_argument_group("what runs")
-    group.add_argument("--context", type=int, default=CONTEXT, metavar="N",
+    group.add_argument("--context", "--n-ctx", type=int, default=CONTEXT, metavar="N",
                        help="tokens in the cache (%(default)s; 0: as many as the model was trained with)")
-    group.add_argument("--batch", type=int, default=BATCH, metavar="N",
+    group.add_argument("--batch", "--n-batch", type=int, default=BATCH, metavar="N",
                        help="prompt tokens that are evaluated together (%(default)s)")
     group.add_argument("--sequences", type=int, default=1, metavar="N", help="sequences in the cache (%(default)s)")
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the cache (%(default)s)")
@@ -67,21 +68,28 @@ def run(args: argparse.Namespace) -> int:
         try:
             found = answer(args, args.context, devices)
         except OutOfMemory as error:
-            print(refused(args, devices, error), file=sys.stderr if args.json else sys.stdout)
+            said = refused(args, devices, error)
+            print(json.dumps({"fits": False, "why": said.splitlines(), "device": error.backend, "needed": error.needed,
+                              "available": error.available}, indent=1) if args.json else said)
             return 1
         found.verify()
-        stock = stock_of(found, args.inputs[0]) if args.llama_cpp and len(args.inputs) == 1 else None
+        stocks = stocks_of(found, args) if args.llama_cpp else []
         if args.json:
-            print(found.to_json() if stock is None else
-                  json.dumps(found.to_dict() | {"llama_cpp": stock.to_dict()}, indent=1))
+            more: dict[str, Any] = {"notes": longer_than_trained(args)}
+            if stocks:
+                each = [stock.to_dict() for _, stock in stocks]
+                more["llama_cpp"] = each[0] if len(each) == 1 else each
+            if args.explain:
+                more["explain"] = {name: found.explain(name) for name in args.explain}
+            print(json.dumps({"fits": True} | found.to_dict() | more, indent=1))
             return 0
-        print(found)
+        print("\n".join([str(found), *longer_than_trained(args)]))
         if source_of(found):
             print(source_of(found))
         for name in args.explain:
             print(f"\n{found.explain(name)}")
-        if stock is not None:
-            print(f"\n{stock.describe(args.inputs[0])}")
+        for name, stock in stocks:
+            print(f"\n{stock.describe(name)}")
     return 0
 
 
@@ -89,6 +97,9 @@ def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) ->
     """The fit of the inputs at some context; raises as `gs.fit` does."""
     import ggml_sched as gs
 
+    for option, value, least in (("context", context, 0), ("batch", args.batch, 1), ("sequences", args.sequences, 1)):
+        if value < least:
+            raise ValueError(f"--{option} {value}: at least {least}")
     groups = graphs_of(args, context)
     flat = [graph for group in groups for graph in group]
     return gs.fit(groups if len(groups) > 1 else groups[0], devices,  # type: ignore[arg-type]
@@ -132,13 +143,52 @@ def part_of(text: str) -> float:
 
 
 def refused(args: argparse.Namespace, devices: Sequence[object], error: OutOfMemory) -> str:
-    """What to print where nothing fits: the proof, and the largest context that would fit."""
-    lines = [f"it does not fit: {error}"]
-    if any(not name.endswith((".json", ".json.gz")) for name in args.inputs):
+    """What to print where nothing fits: the proof, whether it is for the pins, and the largest context that would fit.
+    """
+    lines = [f"it does not fit: {str(error).removeprefix('nothing fits: ')}"]
+    if args.pin and _fits(args, args.context, devices, ()):
+        return "\n".join([*lines, "without the pins it fits"])
+    if model_files(args):
+        lines[0] = lines[0].partition("; so would a context")[0]
         largest = largest_context(args, devices)
         lines.append(f"a context of {largest} tokens fits" if largest else
                      "no context fits, not even of 32 tokens: the devices need more memory, or the model fewer bits")
-    return "\n".join(lines)
+    return "\n".join([*lines, *longer_than_trained(args)])
+
+
+def stocks_of(found: Fit, args: argparse.Namespace) -> list[tuple[str, Stock]]:
+    """For each model file what llama.cpp must be given, where the others have their bytes."""
+    names = model_files(args)
+    first = 1 + max(found.models) - len(names)      # graph files are a model, too, and come first
+    parts = [found.model(first + k) for k in range(len(names))] if max(found.models) else [found] * len(names)
+    return [(name, stock_of(part, name)) for name, part in zip(names, parts, strict=True)]
+
+
+def model_files(args: argparse.Namespace) -> list[str]:
+    """The inputs that are models."""
+    return [name for name in args.inputs if not name.endswith((".json", ".json.gz"))]
+
+
+def longer_than_trained(args: argparse.Namespace) -> list[str]:
+    """A line for each model that was trained with fewer tokens than the context has."""
+    from ggml_sched.llama.gguf import open_gguf
+
+    lines = []
+    for name in model_files(args):
+        with open_gguf(name) as file:
+            trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+        if isinstance(trained, int) and args.context > trained:
+            lines.append(f"{name} was trained with {trained} tokens: a context of {args.context} is longer")
+    return lines
+
+
+def _fits(args: argparse.Namespace, context: int, devices: Sequence[object], pins: Sequence[str]) -> bool:
+    """Whether anything fits with these pins: a search that stops early."""
+    try:
+        answer(argparse.Namespace(**vars(args) | {"pin": pins, "within": str(ROUGHLY)}), context, devices)
+    except OutOfMemory:
+        return False
+    return True
 
 
 def largest_context(args: argparse.Namespace, devices: Sequence[object]) -> int:
@@ -146,10 +196,8 @@ def largest_context(args: argparse.Namespace, devices: Sequence[object]) -> int:
     low, high = 0, max(1, (args.context or 1 << 17) // 32)
     while high - low > max(1, low // 32):
         middle = (low + high) // 2
-        try:
-            answer(args, 32 * middle, devices)
-        except OutOfMemory:
-            high = middle
-        else:
+        if _fits(args, 32 * middle, devices, args.pin):
             low = middle
+        else:
+            high = middle
     return 32 * low

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of
-from ggml_sched.cli.fit import add_model_arguments, answer, refused
+from ggml_sched.cli.fit import add_model_arguments, answer, longer_than_trained, refused
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.planning import report
 from ggml_sched.planning.tables import seconds, table
@@ -57,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from ggml_sched import load_graph
 
     for path in args.inputs:
+        if path.endswith(".gguf"):
+            raise ValueError(f"{path}: a model file is planned for devices, such as --device 4090")
+    for path in args.inputs:
         n_layer = n_layers([t.name for t in load_graph(path).tensors])
         print(f"{path}: policy {args.policy}, alignment {args.alignment}")
         for config in dict.fromkeys(args.backends):
@@ -81,6 +84,8 @@ def _on_devices(args: argparse.Namespace) -> int:
             print(f"\n{what}: {len(plan.graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
                   f"{plan.copy_bytes:,} bytes copied, {seconds(price.seconds)} by the speeds of the devices")
             _tables(args, plan)
+        for line in longer_than_trained(args):
+            print(line)
     return 0
 
 

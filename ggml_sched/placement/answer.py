@@ -39,6 +39,8 @@ class Placed(NamedTuple):
     """Index of its device."""
     model: int = 0
     """Index of its model, where several were placed together."""
+    pinned: bool = False
+    """Whether a pin of the caller put it there."""
 
 
 class Usage(NamedTuple):
@@ -73,8 +75,22 @@ class Fit:
     """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  In
     graphs without a weight in the goal products run where their largest weight or cache is."""
     rules_bound: float
-    """No placement takes less that computes in every graph the nodes with weights and caches where these are, and the
-    other nodes by the rules of the tables: proven by multipliers, with the least arenas that such a placement has."""
+    """No placement of the tables takes less: proven by multipliers, with the least arenas that such a placement has.
+
+    The tables have the placements that compute in every graph the nodes with weights and caches where these are, and
+    the other nodes by four rules.  They leave out those
+
+    * that part an atom: residents of one node, the caches of a stage, small weights and the matrix beside them, and
+      what joins a neighbour in a stage of more than seven atoms;
+    * that spread a stage over more than two devices, where it has more than 2,187 patterns (over more than one and the
+      host, where pairs have as many, too);
+    * with a group of residents that several stages read off the host, but for the largest groups: as many as have at
+      most 32 ways together;
+    * that compute several graphs of the goal on different devices at a cut, where there are more than 27 combinations,
+      but for graphs that weights are brought over for, with the others on the host;
+    * that bring weights to a device that is not one of the four with the most FLOP/s.
+
+    `bound` holds for all of these."""
     arenas: tuple[int, ...]
     """Bytes of the arena of each device: the largest of all graphs; of several models the sum, or the largest if they
     share their arenas."""
@@ -143,8 +159,16 @@ class Fit:
 
     @cached_property
     def residents(self) -> Mapping[str, Device]:
-        """{name of a weight or cache: its device}."""
-        return {entry.name: self.devices[entry.device] for entry in self.placed}
+        """{name of a weight or cache: its device}.
+
+        PlacementError where several models have the name, on different devices: see `model`.
+        """
+        found: dict[str, Placed] = {}
+        for entry in self.placed:
+            other = found.setdefault(entry.name, entry)
+            if other.device != entry.device:
+                raise _ambiguous(entry.name, [other, entry], self.devices)
+        return {name: self.devices[entry.device] for name, entry in found.items()}
 
     # -- using it ---------------------------------------------------------------------
 
@@ -152,15 +176,28 @@ class Fit:
         """The device of a weight or cache, given as a tensor or by name; the argument `place` of `load_graph`.
 
         A tensor that no graph of the fit reads is on the host.  `layer` is not used: loaders of models pass it.
+        PlacementError where several models have the name, on different devices: `fit.model(k).place` is that of one.
         """
         name = tensor if isinstance(tensor, str) else tensor.root.name
-        return self.residents.get(name, self.devices[-1])
+        found = self._entries.get(name, ())
+        if len({entry.device for entry in found}) > 1:
+            raise _ambiguous(name, found, self.devices)
+        return self.devices[found[0].device if found else -1]
+
+    @cached_property
+    def _entries(self) -> Mapping[str, Sequence[Placed]]:
+        """{name: the weights and caches of that name, at most one of each model}."""
+        found: dict[str, list[Placed]] = {}
+        for entry in self.placed:
+            found.setdefault(entry.name, []).append(entry)
+        return found
 
     def nodes(self, graph: Graph) -> dict[Tensor, Device]:
         """{node: device} to assign in a graph of the same model: `scheduler.set_tensor_backend` for each.
 
         The graph may be one of the fit's or have other sizes; nodes correspond by name, op and order.  Empty where the
-        scheduler's rules place all nodes (`assigned` is False).
+        scheduler's rules place all nodes (`assigned` is False).  PlacementError for a graph that several models of
+        the fit may have: `fit.model(k).nodes` is that of one.
         """
         if not self.assigned:
             return {}
@@ -186,8 +223,15 @@ class Fit:
             plan.verify()
 
     def _like(self, graph: Graph) -> Plan:
-        """The plan of the graph that is most like another: of the same wiring, else of as many tokens or the nearest.
+        """The plan of a graph, or of the graph most like it: of the same wiring, else of as many tokens or the nearest.
         """
+        own = next((plan for plan in self.plans if plan.graph is graph), None)
+        if own is not None:
+            return own
+        models = {k for k, plan in zip(self.models, self.plans, strict=True) if plan.graph.wiring == graph.wiring}
+        if max(self.models) > 0 and len(models) != 1:
+            raise PlacementError(f"{len(models)} of {1 + max(self.models)} models have a graph like {graph!r}: "
+                                 "fit.model(k) is the answer for one")
         tokens = graph.meta.get("n_tokens", 0)
         return min(self.plans, key=lambda plan: (plan.graph.wiring != graph.wiring,
                                                  abs(plan.graph.meta.get("n_tokens", 0) - tokens)))
@@ -215,13 +259,27 @@ class Fit:
 
     def explain(self, name: str) -> str:
         """A text: what a weight or cache costs where it is, and for each other device what it would cost there and what
-        it would push out.  PlacementError for a name that is not placed."""
+        it would push out; where several models have the name, one text for each.  PlacementError for a name that is not
+        placed."""
         text: str = _METHODS["explain"](self, name)
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain values, for JSON: devices by name, bytes, seconds."""
+        """The answer as plain values, for JSON: devices by name, bytes, seconds.
+
+        "residents" are {name: device}; of several models, which may have equal names, "models" are a list of such
+        "residents" with the "graphs" and "arenas" of each.
+        """
         names = [device.name for device in self.devices]
+        count = 1 + max(self.models)
+        residents: list[dict[str, str]] = [{} for _ in range(count)]
+        for entry in self.placed:
+            residents[entry.model][entry.name] = names[entry.device]
+        where: dict[str, Any] = {"residents": residents[0]}
+        if count > 1:
+            where = {"models": [{"graphs": [g for g, of in enumerate(self.models) if of == k],
+                                 "arenas": dict(zip(names, self.arenas_of[k], strict=True)), "residents": residents[k]}
+                                for k in range(count)]}
         return {
             "seconds": self.seconds, "bound": self.bound, "rules_bound": self.rules_bound, "gap": self.gap,
             "full_gap": self.full_gap,
@@ -234,8 +292,7 @@ class Fit:
                         "splits": price.splits}
                        for weight, price in zip(self.goal, self.prices, strict=True)],
             "seconds_per_byte": dict(zip(names, self.worth, strict=True)),
-            "assigned": self.assigned,
-            "residents": {entry.name: names[entry.device] for entry in self.placed},
+            "assigned": self.assigned, **where,
         }
 
     def to_json(self) -> str:
@@ -255,11 +312,25 @@ class Fit:
         return preformatted(str(self))
 
     def entry(self, name: str) -> Placed:
-        """Where a weight or cache is; PlacementError for a name that is not placed."""
-        found = next((entry for entry in self.placed if entry.name == name), None)
-        if found is None:
+        """Where a weight or cache is; PlacementError for a name that is not placed, or that several models have."""
+        found = self.entries(name)
+        if len(found) > 1:
+            raise _ambiguous(name, found, self.devices)
+        return found[0]
+
+    def entries(self, name: str) -> Sequence[Placed]:
+        """Where the weights or caches of a name are, in each model that has one; PlacementError if none has."""
+        found = self._entries.get(name, ())
+        if not found:
             raise PlacementError(f"{name!r} is no weight or cache of the graphs that were placed")
-        return found
+        return tuple(found)
+
+
+def _ambiguous(name: str, found: Sequence[Placed], devices: Sequence[Device]) -> PlacementError:
+    """The error for a name that several models have."""
+    where = " and ".join(f"of model {entry.model} on {devices[entry.device].name}" for entry in found)
+    return PlacementError(f"several models have a {found[0].kind} {name!r}, {where}: fit.model(k) is the answer for "
+                          "one")
 
 
 Key: TypeAlias = tuple[str, str, int]

@@ -2,8 +2,10 @@
 
 The arena of a device depends on what is placed there: it has to hold what is alive at the heaviest node.  A case allows
 patterns that need at most its `limits`, and its arenas take at least its `floors`.  The first case allows everything; a
-case is cut in two at what a solution of it needs.  Every placement belongs to the case of its own largest needs, so the
-least bound over all cases that are left is a bound of all placements (branch and bound: Land and Doig, 1960).
+case is cut in two at what a solution of it needs, or at whether a device has caches: the inputs that are read with
+caches are copied there once then, however few they are.  Every placement belongs to the case of its own largest needs
+and caches, so the least bound over all cases that are left is a bound of all placements (branch and bound: Land and
+Doig, 1960).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Case", "first_case", "halves"]
+__all__ = ["Case", "by_caches", "first_case", "halves"]
 
 
 class Case(NamedTuple):
@@ -24,26 +26,43 @@ class Case(NamedTuple):
     """The most that an allowed pattern needs."""
     floors: tuple[int, ...]
     """The least that an arena has in this case."""
+    caches: tuple[bool | None, ...] = ()
+    """Whether caches may be on each device, whose inputs are copied there then; None, or nothing: not decided."""
 
 
 def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Case:
     """The case of all placements; `needs`: for each class of stages the bytes [patterns, devices]."""
     # Every stage has a pattern, so no arena is smaller than the least need of the class that needs most.
     least = [max((int(table[:, d].min()) for table in needs if len(table)), default=0) for d in range(len(budgets))]
-    return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)))
+    return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)), (None,) * len(budgets))
 
 
-def halves(case: Case, used: Sequence[int], worth: Sequence[float]) -> tuple[Case, Case] | None:
+def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int]) -> tuple[
+        float, tuple[Case, Case]] | None:
     """The case cut in two where that may raise its bound most: with arenas of at least what a solution needs on one
-    device, and with patterns that need less there; None where the floors are what the solution needs.
+    device, and with patterns that need less there; before it the seconds that the cut may gain.  None where the floors
+    are what the solution needs.
 
-    `used`: what the solution needs on each device; `worth`: seconds of a byte of each device.
+    `used`: what the solution needs on each device; `worth`: seconds of a byte of each device; `spare`: bytes above the
+    floor of each device that the arenas have anyway.
     """
-    gains = [price * (need - floor) for need, floor, price in zip(used, case.floors, worth, strict=True)]
+    gains = [price * (need - floor - more)
+             for need, floor, price, more in zip(used, case.floors, worth, spare, strict=True)]
     d = max(range(len(gains)), key=lambda d: gains[d])
     if gains[d] <= 0:
         return None
     need = used[d]
     above = case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:]))
     below = case._replace(limits=(*case.limits[:d], need - 1, *case.limits[d + 1:]))
-    return above, below
+    return gains[d], (above, below)
+
+
+def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, Case]] | None:
+    """The case cut in two where it is not decided whether a device has caches, as `halves`; None where nothing is
+    unpaid: the seconds of each device that its caches would cost a solution more."""
+    open_ = [0.0 if decided is not None else price for decided, price in zip(case.caches, unpaid, strict=True)]
+    d = max(range(len(open_)), key=lambda d: open_[d])
+    if open_[d] <= 0:
+        return None
+    there, not_there = (case._replace(caches=(*case.caches[:d], held, *case.caches[d + 1:])) for held in (True, False))
+    return open_[d], (there, not_there)

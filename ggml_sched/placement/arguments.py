@@ -6,8 +6,11 @@ Owns nothing.  Each function says in its errors which argument is wrong, and nam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from os import PathLike
 from typing import TypeAlias
 
 from ggml_sched._graph import Graph
@@ -17,7 +20,8 @@ from ggml_sched.placement.devices import Device
 from ggml_sched.placement.measure import measure
 from ggml_sched.placement.trials import Trials
 
-__all__ = ["Goal", "Graphs", "devices_of", "groups_of", "pins_of", "streams_of", "weights_of"]
+__all__ = ["Goal", "Graphs", "devices_of", "given_devices", "groups_of", "part_of", "pins_of", "streams_of",
+           "weights_of"]
 
 Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
 Goal: TypeAlias = "str | Sequence[float] | None"
@@ -31,6 +35,11 @@ def groups_of(graphs: Graphs) -> list[list[Graph]]:
     """The graphs of each model."""
     if isinstance(graphs, Graph):
         return [[graphs]]
+    if isinstance(graphs, (str, PathLike)):
+        raise TypeError(f"graphs are a list of Graphs, not {graphs!r}: ggml_sched.llama.model_graphs makes those of a "
+                        "model file, ggml_sched.load_graph reads a graph file")
+    if not isinstance(graphs, Iterable):
+        raise TypeError(f"graphs are a list of Graphs, or a list of such lists, not {graphs!r}")
     given = list(graphs)
     if not given:
         raise ValueError("fit needs at least one graph")
@@ -48,15 +57,21 @@ def groups_of(graphs: Graphs) -> list[list[Graph]]:
     return groups
 
 
-def devices_of(devices: Sequence[Device | Backend]) -> tuple[Device, ...]:
-    """The devices, best first and the host last; backends are measured."""
-    if isinstance(devices, (Device, Backend)):
+def given_devices(devices: Sequence[Device | Backend]) -> list[Device | Backend]:
+    """The devices and backends of a caller, checked."""
+    if isinstance(devices, (Device, Backend, str)) or not isinstance(devices, Iterable):
         raise TypeError(f"devices are a list of Devices and Backends, not {devices!r}")
     made = []
     for given in devices:
         if not isinstance(given, (Device, Backend)):
-            raise TypeError(f"devices are Devices and Backends; {given!r} is neither")
+            texts = ": ggml_sched.placement.specs.read_devices reads texts" if isinstance(given, str) else ""
+            raise TypeError(f"devices are Devices and Backends; {given!r} is neither{texts}")
         made.append(given)
+    return made
+
+
+def devices_of(made: Sequence[Device | Backend]) -> tuple[Device, ...]:
+    """The devices, best first and the host last; backends are measured."""
     names = [device.name for device in made]
     if len(set(names)) < len(names):
         raise ValueError(f"two devices have the name {next(n for n in names if names.count(n) > 1)!r}")
@@ -71,6 +86,17 @@ def devices_of(devices: Sequence[Device | Backend]) -> tuple[Device, ...]:
                                                       device.name)))
 
 
+def part_of(name: str, value: object, most: str) -> float:
+    """An argument that is a part, larger than 0; `most` says what it must be."""
+    try:
+        part = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is a number, not {value!r}") from None
+    if not 0 < part <= 1 or part == 1 and name == "within":
+        raise ValueError(f"{name} = {value!r} is not {most}")
+    return part
+
+
 def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
     """The weight of each graph in the goal."""
     count = sum(len(model.graphs) for model in models)
@@ -83,7 +109,10 @@ def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
             chosen = flops.index(max(flops) if goal == "prompt" else min(flops))
             weights += [float(g == chosen) for g in range(len(flops))]
         return tuple(weights)
-    weights = [float(weight) for weight in goal]
+    try:
+        weights = [float(weight) for weight in goal]
+    except (TypeError, ValueError):
+        raise TypeError(f"goal {goal!r} is not 'decode', 'prompt' or a weight for each graph") from None
     if len(weights) != count:
         raise ValueError(f"goal has {len(weights)} weights for {count} graphs")
     if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
@@ -109,23 +138,45 @@ def streams_of(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[
 
 def pins_of(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[Trials],
           devices: Sequence[Device]) -> list[dict[str, int]]:
-    """For each model {name of a resident: index of the device that it has to be on}."""
+    """For each model {name of a resident: index of the device that it has to be on}; a name counts more than a pattern
+    that it matches."""
     found: list[dict[str, int]] = [{} for _ in models]
     if pins is None:
         return found
     if not isinstance(pins, Mapping):
         raise TypeError(f"pins are {{name or pattern: device}}, not {pins!r}")
     names = [device.name for device in devices]
+    given: list[dict[str, dict[str, int]]] = [{} for _ in models]
     for pattern, device in pins.items():
         name = device if isinstance(device, str) else getattr(device, "name", None)
         if name not in names:
             raise PlacementError(f"pin {pattern!r}: {device!r} is not one of the devices {', '.join(names)}")
-        d, hits = names.index(name), 0
-        for model, fixed in zip(models, found, strict=True):
-            for resident in model.sizes:
-                if fnmatchcase(resident, pattern):
-                    fixed[resident] = d
-                    hits += 1
+        hits = [(of, resident) for model, of in zip(models, given, strict=True) for resident in model.sizes
+                if resident == pattern or fnmatchcase(resident, pattern)]
         if not hits:
-            raise PlacementError(f"pin {pattern!r} names none of the weights and caches")
+            raise PlacementError(f"pin {pattern!r} names none of the weights and caches{_likely(pattern, models)}")
+        for of, resident in hits:
+            of.setdefault(resident, {})[pattern] = names.index(name)
+    for of, fixed in zip(given, found, strict=True):
+        for resident, chosen in of.items():
+            (pattern, d), *others = ((resident, chosen[resident]),) if resident in chosen else chosen.items()
+            for other, at in others:
+                if at != d:
+                    raise PlacementError(f"pins {pattern!r} and {other!r} put {resident!r} on {names[d]} and on "
+                                         f"{names[at]}")
+            fixed[resident] = d
     return found
+
+
+def _likely(pattern: str, models: Sequence[Trials]) -> str:
+    """What a caller whose pin names nothing may have wanted."""
+    names = list(dict.fromkeys(name for model in models for name in model.sizes))
+    try:
+        hits = sum(re.search(pattern, name) is not None for name in names)
+    except re.error:
+        hits = 0
+    if hits:
+        return (f", though it matches {hits} as a regular expression: patterns are those of files, such as "
+                f"{re.sub('[0-9]+', '*', names[len(names) // 2])}")
+    like = get_close_matches(pattern, names, 3)
+    return f"; like it are {', '.join(like)}" if like else ""

@@ -35,6 +35,8 @@ class Chain:
     """For each class the bytes [patterns, devices]."""
     start: NDArray[np.float64]
     """Seconds to begin in each state [states]; infinite where the first stage cannot begin."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """For each state its devices; empty where they are not known, which only makes bounds lower."""
 
 
 @dataclass(frozen=True, eq=False)

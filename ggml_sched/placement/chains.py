@@ -1,4 +1,4 @@
-"""Chains made of chains: several models joined into one, and fines for stages on several devices.
+"""Chains made of chains: several models joined into one, and fines for stages on several devices or on the host.
 
 Joined models take turns: the last stage of one ends where the first of the next begins.
 """
@@ -6,13 +6,17 @@ Joined models take turns: the last stage of one ends where the first of the next
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Choice
 
-__all__ = ["fined", "joined", "parted"]
+__all__ = ["dearer", "fined", "joined", "parted"]
+
+ChainT = TypeVar("ChainT", bound=Chain)
 
 
 def joined(chains: Sequence[Chain]) -> Chain:
@@ -43,7 +47,8 @@ def joined(chains: Sequence[Chain]) -> Chain:
         classes += own
     start = np.full(states, np.inf)
     start[: len(chains[0].start)] = chains[0].start
-    return Chain(tuple(classes), tuple(cost), tuple(memory), start)
+    widest = max(chains, key=lambda chain: len(chain.start))
+    return Chain(tuple(classes), tuple(cost), tuple(memory), start, widest.devices)
 
 
 def parted(path: Sequence[Choice], chains: Sequence[Chain]) -> list[tuple[Choice, ...]]:
@@ -80,4 +85,13 @@ def fined(chain: Chain, states: Sequence[Sequence[int]], fine: float) -> Chain:
     for cost, memory in zip(chain.cost, chain.memory, strict=True):
         used = (memory > 0)[:, None, None, :] | there[None, :, None, :] | there[None, None, :, :]
         costs.append(cost + fine * (used.sum(axis=3) - 1))
-    return Chain(chain.classes, tuple(costs), chain.memory, chain.start)
+    return Chain(chain.classes, tuple(costs), chain.memory, chain.start, chain.devices)
+
+
+def dearer(chain: ChainT, fine: float) -> ChainT:
+    """The same chain where each byte on the last device costs `fine` seconds more."""
+    if not fine:
+        return chain
+    costs = tuple(cost + fine * memory[:, -1, None, None]
+                  for cost, memory in zip(chain.cost, chain.memory, strict=True))
+    return replace(chain, cost=costs)

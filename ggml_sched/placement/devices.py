@@ -284,4 +284,6 @@ def _by_pair(link: LinkLike, names: Sequence[str]) -> dict[tuple[str, str], Link
         unknown = [name for name in pair if name not in names and pair != ("*", "*")]
         if unknown:
             raise ValueError(f"link {pair!r}: no device has the name {unknown[0]!r}; names are {', '.join(names)}")
+        if pair[0] == pair[1] and pair != ("*", "*"):
+            raise ValueError(f"link {pair!r} goes from a device to itself")
     return {("*", "*"): DEFAULT_LINK, **link}

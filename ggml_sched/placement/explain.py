@@ -10,27 +10,36 @@ from collections.abc import Mapping, Sequence
 from ggml_sched._graph import Tensor
 from ggml_sched.placement.answer import Fit, Placed
 from ggml_sched.placement.devices import Links
-from ggml_sched.placement.report import memory_text, more_memory
+from ggml_sched.placement.report import more_memory
 from ggml_sched.placement.trials import Trial, Trials
-from ggml_sched.planning.tables import seconds
+from ggml_sched.planning.tables import memory_text, seconds
 
 __all__ = ["explain"]
 
 
 def explain(fit: Fit, name: str) -> str:
-    """A text of a line for its place, one for each other device, and one for each device with a multiplier."""
-    entry = fit.entry(name)
-    if max(fit.models) > 0:
-        fit = fit.model(entry.model)
-        entry = fit.entry(name)
+    """A text of a line for its place, one for each other device, and one for each device with a multiplier; for each
+    model that has the name."""
+    entries = fit.entries(name)
+    if max(fit.models) == 0:
+        return _explained(fit, entries[0])
+    texts = []
+    for entry in entries:
+        part = fit.model(entry.model)
+        texts.append(f"model {entry.model}, {_explained(part, part.entry(name))}")
+    return "\n".join(texts)
+
+
+def _explained(fit: Fit, entry: Placed) -> str:
+    """The text for the answer of one model."""
     graphs = [plan.graph for plan in fit.plans]
     trials = Trials(graphs, fit.devices, Links(fit.devices, fit.link), fit.goal, fit.fill)
     home = {other.name: other.device for other in fit.placed}
     nodes = [{t: _index(fit, device.name) for t, device in fit.nodes(graph).items()} for graph in trials.graphs]
     base = trials.run(home, nodes if fit.assigned else None)
     here = fit.devices[entry.device].name
-    lines = [f"{name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take "
-             f"{seconds(_own_seconds(trials, name, entry.device))}"]
+    lines = [f"{entry.name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take "
+             f"{seconds(_own_seconds(trials, entry.name, entry.device))}"]
     for d in range(len(fit.devices)):
         if d != entry.device:
             lines.append(_elsewhere(fit, trials, base, home, nodes if fit.assigned else None, entry, d))

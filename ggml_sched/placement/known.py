@@ -5,7 +5,8 @@ device has them; FP32 for Apple's chips and for processors.  Each entry names th
 and the page of what it was computed from.
 
 Names are read without spaces, punctuation, capitals and the maker's name: "4090", "RTX 4090" and "NVIDIA GeForce
-RTX 4090" are one device.
+RTX 4090" are one device.  A size in a name, "3060 12GB", is that of the device or, where the system's memory comes in
+several, at most that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from ggml_sched.placement.devices import Device
 __all__ = ["Known", "known_device", "known_devices"]
 
 _MAKERS = re.compile(r"^(?:nvidia|geforce|amd|radeon|instinct|apple|tesla|quadro)+")
+_SIZE = re.compile(r"(?:^| )(\d{1,4}) ?g(?:i?b)?(?= |$)")
+"""A size in a name of small letters, digits and single spaces."""
+_TIMES = re.compile(r"(\d\d?)\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*(\d\d?)")
+"""Several of a device: 2x3090, 3090 x2."""
 
 
 class Known(NamedTuple):
@@ -85,9 +90,35 @@ def known_device(name: str) -> Known:
     """The device of this name; ValueError, with names like it, if none has it."""
     names = _by_name()
     found = names.get(_short(name))
-    if found is None:
-        like = difflib.get_close_matches(_short(name), names, 4, 0.5)
-        said = f"; like it are {', '.join(dict.fromkeys(names[key].name for key in like))}" if like else ""
-        raise ValueError(f"no well-known device is called {name!r}{said}; give NAME:MEMORY:BANDWIDTH:FLOPS, such as "
-                         "GPU0:24GiB:1000GB/s:80TF")
-    return found
+    if found is not None:
+        return found
+    base, gib = _parted(name)
+    found = names.get(_short(base))
+    if gib:
+        sized = names.get(_short(f"{base}{gib}gb"))
+        if sized is not None:
+            return sized
+        if found is not None and (found.memory == gib << 30 or found.reserve_share and 0 < gib << 30 < found.memory):
+            return found._replace(memory=gib << 30)
+    raise ValueError(f"no well-known device is called {name!r}{_hint(name, base, gib, found)}; give "
+                     "NAME:MEMORY:BANDWIDTH:FLOPS, such as GPU0:24GiB:1000GB/s:80TF")
+
+
+def _parted(name: str) -> tuple[str, int]:
+    """A name without the size in it, and that size in GiB; 0: it has none."""
+    plain = re.sub(r"[^a-z0-9+]+", " ", name.lower())
+    size = _SIZE.search(plain)
+    return (plain, 0) if size is None else (plain[: size.start()] + plain[size.end() :], int(size[1]))
+
+
+def _hint(name: str, base: str, gib: int, found: Known | None) -> str:
+    """What else to give in place of a name that no device has."""
+    names = _by_name()
+    if found is not None:
+        return (f": {found.name} has {found.memory >> 30} GiB here, and {_short(base)}:{gib}GiB would be its speeds "
+                f"with {gib}")
+    times = _TIMES.fullmatch(name.strip().lower())
+    if times is not None and (one := names.get(_short(times[2] or times[3]))) is not None:
+        return f": give {one.name} {times[1] or times[4]} times, as devices of their own"
+    like = difflib.get_close_matches(_short(base), names, 4, 0.5)
+    return f"; like it are {', '.join(dict.fromkeys(names[key].name for key in like))}" if like else ""

@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ __all__ = ["NodeBound", "node_bound"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Key: TypeAlias = "str | tuple[int, str] | Tensor"
 
 EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-6
@@ -53,12 +55,14 @@ class NodeBound:
 
 
 def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
-               room: Sequence[int], allowed: Mapping[str, Sequence[bool]] | None = None) -> NodeBound:
+               room: Sequence[int], allowed: Mapping[Key, Sequence[bool]] | None = None,
+               models: Sequence[int] | None = None) -> NodeBound:
     """The least seconds, sum of `weights[i]` times those of `graphs[i]`, over all placements within `room`.
 
     `room`: bytes of each device for residents and arenas.  `allowed`: for the names of some residents, whether each
     device may hold them.  A graph of weight 0 counts for its residents and for what its products hold in the arena of
-    their largest resident's device.
+    their largest resident's device.  `models`: for each graph the number of its model, where there are several;
+    residents have one name in one model, and `allowed` has (model, name).
 
     Raises ValueError where the arguments' lengths differ, or for a weight that is negative or no number.
     """
@@ -67,7 +71,8 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
                          f"{len(room)}")
     if not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"weights are {list(weights)}; a weight is finite and not negative")
-    forests = [Forest(graphs, weights, devices, links, allowed or {}, by_bytes) for by_bytes in (True, False)]
+    keys = keys_of(graphs, models)
+    forests = [Forest(graphs, weights, devices, links, allowed or {}, by_bytes, keys) for by_bytes in (True, False)]
     lowest: NodeBound | None = None
     for case in cases(forests[0], room):
         best = NodeBound(-math.inf, (0.0,) * len(devices))
@@ -85,9 +90,9 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
 MOST_CASES = 64
 
 
-def held_by_products(graphs: Sequence[Facts]) -> dict[object, float]:
+def held_by_products(graphs: Sequence[Facts], keys: Mapping[Tensor, Key]) -> dict[Key, float]:
     """{resident: bytes that the largest product which it is the largest resident of holds in its device's arena}."""
-    needs: dict[object, float] = {}
+    needs: dict[Key, float] = {}
     for graph in graphs:
         nodes = set(graph.nodes)
         for node, residents, activations in zip(graph.nodes, graph.residents, graph.activations, strict=True):
@@ -96,7 +101,8 @@ def held_by_products(graphs: Sequence[Facts]) -> dict[object, float]:
             largest, *others = sorted(residents, key=lambda root: -root.nbytes)
             if others and others[0].nbytes == largest.nbytes:
                 continue
-            needs[key_of(largest)] = max(needs.get(key_of(largest), 0.0), held_by(node, activations, nodes))
+            key = keys[largest]
+            needs[key] = max(needs.get(key, 0.0), held_by(node, activations, nodes))
     return needs
 
 
@@ -126,7 +132,7 @@ class Forest:
     """The nodes and residents of all graphs with a weight, each under at most one other; parents come first."""
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
-                 allowed: Mapping[str, Sequence[bool]], by_bytes: bool) -> None:
+                 allowed: Mapping[Key, Sequence[bool]], by_bytes: bool, keys: Mapping[Tensor, Key]) -> None:
         self.devices: Sequence[Device] = devices
         self.links: Links = links
         self.by_bytes: bool = by_bytes
@@ -139,9 +145,10 @@ class Forest:
         self.held: list[float] = []
         """Bytes that the arena of an entry's device holds at least."""
         used = [(graph, weight) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
-        shares = shares_of(used, devices)
-        needs = held_by_products([graph for graph, weight in zip(graphs, weights, strict=True) if not weight])
-        sizes = {key_of(root): root.nbytes for graph in graphs for roots in graph.residents for root in roots}
+        self.keys: Mapping[Tensor, Key] = keys
+        shares = shares_of(used, devices, keys)
+        needs = held_by_products([graph for graph, weight in zip(graphs, weights, strict=True) if not weight], keys)
+        sizes = {keys[root]: root.nbytes for graph in graphs for roots in graph.residents for root in roots}
         for number, (graph, weight) in enumerate(used):
             self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, needs, allowed)
         for key in sizes.keys() - shares.keys():        # of graphs without a weight: bytes alone
@@ -160,22 +167,22 @@ class Forest:
         """Seconds of a copy [from, to]."""
         return weight * (self.links.latency + self.links.per_byte * nbytes)
 
-    def _add_graph(self, graph: Facts, weight: float, shares: Mapping[object, float],
-                   needs: Mapping[object, float], allowed: Mapping[str, Sequence[bool]]) -> None:
+    def _add_graph(self, graph: Facts, weight: float, shares: Mapping[Key, float], needs: Mapping[Key, float],
+                   allowed: Mapping[Key, Sequence[bool]]) -> None:
         n = len(self.devices)
         seconds = weight * np.array([graph.seconds(device) for device in self.devices]).reshape(n, len(graph.nodes)).T
         nodes = set(graph.nodes)
         at = [self._add(row, held=held_by(node, activations, nodes))
               for row, node, activations in zip(seconds, graph.nodes, graph.activations, strict=True)]
         readers: dict[Tensor, list[int]] = {}
-        accessors: dict[object, list[int]] = {}
-        root_of: dict[object, Tensor] = {}
+        accessors: dict[Key, list[int]] = {}
+        root_of: dict[Key, Tensor] = {}
         for i, (roots, residents) in enumerate(zip(graph.activations, graph.residents, strict=True)):
             for root in roots:
                 readers.setdefault(root, []).append(i)
             for root in residents:
-                accessors.setdefault(key_of(root), []).append(i)
-                root_of[key_of(root)] = root
+                accessors.setdefault(self.keys[root], []).append(i)
+                root_of[self.keys[root]] = root
         producer = {node: i for i, node in enumerate(graph.nodes)}
         heavy = np.array([sum(min(root.nbytes, nbytes) for root in roots)
                           for roots, nbytes in zip(graph.residents, graph.nbytes, strict=True)])
@@ -294,14 +301,20 @@ def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) ->
     return NodeBound(max(best, 0.0), tuple(worth.tolist()))
 
 
-def key_of(root: Tensor) -> object:
-    """What a resident is known by in all graphs: its name, or itself if it has none."""
-    return root.name or root
+def keys_of(graphs: Sequence[Facts], models: Sequence[int] | None) -> dict[Tensor, Key]:
+    """What each resident is known by in all graphs: its name, with its model's number where there are several, or
+    itself if it has none."""
+    found: dict[Tensor, Key] = {}
+    for graph, model in zip(graphs, models or (None,) * len(graphs), strict=True):
+        for roots in graph.residents:
+            for root in roots:
+                found[root] = root if not root.name else root.name if model is None else (model, root.name)
+    return found
 
 
-def may_hold(key: object, allowed: Mapping[str, Sequence[bool]], n: int) -> Floats:
+def may_hold(key: Key, allowed: Mapping[Key, Sequence[bool]], n: int) -> Floats:
     """0 for each device that may hold a resident, infinite for others."""
-    flags = allowed.get(key) if isinstance(key, str) else None
+    flags = allowed.get(key)
     return np.zeros(n) if flags is None else np.where(np.asarray(flags, bool), 0.0, np.inf)
 
 
@@ -311,14 +324,15 @@ def read(node: Tensor, root: Tensor) -> float:
                      default=0))
 
 
-def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device]) -> dict[object, list[float]]:
+def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device],
+              keys: Mapping[Tensor, Key]) -> dict[Key, list[float]]:
     """For each resident the share of its bytes in each graph: in proportion to what its readers' device matters."""
-    matters: dict[object, list[float]] = {}
+    matters: dict[Key, list[float]] = {}
     for number, (graph, weight) in enumerate(used):
         seconds = weight * np.array([graph.seconds(device) for device in devices]).reshape(len(devices), -1)
         spread = np.ptp(seconds, axis=0) if len(devices) else np.zeros(len(graph.nodes))
         for i, roots in enumerate(graph.residents):
             for root in roots:
-                share = matters.setdefault(key_of(root), [0.0] * len(used))
+                share = matters.setdefault(keys[root], [0.0] * len(used))
                 share[number] = max(share[number], float(spread[i]), 1e-15)
     return {key: [part / sum(share) for part in share] for key, share in matters.items()}

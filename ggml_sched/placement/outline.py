@@ -216,10 +216,10 @@ def _nodes(w: Wiring, nodes: Sequence[int], incoming: int, outgoing: int, k: int
                     origin, of = RESIDENT, residents[name]
                 elif s in shared.stages:
                     origin, of = GLOBAL, s
+                elif producer < 0 or producer >= i:
+                    origin, of = INPUT, 0       # also one that this node or a later one computes into
                 elif producer in at:
                     origin, of = NODE, at[producer]
-                elif producer < 0:
-                    origin, of = INPUT, 0
                 else:
                     # The activation that came in, or another one from an earlier stage, which is taken to be with it.
                     origin, of = COMES_IN, int(root != came)

@@ -7,32 +7,39 @@ from collections.abc import Mapping, Sequence
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.trials import Trials
+from ggml_sched.planning.tables import memory_text
 
 __all__ = ["refusal"]
 
 
 def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[Mapping[str, int]],
-            on_host: int | None, arenas: int) -> OutOfMemory:
+            on_host: int | None = None, arenas: int = 0) -> OutOfMemory:
     """The error to raise.
 
-    `on_host`: bytes that the host needs in a placement that keeps all other budgets, None if there is none even with
+    `on_host`: bytes that the host needs in a placement that keeps all other budgets, None if none was found even with
     an endless host; `arenas`: bytes of all arenas there.
     """
     host = len(devices) - 1
     weights = sum(size for model in models for name, size in model.sizes.items() if model.kinds[name] == "weight")
     caches = sum(size for model in models for name, size in model.sizes.items()) - weights
     wanted, there = weights + caches + arenas, sum(device.budget for device in devices)
-    lines = [f"nothing fits: the weights take {weights} bytes, the caches {caches}, the arenas {arenas}, together "
-             f"{wanted}; the devices have {there}"]
+    parts = f"the weights take {memory_text(weights)}, the caches {memory_text(caches)}"
+    if on_host is not None:
+        parts += f", the arenas {memory_text(arenas)}"
+    kept = sum(min(device.memory, device.reserve) for device in devices)
+    lines = [f"nothing fits: {parts}, together {memory_text(wanted)}; the devices have {memory_text(there)}"
+             + (f" beside their reserves of {memory_text(kept)}" if kept else "")]
     for d, device in enumerate(devices):
         fixed = sum(model.bytes_on(d, name) for model, pin in zip(models, pins, strict=True)
                     for name, at in pin.items() if at == d)
         if fixed > device.budget:
-            lines.append(f"what is pinned to {device.name} takes {fixed} bytes of its {device.budget}")
+            lines.append(f"what is pinned to {device.name} takes {memory_text(fixed)} of its "
+                         f"{memory_text(device.budget)}")
     if on_host is None:
         return OutOfMemory("; ".join(lines), None, wanted, there)
-    missing = max(1, on_host - devices[host].budget)
-    lines.append(f"{missing} bytes more on {devices[host].name} would do")
+    # A reserve may be larger than the memory.
+    missing = max(1, on_host + devices[host].reserve - devices[host].memory)
+    lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would do")
     rows = max((model.graphs[0].meta.get("n_ctx", 0) for model in models), default=0)
     if isinstance(rows, int) and rows and caches > missing:
         lines.append(f"so would a context of about {int(rows * (1 - missing / caches))} tokens instead of {rows}")

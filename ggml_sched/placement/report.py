@@ -9,10 +9,11 @@ import re
 from collections.abc import Sequence
 
 from ggml_sched.placement.answer import Fit
+from ggml_sched.placement.devices import DEFAULT_LINK
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.tables import seconds, table
+from ggml_sched.planning.tables import memory_text, seconds, table
 
-__all__ = ["memory_text", "memory_table", "more_memory", "report", "verdict"]
+__all__ = ["memory_table", "more_memory", "report", "verdict"]
 
 _NUMBER = re.compile(r"\d+")
 _MORE = (("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
@@ -23,14 +24,6 @@ def report(fit: Fit) -> str:
     return "\n\n".join([verdict(fit), memory_table(fit), kinds_table(fit), time_table(fit), notes(fit)])
 
 
-def memory_text(nbytes: int) -> str:
-    """Bytes in GiB, MiB or KiB, the largest unit in which they are at least 1."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(nbytes) >= size:
-            return f"{nbytes / size:.2f} {unit}"
-    return f"{nbytes} B"
-
-
 def verdict(fit: Fit) -> str:
     """Two lines: does it fit the devices beside the host, and how long does it take."""
     *beside, host = fit.memory
@@ -38,13 +31,16 @@ def verdict(fit: Fit) -> str:
     names = " and ".join(use.device.name for use in there)
     sizes = " and ".join(memory_text(use.weights + use.cache) for use in there)
     on_host = host.weights + host.cache
+    pinned = sum(entry.nbytes for entry in fit.placed if entry.pinned and fit.devices[entry.device].host)
     if not beside:
         first = f"yes: all of it fits {host.device.name} ({memory_text(on_host)})"
     elif not there:
         first = f"no: all of it is on {host.device.name} ({memory_text(on_host)})"
     elif not on_host:
         first = f"yes: all of it fits {names} ({sizes})"
-    elif on_host <= max(use.left for use in there):
+    elif pinned == on_host:
+        first = f"yes: all but the {memory_text(on_host)} pinned to {host.device.name} fits {names} ({sizes})"
+    elif on_host <= max(use.left for use in there) and not pinned:
         first = (f"yes: it fits {names} ({sizes}), and {memory_text(on_host)} cost as little on {host.device.name}")
     else:
         part = sum(use.weights + use.cache for use in there) / _total(fit)
@@ -115,7 +111,7 @@ def notes(fit: Fit) -> str:
     """What more memory is worth, what the bound covers, which numbers are measured."""
     lines = more_memory(fit)
     others = "none at all" if all(fit.goal) else "none that does so in the graphs without a weight"
-    lines.append(f"no placement that computes nodes where their weights and caches are takes less than "
+    lines.append(f"no placement that was compared, with nodes where their weights and caches are, takes less than "
                  f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); {others} takes less than "
                  f"{seconds(fit.bound)} (gap {fit.full_gap:.2%})")
     measured = [device.name for device in fit.devices if device.measured]
@@ -124,6 +120,8 @@ def notes(fit: Fit) -> str:
         lines.append(f"measured: the speeds of {', '.join(measured)}")
     if assumed:
         lines.append(f"assumed: the speeds of {', '.join(assumed)}")
+    if fit.link is None and len(fit.devices) > 1:
+        lines.append(f"assumed: links of {DEFAULT_LINK.bandwidth / 1e9:g} GB/s and {seconds(DEFAULT_LINK.latency)}")
     return "\n".join(lines)
 
 

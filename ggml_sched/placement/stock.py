@@ -17,18 +17,18 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from ggml_sched._core import Devices, Policy, Request, make_plan
+from ggml_sched._core import Policy
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backends.dry import DryBackend
-from ggml_sched.errors import OutOfMemory, PlacementError
-from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.errors import PlacementError
 from ggml_sched.placement.devices import Device
-from ggml_sched.placement.pricing import Price, price
+from ggml_sched.placement.pricing import Price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import table
 
 if TYPE_CHECKING:
     from ggml_sched.placement.answer import Fit
+    from ggml_sched.placement.fit import Refit, Refits
 
 __all__ = ["Stock", "StockUsage", "stock"]
 
@@ -38,8 +38,13 @@ OFFLOADED_ROWS = 32
 """From so many rows on, devices of llama.cpp compute nodes whose weights are on the host."""
 MOST_ROUNDS = 5
 """Placements that are tried, at most, until llama.cpp's arenas fit."""
+ROUNDS_ELSEWHERE = 2
+"""How many of these, the last ones, have caches where a search for more room puts them; the others have them where the
+first placement has them."""
 HOST_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the layers whose caches are on the host, one tried after the other where caches leave no room."""
+PINNED = 1 << 40
+"""How much more a byte of a cache counts that the caller pinned."""
 MOST_ORDERS = 6
 """Devices whose orders are all tried: 720 of them.  Of more, the order in which layers meet them is taken."""
 _WEIGHT = re.compile(r"blk\.(\d+)\.(.+)")
@@ -154,39 +159,47 @@ def stock(fit: Fit, names: Mapping[str, str] | None = None,
     """
     if max(fit.models, default=0) > 0:
         raise PlacementError(f"{1 + max(fit.models)} models were placed together: call fit.model(k).llama_cpp()")
+    from ggml_sched.placement.fit import Refit, Refits
+
     called = _called(fit, names or {})
     wanted = {entry.name: fit.devices[entry.device].name for entry in fit.placed}
-    layers = _Layers(fit)
+    layers, again = _Layers(fit), Refits(fit)
     more = [0] * len(fit.devices)
-    target: Mapping[str, str] = wanted
-    for _ in range(MOST_ROUNDS):
-        order, layer_of, residents = _nearest(fit, layers, target, more)
-        found = _described(fit, layers, order, layer_of, wanted, residents, called, settings)
+    target = Refit(wanted, fit.arenas)
+    for left in range(MOST_ROUNDS - 1, -1, -1):
+        order, layer_of, at = _nearest(again, layers, target, more)
+        found = _described(again, fit, layers, order, layer_of, wanted, at.residents, called, settings)
         if compute is not None:
             found = _measured(found, compute(found), called)
-        if found.fits:
+        if found.fits or not left:      # plans are those of the last search
             break
-        more = [size + max(0, -use.left) for size, use in zip(more, found.memory, strict=True)]
-        target = _fitted_again(fit, {}, more) or residents
+        # As much room as llama.cpp's arenas take beyond those of the placement, which excludes it.
+        more = [max(size - use.left, use.arena - own) if use.left < 0 else size
+                for size, use, own in zip(more, found.memory, at.arenas, strict=True)]
+        near = again.search({**layers.pins, **layers.caches_of(layer_of)}, more) if left > ROUNDS_ELSEWHERE else None
+        target = near or again.search(layers.pins, more) or at
     return found
 
 
-def _nearest(fit: Fit, layers: _Layers, target: Mapping[str, str],
-             more: Sequence[int]) -> tuple[tuple[str, ...], list[str], Mapping[str, str]]:
-    """The order of devices, the device of each layer, and residents that llama.cpp can have: those of the target, or,
-    if it cannot have its caches, those of a fit around the nearest caches."""
-    order, layer_of = layers.assign(target)
+def _nearest(again: Refits, layers: _Layers, target: Refit,
+             more: Sequence[int]) -> tuple[tuple[str, ...], list[str], Refit]:
+    """The order of devices, the device of each layer, and a placement that llama.cpp can have: the target, or, if it
+    cannot have its caches, a fit around the nearest caches."""
+    order, layer_of = layers.assign(target.residents)
     caches = layers.caches_of(layer_of)
-    if all(target[name] == device for name, device in caches.items()):
+    if all(target.residents[name] == device for name, device in caches.items()):
         return order, layer_of, target
     for part in HOST_PARTS:
         on_host = round(part * layers.count)
         fewer = [layers.host if layer < on_host else name for layer, name in enumerate(layer_of)]
-        residents = _fitted_again(fit, layers.caches_of(fewer), more)
-        if residents is not None:
-            return order, fewer, residents
+        caches = layers.caches_of(fewer)
+        if any(layers.pins.get(name, device) != device for name, device in caches.items()):
+            continue
+        found = again.search({**layers.pins, **caches}, more)
+        if found is not None:
+            return order, fewer, found
     raise PlacementError("llama.cpp places the caches of layers on the host first, then on one device after the other; "
-                         "with the nearest such orders nothing fits")
+                         "with the nearest such orders nothing fits" + (" the pins" if layers.pins else ""))
 
 
 def _measured(found: Stock, arenas: Mapping[str, int], called: Mapping[str, str]) -> Stock:
@@ -195,10 +208,11 @@ def _measured(found: Stock, arenas: Mapping[str, int], called: Mapping[str, str]
                                        for use in found.memory))
 
 
-def _described(fit: Fit, layers: _Layers, order: Sequence[str], layer_of: Sequence[str], wanted: Mapping[str, str],
-               residents: Mapping[str, str], called: Mapping[str, str], settings: Mapping[str, object]) -> Stock:
+def _described(again: Refits, fit: Fit, layers: _Layers, order: Sequence[str], layer_of: Sequence[str],
+               wanted: Mapping[str, str], residents: Mapping[str, str], called: Mapping[str, str],
+               settings: Mapping[str, object]) -> Stock:
     """The description of a placement that llama.cpp can have."""
-    plans, prices = _planned(fit, residents, bool(settings.get("op_offload", any(fit.stream))))
+    plans, prices = _planned(again, fit, residents, bool(settings.get("op_offload", any(fit.stream))))
     memory = tuple(_usage(fit, d, residents, plans) for d in range(len(fit.devices)))
     arguments = _arguments(fit, layers, order, layer_of, settings)
     overrides = _overrides(layers, residents, layer_of, fit.devices[-1].name)
@@ -227,13 +241,14 @@ class _Layers:
     """The weights and caches of a fit by layer; the output is one more layer, and the last.
 
     `caches`: {cache: layer}; `weights`: {weight: layer}, the number of layers for the output; `others`: weights that
-    llama.cpp has on the host, such as the embedding.
+    llama.cpp has on the host, such as the embedding; `pins`: {weight or cache: device} of the caller's pins.
     """
 
     def __init__(self, fit: Fit) -> None:
         self.host = fit.devices[-1].name
         self.names = [device.name for device in fit.devices[:-1]]
         self.nbytes = {entry.name: entry.nbytes for entry in fit.placed}
+        self.pins = {entry.name: fit.devices[entry.device].name for entry in fit.placed if entry.pinned}
         self.caches: dict[str, int] = {}
         self.weights: dict[str, int] = {}
         self.others: list[str] = []
@@ -258,13 +273,15 @@ class _Layers:
 
     def assign(self, wanted: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
         """The order of devices, and the device of each layer and the output, that moves the fewest bytes of caches;
-        among these, the one with the fewest bytes of weights to name."""
+        among these, the one with the fewest bytes of weights to name.  Caches with pins move only where all orders move
+        one."""
         caches = [dict.fromkeys((self.host, *self.names), 0) for _ in range(self.count + 1)]
         weights = [dict.fromkeys((self.host, *self.names), 0) for _ in range(self.count + 1)]
         for of, rows in ((self.caches, caches), (self.weights, weights)):
             for name, layer in of.items():
                 for device in rows[layer]:
-                    rows[layer][device] += self.nbytes[name] * (device != wanted[name])
+                    pinned = PINNED if of is self.caches and name in self.pins else 1
+                    rows[layer][device] += self.nbytes[name] * pinned * (device != wanted[name])
         best: tuple[tuple[int, int], tuple[str, ...], list[str]] | None = None
         for order in self._orders(wanted):
             moved, path = _cheapest([self.host, *order], caches, weights)
@@ -307,20 +324,6 @@ def _cheapest(order: Sequence[str], caches: Sequence[Mapping[str, int]], weights
         best = row
     found, path = min(best, key=lambda one: one[0])
     return found, [order[d] for d in path]
-
-
-def _fitted_again(fit: Fit, pins: Mapping[str, str], more: Sequence[int]) -> dict[str, str] | None:
-    """Residents of the best placement with pins, and so many bytes left on each device; None: nothing fits."""
-    from ggml_sched.placement.fit import fit as fitted
-
-    devices = [device.replace(reserve=device.reserve + size)
-               for device, size in zip(fit.devices, more, strict=True)]
-    try:
-        found = fitted([plan.graph for plan in fit.plans], devices, fit.link, fit.goal, dict(pins), fit.within,
-                       fit.fill, fit.stream)
-    except OutOfMemory:
-        return None
-    return {entry.name: found.devices[entry.device].name for entry in found.placed}
 
 
 # -- parameters -----------------------------------------------------------------------
@@ -420,18 +423,12 @@ class _StockBackend(DryBackend):
         return node.ne[2 if node.op == "MUL_MAT_ID" else 1] >= OFFLOADED_ROWS
 
 
-def _planned(fit: Fit, residents: Mapping[str, str], offloads: bool) -> tuple[tuple[Plan, ...], tuple[Price, ...]]:
+def _planned(again: Refits, fit: Fit, residents: Mapping[str, str],
+             offloads: bool) -> tuple[tuple[Plan, ...], tuple[Price, ...]]:
     """Plans of the fit's graphs by ggml's rules, with these residents, and their prices."""
-    backends = {device.name: _StockBackend(device, offloads) for device in fit.devices}
-    plans, prices = [], []
-    for plan in fit.plans:
-        graph = graph_from_dict(graph_to_dict(plan.graph), lambda t: backends[residents[t.name]])
-        ordered = tuple(backends.values())
-        request = Request(graph, Devices(ordered), {})
-        made = Plan(graph, make_plan(request, _POLICY), ordered, "seed", assigned_by="ggml's rules")
-        plans.append(made)
-        prices.append(price(made, fit.devices, fit.link, fit.fill))
-    return tuple(plans), tuple(prices)
+    at = {device.name: d for d, device in enumerate(fit.devices)}
+    return again.model.by_rules({name: at[device] for name, device in residents.items()},
+                                [_StockBackend(device, offloads) for device in fit.devices], _POLICY)
 
 
 def _usage(fit: Fit, d: int, residents: Mapping[str, str], plans: Sequence[Plan]) -> StockUsage:

@@ -344,15 +344,16 @@ class Tables:
                 found |= each.devices[:, a, None] == np.arange(len(self.devices))
         return found
 
-    def chain(self, caches: Sequence[bool] | None = None, shared: Mapping[str, int] | None = None,
+    def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
               limits: Sequence[float] | None = None) -> TableChain:
-        """The chain of all placements with caches on the devices of `caches` alone (None: on any), residents that
+        """The chain of all placements without caches on the devices where `caches` is False, with residents that
         several stages read on the devices of `shared` ({name: device}, one name for each group), and arenas of at most
         `limits` bytes on each device.
 
-        Inputs that are read with caches are copied once to each device of `caches`: the start costs that.  Without
-        `caches` each stage costs its part.  A group that `shared` does not name may be on a different device in every
-        stage, and its bytes count in the first: such a chain bounds from below.
+        Inputs that are read with caches are copied once to each device where `caches` is True: the start costs that.
+        Where it is None, as on every device without `caches`, each stage costs its part.  A group that `shared` does
+        not name may be on a different device in every stage, and its bytes count in the first: such a chain bounds from
+        below.
 
         A class that no pattern is left of has a single row of infinite cost.
         """
@@ -362,16 +363,17 @@ class Tables:
             raise ValueError(f"{len(limits)} limits for {len(self.devices)} devices")
         fixed = self._fixed(shared or {})
         rows, cost, memory, variants = [], [], [], []
+        where_caches = (None,) * len(self.devices) if caches is None else tuple(
+            None if held is None else bool(held) for held in caches)
         for c, each in enumerate(self._classes):
-            kept, table, chosen = self._table(c, each, None if caches is None else tuple(map(bool, caches)), fixed,
-                                              None if limits is None else tuple(limits))
+            kept, table, chosen = self._table(c, each, where_caches, fixed, None if limits is None else tuple(limits))
             rows.append(kept)
             cost.append(table)
             memory.append(each.memory[kept])
             variants.append(chosen)
         start = np.full(len(self.states), np.inf)
-        start[0] = self._inputs[np.array(caches, bool)].sum() if caches is not None else 0.0
-        return TableChain(self.classes, tuple(cost), tuple(memory), start, tuple(rows), tuple(variants))
+        start[0] = self._inputs[[held is True for held in where_caches]].sum()
+        return TableChain(self.classes, tuple(cost), tuple(memory), start, self.states, tuple(rows), tuple(variants))
 
     def _fixed(self, shared: Mapping[str, int]) -> dict[int, int]:
         """{group: device}."""
@@ -387,28 +389,28 @@ class Tables:
                                  f"{fixed[group]}")
         return fixed
 
-    def _table(self, c: int, each: _Class, caches: tuple[bool, ...] | None, fixed: Mapping[int, int],
+    def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
                limits: tuple[float, ...] | None) -> tuple[
                    NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
         """The patterns of a class that no other beats, their cost [patterns, states, states], and for each graph with a
         weight its best variant [all patterns, in, out]."""
         usable = np.ones(len(each.patterns), bool)
-        if caches is not None:
-            usable &= ~(self._caches(each) & ~np.array(caches)).any(1)
+        usable &= ~self._caches(each)[:, [held is False for held in caches]].any(1)
         for r, resident in enumerate(each.outline.residents):
             if resident.shared in fixed:
                 usable &= each.devices[:, each.atoms.of[r]] == fixed[resident.shared]
         allowed = [np.asarray((cost.needs <= (np.inf if limits is None else np.array(limits))).all(3))
                    for cost in each.costs]
-        key = (c, caches is None, usable.tobytes(), *(mask.tobytes() for mask in allowed))
+        parts = tuple(held is None for held in caches)
+        key = (c, parts, usable.tobytes(), *(mask.tobytes() for mask in allowed))
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) > 256:
                 self._kept.clear()
-            found = self._kept[key] = self._make_table(each, caches is None, usable, allowed)
+            found = self._kept[key] = self._make_table(each, parts, usable, allowed)
         return found
 
-    def _make_table(self, each: _Class, with_inputs: bool, usable: NDArray[np.bool_],
+    def _make_table(self, each: _Class, parts: Sequence[bool], usable: NDArray[np.bool_],
                     allowed: Sequence[NDArray[np.bool_]]) -> tuple[
                         NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
         best, variants = [], []
@@ -437,8 +439,8 @@ class Tables:
             total[grid] = sums
         else:
             total[:, 0, 0] = np.where(usable, 0.0, np.inf)      # a model that counts with its memory alone
-        if with_inputs and each.atoms.cache >= 0:
-            total += each.held_back[each.devices[:, each.atoms.cache]][:, None, None]
+        if each.atoms.cache >= 0:
+            total += (each.held_back * parts)[each.devices[:, each.atoms.cache]][:, None, None]
         kept = undominated(total, each.memory)
         return kept, np.ascontiguousarray(total[kept]), tuple(variants)
 
@@ -454,6 +456,39 @@ class Tables:
             to = (*better, cost.out[v][better])
             best[to], chosen[to] = seconds[better], v
         return best, chosen
+
+    def needed(self, chain: TableChain, path: Sequence[Choice]) -> list[int]:
+        """Bytes that the arena of each device has to hold at least for a path: the most of its stages, in the variants
+        that the path has."""
+        most: NDArray[np.int64] = np.zeros(len(self.devices), np.int64)
+        for choice, c in set(zip(path, self.classes, strict=True)):
+            each, row = self._classes[c], int(chain.rows[c][choice.pattern])
+            for j, cost in enumerate(each.costs):
+                variant, enters = self._variant(chain, each, c, row, choice, j)
+                np.maximum(most, cost.needs[variant, row, enters], out=most)
+        return [int(nbytes) for nbytes in most]
+
+    def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
+        """For each device the seconds by which a path costs less for inputs that are read with caches than one copy of
+        them does: 0 where it has no caches.  `chain` is one without `caches`."""
+        paid: list[list[float]] = [[] for _ in self.devices]
+        for choice, c in zip(path, self.classes, strict=True):
+            each = self._classes[c]
+            if each.atoms.cache >= 0:
+                d = int(each.devices[chain.rows[c][choice.pattern], each.atoms.cache])
+                paid[d].append(float(each.held_back[d]))
+        return [max(0.0, float(price) - sum(parts)) if parts else 0.0
+                for price, parts in zip(self._inputs, paid, strict=True)]
+
+    def _variant(self, chain: TableChain, each: _Class, c: int, row: int, choice: Choice, j: int) -> tuple[int, int]:
+        """The variant of graph j, of those of the class that have a weight, under a choice; and which of the devices
+        that the stream may come in on it is."""
+        enters = each.ins.index(self.states[choice.state_in][j])
+        chosen = chain.variants[c][j][row, enters]
+        if each.outline.last:       # it may leave anywhere
+            seconds = np.where(chosen >= 0, each.costs[j].seconds[chosen, row, enters], np.inf)
+            return int(chosen[int(seconds.argmin())]), enters
+        return int(chosen[self.states[choice.state_out][j]]), enters
 
     # -- back to tensors --------------------------------------------------------------------
 
@@ -481,12 +516,7 @@ class Tables:
         rule, came, brought = 0, self._host, -1
         if each.active:
             came = self.states[choice.state_in][follows]
-            left = self.states[choice.state_out][follows]
-            chosen = chain.variants[self.classes[k]][follows][row, each.ins.index(came)]
-            v = int(chosen[left])
-            if each.outline.last:
-                seconds = np.where(chosen >= 0, each.costs[follows].seconds[chosen, row, each.ins.index(came)], np.inf)
-                v = int(chosen[int(seconds.argmin())])
+            v, _ = self._variant(chain, each, self.classes[k], row, choice, follows)
             rule = each.costs[follows].rule[v]
             brought = each.costs[follows].brought[v] if n in each.active else -1
         device = [*each.devices[row].tolist(), came, self._host]

@@ -56,8 +56,9 @@ class Trial:
 class Trials:
     """Some graphs with the same residents, on some devices.
 
-    `graphs`, `facts`: the copies.  `sizes`: {name of a resident: bytes}.  Raises GraphError for residents without a
-    name, or of one name and different sizes.
+    `graphs`, `facts`: the copies.  `sizes`: {name of a resident: bytes}.  `unread`: {resident that no node reads: its
+    device}, the host unless `_Search` has a pin for it.  Raises GraphError for residents without a name, or of one name
+    and different sizes.
     """
 
     def __init__(self, graphs: Sequence[Graph], devices: Sequence[Device], links: Links, weights: Sequence[float],
@@ -76,6 +77,9 @@ class Trials:
                                      "bytes: graphs that are placed together share weights and caches by name")
                 self.kinds.setdefault(name, t.resident)
         self.facts: tuple[Facts, ...] = tuple(facts(graph, fill) for graph in self.graphs)
+        read = {t.name for found in self.facts for roots in found.residents for t in roots}
+        self.unread: dict[str, int] = dict.fromkeys((name for name in self.sizes if name not in read),
+                                                    len(self.devices) - 1)
         self.pricers: tuple[Pricer, ...] = tuple(Pricer(found, self.devices, links) for found in self.facts)
         self._core = Devices(self.backends)
         self._taken = [{name: self._aligned(d, t) for named in self.tensors for name, t in named.items()}
@@ -92,6 +96,7 @@ class Trials:
         """
         n = len(self.devices)
         held = [0] * n
+        residents = {**self.unread, **residents}
         for name, d in residents.items():
             held[d] += self._taken[d][name]
         room = [device.budget - taken for device, taken in zip(self.devices, held, strict=True)]
@@ -116,7 +121,7 @@ class Trials:
     def _plan(self, g: int, residents: Mapping[str, int], nodes: Mapping[Tensor, int] | None,
               room: Sequence[int]) -> Plan:
         graph = self.graphs[g]
-        self._move(self.tensors[g], residents)
+        self._move(self.tensors[g], residents, self.backends)
         assigned = {t: self.backends[d] for t, d in (nodes or {}).items()}
         request = Request(graph, self._core, assigned)
         plan = Plan(graph, make_plan(request, _POLICY), self.backends, "default", assigned_by="the placement")
@@ -125,14 +130,26 @@ class Trials:
             plan = Plan(graph, make_plan(request, _LEAN), self.backends, "default", assigned_by="the placement")
         return plan
 
-    def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int]) -> None:
+    def by_rules(self, residents: Mapping[str, int], backends: Sequence[Backend],
+                 policy: Policy) -> tuple[tuple[Plan, ...], tuple[Price, ...]]:
+        """Plans of all graphs by another scheduler's rules, and their prices: with other backends in place of those of
+        the devices, in their order."""
+        devices, residents = Devices(tuple(backends)), {**self.unread, **residents}
+        plans = []
+        for graph, tensors in zip(self.graphs, self.tensors, strict=True):
+            self._move(tensors, residents, backends)
+            plans.append(Plan(graph, make_plan(Request(graph, devices, {}), policy), tuple(backends), policy.placement,
+                              assigned_by="ggml's rules"))
+        return tuple(plans), tuple(pricer.price(plan) for pricer, plan in zip(self.pricers, plans, strict=True))
+
+    def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int], backends: Sequence[Backend]) -> None:
         """Give the residents of a graph addresses, without memory, one behind the other on their devices."""
         groups: dict[tuple[int, bool], list[Tensor]] = {}
         for name, t in tensors.items():
             groups.setdefault((residents[name], t.resident == "weight"), []).append(t)
         for (d, is_weight), members in groups.items():
             total = sum(self._taken[d][t.name] for t in members)
-            buffer = Buffer(self.backends[d], total, usage="weights" if is_weight else "any")
+            buffer = Buffer(backends[d], total, usage="weights" if is_weight else "any")
             offset = 0
             for t in members:
                 bind_resident(t, buffer, offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,25 @@ def test_json_is_the_answer(tiny: str, capsys: pytest.CaptureFixture[str]) -> No
     assert data["bound"] <= data["seconds"]
 
 
+def test_json_says_that_nothing_fits(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "CPU:1MiB:60GB/s:1TF", "--json", "--context", "8192", "--batch", "16") == 1
+    streams = capsys.readouterr()
+    data = json.loads(streams.out)
+    assert (data["fits"], data["device"], data["available"], streams.err) == (False, "CPU", 1 << 20, "")
+    assert data["needed"] > data["available"]
+    assert data["why"][0].startswith("it does not fit: the weights take ")
+    assert run(tiny, "--device", CPU, "--json", "--context", "8192", "--batch", "16") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["fits"]
+    assert data["notes"] == [f"{tiny} was trained with 4096 tokens: a context of 8192 is longer"]
+
+
+def test_links_that_are_assumed_are_named(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, named in (((), True), (("--link", "25GB/s:8us"), False)):
+        assert run(tiny, "--device", "4090", "--device", CPU, "--context", "64", *options) == 0
+        assert ("assumed: links of 25 GB/s and 8 us\n" in capsys.readouterr().out) is named
+
+
 def test_pins_and_explanations(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, "--device", "4090", "--device", CPU, "--pin", "blk.1.*=CPU", "--explain", "blk.1.ffn_up.weight",
                "--context", "64", "--json") == 0
@@ -74,11 +94,57 @@ def test_a_70b_model_is_fitted_from_its_metadata(tmp_path: Path, capsys: pytest.
 
 def test_what_does_not_fit_says_so_with_the_context_that_does(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, "--device", "CPU:8MiB:60GB/s:1TF", "--context", "16384", "--batch", "16") == 1
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("it does not fit: nothing fits: the weights take ")
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert third.endswith(" was trained with 4096 tokens: a context of 16384 is longer")
+    assert first.startswith("it does not fit: the weights take ")
     largest = int(second.split()[3])
     assert second == f"a context of {largest} tokens fits"
     assert run(tiny, "--device", "CPU:8MiB:60GB/s:1TF", "--context", str(largest), "--batch", "16") == 0
+
+
+def test_pins_that_leave_no_room_are_what_does_not_fit(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "GPU0:1MiB:1TB/s:80TF", "--device", CPU, "--context", "64", "--pin", "*=GPU0") == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("it does not fit: the weights take ") and " of its 1.00 MiB" in first
+    assert last == "without the pins it fits"
+
+
+def test_pins_that_contradict_each_other_are_errors(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for pins in (("blk.0.*=4090", "blk.0.ffn*=CPU"), ("output.weight=4090", "output.weight=CPU")):
+        assert run(tiny, "--device", "4090", "--device", CPU, *(f"--pin={pin}" for pin in pins)) == 1
+        assert re.search(r"pins 'blk.0.\*' and 'blk.0.ffn\*' put 'blk.0.ffn_\w+.weight' on 4090 and on CPU"
+                         r"|output.weight is pinned to 4090, too", capsys.readouterr().err)
+
+
+def test_a_pinned_name_counts_more_than_a_pattern(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for pins in (("blk.0.*=4090", "blk.0.ffn_up.weight=CPU"), ("blk.0.ffn_up.weight=CPU", "blk.0.*=4090")):
+        assert run(tiny, "--device", "4090", "--device", CPU, "--json", *(f"--pin={pin}" for pin in pins)) == 0
+        residents = json.loads(capsys.readouterr().out)["residents"]
+        assert {name for name, device in residents.items() if device == "CPU" and name.startswith("blk.0.")} == {
+            "blk.0.ffn_up.weight"}
+
+
+def test_what_is_pinned_to_the_host_is_not_said_to_cost_little(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--device", CPU, "--pin", "blk.0.ffn*=CPU", "--context", "64") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "cost as little" not in first
+    assert re.match(r"(yes: all but the [\d.]+ \w+ pinned to CPU fits 4090|in part: )", first)
+
+
+def test_a_context_that_is_longer_than_the_model_was_trained_with_is_named(tiny: str,
+                                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    longer = f"{tiny} was trained with 4096 tokens: a context of 8192 is longer"
+    assert run(tiny, "--device", "4090", "--context", "8192") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == longer
+    assert run(tiny, "--device", "GPU0:1MiB:1TB/s:80TF", "--device", "CPU:1MiB:1GB/s:1TF", "--context", "8192") == 1
+    assert capsys.readouterr().out.splitlines()[-1] == longer
+    assert run(tiny, "--device", "4090", "--n-ctx", "4096") == 0
+    assert "trained" not in capsys.readouterr().out
+
+
+def test_json_has_explanations(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--json", "--explain", "output.weight", "--context", "64") == 0
+    assert json.loads(capsys.readouterr().out)["explain"]["output.weight"].startswith("output.weight: ")
 
 
 def test_graph_files_are_the_graphs_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +173,9 @@ def test_backends_of_this_machine_are_measured(tiny: str, capsys: pytest.Capture
     (["--pin", "output=TPU"], "TPU"),
     (["--device", "what"], "what"),
     (["--link", "fast"], "fast"),
+    (["--context", "-1"], "--context -1: at least 0"),
+    (["--batch", "0"], "--batch 0: at least 1"),
+    (["--sequences", "0"], "--sequences 0: at least 1"),
 ])
 def test_wrong_options_are_errors(tiny: str, arguments: list[str], message: str,
                                   capsys: pytest.CaptureFixture[str]) -> None:

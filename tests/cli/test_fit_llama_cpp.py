@@ -42,6 +42,23 @@ def test_json_has_what_llama_cpp_must_be_given(capsys: pytest.CaptureFixture[str
     assert {row["device"] for row in data["llama_cpp"]["memory"]} == {"CUDA0", "CPU"}
 
 
+@needs_llama_cpp
+def test_each_of_several_models_has_its_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(Path(TINY).read_bytes())
+    arguments = ["fit", TINY, str(other), *DEVICES, "--context", "256", "--batch", "32", "--llama-cpp"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert [printed.count(f"\nllama-server -m {name} -c 256 ") for name in (TINY, other)] == [1, 1]
+    assert cli.main([*arguments, "--json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)["llama_cpp"]
+    for rows in zip(one["memory"], two["memory"], strict=True):
+        own = [row["weights"] + row["cache"] + row["arena"] for row in rows]
+        assert all(row["left"] >= 0 for row in rows)
+        if rows[0]["device"] == "CUDA0":
+            assert sum(own) <= 1_000_000
+
+
 def test_architectures_that_only_llama_cpp_has_are_taken_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*given: object, **more: object) -> None:
         raise FileFormatError("model.gguf: unknown architecture 'new'; known: llama")

@@ -6,7 +6,7 @@ import pytest
 from small_llama import SMALL
 
 from ggml_sched import cli, save_graph
-from ggml_sched.llama import load
+from ggml_sched.llama import load, open_gguf
 
 GPU, HOST = ["--device", "GPU0:1GiB:1000GB/s:80TF"], ["--device", "CPU:1GiB:60GB/s:1TF"]
 
@@ -54,12 +54,30 @@ def test_a_model_file_needs_its_metadata_alone(tmp_path, capsys):
     assert out.startswith("yes: ") and re.search(r"^  split +backend", out, re.M)
 
 
+def test_a_context_that_is_longer_than_the_model_was_trained_with_is_named(tmp_path, capsys):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    with open_gguf(SMALL) as file:
+        trained = file.metadata["llama.context_length"]
+    for context, named in ((trained, False), (2 * trained, True)):
+        out = printed(capsys, str(path), *GPU, *HOST, "--context", str(context), "--batch", "8")
+        line = f"{path} was trained with {trained} tokens: a context of {context} is longer"
+        assert (out.splitlines()[-1] == line) is named
+
+
 def test_peaks_are_listed_on_demand(graph_files, capsys):
     for where in (["--backends", "c2half"], [*GPU, *HOST]):
         plain = printed(capsys, graph_files[0], *where)
         out = printed(capsys, graph_files[0], *where, "--peaks")
         assert "peak at" not in plain
         assert re.search(r"^GPU0: arena [\d,]+ bytes, live [\d,]+$", out, re.M) and "alone saves" in out
+
+
+def test_a_model_file_without_devices_is_an_error_that_says_so(tmp_path, capsys):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    assert cli.main(["plan", str(path)]) == 1
+    assert f"{path}: a model file is planned for devices, such as --device 4090" in capsys.readouterr().err
 
 
 def test_without_devices_each_file_is_planned_by_itself(graph_files, capsys):

@@ -127,6 +127,7 @@ def test_where_no_link_is_given_the_default_is_assumed():
 
 @pytest.mark.parametrize(("link", "error", "match"), [
     (3, TypeError, "link is a Link"), ({"GPU0": gs.Link(1)}, TypeError, "'GPU0'"),
+    ({("GPU0", "GPU0"): gs.Link(1)}, ValueError, "from a device to itself"),
     ({("GPU0", "CPU"): 3}, TypeError, "pair of names"),
     ({("GPU0", "TPU"): gs.Link(1)}, ValueError, "no device has the name 'TPU'; names are GPU0, CPU"),
     ({("*", "CPU"): gs.Link(1)}, ValueError, "no device has the name '[*]'"),

@@ -6,32 +6,12 @@ import importlib
 import random
 
 import pytest
-from small_models import devices, every_placement, layered, sized
+from small_models import allocated, devices, every_placement, layered, sized
 
 import ggml_sched as gs
 
 LINK = gs.Link(5e8, 1e-6)
 WITHIN = 0.005
-
-
-def allocated(fit: gs.Fit, graphs: list[gs.Graph], given: list[gs.Device]) -> None:
-    """Every graph of a fit, planned anew with its residents and arenas on dry backends of exactly the budgets."""
-    backends = {device.name: gs.DryBackend(device.name, alignment=device.alignment, memory=device.budget)
-                for device in fit.devices}
-    for device in fit.devices:
-        taken = sum(entry.nbytes for entry in fit.placed if fit.devices[entry.device] == device)
-        if taken:
-            backends[device.name].alloc_buffer(taken)
-    copies = [gs.graph.graphfile.graph_from_dict(gs.graph.graphfile.graph_to_dict(graph),
-                                                 lambda t: backends[fit.place(t).name]) for graph in graphs]
-    budgets = {backends[device.name]: room for device, room in zip(fit.devices, fit.budgets(), strict=True)}
-    with gs.Scheduler(list(backends.values()), budgets=budgets) as scheduler:
-        for graph in copies:
-            for node, device in fit.nodes(graph).items():
-                scheduler.set_tensor_backend(node, backends[device.name])
-        scheduler.reserve(*copies)
-        for graph in copies:
-            scheduler.alloc(graph).verify()
 
 
 def check(graphs: list[gs.Graph], weights: tuple[float, ...], given: list[gs.Device]) -> None:
@@ -42,7 +22,7 @@ def check(graphs: list[gs.Graph], weights: tuple[float, ...], given: list[gs.Dev
     except gs.OutOfMemory:
         assert not found
         return
-    allocated(fit, graphs, given)
+    allocated(fit, graphs)
     prices = [gs.price(plan, fit.devices, LINK).seconds for plan in fit.plans]
     assert sum(w * s for w, s in zip(weights, prices, strict=True)) == pytest.approx(fit.seconds)
     assert fit.bound <= fit.rules_bound <= fit.seconds
@@ -51,6 +31,7 @@ def check(graphs: list[gs.Graph], weights: tuple[float, ...], given: list[gs.Dev
         assert fit.seconds <= found[0][0] * (1 + WITHIN)
 
 
+@pytest.mark.spread("seed", "count")
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_nearly_the_best_of_all_placements_and_above_the_bound(seed: int, count: int) -> None:
@@ -59,6 +40,7 @@ def test_nearly_the_best_of_all_placements_and_above_the_bound(seed: int, count:
     check([graph], (1.0,), devices(rng, count, sum(sized(graph).values())))
 
 
+@pytest.mark.spread("seed", "weights")
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (20.0, 1.0)])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_same_for_a_token_and_a_prompt_together(seed: int, weights: tuple[float, ...]) -> None:
@@ -66,7 +48,26 @@ def test_the_same_for_a_token_and_a_prompt_together(seed: int, weights: tuple[fl
     check([decode, prompt], weights, devices(random.Random(seed), 2, sum(sized(decode).values()), tight=0.9))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("alignment", [64, 4096])
+def test_bytes_are_those_that_aligned_tensors_take(alignment: int) -> None:
+    rng = random.Random(7)
+    graph = layered(rng, 2, width=9)
+    sizes = sized(graph)
+    assert sum(size % 64 > 0 for size in sizes.values()) > 2
+    given = [device.replace(alignment=alignment, memory=device.memory + (alignment << 2))
+             for device in devices(rng, 2, sum(sizes.values()))]
+    check([graph], (1.0,), given)
+    fit = gs.fit([graph], given, LINK)
+    assert {entry.name: entry.nbytes for entry in fit.placed} == {
+        name: -(-size // alignment) * alignment for name, size in sizes.items()}
+    tight = [use.device.replace(memory=use.device.memory - use.left) for use in fit.memory]
+    check([graph], (1.0,), tight)
+    for d in range(2):
+        less = [device.replace(memory=device.memory - (k == d)) for k, device in enumerate(tight)]
+        check([graph], (1.0,), less)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_what_is_refused_fits_nowhere(seed: int) -> None:
     rng = random.Random(1000 + seed)
     graph = layered(rng, 1)

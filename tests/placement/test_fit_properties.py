@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import random
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from small_models import devices, layered, sized
 
 import ggml_sched as gs
+from ggml_sched.placement.trials import Trial, Trials
 
 LINK = gs.Link(5e8, 1e-6)
 WITHIN = 0.005
@@ -19,7 +22,7 @@ GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
 GIB = 1 << 30
 
 
-def small(seed: int, count: int = 2, **kind: bool) -> tuple[gs.Graph, list[gs.Device]]:
+def small(seed: int, count: int = 2, **kind: int) -> tuple[gs.Graph, list[gs.Device]]:
     rng = random.Random(seed)
     graph = layered(rng, 3, **kind)
     return graph, devices(rng, count, sum(sized(graph).values()))
@@ -71,7 +74,7 @@ def seconds(graph: gs.Graph, given: list[gs.Device], link: gs.Link = LINK) -> fl
     return gs.fit([graph], given, link, within=WITHIN).seconds
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(k, marks=pytest.mark.soak) for k in (1, 3))])
 def test_more_of_anything_is_never_slower(seed: int) -> None:
     graph, given = small(seed)
     base = seconds(graph, given) * (1 + WITHIN)
@@ -119,6 +122,35 @@ def test_an_answer_is_a_value() -> None:
     again.verify()
     with pytest.raises(AttributeError):
         fit.seconds = 0.0  # type: ignore[misc]
+
+
+def test_verify_refuses_an_answer_that_exceeds_a_budget() -> None:
+    graph, given = small(2)
+    fit = gs.fit([graph], given, LINK)
+    for d, use in enumerate(fit.memory):
+        least = use.device.budget - use.left
+        tight, less = (tuple(device.replace(memory=device.reserve + least - size) if k == d else device
+                             for k, device in enumerate(fit.devices)) for size in (0, 1))
+        dataclasses.replace(fit, devices=tight).verify()
+        with pytest.raises(gs.OutOfMemory, match="1 bytes more than its budget of") as caught:
+            dataclasses.replace(fit, devices=less).verify()
+        error = caught.value
+        assert (error.backend, error.needed, error.available) == (use.device.name, least, least - 1)
+
+
+@pytest.mark.parametrize(("factor", "assigned"), [(1.1, False), (0.9, True)])
+def test_of_plans_with_nodes_assigned_and_with_residents_alone_the_cheaper_is_kept(
+        factor: float, assigned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Trials.run
+
+    def priced(self: Trials, residents: Mapping[str, int],
+               nodes: Sequence[Mapping[gs.Tensor, int]] | None = None) -> Trial:
+        trial = run(self, residents, nodes)
+        return trial if nodes is None else dataclasses.replace(trial, seconds=factor * trial.seconds)
+
+    monkeypatch.setattr(Trials, "run", priced)
+    graph = layered(random.Random(8), 5)        # too many residents to plan all placements one by one
+    assert gs.fit([graph], devices(random.Random(8), 2, sum(sized(graph).values())), LINK).assigned is assigned
 
 
 def test_the_caller_s_graph_does_not_change() -> None:
@@ -182,6 +214,7 @@ def test_several_models_share_the_budgets() -> None:
         assert use.left >= 0
         assert use.arena == sum(part.arenas[d] for part in parts)
         assert use.weights == sum(part.memory[d].weights for part in parts)
+        assert {part.memory[d].left for part in parts} == {use.left}
     assert fit.seconds == pytest.approx(sum(part.seconds for part in parts))
 
 
@@ -192,19 +225,126 @@ def test_models_that_take_turns_share_their_arenas() -> None:
     for d, use in enumerate(fit.memory):
         assert use.left >= 0
         assert use.arena == max(fit.model(k).arenas[d] for k in (0, 1))
+        assert {fit.model(k).memory[d].left for k in (0, 1)} == {use.left}
+
+
+def models_of_equal_names() -> gs.Fit:
+    """Two models with the same names, on budgets that part them."""
+    one, given = small(5)
+    two = layered(random.Random(5), 3, width=128)
+    total = sum(sized(one).values())
+    fit = gs.fit([[one], [two]], [device if device.host else device.replace(memory=total) for device in given], LINK)
+    assert set(sized(one)) == set(sized(two))
+    return fit
+
+
+def test_equal_names_of_several_models_are_all_in_the_json() -> None:
+    fit = models_of_equal_names()
+    data = json.loads(fit.to_json())
+    assert "residents" not in data
+    assert [model["graphs"] for model in data["models"]] == [[0], [1]]
+    for k, model in enumerate(data["models"]):
+        part = fit.model(k)
+        assert model["residents"] == {name: device.name for name, device in part.residents.items()}
+        assert list(model["arenas"].values()) == list(part.arenas)
+    assert data["models"][0]["residents"] != data["models"][1]["residents"]
+
+
+def test_a_name_that_several_models_have_elsewhere_has_no_one_place() -> None:
+    fit = models_of_equal_names()
+    parts = [fit.model(0), fit.model(1)]
+    apart = [name for name in parts[0].residents if parts[0].place(name).name != parts[1].place(name).name]
+    same = set(parts[0].residents).difference(apart)
+    assert apart
+    assert same
+    for name in same:
+        assert fit.place(name).name == parts[0].place(name).name
+    for name in apart:
+        with pytest.raises(gs.PlacementError, match=rf"{name}.*of model 0 on .* and of model 1 on"):
+            fit.place(name)
+    with pytest.raises(gs.PlacementError, match="several models"):
+        _ = fit.residents
+    with pytest.raises(gs.PlacementError, match="several models"):
+        fit.entry(apart[0])
+    with pytest.raises(gs.PlacementError, match="2 models"):
+        gs.llama.load("a file that is not read.gguf", place=fit)
+
+
+def test_an_explanation_of_a_name_that_several_models_have_is_one_for_each() -> None:
+    fit = models_of_equal_names()
+    text = fit.explain("up0")
+    for k in (0, 1):
+        part = fit.model(k)
+        assert f"model {k}, {part.explain('up0')}" in text
+
+
+def test_nodes_of_a_graph_that_several_models_may_have_are_not_guessed() -> None:
+    fit = dataclasses.replace(models_of_equal_names(), assigned=True)
+    for k, plan in enumerate(fit.plans):
+        own, found = fit.model(k).nodes(plan.graph), fit.nodes(plan.graph)
+        assert {t: device.name for t, device in found.items()} == {t: device.name for t, device in own.items()} != {}
+    with pytest.raises(gs.PlacementError, match="2 of 2 models"):
+        fit.nodes(small(5)[0])
 
 
 # -- errors -------------------------------------------------------------------------------------
+
+
+def missing_on_cpu(error: gs.OutOfMemory) -> int:
+    found = re.search(r"\((\d+) bytes\) more on CPU would do", str(error))
+    assert found
+    return int(found[1])
 
 
 def test_nothing_fits_is_an_error_with_the_bytes() -> None:
     graph, given = small(0)
     total = sum(sized(graph).values())
     few = [given[0].replace(memory=total // 4), given[1].replace(memory=total // 4)]
-    with pytest.raises(gs.OutOfMemory, match="bytes more on CPU would do") as caught:
+    with pytest.raises(gs.OutOfMemory, match=r"bytes\) more on CPU would do") as caught:
         gs.fit([graph], few, LINK)
     assert (caught.value.backend, caught.value.available) == ("CPU", few[0].budget)
     assert caught.value.needed > few[0].budget
+
+
+def test_a_refusal_asks_for_little_where_the_host_is_the_fastest() -> None:
+    graph, given = small(0)
+    total = sum(sized(graph).values())
+    slow = [device.replace(memory=total // 2, bandwidth=device.bandwidth * (1.0 if device.host else 1e-3))
+            for device in given]
+    with pytest.raises(gs.OutOfMemory) as caught:
+        gs.fit([graph], slow, LINK)
+    more = missing_on_cpu(caught.value)
+    assert more < total // 4
+    enough = [device.replace(memory=device.memory + more) if device.host else device for device in slow]
+    assert all(use.left >= 0 for use in gs.fit([graph], enough, LINK).memory)
+
+
+def test_a_refusal_asks_for_little_where_what_is_read_least_is_the_largest() -> None:
+    graph, given = small(0, vocabulary=4096)
+    sizes = sized(graph)
+    tight = [device.replace(memory=1024 if device.host else sum(sizes.values()) - 4096) for device in given]
+    with pytest.raises(gs.OutOfMemory) as caught:
+        gs.fit([graph], tight, LINK)
+    assert missing_on_cpu(caught.value) < sizes["embedding"] // 2
+
+
+def test_a_refusal_counts_what_the_reserve_of_the_host_takes() -> None:
+    graph, given = small(0)
+    total = sum(sized(graph).values())
+    few = [device.replace(memory=total // 4, reserve=total // 2 if device.host else 0) for device in given]
+    with pytest.raises(gs.OutOfMemory) as caught:
+        gs.fit([graph], few, LINK)
+    more = missing_on_cpu(caught.value)
+    enough = [device.replace(memory=device.memory + more) if device.host else device for device in few]
+    assert all(use.left >= 0 for use in gs.fit([graph], enough, LINK).memory)
+
+
+def test_a_refusal_does_not_count_arenas_that_no_placement_has() -> None:
+    graph, given = small(0)
+    few = [device if device.host else device.replace(memory=1024) for device in given]
+    with pytest.raises(gs.OutOfMemory, match="pinned to GPU0 takes") as caught:
+        gs.fit([graph], few, LINK, pins={"*": next(device.name for device in few if not device.host)})
+    assert "arenas" not in str(caught.value)
 
 
 def test_what_a_refusal_asks_for_is_enough() -> None:
@@ -213,7 +353,7 @@ def test_what_a_refusal_asks_for_is_enough() -> None:
     few = [given[0].replace(memory=total // 4), given[1].replace(memory=total // 4)]
     with pytest.raises(gs.OutOfMemory) as caught:
         gs.fit([graph], few, LINK)
-    more = int(str(caught.value).partition(" bytes more on CPU")[0].rpartition(" ")[2])
+    more = missing_on_cpu(caught.value)
     fit = gs.fit([graph], [few[0].replace(memory=few[0].memory + more), few[1]], LINK)
     assert all(use.left >= 0 for use in fit.memory)
 
@@ -221,6 +361,21 @@ def test_what_a_refusal_asks_for_is_enough() -> None:
 @pytest.mark.parametrize(("change", "error", "message"), [
     ({"graphs": []}, ValueError, "at least one graph"),
     ({"graphs": ["graph"]}, TypeError, "list of Graphs"),
+    ({"graphs": "model.gguf"}, TypeError, "model_graphs makes those of a model file"),
+    ({"graphs": None}, TypeError, "list of Graphs"),
+    ({"devices": None}, TypeError, "list of Devices and Backends, not None"),
+    ({"devices": "4090"}, TypeError, "list of Devices and Backends, not '4090'"),
+    ({"devices": gs.Device("CPU", 1, 1, 1, host=True)}, TypeError, "list of Devices and Backends, not Device"),
+    ({"devices": ["4090"]}, TypeError, "read_devices reads texts"),
+    ({"within": "0.5%"}, TypeError, "within is a number, not '0.5%'"),
+    ({"within": float("nan")}, ValueError, "within = nan"),
+    ({"within": 1}, ValueError, "within = 1 is not between 0 and 1"),
+    ({"fill": None}, TypeError, "fill is a number, not None"),
+    ({"goal": 3}, TypeError, "goal 3 is not"),
+    ({"goal": ["a"]}, TypeError, "a weight for each graph"),
+    ({"pins": {"up[0-9]+": "CPU"}}, gs.PlacementError, r"it matches \d+ as a regular expression: .* such as \w+\*$"),
+    ({"pins": {"out": "CPU"}}, gs.PlacementError, "'out' names none of .*matches 1 as a regular"),
+    ({"pins": {"optput": "CPU"}}, gs.PlacementError, "like it are output"),
     ({"devices": []}, ValueError, "host"),
     ({"devices": [gs.Device("GPU", 1 << 20, 1e9, 1e9)]}, ValueError, "host"),
     ({"devices": [gs.Device(f"GPU{k}", 1 << 20, 1e9, 1e9) for k in range(40)]}, ValueError, "devices"),

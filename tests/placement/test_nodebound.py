@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import Built, many_residents, quick, recipes
+from small_models import layered, sized
 
 import ggml_sched as gs
 from ggml_sched.placement.devices import Links
@@ -21,7 +23,7 @@ LINK = {("A", "H"): gs.Link(1e9, 1.1e-6), ("H", "A"): gs.Link(3e9, 1.3e-6), ("B"
 
 
 @given(recipes(), st.integers(0, 1 << 30))
-@quick(150)
+@quick(60)
 def test_no_plan_of_random_homes_and_assignments_is_cheaper(recipe, seed):
     rng = np.random.default_rng(seed)
     built = Built(many_residents(recipe), n_homes=3)
@@ -79,7 +81,7 @@ def best_of_all(devices, names, tokens):
 
 
 @pytest.mark.parametrize("devices, names, tokens", [
-    (FAST, ("up", "down", "out"), 1), (FAST, ("up", "down"), 64),
+    pytest.param(FAST, ("up", "down", "out"), 1, marks=pytest.mark.soak), (FAST, ("up", "down"), 64),
     pytest.param(THREE, ("up", "down"), 1, marks=pytest.mark.soak),
     pytest.param(THREE, ("up", "down", "out"), 1, marks=pytest.mark.soak)])
 def test_the_bound_is_near_the_best_of_all_placements_and_all_nodes_and_never_above(devices, names, tokens):
@@ -165,3 +167,22 @@ def test_arguments_are_checked(weights, room):
         graph = gs.Graph(ctx.relu(ctx.tensor("f32", (4,), "x", input=True)))
         with pytest.raises(ValueError, match="weight"):
             node_bound([facts(graph)], weights, FAST, Links(FAST), room)
+
+
+def test_residents_of_one_name_in_two_models_take_their_bytes_twice() -> None:
+    graph = layered(random.Random(3), 2)
+    total = sum(sized(graph).values())
+    tight = [gs.Device("GPU", total, 1e10, 1e12), gs.Device("CPU", total // 2, 1e9, 1e10, host=True)]
+    twice, links = [facts(graph), facts(layered(random.Random(3), 2))], Links(tight, FAST_LINK)
+    room = [device.budget for device in tight]
+    one = node_bound(twice[:1], (1.0,), tight, links, room).seconds
+    both = node_bound(twice, (1.0, 1.0), tight, links, room, models=(0, 1)).seconds
+    assert node_bound(twice, (1.0, 1.0), tight, links, room).seconds == pytest.approx(2 * one)
+    assert both == math.inf
+    wide = [tight[0], tight[1].replace(memory=2 * total)]
+    room = [device.budget for device in wide]
+    assert node_bound(twice, (1.0, 1.0), wide, links, room, models=(0, 1)).seconds > 2.5 * one
+    pinned = {(1, name): [False, True] for name in sized(graph)}
+    dear = node_bound(twice, (1.0, 1.0), wide, links, room, pinned, (0, 1)).seconds
+    alone = node_bound(twice[1:], (1.0,), wide, links, room, {name: [False, True] for name in sized(graph)}).seconds
+    assert dear == pytest.approx(one + alone, rel=1e-3)

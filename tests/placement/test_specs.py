@@ -132,6 +132,41 @@ def test_well_known_names_are_read_in_any_spelling(name):
     assert known_device(name).memory > 0
 
 
+@pytest.mark.parametrize(("name", "found", "gib"), [
+    ("3060 12GB", "RTX 3060", 12), ("3060-12g", "RTX 3060", 12), ("4060ti 16g", "RTX 4060 Ti", 16),
+    ("a100-80g", "A100", 80), ("A100 80 GB", "A100", 80), ("a100-40g", "A100 40GB", 40),
+    ("NVIDIA A100 80GB PCIe", "A100", 80), ("NVIDIA A100-SXM4-80GB", "A100 SXM", 80),
+    ("NVIDIA A100-SXM4-40GB", "A100 40GB", 40), ("NVIDIA H100 80GB HBM3", "H100", 80),
+    ("Tesla V100-SXM2-32GB", "V100", 32), ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 48),
+    ("4080s", "RTX 4080 SUPER", 16), ("7900xtx", "RX 7900 XTX", 24), ("m2 max", "M2 Max", 96),
+    ("M1 Max 32GB", "M1 Max", 32), ("m4-max 64g", "M4 Max", 64), ("mi300x", "MI300X", 192), ("t4 16gb", "T4", 16),
+    ("ai max 395", "Ryzen AI Max+ 395", 128), ("rtx_3090", "RTX 3090", 24)])
+def test_names_as_tools_print_and_users_type_them(name, found, gib):
+    known = known_device(name)
+    assert (known.name, known.memory) == (found, gib << 30)
+    assert read_device(name).memory == gib << 30
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("3080 12GB", "'3080 12GB': RTX 3080 has 10 GiB here, and 3080:12GiB would be its speeds with 12;"),
+    ("v100 16gb", "V100 has 32 GiB here"), ("m1 max 512gb", "M1 Max has 64 GiB here"), ("m1 0gb", "M1 has 16 GiB"),
+    ("2x3090", "'2x3090': give RTX 3090 2 times"), ("3090 x4", "give RTX 3090 4 times"),
+    ("mi300", "like it are MI300X"), ("h20", "like it are H200"), ("4090 laptop", "RTX 4090"),
+    ("1080 ti", "RTX 3080 Ti"), ("4o90", "like it are RTX 4090"), ("a10g", "like it are A10,"),
+    ("titan v", "'titan v';"), ("2x titan v", "'2x titan v';")])
+def test_names_that_no_device_has_are_refused_with_what_else_to_give(name, said):
+    with pytest.raises(ValueError, match=f"^no well-known device is called .*{re.escape(said)}.*24GiB"):
+        known_device(name)
+
+
+def test_no_two_devices_have_one_name_however_it_is_written():
+    owners = {}
+    for known in known_devices():
+        for name in (known.name, *known.also):
+            assert owners.setdefault(re.sub("[^a-z0-9+]", "", name.lower()), known) is known
+            assert known_device(name) is known
+
+
 def test_what_the_system_keeps_grows_with_the_memory():
     known = known_device("M4 Max")
     assert known.device().reserve == known.memory // 4

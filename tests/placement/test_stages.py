@@ -16,6 +16,9 @@ GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
 KINDS = {"gpt2-124m": 12, "llama-160m": 12, "llama-2-7b": 32, "llama-2-7b-fa": 32, "mamba-1.4b": 48,
          "mixtral-8x7b": 32, "phi2-2.7b": 32, "tinyllama-1.1b": 22}
 """{model: layers}."""
+SOME_KINDS = [pytest.param(kind, marks=() if kind in ("gpt2-124m", "mamba-1.4b", "mixtral-8x7b") else pytest.mark.soak)
+              for kind in KINDS]
+"""Attention, recurrence and experts; the others differ from the first in sizes."""
 WHOLE_LAYERS = ("mamba-1.4b", "phi2-2.7b")
 """Models whose layers have no cut inside: recurrent, and with attention beside the feed-forward part."""
 
@@ -53,7 +56,7 @@ def test_every_layer_of_every_kind_of_model_is_cut_from_the_next(kind):
     assert len({each.key for each in made}) <= 8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_every_node_and_every_resident_is_in_a_stage(kind):
     graphs = both(kind)
     wirings = [Wiring(facts(graph)) for graph in graphs]

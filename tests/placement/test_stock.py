@@ -13,7 +13,8 @@ import pytest
 import ggml_sched as gs
 from ggml_sched.errors import PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
-from ggml_sched.placement.stock import stock
+from ggml_sched.placement.fit import Refits
+from ggml_sched.placement.stock import _StockBackend, stock
 
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
 RNG = np.random.default_rng(0)
@@ -113,6 +114,35 @@ def test_caches_in_another_order_are_moved_and_the_rest_is_fitted_again(plain):
     assert 0 < sum(name.startswith("cache") for name in found.moved) <= 12, "half of the caches stay at least"
 
 
+def test_pins_stay_where_the_rest_is_fitted_again(graphs):
+    """A cache and a matrix that would be elsewhere without their pins; arenas so large that two fits more follow."""
+    memory = 100 << 20
+    free = gs.fit(graphs, devices(memory))
+    held = sorted(name for name, device in free.residents.items() if device.name == "A" and name.endswith("weight"))
+    pins = dict.fromkeys(held[::3], "HOST") | {"cache_?_l7": "A", "cache_?_l2": "HOST"}
+    fit = gs.fit(graphs, devices(memory), pins=pins)
+    assert {entry.name for entry in fit.placed if entry.pinned} == {
+        *held[::3], *(f"cache_{kind}_l{layer}" for kind in "kv" for layer in (2, 7))}
+    larger = stock(fit, compute=lambda one: {"A": fit.arenas[0] + (16 << 20)})
+    assert larger.fits and larger.moved
+    for found in (stock(fit), larger):
+        assert by_llama_cpp(found, 12) == found.residents
+        for entry in fit.placed:
+            if entry.pinned:
+                assert found.residents[entry.name] == {"A": "A", "HOST": "CPU"}[fit.devices[entry.device].name]
+
+
+def test_caches_that_are_pinned_as_llama_cpp_cannot_have_them_are_refused(plain):
+    """The first layer beside the host, the last on it."""
+    names = [device.name for device in plain.devices]
+    pinned = {"cache_k_l0": "A", "cache_v_l0": "A", "cache_k_l11": "HOST", "cache_v_l11": "HOST"}
+    wanted = dataclasses.replace(plain, placed=tuple(
+        entry._replace(device=names.index(pinned[entry.name]), pinned=True) if entry.name in pinned else entry
+        for entry in plain.placed))
+    with pytest.raises(gs.PlacementError, match="nothing fits the pins"):
+        stock(wanted, NAMES)
+
+
 def test_arenas_that_are_larger_than_the_fit_s_are_made_room_for(graphs):
     memory = 100 << 20
     fit = gs.fit(graphs, devices(memory))
@@ -127,6 +157,29 @@ def test_arenas_that_are_larger_than_the_fit_s_are_made_room_for(graphs):
     assert not hopeless.fits and hopeless.memory[0].left < 0
 
 
+def test_room_is_made_around_the_caches_that_llama_cpp_has(graphs, monkeypatch):
+    """Tables are made anew for other pins, and caches that move away take weights with them."""
+    fit = gs.fit(graphs, devices(100 << 20))
+    pinned, found = [], Refits.search
+
+    def search(self, pins, more):
+        pinned.append((dict(pins), any(more)))
+        return found(self, pins, more)
+
+    monkeypatch.setattr(Refits, "search", search)
+    first = stock(fit, compute=lambda one: dict(zip(("A", "CPU"), fit.arenas, strict=True)))
+    caches = {name: device for name, device in first.residents.items() if name.startswith("cache")}
+    assert first.fits
+    pinned.clear()
+    larger = {"A": fit.arenas[0] + (12 << 20), "CPU": fit.arenas[1]}
+    room = stock(fit, compute=lambda one: larger)
+    assert room.fits and room.memory[0].arena == larger["A"]
+    assert any(more for _, more in pinned)
+    for pins, _ in pinned:
+        assert {name: "CPU" if device == "HOST" else device for name, device in pins.items()} == caches
+    assert {name: device for name, device in room.residents.items() if name in caches} == caches
+
+
 def test_the_command_has_what_the_graphs_show(graphs):
     found = stock(gs.fit(graphs, devices(1 << 33, 1 << 33, 1 << 33)), NAMES, type_k="q8_0")
     words = found.command("my model.gguf").split()
@@ -138,6 +191,23 @@ def test_the_command_has_what_the_graphs_show(graphs):
     assert found.settings["override_tensor"] == dict(found.override_tensor)
     assert json.loads(json.dumps(found.to_dict()))["command"] == found.command()
     assert found.command() in str(found) and "left" in str(found)
+
+
+def test_the_context_is_that_of_the_caches_where_graphs_do_not_say(graphs):
+    parts = [graph_to_dict(graph) for graph in graphs]
+    for part in parts:
+        del part["meta"]["n_ctx"]
+    found = stock(gs.fit([graph_from_dict(part) for part in parts], devices(1 << 33)), {"A": "CUDA0"})
+    assert found.arguments["n_ctx"] == 1024
+
+
+@pytest.mark.parametrize("n_seqs, expected", [(1, None), (4, 4)])
+def test_several_sequences_are_an_argument(graphs, n_seqs, expected):
+    parts = [graph_to_dict(graph) for graph in graphs]
+    for part in parts:
+        part["meta"]["n_seqs"] = n_seqs
+    found = stock(gs.fit([graph_from_dict(part) for part in parts], devices(1 << 33)), {"A": "CUDA0"})
+    assert found.arguments.get("n_seq_max") == expected
 
 
 def test_a_description_is_a_value(graphs):
@@ -185,3 +255,28 @@ def test_layers_are_counted_as_llama_cpp_divides_them():
             parts = np.cumsum(np.float32([cut, total - cut]), dtype=np.float32)
             got = [bisect_right(list(parts / parts[-1]), np.float32(at) / np.float32(total)) for at in range(total)]
             assert got == [0] * cut + [1] * (total - cut)
+
+
+@pytest.mark.parametrize(("op", "rows", "offloaded"), [("MUL_MAT", 31, False), ("MUL_MAT", 32, True),
+                                                       ("MUL_MAT_ID", 31, False), ("MUL_MAT_ID", 32, True),
+                                                       ("GET_ROWS", 32, False)])
+def test_ops_of_32_rows_come_to_a_device_for_weights_of_the_host(op, rows, offloaded):
+    """ggml's rule for backends that offload: 32 rows or more, along axis 2 for experts, but never rows by number."""
+    with gs.Context() as ctx:
+        weights = ctx.tensor("f32", (8, 64, 2) if op == "MUL_MAT_ID" else (8, 64))
+        node = {"MUL_MAT": lambda: ctx.mul_mat(weights, ctx.tensor("f32", (8, rows))),
+                "MUL_MAT_ID": lambda: ctx.mul_mat_id(weights, ctx.tensor("f32", (8, 1, rows)),
+                                                     ctx.tensor("i32", (1, rows))),
+                "GET_ROWS": lambda: ctx.get_rows(weights, ctx.tensor("i32", (rows,)))}[op]()
+        gpu, host = devices(1 << 33)
+        assert _StockBackend(gpu, True).offload_op(node) is offloaded
+        assert not _StockBackend(gpu, False).offload_op(node)
+        assert not _StockBackend(host, True).offload_op(node)
+
+
+def test_what_a_fit_and_stock_return_cannot_be_changed(plain):
+    found = stock(plain, NAMES)
+    for value in (plain, plain.devices[0], plain.prices[0], found, found.memory[0], gs.Link(1e9)):
+        for field in dataclasses.fields(value):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(value, field.name, None)

@@ -12,13 +12,14 @@ ONE, OTHER = "24 GiB 1 TB/s, host 60 GB/s", "24 GiB 1 TB/s, 12 GiB 360 GB/s, hos
 ROWS = [
     # devices, model, milliseconds of a token at most, gap by the bound of the tables at most
     ("4 GiB 256 GB/s, host 80 GB/s", "llama-2-7b", 45.33, 0.010),
-    ("4 GiB 256 GB/s, host 80 GB/s", "llama-2-7b-fa", 42.60, 0.010),
-    ("2 GiB 256 GB/s, host 80 GB/s", "phi2-2.7b", 15.52, 0.010),
+    pytest.param("4 GiB 256 GB/s, host 80 GB/s", "llama-2-7b-fa", 42.60, 0.010, marks=pytest.mark.soak),
+    pytest.param("2 GiB 256 GB/s, host 80 GB/s", "phi2-2.7b", 15.52, 0.010, marks=pytest.mark.soak),
     ("8 GiB 256 GB/s, host 80 GB/s", "mixtral-8x7b", 75.08, 0.005),
-    (ONE, "mixtral-8x7b", 16.76, 0.005),
+    ("8 GiB 256 GB/s, host 80 GB/s", "16B, latent attention", 11.37, 0.005),
+    pytest.param(ONE, "mixtral-8x7b", 16.76, 0.005, marks=pytest.mark.soak),
     (OTHER, "llama-2-7b", 7.83, 0.005),
-    (OTHER, "mixtral-8x7b", 11.25, 0.005),
-    ("twice 24 GiB 1 TB/s, host", "mixtral-8x7b", 10.45, 0.010),
+    pytest.param(OTHER, "mixtral-8x7b", 11.25, 0.005, marks=pytest.mark.soak),
+    pytest.param("twice 24 GiB 1 TB/s, host", "mixtral-8x7b", 10.45, 0.010, marks=pytest.mark.soak),
 ]
 
 
@@ -34,7 +35,8 @@ def test_a_token(devices: str, model: str, milliseconds: float, gap: float) -> N
 def test_a_prompt_for_which_weights_are_brought_over() -> None:
     graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
     fit = gs.fit(graphs, given, placement.LINK, goal="prompt", stream=True)
-    assert 1e3 * fit.seconds <= 258
+    assert 1e3 * fit.seconds <= 247
+    assert fit.gap <= 0.01
     fit.verify()
 
 
@@ -42,4 +44,5 @@ def test_a_prompt_and_tokens_together() -> None:
     graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
     fit = gs.fit(graphs, given, placement.LINK, goal=(256, 1), stream=True)
     assert 1e3 * fit.seconds <= 256 * 18.9 + 265
+    assert fit.gap <= 0.01
     fit.verify()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from processes import run_python
+from processes import preloading, run_python
 
 import ggml_sched
 
@@ -25,8 +25,9 @@ def allocated(folder: Path, mode: str, path: Path, libraries: dict[str, str], wa
     job = folder / f"{mode}.json"
     job.write_text(json.dumps({"mode": mode, "path": str(path), "libraries": libraries, "devices": devices,
                                "pipeline": pipeline, "ways": ways}))
-    done = run_python(str(ROOT / "bench/hooked/allocated.py"), str(job), timeout=300, LD_PRELOAD=libraries["holes"],
-                      GGML_SCHED="off", PYTHONPATH=os.pathsep.join(filter(None, [PACKAGES, *sys.path])))
+    done = run_python(str(ROOT / "bench/hooked/allocated.py"), str(job), timeout=300, GGML_SCHED="off",
+                      LD_PRELOAD=preloading(libraries["holes"]),
+                      PYTHONPATH=os.pathsep.join(filter(None, [PACKAGES, *sys.path])))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row.get("failed") for row in rows] == [None] * len(ways)
     return [sorted(row["buffers"]) for row in rows]

@@ -1,8 +1,8 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), paths
-met on the way, repaired and improved by exchanges (`search`), paths by labels (`labels`), and counts of equal stages by
-an integer program (`counts`) where HiGHS is installed.
+met on the way, repaired and improved by exchanges (`search`), the bound by runs (`runs`), paths by labels (`labels`),
+and counts of equal stages by an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -14,34 +14,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Solution
-from ggml_sched.placement.solve.bound import Bound, best_bound, visit
+from ggml_sched.placement.solve.bound import Bound, Visit, best_bound, visit
 from ggml_sched.placement.solve.counts import Counts, has_highs, highs
 from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.problem import Problem
-from ggml_sched.placement.solve.search import improve, repair
+from ggml_sched.placement.solve.runs import RunBound
+from ggml_sched.placement.solve.search import improve, repair, splice
 
 __all__ = ["solve"]
 
 Ints = NDArray[np.int64]
 
 SOLVERS = ("auto", "own", "highs")
-REPAIRED = 6
-"""So many of the nearest paths are repaired."""
+SPLICED, REPAIRED = 2, 3
+"""So many paths that fit are spliced, and so many of the nearest others repaired."""
 STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 """Multiples of the best multipliers, at which paths take fewer bytes."""
 
-WIDTHS = ((64, 300_000), (1024, 1_500_000))
-"""Labels kept after a stage, and columns tried, of each search."""
+EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
+    "few": ((8, 40_000),), "some": ((64, 300_000),), "all": ((64, 300_000), (1024, 1_500_000)),
+    "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
+"""Labels kept after a stage, and columns tried, of each search, by effort."""
 ROUNDS, NODES = 4, 100
 """Integer programs that are solved one after the other at most, and the nodes of each."""
 SMALL = 300
 """Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""
+NEAR_STOP = 1.01
+"""With little effort runs bound what may become as dear as what is sought: up to this part above the other bound."""
 TINY = 1e-12
 """Part of the seconds by which sums of the same numbers may differ."""
 
 
 def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver: str = "auto",
-          cutoff: float = math.inf) -> Solution:
+          cutoff: float = math.inf, effort: str = "all") -> Solution:
     """The cheapest choices for `chain` that take at most `budget[d]` bytes on each device d.
 
     Ends when the cost is proven to be at most 1 + `within` times the least, or when its bounded effort is spent: then
@@ -49,14 +54,19 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
     search ends: then `path` is None, unless a path below `cutoff` was found.
 
+    `effort`: "few" searches a few labels alone, "some" more of them and does not bound by runs, "all" those of some
+    tenths of a second and counts, "more" and "most" those of up to a second and some seconds.
+
     `solver`: "own" uses this package alone, "highs" HiGHS for what labels do not prove (the extra `fit`), "auto" the
     latter if it is installed, and for small programs, which take less than a second.
 
     ValueError or TypeError for arrays of wrong shapes or types, NaN, negative seconds or bytes, a chain without stages,
-    an unknown `solver`, and "highs" where it is not installed.
+    an unknown `solver` or `effort`, and "highs" where it is not installed.
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(SOLVERS)}")
+    if effort not in EFFORTS:
+        raise ValueError(f"effort is {effort!r}; it must be one of {', '.join(EFFORTS)}")
     if solver == "highs" and not has_highs():
         raise ValueError("solver is 'highs', and SciPy is not installed: pip install 'ggml-sched[fit]'")
     if not within >= 0:
@@ -69,9 +79,14 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
         return answer(problem, bound, None)
     path = first_paths(problem, bound)
     if not is_near(problem, bound, path, within):
+        stop = stop_at(problem, path, within, cutoff)
+        by_runs = RunBound(problem)
+        if by_runs.helps and effort != "some" and (effort != "few" or stop <= bound.value * NEAR_STOP):
+            by_runs.raise_(bound, stop, effort == "few")
+    if not is_near(problem, bound, path, within) and bound.value < cutoff:
         labels = Labels(problem, bound)
-        path = search_labels(labels, path, within, cutoff)
-        if solver != "own" and has_highs() and not is_done(labels, path, within, cutoff):
+        path = search_labels(labels, path, within, cutoff, EFFORTS[effort])
+        if effort == "all" and solver != "own" and has_highs() and not is_done(labels, path, within, cutoff):
             path = search_counts(labels, path, within, cutoff, SMALL if solver == "auto" else None)
     return answer(problem, bound, path)
 
@@ -91,17 +106,18 @@ def stop_at(problem: Problem, path: Ints | None, within: float, cutoff: float) -
 
 
 def cheaper(problem: Problem, bound: Bound, path: Ints | None, found: Ints | None) -> Ints | None:
-    """The cheaper of a path and of another after exchanges."""
+    """The cheaper of a path and of another after exchanges and splices."""
     if found is None:
         return path
     found = improve(problem, found, bound.multipliers)
     return found if path is None or problem.cost_of(found) < problem.cost_of(path) else path
 
 
-def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: float) -> Ints | None:
+def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: float,
+                  widths: Sequence[tuple[int, int]]) -> Ints | None:
     """The best of `path` and of searches by labels, wider and wider; raises the bound's value."""
     problem, bound = labels.problem, labels.bound
-    for width, effort in WIDTHS:
+    for width, effort in widths:
         found, proven = labels.search(stop_at(problem, path, within, cutoff), width, effort)
         bound.value = max(bound.value, proven)
         path = cheaper(problem, bound, path, found)
@@ -131,26 +147,33 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
             path = cheaper(problem, bound, path, trail)
         else:
             used = kept[np.flatnonzero(found[:len(kept)])]
-            path = cheaper(problem, bound, path, labels.search(stop, *WIDTHS[0], among=used)[0])
+            path = cheaper(problem, bound, path, labels.search(stop, *EFFORTS["some"][0], among=used)[0])
         if is_done(labels, path, within, cutoff) or not counts.cut(found):
             break
     return path
 
 
 def first_paths(problem: Problem, bound: Bound) -> Ints | None:
-    """The best of the paths met while bounding that fit, and of those nearest to fitting, repaired; improved."""
+    """The best of the paths met while bounding that fit, with parts of others spliced in, and of those nearest to
+    fitting, repaired; improved."""
     met = list(bound.visits)
     met += [found for steeper in STEEPER if (found := visit(problem, bound.multipliers * steeper)) is not None]
     unit = np.maximum(problem.total, 1.0)
-    fitting = sorted((one for one in met if (one.memory <= problem.budget).all()), key=lambda one: one.cost)[:1]
-    over = sorted((one for one in met if (one.memory > problem.budget).any()),
-                  key=lambda one: float((np.maximum(one.memory - problem.budget, 0) / unit).sum()))[:REPAIRED]
-    paths = [one.path for one in fitting]
-    paths += [path for one in over if (path := repair(problem, one.path, bound.multipliers)) is not None]
+    fitting = sorted((one for one in met if (one.memory <= problem.budget).all()), key=lambda one: one.cost)
     if not len(problem.scarce):
-        return paths[0] if paths else None
+        return fitting[0].path if fitting else None
+    over = sorted((one for one in met if (one.memory > problem.budget).any()),
+                  key=lambda one: float((np.maximum(one.memory - problem.budget, 0) / unit).sum()))
+    paths = [splice(problem, one.path, bound) for one in distinct(fitting, SPLICED)]
+    paths += [path for one in distinct(over, REPAIRED)
+              if (path := repair(problem, one.path, bound.multipliers)) is not None]
     paths = [improve(problem, path, bound.multipliers) for path in paths]
     return min(paths, key=problem.cost_of, default=None)
+
+
+def distinct(visits: Sequence[Visit], most: int) -> list[Visit]:
+    """The first visits that differ in seconds or bytes, at most so many."""
+    return list({(one.cost, *one.memory.tolist()): one for one in reversed(visits)}.values())[::-1][:most]
 
 
 def answer(problem: Problem, bound: Bound, path: Ints | None) -> Solution:

@@ -432,6 +432,97 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
+def runs(const int32_t[::1] classes not None, const double[::1] start not None, const int64_t[::1] ranges not None,
+         const double[::1] reduced not None, const int64_t[:, ::1] memory not None, const int32_t[::1] after not None,
+         const int64_t[::1] budget not None, const int32_t[::1] row_of not None, const double[:, ::1] suffix not None,
+         double stop, Py_ssize_t cells):
+    """The least reduced seconds, below `stop`, of paths whose runs keep the budgets: (seconds, columns i32 [stages]).
+
+    A run goes from where the stream enters a scarce device to where it enters another one: `row_of` [states] is the row
+    of a state's scarce device, or -1.  Its bytes on that device alone are counted.  Columns as for `labels`, `suffix`
+    [stages + 1, states] the least reduced seconds from each stage on.  Of the labels of a state and a device whose
+    bytes are in the same of `cells` parts of the budget one is left, with the least bytes and seconds of all: so the
+    seconds may be less than the path's.  Infinite, and None, if there is no such path.
+    """
+    cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0]
+    cdef Py_ssize_t size = states * (rows + 1) * cells, stage, at, slot, n_labels = 0, key, cell, column, best = -1
+    cdef int32_t before, number, state, row, now
+    cdef int64_t held
+    cdef double through, least, total
+    least_, seconds_, bytes_ = np.empty(size), np.empty(size), np.empty(size, np.int64)
+    held_, from_, by_ = np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
+    place_ = np.empty(size, np.int32)
+    earlier_, used_ = np.empty((n + 1, size), np.int32), np.empty((n + 1, size), np.int32)
+    cdef double[::1] found = least_, seconds = seconds_
+    cdef int64_t[::1] label_bytes = bytes_, found_bytes = held_
+    cdef int32_t[::1] source = from_, chosen = by_, place = place_
+    cdef int32_t[:, ::1] earlier = earlier_, used = used_
+    with nogil:
+        for slot in range(size):
+            found[slot] = INFINITY
+        for at in range(states):
+            if start[at] + suffix[0, at] < stop:
+                slot = (at * (rows + 1) + row_of[at] + 1) * cells
+                found[slot], found_bytes[slot], source[slot], chosen[slot] = start[at], 0, -1, -1
+        for stage in range(n + 1):
+            # Of each state and device: labels by rising bytes, each cheaper than those before it.
+            n_labels = 0
+            for key in range(states * (rows + 1)):
+                least = INFINITY
+                for cell in range(cells):
+                    slot = key * cells + cell
+                    if found[slot] < least:
+                        least = found[slot]
+                        seconds[n_labels], label_bytes[n_labels] = least, found_bytes[slot]
+                        place[n_labels] = <int32_t>key
+                        earlier[stage, n_labels], used[stage, n_labels] = source[slot], chosen[slot]
+                        n_labels += 1
+                    found[slot] = INFINITY
+            if stage == n:
+                break
+            number = classes[stage]
+            for at in range(n_labels):
+                before, row = <int32_t>(place[at] // (rows + 1)), <int32_t>(place[at] % (rows + 1)) - 1
+                for column in range(ranges[number * states + before], ranges[number * states + before + 1]):
+                    through, state = seconds[at] + reduced[column], after[column]
+                    if through + suffix[stage + 1, state] >= stop:
+                        continue
+                    now, held = row, 0
+                    if row >= 0:
+                        held = label_bytes[at] + memory[column, row]
+                        if held > budget[row]:
+                            continue
+                    if row_of[state] >= 0 and row_of[state] != row:
+                        now = row_of[state]
+                        held = memory[column, now]
+                        if held > budget[now]:
+                            continue
+                    slot = (state * (rows + 1) + now + 1) * cells
+                    if now >= 0:
+                        cell = <Py_ssize_t>(<double>held / (<double>budget[now] + 1.0) * <double>cells)
+                        slot += min(cell, cells - 1)
+                    if found[slot] == INFINITY:
+                        found_bytes[slot] = held
+                    else:
+                        found_bytes[slot] = min(found_bytes[slot], held)
+                    if through < found[slot]:
+                        found[slot], source[slot], chosen[slot] = through, <int32_t>at, <int32_t>column
+        for at in range(n_labels):
+            if best < 0 or seconds[at] < seconds[best]:
+                best = at
+    if best < 0:
+        return INFINITY, None
+    total = seconds[best]
+    path = np.empty(n, np.int32)
+    cdef int32_t[::1] columns = path
+    for stage in range(n, 0, -1):
+        columns[stage - 1] = used[stage, best]
+        best = earlier[stage, best]
+    return total, path
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
 def cheapest_labels(const int64_t[::1] parent not None, const double[:, ::1] own not None,
                     const double[:, :, ::1] edge not None):
     """The cheapest label for each node of a forest: (sum, labels i64 [nodes]).

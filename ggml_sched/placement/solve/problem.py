@@ -51,6 +51,8 @@ class Problem:
         self.scarce: list[int] = [device for device, bytes_ in enumerate(most) if bytes_ > self.all_budgets[device]]
         self.budget: Ints = np.array([max(self.all_budgets[device], -1) for device in self.scarce], np.int64)
         self.total: Floats = np.array([most[device] for device in self.scarce], np.float64)
+        self.row_of: NDArray[np.int32] = checked_rows(chain, self.scarce, self.n_states)
+        """For each state the scarce device of its streams, -1 where they are elsewhere or on several."""
         self._make_columns(tables)
         self.dearest: float = float(self.start[np.isfinite(self.start)].max(initial=0.0)) + float(
             sum(int(count) * float(cost[np.isfinite(cost)].max(initial=0.0))
@@ -129,6 +131,15 @@ def checked_start(chain: Chain) -> Floats:
     if np.isnan(start).any() or (start < 0).any():
         raise ValueError("start has negative seconds, or NaN")
     return start
+
+
+def checked_rows(chain: Chain, scarce: Sequence[int], n_states: int) -> NDArray[np.int32]:
+    """For each state the scarce device that all its devices are, or -1."""
+    if chain.devices and len(chain.devices) != n_states:
+        raise ValueError(f"devices of {len(chain.devices)} states, and {n_states} states")
+    rows = {device: row for row, device in enumerate(scarce)}
+    found = [rows.get(devices[0], -1) if len(set(devices)) == 1 else -1 for devices in chain.devices]
+    return np.array(found or [-1] * n_states, np.int32)
 
 
 def checked_class(chain: Chain, number: int, n_states: int, n_devices: int) -> tuple[Floats, Ints]:

@@ -1,0 +1,358 @@
+"""Branch and bound over the cases of arenas: a bound of all placements of the tables, and candidates on the way.
+
+Owns the cases that are left.  Each is bounded with its floors as arenas, the one with the least bound comes first; its
+solution is planned for real where it may fit, and the case is cut in two at what the solution needs of an arena.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import product
+
+from ggml_sched._graph import Tensor
+from ggml_sched.placement.arenas import Case, by_caches, first_case, halves
+from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
+from ggml_sched.placement.chain import Chain, Choice, Solution
+from ggml_sched.placement.chains import dearer, joined, parted
+from ggml_sched.placement.devices import Device
+from ggml_sched.placement.solve.bound import best_bound
+from ggml_sched.placement.solve.problem import Problem
+from ggml_sched.placement.tables import TableChain, Tables
+from ggml_sched.placement.trials import Trials
+from ggml_sched.planning.plan import Plan
+
+__all__ = ["Branching"]
+
+MAX_CASES = 48
+"""Cases of arenas that are searched, at most."""
+MAX_BEYOND = 4
+"""Cases that are searched, at most, although the bound of all cannot rise any more."""
+EFFORTS = {"more": 3, "most": 1}
+"""So many cases are solved with these efforts, at most."""
+MAX_DEVICES = 2
+"""Devices up to which they are: with more they take five seconds, and prove little."""
+MAX_FINEST = 6
+"""Cases that are left, at most, whose bounds are made better at the end: the least ones."""
+MAX_ROUNDS = 12
+"""Solving and planning for one case, at most; each round's assumed arenas are larger."""
+MAX_WITHOUT = 6
+"""Searches without the patterns at the peaks, for one case."""
+FEW_CACHES = 0.02
+"""The fine for a stage with caches, in parts of the best seconds, to bound placements with few such stages."""
+WORTH = 0.04
+"""The part of `within` that copies of inputs have to cost to be worth two cases."""
+POLISHED = 0.1
+"""The part of `within` that a search with the arenas of the best placement may leave."""
+MAX_WAYS = 32
+"""Ways to place what several stages read, such as an embedding that is the output matrix, at most."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """A case that is not searched yet; of several models one for each."""
+
+    cases: tuple[Case, ...]
+    shared: tuple[Mapping[str, int], ...]
+    chains: Sequence[TableChain]
+    chain: Chain
+    floors: Sequence[int]
+    """Bytes that the arenas of all models have at least."""
+    solution: Solution
+    """The bound with the floors as arenas, and the path that has it, which may exceed the budgets."""
+
+
+class Branching:
+    """The cases of some tables; `run` searches them."""
+
+    def __init__(self, candidates: Candidates, tables: Sequence[Tables], pins: Sequence[Mapping[str, int]]) -> None:
+        self.candidates: Candidates = candidates
+        self.tables: Sequence[Tables] = tables
+        self.pins: Sequence[Mapping[str, int]] = pins
+        self.left: list[tuple[float, int, Open]] = []
+        self.closed: float = math.inf
+        """The least bound of the cases that need no more search."""
+        self._count = 0
+        self._left_of = dict(EFFORTS)
+        self._assumed: set[tuple[object, ...]] = set()
+
+    def run(self) -> float:
+        """Search until all bounds are near the best, or the cases are too many; returns the bound of all."""
+        candidates, budgets = self.candidates, self.candidates.budgets
+        cases = tuple(first_case(table.needs, budgets) for table in self.tables)
+        for shared in product(*(_ways(table.shared, model, table.devices, pins) for table, model, pins in zip(
+                self.tables, candidates.models, self.pins, strict=True))):
+            self._add(cases, shared, 0.0)
+        beyond = 0
+        for _ in range(MAX_CASES):
+            if not self.left or candidates.is_near(self.left[0][0]):
+                break
+            # A bound that is above that of a closed case raises nothing: such cases may only have better candidates.
+            beyond += self.left[0][0] >= self.closed
+            if beyond > MAX_BEYOND and candidates.best is not None:
+                break
+            bound, _, made = heappop(self.left)
+            self._search(bound, made)
+        self._polish()
+        least = self.closed
+        for _ in range(MAX_FINEST):
+            if self.left and self.left[0][0] < least:
+                bound, _, made = heappop(self.left)
+                bound = self._finest(made, bound)
+                solution = self._most(made, bound)
+                least = min(least, bound if solution is None else max(bound, solution.bound))
+        return min([least, *(bound for bound, _, _ in self.left[:1])])
+
+    def _add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
+        """Bound a case with its floors as arenas, and put it among those that are left."""
+        chains = chains_of(self.tables, cases, shared)
+        chain = dearer(joined(chains), self.candidates.fine)
+        floors = self.candidates.joined([case.floors for case in cases])
+        room = [budget - floor for budget, floor in zip(self.candidates.budgets, floors, strict=True)]
+        if min(room) < 0:
+            return
+        solution = relaxed(chain, room)
+        bound = max(bound, solution.bound)
+        if solution.path is None:
+            self.closed = min(self.closed, bound)
+        else:
+            heappush(self.left, (bound, self._count, Open(cases, shared, chains, chain, floors, solution)))
+            self._count += 1
+
+    def _search(self, bound: float, made: Open) -> None:
+        """Search one case: plan what may fit, and cut it in two, or close it."""
+        candidates = self.candidates
+        solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="few")
+        assert solution is not None
+        bound = max(bound, solution.bound)
+        if bound == math.inf:
+            return
+        first = None
+        if solution.path is not None and (candidates.best is None or self._may_fit(made, solution)):
+            first = self._explore(made, solution)
+        if candidates.is_near(bound):
+            self.closed = min(self.closed, bound)
+            return
+        parts = self._halves(made, solution) or self._halves(made, made.solution)
+        if parts is None:
+            solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff)
+            assert solution is not None
+            bound = max(bound, solution.bound)
+            first = self._explore(made, solution) or first
+            parts = None if candidates.is_near(bound) else self._halves(made, solution)
+        if parts is None:
+            bound = self._finest(made, bound)
+            solution = self._most(made, bound)
+            if solution is not None:
+                bound = max(bound, solution.bound)
+                self._explore(made, solution)
+            self.closed = min(self.closed, bound)
+            if first is not None and not candidates.is_near(bound):
+                self._without(made, first)
+        for part in parts or ():
+            self._add(part, made.shared, bound)
+
+    def _needs(self, made: Open, path: Sequence[Choice]) -> list[list[int]]:
+        """What a path needs of the arena of each device, at least, for each model."""
+        return [table.needed(chain, part)
+                for table, chain, part in zip(self.tables, made.chains, parted(path, made.chains), strict=True)]
+
+    def _may_fit(self, made: Open, solution: Solution) -> bool:
+        """Whether a solution keeps the budgets with the arenas that it needs at least."""
+        assert solution.path is not None and solution.memory is not None
+        needs = self.candidates.joined(self._needs(made, solution.path))
+        return all(held + max(need, floor) <= budget for held, need, floor, budget in zip(
+            solution.memory, needs, made.floors, self.candidates.budgets, strict=True))
+
+    def _halves(self, made: Open, solution: Solution) -> tuple[tuple[Case, ...], ...] | None:
+        """The case cut in two where that may raise its bound most; None where the floors are what a solution needs."""
+        if solution.path is None:
+            return None
+        best: tuple[float, int, tuple[Case, Case]] | None = None
+        parts = parted(solution.path, made.chains)
+        for k, (case, needs) in enumerate(zip(made.cases, self._needs(made, solution.path), strict=True)):
+            # Where models take turns, a larger floor counts from the largest of all on.
+            spare = [floor - own if self.candidates.turns else 0
+                     for floor, own in zip(made.floors, case.floors, strict=True)]
+            unpaid = [price if price > self.candidates.within * WORTH * solution.bound else 0.0
+                      for price in self.tables[k].unpaid(made.chains[k], parts[k])]
+            for found in (halves(case, needs, made.solution.multipliers, spare), by_caches(case, unpaid)):
+                if found is not None and (best is None or found[0] > best[0]):
+                    best = found[0], k, found[1]
+        if best is None:
+            return None
+        _, k, cut = best
+        return tuple((*made.cases[:k], part, *made.cases[k + 1:]) for part in cut)
+
+    def _most(self, made: Open, bound: float) -> Solution | None:
+        """A case solved with more effort, a few times, where its bound is farther from the best than wanted."""
+        candidates, best = self.candidates, None
+        if len(candidates.budgets) > MAX_DEVICES:
+            return None
+        for effort in self._left_of:
+            if (candidates.best is not None and self._left_of[effort] > 0
+                    and candidates.best.seconds > bound * (1 + candidates.within)):
+                self._left_of[effort] -= 1
+                solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort=effort)
+                if solution is not None and solution.bound > bound:
+                    best, bound = solution, solution.bound
+        return best
+
+    # -- candidates ---------------------------------------------------------------------
+
+    def _explore(self, made: Open, solution: Solution | None) -> Found | None:
+        """Plan a solution of a case, and solve with the plan's arenas until they agree; returns the first plans if
+        their arenas were too large."""
+        candidates, first = self.candidates, None
+        assumed: Sequence[int] = made.floors
+        for _ in range(MAX_ROUNDS):
+            if solution is None or solution.path is None:
+                break
+            found = candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
+            if not any(found.missing):
+                self._fill(made, found, assumed)
+                break
+            first = first or found
+            assumed = grown(assumed, found)
+            if self._is_tried(made, assumed):
+                break
+            solution = candidates.solve(made.chain, assumed, cutoff=candidates.cutoff, effort="few")
+        return first
+
+    def _is_tried(self, made: Open, arenas: Sequence[int]) -> bool:
+        """Whether the patterns of a case were solved with these arenas before."""
+        key = (*((case.limits, case.caches) for case in made.cases), *arenas,
+               *(tuple(sorted(fixed.items())) for fixed in made.shared))
+        if key in self._assumed:
+            return True
+        self._assumed.add(key)
+        return False
+
+    def _fill(self, made: Open, found: Found, assumed: Sequence[int]) -> None:
+        """Solve once more with the arenas that a placement has, where they are smaller than it assumed."""
+        if all(size >= held for size, held in zip(found.arenas, assumed, strict=True)) or self._is_tried(
+                made, found.arenas):
+            return
+        solution = self.candidates.solve(made.chain, found.arenas, cutoff=self.candidates.cutoff, effort="few")
+        if solution is not None and solution.path is not None:
+            self.candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
+
+    def _polish(self) -> None:
+        """Solve thoroughly, once, with the arenas of the best placement."""
+        best = self.candidates.best
+        if best is None or not best.cases or self.candidates.is_near(min([self.closed, *(b for b, _, _ in self.left)])):
+            return
+        chains = chains_of(self.tables, best.cases, best.shared)
+        solution = self.candidates.solve(dearer(joined(chains), self.candidates.fine), best.arenas,
+                                         cutoff=self.candidates.cutoff, effort="some", part=POLISHED)
+        if solution is not None and solution.path is not None:
+            self.candidates.plan(self.tables, chains, solution, best.cases, best.shared)
+
+    def _without(self, made: Open, found: Found) -> None:
+        """From a placement whose arenas are too large: solve with the least arenas again, without the patterns that are
+        computed at the peaks.  Other placements of nearly the same price may have smaller arenas."""
+        candidates, chain = self.candidates, made.chain
+        for _ in range(MAX_WITHOUT):
+            assert found.solution.path is not None
+            banned = self._at_peaks(found)
+            if not banned:
+                break
+            costs = list(chain.cost)
+            for stage in banned:
+                number = chain.classes[stage]
+                costs[number] = costs[number].copy()
+                costs[number][found.solution.path[stage].pattern] = math.inf
+            chain = replace(chain, cost=tuple(costs))
+            solution = candidates.solve(chain, made.floors, cutoff=candidates.cutoff, effort="few")
+            if solution is None or solution.path is None:
+                break
+            found = candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
+            if not any(found.missing):
+                break
+
+    def _at_peaks(self, found: Found) -> set[int]:
+        """The stages of the joined chain whose nodes are computed where arenas that are too large have their peaks."""
+        stages, first = set(), 0
+        for table, model, trial in zip(self.tables, self.candidates.models, found.trials, strict=True):
+            for d, missing in enumerate(found.missing):
+                if missing:
+                    plan, facts = max(zip(trial.plans, model.facts, strict=True),
+                                      key=lambda pair: pair[0].buffer_sizes[d])
+                    node = _node_at_peak(plan, d, facts.nodes)
+                    if node >= 0:
+                        stages.add(first + table.models[0].stage_of[model.facts.index(facts)][node])
+            first += len(table.classes)
+        return stages
+
+    # -- bounds -------------------------------------------------------------------------
+
+    def _finest(self, made: Open, bound: float) -> float:
+        """The bound of a case, or a better one where that is not near the best."""
+        if len(self.tables) > 1 or self.candidates.best is None or self.candidates.is_near(bound):
+            return bound
+        return max(bound, self._finer(made))
+
+    def _finer(self, made: Open) -> float:
+        """Another bound of a case, by which devices have caches in three or more stages: there arenas need more.
+
+        For the placements with at most two on a device every such stage costs `fine` more, and two fines are taken off:
+        no such placement costs less than that (Lagrange).
+        """
+        [table], [chain], [case] = self.tables, made.chains, made.cases
+        candidates = self.candidates
+        assert candidates.best is not None
+        held = [held[rows] for held, rows in zip(table.holds_caches, chain.rows, strict=True)]
+        fine = FEW_CACHES * candidates.best.seconds
+        floors, bounds = list(case.floors), []
+        for d, cached in enumerate(table.cached):
+            if cached > floors[d] and any(there[:, d].any() for there in held):
+                floors[d] = cached
+                costs = tuple(cost + fine * there[:, d, None, None] for cost, there in zip(made.chain.cost, held,
+                                                                                         strict=True))
+                few = candidates.solve(replace(made.chain, cost=costs), case.floors,
+                                       cutoff=candidates.cutoff + 2 * fine)
+                bounds.append(math.inf if few is None else few.bound - 2 * fine)
+        if not bounds:
+            return -math.inf
+        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff)
+        return min([math.inf if most is None else most.bound, *bounds])
+
+
+def relaxed(chain: Chain, room: Sequence[int]) -> Solution:
+    """The bound of a chain by multipliers, and the path at the best of them, which may take more bytes than `room`."""
+    problem = Problem(chain, room)
+    found = best_bound(problem)
+    worth = [0.0] * len(room)
+    for d, multiplier in zip(problem.scarce, found.multipliers.tolist(), strict=True):
+        worth[d] = multiplier
+    if not found.visits or found.value == math.inf:
+        return Solution(math.inf, found.value, None, None, tuple(worth))
+    best = max(found.visits, key=lambda visit: visit.value)
+    return Solution(best.cost, found.value, problem.choices(best.path), problem.bytes_of(best.path), tuple(worth))
+
+
+def _node_at_peak(plan: Plan, d: int, nodes: Sequence[Tensor]) -> int:
+    """The index in `nodes` of the node that is computed when the arena of device d is fullest; -1: none."""
+    data, graph = plan.data, plan.graph
+    births = [life[0] for i in data.live_at_peak(d) if (life := data.lifetime(i)) is not None]
+    if not births:
+        return -1
+    peak = max(births)
+    positions = [graph.position_of(node) for node in nodes]
+    return next((i for i, position in enumerate(positions) if position >= peak), -1)
+
+
+def _ways(shared: Sequence[Sequence[str]], model: Trials, devices: Sequence[Device],
+          pins: Mapping[str, int]) -> list[dict[str, int]]:
+    """The ways to place residents that several stages read: the largest groups of them everywhere, the others on the
+    host."""
+    fixed = {group[0]: next((pins[name] for name in group if name in pins), len(devices) - 1) for group in shared}
+    free = [group for group in shared if not any(name in pins for name in group)]
+    free.sort(key=lambda group: (-sum(model.sizes[name] for name in group), group))
+    few = 0
+    while few < len(free) and len(devices) ** (few + 1) <= MAX_WAYS:
+        few += 1
+    return [{**fixed, **dict(zip([group[0] for group in free[:few]], chosen, strict=True))}
+            for chosen in product(range(len(devices)), repeat=few)]

@@ -1,0 +1,146 @@
+"""Candidates of one search: solutions planned for real, each with the time and the bytes of its plans, and the best.
+
+Owns `Found` and `Candidates`.  A solution is planned with its nodes assigned as the tables had them, and with its
+residents alone, so that the scheduler's own rules place the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ggml_sched._graph import Tensor
+from ggml_sched.errors import PlacementError, UnsupportedOp
+from ggml_sched.placement.arenas import Case
+from ggml_sched.placement.chain import Chain, Solution
+from ggml_sched.placement.chains import parted
+from ggml_sched.placement.devices import Device
+from ggml_sched.placement.solve import solve
+from ggml_sched.placement.tables import TableChain, Tables
+from ggml_sched.placement.trials import Trial, Trials
+
+__all__ = ["Candidates", "Found", "chains_of", "grown"]
+
+NEARLY = 1 - 1e-4
+"""What is above this part of the best is not searched."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement that was planned for real, of every model."""
+
+    trials: tuple[Trial, ...]
+    residents: tuple[Mapping[str, int], ...]
+    nodes: tuple[Sequence[Mapping[Tensor, int]] | None, ...]
+    arenas: tuple[int, ...]
+    """Bytes of each device's arena, of all models together."""
+    missing: tuple[int, ...]
+    """Bytes by which each device's budget is exceeded."""
+    solution: Solution
+    cases: tuple[Case, ...]
+    """For each model the case that it was found in; empty where no solution has it."""
+    shared: tuple[Mapping[str, int], ...]
+    """For each model the devices of residents that several stages read."""
+    fined: float
+    """Seconds that the bytes on the host are fined."""
+
+    @property
+    def seconds(self) -> float:
+        """The goal, by the prices of the plans."""
+        return sum(trial.seconds for trial in self.trials) + self.fined
+
+    @property
+    def splits(self) -> int:
+        """Splits of the graphs with a weight in the goal."""
+        return sum(trial.splits for trial in self.trials)
+
+
+class Candidates:
+    """What was planned so far in one search, and the best of it."""
+
+    def __init__(self, models: Sequence[Trials], devices: Sequence[Device], within: float, turns: bool,
+                 fine: float) -> None:
+        self.models: Sequence[Trials] = models
+        self.budgets: list[int] = [device.budget for device in devices]
+        self.within: float = within
+        self.turns: bool = turns
+        self.fine: float = fine
+        """Seconds for each byte of weights and caches on the host, beside the price."""
+        self.best: Found | None = None
+        self.worth: tuple[float, ...] = (0.0,) * len(devices)
+
+    @property
+    def cutoff(self) -> float:
+        """Seconds from which on a solution is of no use."""
+        return math.inf if self.best is None else self.best.seconds * NEARLY
+
+    def is_near(self, bound: float) -> bool:
+        """Whether the best is near enough to a bound."""
+        return self.best is not None and self.best.seconds <= bound * (1 + self.within / 2)
+
+    def joined(self, arenas: Sequence[Sequence[int]]) -> list[int]:
+        """Bytes of each device's arena where the models have these [models, devices]."""
+        join = max if self.turns else sum
+        return [join(sizes) for sizes in zip(*arenas, strict=True)]
+
+    def solve(self, chain: Chain, arenas: Sequence[int], *, cutoff: float = math.inf, effort: str = "all",
+              part: float = 0.5) -> Solution | None:
+        """The solution of a chain beside these arenas, sought until it is proven to be near the best, by this part of
+        `within`; None where the arenas alone are too large."""
+        room = [budget - arena for budget, arena in zip(self.budgets, arenas, strict=True)]
+        return None if min(room) < 0 else solve(chain, room, self.within * part, cutoff=cutoff,
+                                                effort=effort)
+
+    def plan(self, tables: Sequence[Tables], chains: Sequence[TableChain], solution: Solution, cases: tuple[Case, ...],
+             shared: Sequence[Mapping[str, int]]) -> Found:
+        """Plan a solution for real, with its nodes assigned and with its residents alone, and keep what is better than
+        the best.  Returns the plans whose price the solution has: those with the nodes assigned."""
+        assert solution.path is not None
+        own, trials, residents, nodes = [], [], [], []
+        for model, table, chain, part in zip(self.models, tables, chains, parted(solution.path, chains), strict=True):
+            found = table.assignment(chain, replace(solution, path=part))
+            own.append(model.run(found.residents))
+            try:
+                trials.append(model.run(found.residents, found.nodes))
+            except (UnsupportedOp, PlacementError):
+                trials.append(own[-1])      # a real backend that does not compute a node that is assigned to it
+            residents.append(found.residents)
+            nodes.append(found.nodes if trials[-1].assigned else None)
+        assigned = self.found(trials, residents, nodes, solution, cases, shared)
+        self.keep(assigned)
+        self.keep(self.found(own, residents, [None] * len(own), solution, cases, shared))
+        return assigned
+
+    def found(self, trials: Sequence[Trial], residents: Sequence[Mapping[str, int]],
+              nodes: Sequence[Sequence[Mapping[Tensor, int]] | None] | None = None, solution: Solution | None = None,
+              cases: tuple[Case, ...] = (), shared: Sequence[Mapping[str, int]] | None = None) -> Found:
+        """Plans of all models as one value; without a solution: residents, and nodes, that were chosen otherwise."""
+        arenas = self.joined([trial.arenas for trial in trials])
+        held = [sum(sizes) for sizes in zip(*(trial.residents for trial in trials), strict=True)]
+        missing = [max(0, h + a - budget) for h, a, budget in zip(held, arenas, self.budgets, strict=True)]
+        nodes = [None] * len(trials) if nodes is None else nodes
+        placed = [{**model.unread, **at} for model, at in zip(self.models, residents, strict=True)]
+        return Found(tuple(trials), tuple(placed), tuple(nodes), tuple(arenas), tuple(missing),
+                     solution or Solution(math.inf, 0.0, None, None, self.worth), cases,
+                     tuple({} for _ in trials) if shared is None else tuple(shared), self.fine * held[-1])
+
+    def keep(self, found: Found) -> None:
+        """Make it the best if it fits, and is cheaper or has fewer splits."""
+        if not any(found.missing) and (self.best is None or (found.seconds, found.splits)
+                                       < (self.best.seconds, self.best.splits)):
+            self.best, self.worth = found, found.solution.multipliers
+
+
+def chains_of(tables: Sequence[Tables], cases: Sequence[Case],
+              shared: Sequence[Mapping[str, int]]) -> list[TableChain]:
+    """The chain of each model, of the patterns that its case allows."""
+    return [table.chain(case.caches, fixed, case.limits)
+            for table, fixed, case in zip(tables, shared, cases, strict=True)]
+
+
+def grown(assumed: Sequence[int], found: Found) -> list[int]:
+    """The arenas to assume next: never smaller, and larger by what is missing where the plan's are not."""
+    larger = [max(pair) for pair in zip(assumed, found.arenas, strict=True)]
+    return larger if larger != list(assumed) else [size + more for size, more in zip(assumed, found.missing,
+                                                                                   strict=True)]

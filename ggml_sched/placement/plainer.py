@@ -1,0 +1,64 @@
+"""Of placements that take nearly as long, one with fewer splits: stages on several devices are fined, more and more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
+from ggml_sched.placement.chain import Choice
+from ggml_sched.placement.chains import fined, joined
+from ggml_sched.placement.tables import Tables
+
+__all__ = ["plainer", "plainest"]
+
+FINES = (2.0, 8.0, 30.0)
+"""Fines for each device more in a stage, in prices of the dearest split."""
+PLAIN = 0.2
+"""The part of `within` that a placement without any splits might cost; half of them fewer may cost half of it."""
+FEW_SPLITS = 3
+"""Splits for each device that are not worth a search for fewer."""
+ROUNDS = 4
+"""Solving and planning for one fine, at most; each round's assumed arenas are larger."""
+
+
+def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:
+    """Make the placement with the fewest splits the best, of those that take nearly as long as the cheapest."""
+    first = candidates.best
+    devices = tables[0].devices
+    assert first is not None
+    if candidates.fine or not first.cases or first.splits <= FEW_SPLITS * len(devices):
+        return
+    most = first.seconds * (1 + PLAIN * candidates.within)
+    chains = chains_of(tables, first.cases, first.shared)
+    weight = sum(sum(table.weights) for table in tables) * max(device.split for device in devices)
+    tried: set[tuple[Choice, ...]] = set()
+    fitting = [first]
+    for factor in FINES:
+        chain = joined([fined(chain, table.states, factor * weight)
+                        for chain, table in zip(chains, tables, strict=True)])
+        assumed: Sequence[int] = first.arenas
+        for _ in range(ROUNDS):
+            solution = candidates.solve(chain, assumed, effort="some")
+            if solution is None or solution.path is None or solution.path in tried:
+                break
+            tried.add(solution.path)
+            found = candidates.plan(tables, chains, solution, first.cases, first.shared)
+            if found.seconds > most:
+                break
+            if not any(found.missing):
+                fitting.append(found)
+                break
+            assumed = grown(assumed, found)
+    candidates.best = plainest([*fitting, candidates.best or first], candidates.within)
+
+
+def plainest(fitting: Sequence[Found], within: float) -> Found:
+    """The one with the fewest splits that costs no more than the splits it spares may cost."""
+    cheapest = min(fitting, key=lambda found: (found.seconds, found.splits))
+
+    def is_near(found: Found) -> bool:
+        spared = 1 - found.splits / max(1, cheapest.splits)
+        return found.seconds <= cheapest.seconds * (1 + PLAIN * within * spared)
+
+    return min((found for found in fitting if found is cheapest or is_near(found)),
+               key=lambda found: (found.splits, found.seconds))

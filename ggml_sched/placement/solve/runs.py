@@ -1,0 +1,95 @@
+"""A better bound by multipliers for several scarce devices: of paths of which no run exceeds a budget.
+
+A run is a part of a path, from where the stream enters a scarce device to where it enters another one; what a path
+that fits has on that device in one run keeps the budget.  The bound by multipliers alone mixes paths that have
+everything on one device, several times its budget, and so counts fewer copies and splits than a path that fits has.
+Here such paths are left out: a shortest path with one resource at a time, whose dynamic program keeps labels by state,
+device of the run, and bytes.  Cutting planes choose the multipliers again, half-way between the best found and those
+that promise most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched.placement.solve._chain import runs, suffixes
+from ggml_sched.placement.solve.bound import Bound, cheapest, constant
+from ggml_sched.placement.solve.master import Master
+from ggml_sched.placement.solve.problem import Problem
+
+__all__ = ["RunBound"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CELLS, MOST_SLOTS = 128, 1 << 13
+"""Parts of a budget in which one label is kept, and labels of a stage in all, at most."""
+VISITS = 20
+"""Dynamic programs of one bound, at most."""
+AROUND = (0.7, 1.4)
+"""Multiples of each of the best multipliers of all paths that are tried first."""
+STEP = 0.5
+"""The part of the way from the best multipliers to those that promise most."""
+CLOSE = 2e-5
+"""The bound ends when the planes promise no more than this part above it."""
+STEEPEST = 1e6
+
+
+class RunBound:
+    """Bounds of one problem by runs."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem: Problem = problem
+        slots = problem.n_states * (len(problem.scarce) + 1)
+        self.cells: int = min(CELLS, MOST_SLOTS // slots)
+        pairs = problem.group // problem.n_states
+        counts = np.bincount(pairs, minlength=problem.n_classes * problem.n_states)
+        self._pairs: Ints = pairs
+        self._ranges: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    @property
+    def helps(self) -> bool:
+        """Whether there are several scarce devices, few enough, and states on them."""
+        return len(self.problem.scarce) > 1 and self.cells > 1 and bool((self.problem.row_of >= 0).any())
+
+    def visit(self, multipliers: Floats, stop: float) -> tuple[float, Ints | None]:
+        """(bound, path): no path that fits costs less than the bound; `stop`, and None, where none costs less."""
+        problem = self.problem
+        reduced = problem.cost + problem.bytes @ multipliers
+        suffix = suffixes(problem.classes, cheapest(problem, reduced)[0])
+        value = float((problem.start + suffix[0]).min())
+        offset = constant(problem, multipliers, value)
+        order = np.lexsort((reduced, self._pairs))
+        seconds, path = runs(problem.classes, problem.start, self._ranges, reduced[order], problem.memory[order],
+                             problem.after[order].astype(np.int32), problem.budget, problem.row_of, suffix,
+                             stop - offset, self.cells)
+        return (stop, None) if path is None else (min(stop, seconds + offset), order[path])
+
+    def raise_(self, bound: Bound, stop: float, ends_below: bool = False) -> Floats:
+        """Raise the bound's value, up to `stop`; returns the multipliers of the best value.  `ends_below`: as soon as
+        it is known that `stop` is out of reach."""
+        problem, n = self.problem, len(self.problem.scarce)
+        seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
+        master, best, multipliers = Master(n, STEEPEST), -np.inf, bound.multipliers
+        first = [bound.multipliers]
+        for row in range(n):
+            for scale in AROUND:
+                first.append(bound.multipliers.copy())
+                first[-1][row] *= scale
+        for number in range(VISITS):
+            if number < len(first):
+                tried = first[number]
+            else:
+                promised, scaled = master.solve()
+                if promised * seconds - best <= CLOSE * abs(best) or (ends_below and promised * seconds < stop):
+                    break
+                tried = multipliers + STEP * (scaled * seconds / unit - multipliers)
+            value, path = self.visit(tried, stop)
+            if value > best:
+                best, multipliers = value, tried
+            if path is None or best >= stop:
+                break
+            master.add(problem.cost_of(path) / seconds, (problem.memory_of(path) - problem.budget) / unit)
+        bound.value = max(bound.value, best)
+        return multipliers

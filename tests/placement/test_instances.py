@@ -1,0 +1,37 @@
+"""Placements of seeded instances, models of random sizes on one to three GPUs: budgets kept, gaps bounded.
+
+`python bench/placement_random.py` has the distribution of gaps over 2,000 of them.
+"""
+
+from __future__ import annotations
+
+import placement_instances as instances
+import pytest
+from small_models import allocated
+
+SOME = (0, 1, 4, 5, 6, 13)
+
+
+@pytest.mark.parametrize("seed", [*SOME, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 220))])
+def test_a_token_of_an_instance(seed: int) -> None:
+    made = instances.instance(seed)
+    fit = made.fit()
+    allocated(fit, made.graphs)
+    assert all(use.left >= 0 for use in fit.memory)
+    assert fit.bound <= fit.rules_bound <= fit.seconds
+    assert fit.gap <= 0.05
+
+
+@pytest.mark.parametrize("goal", instances.GOALS[1:])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 60))])
+def test_other_goals_keep_the_budgets_too(seed: int, goal: str) -> None:
+    made = instances.instance(seed)
+    fit = made.fit(goal)
+    allocated(fit, made.graphs)
+    assert fit.bound <= fit.rules_bound <= fit.seconds
+
+
+def test_equal_seeds_are_equal_instances() -> None:
+    one, two = instances.instance(1), instances.instance(1)
+    assert (one.name, one.devices, one.link) == (two.name, two.devices, two.link)
+    assert one.fit() == two.fit()
