@@ -16,6 +16,7 @@ except ImportError as _error:
 
 from ggml_sched.errors import (
     BackendError,
+    BackendLost,
     Error,
     FileFormatError,
     GraphError,
@@ -31,6 +32,7 @@ __all__ = [
     "Allocator",
     "Backend",
     "BackendError",
+    "BackendLost",
     "Buffer",
     "Context",
     "Copy",
@@ -126,7 +128,7 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {"compare": "ggml_sched.testing.compare",
             **{name: f"ggml_sched.{name}" for name in ("backend", "backends", "execution", "graph", "llama",
-                                                       "placement", "planning", "testing", "threads")}}
+                                                       "placement", "planning", "remote", "testing", "threads")}}
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama

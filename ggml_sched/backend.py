@@ -13,6 +13,7 @@ buffer interfaces:
     set_tensor_async         Backend.set_tensor_async     Buffer.write
     get_tensor_async         Backend.get_tensor_async     Buffer.read
     synchronize              Backend.synchronize          nothing
+    (none)                   Backend.flush                nothing
     cpy_tensor_from          Backend.cpy_tensor_from      False: not possible
     cpy_tensor_to            Backend.cpy_tensor_to        False: not possible
     cpy_tensor_async         Backend.cpy_tensor_async     False: not possible
@@ -356,6 +357,9 @@ class Backend(BackendBase):
         once the copy is done.
         """
         return False
+
+    def flush(self) -> None:
+        """All steps of a queued compute were issued: a backend that gathers commands begins with them now."""
 
     def synchronize(self) -> None:
         """Wait until all work queued on this backend is done."""

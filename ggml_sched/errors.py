@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 __all__ = [
     "BackendError",
+    "BackendLost",
     "BuildError",
     "Error",
     "FileFormatError",
@@ -66,6 +67,19 @@ class HazardError(Error):
 
 class BackendError(Error):
     """A backend failed while it copied or computed."""
+
+
+class BackendLost(BackendError):
+    """A worker of a remote backend has died or does not answer, and what its backends held is gone.
+
+    `worker` is its name, `computing` names the nodes that it was computing, and is empty if there were none.  Computing
+    can go on with the other backends: `scheduler.without(backend)`.
+    """
+
+    def __init__(self, message: str, worker: str = "", computing: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.computing = computing
 
 
 class OutOfMemory(Error, MemoryError):

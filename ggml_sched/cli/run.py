@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from ggml_sched.cli.run_progress import Progress
+from ggml_sched.cli.run_progress import Compiling, Progress
 from ggml_sched.cli.run_report import report
 from ggml_sched.errors import Error
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ggml_sched.llama import Generation, Model
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+REMOTE = ("ray", "processes")
+"""Transports of remote backends: ray:2 are two workers, ray:2:cuda two workers with a GPU each."""
 FIT_CONTEXT = 4096
 """Room for tokens where --fit is given and --n-ctx is not, or as many as the model was trained with, if fewer."""
 DEFAULT_N = 128
@@ -58,13 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     group.add_argument("--backend", nargs="+", action="extend", type=_backend, metavar="NAME",
                        help="backends to spread the layers over, best first: cpu, ggml, ggml:DEVICE, cuda, "
-                            "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: cpu, the fastest)")
+                            "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: cpu, the fastest); ray:2 two workers "
+                            "of Ray, ray:2:cuda with a GPU each, processes:2 two processes")
+    group.add_argument("--ray", metavar="ADDRESS",
+                       help="the Ray cluster of the workers: host:port, or auto (default: a local one is started)")
     group.add_argument("--fit", action="store_true",
                        help="measure the backends, and put each weight and cache where a token takes the least time")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
-    group.add_argument("--n-ctx", type=int, default=0, metavar="N", help="room for tokens (default: as many as the "
-                       "model was trained with, if memory allows)")
-    group.add_argument("--n-batch", type=int, default=512, metavar="N",
+    group.add_argument("--n-ctx", "--context", type=int, default=0, metavar="N",
+                       help="room for tokens (default: as many as the model was trained with, if memory allows)")
+    group.add_argument("--n-batch", "--batch", type=int, default=512, metavar="N",
                        help="prompt tokens to evaluate together (%(default)s)")
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the KV cache (%(default)s)")
     group.add_argument("--no-flash", action="store_true", help="attention as several nodes")
@@ -77,17 +82,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model, then continue a text or chat; returns the exit code, 130 if interrupted before the end."""
     from ggml_sched import llama
-    from ggml_sched.llama.defaults import default_backend, named_backends
 
     if args.predict is not None and args.predict < 0:
         raise ValueError(f"-n {args.predict}: not a number of tokens")
     sampling = _sampling(args)
     llama.Sampler(**sampling)       # raises for wrong values before the model is loaded
     with ExitStack() as stack:
-        named = named_backends(args.backend, args.threads) if args.backend else [default_backend(args.threads)]
-        for backend in named:
-            stack.enter_context(backend)
+        named = _opened(args, stack)
         source = _source(args.model)
+        stack.enter_context(Compiling())
         place = _fitted(args, source, named) if args.fit else None
         start = time.perf_counter()
         with Progress(os.path.basename(source)) as progress:
@@ -98,6 +101,32 @@ def run(args: argparse.Namespace) -> int:
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
+
+
+def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
+    """The backends that --backend names, or the default one; open as long as the stack."""
+    from ggml_sched.llama.defaults import default_backend, named_backends
+
+    if not args.backend:
+        return [stack.enter_context(default_backend(args.threads))]
+    local = named_backends([name for name in args.backend if not _is_remote(name)], args.threads)
+    opened = iter([stack.enter_context(backend) for backend in local])
+    found: list[Backend] = []
+    for name in args.backend:
+        if not _is_remote(name):
+            found.append(next(opened))
+            continue
+        from ggml_sched import remote
+
+        transport, n, *kind = name.split(":", 2)
+        cluster = stack.enter_context(remote.connect(args.ray, int(n), kind or ["cpu"], args.threads,
+                                                     transport=transport))
+        found += cluster.backends
+    return found
+
+
+def _is_remote(name: str) -> bool:
+    return name.partition(":")[0] in REMOTE
 
 
 def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) -> Fit:
@@ -252,6 +281,14 @@ def _backend(name: str) -> str:
     from ggml_sched.llama.defaults import NAMES
 
     kind, _, device = name.partition(":")
+    if kind in REMOTE:
+        n, _, inner = device.partition(":")
+        if not n.isdecimal() or not int(n):
+            raise argparse.ArgumentTypeError(f"{name!r} names no number of workers: {kind}:2")
+        if inner:
+            _backend(inner)
+        return name
     if name not in NAMES and not (kind == "ggml" and device or kind == "cuda" and device.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{name!r} is no backend; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
+        raise argparse.ArgumentTypeError(f"{name!r} is no backend; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE, "
+                                         "ray:N, processes:N")
     return name

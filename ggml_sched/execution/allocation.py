@@ -262,16 +262,15 @@ class Allocation:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        error = None
         if pipeline.failed:
             if not self._is_deferred:
                 raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
+            self.forget(pipeline.last_failure)      # first: the error is lost if an interrupt comes with it
             error = pipeline.take_error()
-        if error is not None or (self._failure_epoch is not None
-                                 and pipeline.failure_epoch_of_queued != self._failure_epoch):
-            self.forget(pipeline.last_failure if error is None else str(error))
-        if error is not None:
-            raise error
+            if error is not None:
+                raise error
+        if self._failure_epoch is not None and pipeline.failure_epoch_of_queued != self._failure_epoch:
+            self.forget(pipeline.last_failure)
 
     def has_computed(self, node: Tensor) -> bool:
         """Whether a node has been computed since the tensors got their addresses, or a compute of it is queued."""

@@ -24,7 +24,7 @@ from ggml_sched.execution.observer import Ask, Callback
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES, Planner
-from ggml_sched.threads._locks import OneAtATime
+from ggml_sched.threads.locks import OneAtATime
 
 __all__ = ["Scheduler"]
 
@@ -100,6 +100,24 @@ class Scheduler:
             partial(Error, "this scheduler is at work: use one scheduler for each thread, and none inside its "
                            "callbacks"),
             partial(Error, "this scheduler is closed"))
+
+    def without(self, *lost: Backend) -> Scheduler:
+        """A scheduler over the other backends, with the same policy, budgets and assignments: for when a backend is
+        lost.
+
+        What had its memory there has to be loaded again elsewhere.  This scheduler stays open.  PlacementError for a
+        backend that it does not have, ValueError if none would be left.
+        """
+        gone = {self._index(backend) for backend in lost}
+        rest = [backend for i, backend in enumerate(self.backends) if i not in gone]
+        if not rest:
+            raise ValueError("no backend would be left")
+        budgets = {self.backends[i]: n for i, n in self._planner.budgets.items() if i not in gone}
+        other = Scheduler(rest, self.policy, self.copies, self._planner.cache_size, budgets, self.reorder, self.zero)
+        for t, backend in self._assigned.items():
+            if backend in rest:
+                other.set_tensor_backend(t, backend)
+        return other
 
     # -- planning -------------------------------------------------------------
 

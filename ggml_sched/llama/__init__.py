@@ -78,3 +78,7 @@ __all__ = [
     "small_model",
     "write_gguf",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__.copy()

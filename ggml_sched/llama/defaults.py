@@ -70,17 +70,21 @@ def named_backends(names: Sequence[str], n_threads: int | None = None, memory: i
     return made
 
 
-def spread_layers(backends: Sequence[Backend], n_layer: int) -> Place:
+def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = True) -> Place:
     """Layer l of n on backend l * len(backends) // n.
 
-    The embedding and the tensors after the last layer are on the last backend (a tied output matrix is the
-    embedding); tensors that all layers share are on the first.
+    The tensors after the last layer are on the last backend, and those that all layers share on the first.  The
+    embedding is on the last one, too: the output matrix may be the same tensor (`is_tied`), and a host reads rows of it
+    where they are.  Where the matrix is another one and no backend is a host, it is on the first.
     """
+    first = backends[0] if not is_tied and not backends[-1].is_host else backends[-1]
 
     def place(name: str, layer: int | None) -> Backend:
         if layer is not None:
             return backends[layer * len(backends) // n_layer]
-        return backends[-1] if name.startswith(("token_embd", "output")) else backends[0]
+        if name.startswith("token_embd"):
+            return first
+        return backends[-1] if name.startswith("output") else backends[0]
 
     return place
 
@@ -102,9 +106,13 @@ def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> Place:
 
 
 def as_fit(place: PlaceLike | Fit | None) -> Fit | None:
-    """`place` where it is a Fit; None where it is a function or nothing."""
+    """`place` where it is a Fit; None where it is a function or nothing; PlacementError for a Fit of several models."""
     if place is None or callable(place):
         return None
     from ggml_sched.placement.answer import Fit
 
-    return place if isinstance(place, Fit) else None
+    if not isinstance(place, Fit):
+        return None
+    if max(place.models) > 0:
+        raise PlacementError(f"{1 + max(place.models)} models were placed together: pass fit.model(k) for one of them")
+    return place

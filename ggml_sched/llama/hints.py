@@ -15,6 +15,9 @@ GPU_LAYERS = "backends=[...] has the devices, and place=function places each lay
 KV_TYPE = "kv_type is the type of keys and values"
 HINTS = {
     "load": {
+        "model_path": "path",
+        "model": "path",
+        "filename": "path",
         "n_gpu_layers": GPU_LAYERS,
         "gpu_layers": GPU_LAYERS,
         "tensor_split": GPU_LAYERS,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Never, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Never, cast
 
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
@@ -93,7 +94,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         with open_gguf(path) as file:
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
-            at = checked_place(where or spread_layers(backends, hparams.n_layer), backends)
+            is_tied = "output.weight" not in file.tensors
+            at = checked_place(where or spread_layers(backends, hparams.n_layer, is_tied), backends)
             weights = load_weights(file, arch.weights(hparams), at, use_mmap, progress)
             undo.callback(weights.close)
             metadata = file.metadata
@@ -108,9 +110,16 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, n_batch, fit)
         undo.callback(runner.scheduler.close)
         runner.reserve()
-        model = Model(runner, backends, owned, n_batch, n_seq, metadata)
+        again = None if hasattr(path, "read") else partial(
+            _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
+            use_mmap=use_mmap)
+        model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
         undo.pop_all()
         return model
+
+
+def _load_again(path: Source, backends: Sequence[Backend], **settings: Any) -> Model:
+    return load(path, backends, **settings)
 
 
 def _checked_backends(backends: object) -> tuple[Backend, ...]:

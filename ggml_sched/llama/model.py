@@ -47,7 +47,7 @@ class Model:
     """
 
     def __init__(self, runner: Runner, backends: tuple[Backend, ...], owned: Items[Backend], n_batch: int, n_seq: int,
-                 metadata: Mapping[str, object]) -> None:
+                 metadata: Mapping[str, object], load_again: Callable[[Items[Backend]], Model] | None = None) -> None:
         self._runner = runner
         self.hparams: Hparams = runner.hparams
         self.weights: Weights = runner.weights
@@ -60,6 +60,7 @@ class Model:
         self.n_batch = n_batch
         self.n_seq = n_seq
         self.metadata = metadata
+        self._load_again = load_again
         self._store = SequenceStore(runner, n_batch, n_seq)
         self._sequences = [Sequence(self, i) for i in range(n_seq)]
         self._tokenizer: Tokenizer | None = None
@@ -265,6 +266,26 @@ class Model:
         with self._store.lock:
             self._store.lock.closed = True
             each([self._runner.close, *(backend.close for backend in self._owned)])
+
+    def moved(self, backends: Items[Backend]) -> Model:
+        """This model, loaded again on other backends, with the tokens of its sequences evaluated again; this one is
+        closed.  For when a backend is lost: `model.moved([b for b in model.backends if b.lost is None])`.
+
+        ValueError if the model was read from a file object, which can not be read again, and whatever `load` and
+        `eval` raise; then this model stays as it is.
+        """
+        if self._load_again is None:
+            raise ValueError("the model was read from a file object, and can not be loaded again")
+        model = self._load_again(backends)
+        try:
+            for held, sequence in zip(self._sequences, model._sequences, strict=True):
+                if held.tokens:
+                    sequence.eval(held.tokens, last_only=True)
+        except BaseException:
+            model.close()
+            raise
+        self.close()
+        return model
 
     def __enter__(self) -> Self:
         return self

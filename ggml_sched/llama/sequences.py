@@ -21,7 +21,7 @@ from ggml_sched.llama.arguments import count
 from ggml_sched.llama.batch import Batch, checked_tokens, is_one_token
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.runner import Runner
-from ggml_sched.threads._locks import OneAtATime
+from ggml_sched.threads.locks import OneAtATime
 
 if TYPE_CHECKING:
     from ggml_sched.llama.generation import ChatOptions, GenerateOptions, Generation

@@ -213,9 +213,14 @@ def _bring(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
 def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
     """A buffer that the backend allocates for the tensors without an address, filled from the file."""
     buffer = backend.alloc_tensors(ctx)
+    load_from_file: Callable[[Tensor, str, int, np.ndarray], bool] | None = getattr(backend, "load_from_file", None)
     try:
         for tensor, info in pairs:
             data, part = file.data(info), file.parts[info.part]
+            if load_from_file is not None and part.mapped and load_from_file(tensor, part.name, info.offset, data):
+                part.forget(info.offset, info.offset + info.nbytes)
+                report.add(info.nbytes)
+                continue
             for start in range(0, info.nbytes, CHUNK):
                 piece = data[start : start + CHUNK]
                 backend.set_tensor(tensor, piece, start)

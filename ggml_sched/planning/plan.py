@@ -14,14 +14,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.planning.compiler import program_of
-from ggml_sched.planning.program import Program
+from ggml_sched.planning.program import Load, Program, Run, WriteBack
 from ggml_sched.planning.tables import preformatted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ggml_sched.planning.peaks import ArenaPeaks
     from ggml_sched.planning.verify import Facts
 
-__all__ = ["Copy", "Plan", "Split", "register_plan_methods"]
+__all__ = ["Copy", "Plan", "Split", "Traffic", "register_plan_methods"]
 
 
 class _Methods(TypedDict, total=False):
@@ -84,6 +84,13 @@ class Copy:
     def name(self) -> str:
         """The copy's name, as in ggml: BACKEND#tensor."""
         return f"{self.backend.name}#{self.tensor.name}"
+
+
+class Traffic(NamedTuple):
+    """What one compute copies from one backend to another."""
+
+    copies: int
+    nbytes: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -249,6 +256,24 @@ class Plan:
         saves nothing.  Tensors whose names differ in numbers alone count as one series.
         """
         return _METHODS["peaks"](self)
+
+    def traffic(self) -> dict[tuple[str, str], Traffic]:
+        """{(from, to): copies and bytes of one compute}, by the names of backends.
+
+        What stays in place between computes (copies of weights) does not count; of the experts that are copied when a
+        node has chosen them, all do.  Inputs that the caller sets come from no backend, and do not count.
+        """
+        found: dict[tuple[str, str], Traffic] = {}
+        for step in self.program.steps:
+            if isinstance(step, (Load, Run)) or step.keeps:
+                continue
+            t = self.graph.tensors[step.tensor]
+            # A view's memory is that of its root, wherever the view is computed.
+            ends = self.data.backend_index(self.index_of(t.root)), step.places[0].backend
+            one, other = (self.backends[b].name for b in (reversed(ends) if isinstance(step, WriteBack) else ends))
+            copies, nbytes = found.get((one, other), (0, 0))
+            found[one, other] = Traffic(copies + 1, nbytes + t.nbytes)
+        return found
 
     def fallbacks(self, devices: Sequence[Device] | None = None, link: LinkLike = None) -> tuple[Fallback, ...]:
         """Nodes that a later backend computes because a better one refused them: which, why, and what that costs.

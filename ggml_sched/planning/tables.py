@@ -1,10 +1,10 @@
-"""Formatting: tables in plain text and Markdown, and times with a suitable unit."""
+"""Formatting: tables in plain text and Markdown, times and bytes with a suitable unit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["markdown", "preformatted", "seconds", "table"]
+__all__ = ["markdown", "memory_text", "preformatted", "seconds", "table"]
 
 
 def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool = False) -> str:
@@ -48,3 +48,11 @@ def preformatted(text: str) -> str:
     import html  # 6 ms, and few processes show values in a notebook
 
     return f'<pre style="line-height: 1.2">{html.escape(text)}</pre>'
+
+
+def memory_text(nbytes: int) -> str:
+    """Bytes in GiB, MiB or KiB, the largest unit in which they are at least 1."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} B"

@@ -311,3 +311,21 @@ def test_loading_shows_progress_when_it_takes_a_while(pause):
 def test_progress_is_for_terminals():
     done = subprocess.run([sys.executable, "-c", SLOW.format(pause=0.08)], cwd=ROOT, capture_output=True, check=True)
     assert done.stderr.startswith(b"ggml-sched: ") and done.stderr.count(b"\n") == 1
+
+
+# -- workers ---------------------------------------------------------------------------------
+
+
+def test_workers_of_other_processes_give_the_same_text(capsys):
+    local = run(capsys, "--backend", "cpu", "cpu", "--threads", "1", "-n", "12")[0]
+    out, err = run(capsys, "--backend", "processes:2", "--threads", "1", "-n", "12")
+    assert out == local
+    assert "w0:CPU (RemoteBackend), w1:CPU (RemoteBackend)" in err
+
+
+@pytest.mark.parametrize("name, said", [
+    ("processes:0", "names no number of workers: processes:2"), ("ray", "names no number of workers: ray:2"),
+    ("ray:2:tpu", "'tpu' is no backend"), ("rays:2", "known: .*ray:N, processes:N")])
+def test_names_of_workers_that_are_none(capsys, name, said):
+    assert cli.main(["run", "--backend", name]) == 2
+    assert re.search(said, capsys.readouterr().err)

@@ -3,6 +3,7 @@
 import pickle
 import re
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -393,17 +394,23 @@ def test_memory_remembers_who_wrote_each_byte():
 # -- sound plans -----------------------------------------------------------------------------------------
 
 
-EVERY_RUN = {"decode": {("c4", "seed"), ("c4", "default")}, "prefill512": {("c2half", "default")}}
-SAMPLES = [pytest.param(path, config, policy, id=f"{name}-{config}-{policy}",
-                        marks=() if (config, policy) in EVERY_RUN[name.rpartition("-")[2]] else pytest.mark.soak)
+EVERY_RUN = {"decode": {("c4", "seed"), ("c4", "default")}, "gpt2-124m-prefill512": {("c2half", "default")},
+             "mixtral-8x7b-prefill512": {("c2half", "default")}}
+
+
+def is_default(name: str, run: tuple[str, str]) -> bool:
+    return run in EVERY_RUN.get(name, EVERY_RUN.get(name.rpartition("-")[2], ()))
+
+
+SAMPLES = [pytest.param(path, *run, id="-".join((name, *run)), marks=() if is_default(name, run) else pytest.mark.soak)
            for path in sample_paths() for name in [path.name.removesuffix(".json.gz")]
-           for config in CONFIGURATIONS for policy in ("seed", "default")]
+           for run in product(CONFIGURATIONS, ("seed", "default"))]
 
 
 @pytest.mark.spread("path", "config policy")
 @pytest.mark.parametrize("path, config, policy", SAMPLES)
 def test_plans_of_sample_graphs_are_sound(path, config, policy):
-    """Each graph in a configuration with many splits, the decoders by one policy or the other; the rest is a soak."""
+    """Decoders, and two prompts, in a configuration with many splits, by one policy or the other; others are soaks."""
     sample_plan(path, config, policy).verify()
 
 

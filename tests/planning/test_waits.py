@@ -77,7 +77,7 @@ class Case:
 
 def test_every_conflict_is_ordered_and_every_wait_is_needed():
     n_waits = 0
-    for seed in range(250):
+    for seed in range(100):
         rng = random.Random(seed)
         case = Case(rng)
         waits = case.waits()
@@ -92,7 +92,7 @@ def test_every_conflict_is_ordered_and_every_wait_is_needed():
             runs = [not case.keeps[j % n_steps] or j % n_steps in (k, wait.step) for j in range(n_steps * ROUNDS)]
             n_waits += 1
             assert not all(case.is_ordered(fewer, runs) for runs in (*patterns, runs)), (seed, k, wait)
-    assert n_waits > 250
+    assert n_waits > 100
 
 
 def test_who_only_reads_does_not_wait():

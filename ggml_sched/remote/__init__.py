@@ -1,0 +1,11 @@
+"""Backends of other processes and machines, which a scheduler uses like any other; see docs/remote.md."""
+
+from __future__ import annotations
+
+from ggml_sched.remote.backend import RemoteBackend
+from ggml_sched.remote.cluster import Cluster, cluster_of, connect
+from ggml_sched.remote.simulated import Faults, SimulatedNetwork
+from ggml_sched.remote.transport import Transport
+from ggml_sched.remote.worker import Worker
+
+__all__ = ["Cluster", "Faults", "RemoteBackend", "SimulatedNetwork", "Transport", "Worker", "cluster_of", "connect"]

@@ -1,0 +1,340 @@
+"""RemoteBackend: a backend of a worker, which may be in another process or on another machine.
+
+Calls only queue commands (session.py); what the host waits for, or what fills a message, sends them.  A split is
+registered once; a compute sends its inputs and gets its outputs.  Copies between remote backends of one session do not
+pass through the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from ggml_sched._graph import Graph, Tensor, label
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, note_nodes
+from ggml_sched.errors import BackendLost, PlacementError
+from ggml_sched.remote.envelope import DIGEST
+from ggml_sched.remote.session import Out, Session
+from ggml_sched.remote.tensors import described, values_of
+
+__all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent"]
+
+
+class RemoteBuffer(Buffer):
+    """Memory of a worker; `number` names it there."""
+
+    number: int = -1
+    _usage_there = "any"
+
+    def write(self, offset: int, data: memoryview) -> None:
+        backend = cast("RemoteBackend", self.backend)
+        backend.put_bytes(self._bytes(), offset, data)
+        backend.synchronize()
+
+    def read(self, offset: int, out: memoryview) -> None:
+        backend = cast("RemoteBackend", self.backend)
+        backend.take_bytes(self._bytes(), offset, out)
+        backend.synchronize()
+
+    def clear(self, value: int = 0) -> None:
+        backend = cast("RemoteBackend", self.backend)
+        backend.put("clear", self.number, self.checked_byte(value))
+        backend.synchronize()
+
+    def init_tensor(self, tensor: Tensor) -> None:
+        backend = cast("RemoteBackend", self.backend)
+        if self.usage != self._usage_there:
+            backend.put("usage", self.number, self.usage)
+            self._usage_there = self.usage
+        backend.put("init", values_of(tensor, self.number))
+
+    def free(self) -> None:
+        cast("RemoteBackend", self.backend).freed(self.number)
+
+    def _bytes(self) -> dict[str, Any]:
+        """The whole buffer as a tensor of bytes."""
+        return {"t": "i8", "ne": [self.size, 1, 1, 1], "at": [self.number, 0]}
+
+
+def _number(tensor: Tensor) -> int:
+    """The number of a tensor's buffer on its worker."""
+    return cast("RemoteBuffer", tensor.buffer).number
+
+
+FETCHED = 1 << 22
+"""Bytes of the largest output that comes back with its compute, before the caller reads it."""
+
+
+class RemoteEvent(Event):
+    """Passes when the first `position` envelopes of the session are answered."""
+
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSplit:
+    """A split that a worker has prepared, under a number.  `outputs`: (buffer, offset, size, values) of results that
+    the caller will read."""
+
+    number: int
+    label: str
+    outputs: tuple[tuple[int, int, int, dict[str, Any]], ...]
+
+
+class _Fetched(NamedTuple):
+    """An output that comes back with its compute: bytes [offset, offset + size) of a buffer."""
+
+    buffer: int
+    offset: int
+    size: int
+    out: Out
+    position: int
+
+
+class RemoteBackend(Backend):
+    """Backend number `device` of a worker.
+
+    `facts` is what the worker says of it (`Worker.describe`); `name` defaults to the worker's name and the backend's.
+    Methods raise BackendLost once the worker is lost, and the errors of its backend as they are, with a note that names
+    the worker.
+    """
+
+    asynchronous = True
+    concurrent_copies = True
+    takes_at_once = True
+
+    def __init__(self, session: Session, worker: str, device: int, facts: dict[str, Any],
+                 name: str | None = None) -> None:
+        super().__init__(f"{worker}:{facts['name']}" if name is None else name, facts["alignment"])
+        self.session = session
+        self.worker = worker
+        self.device = device
+        self.facts = facts
+        self.max_buffer_size: int | None = facts["max_buffer_size"]
+        self.kv_padding: int = facts["kv_padding"]
+        self.has_memory: bool = facts["has_memory"]
+        self._inplace: dict[str, int] = {}
+        self._fetched: list[_Fetched] = []
+        """Outputs of the splits computed last, since when nothing else was queued here."""
+        session.on_failure(self.note_failure)
+
+    # -- commands --------------------------------------------------------------------------------------
+
+    def put(self, *command: Any, label: str = "") -> None:
+        """Queue a command for the worker."""
+        self._fetched = []
+        self.session.put(self.worker, [*command], label=label)
+
+    def put_bytes(self, values: dict[str, Any], offset: int, data: Any) -> None:
+        self._fetched = []
+        key = self.session.new_key()
+        self.session.put(self.worker, ["write", values, offset, key], block=(key, bytes(data)))
+
+    def take_bytes(self, values: dict[str, Any], offset: int, out: memoryview) -> None:
+        key = self.session.new_key()
+        self.session.put(self.worker, ["read", values, offset, len(out), key], out=(key, Out(out)))
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """The worker's answer to a question; waits for it."""
+        return self.session.call(self.worker, ["ask", "answer", question, [*arguments]])["answer"]
+
+    def freed(self, number: int) -> None:
+        """A buffer was closed: free it on the worker, unless that is lost."""
+        if not self.session.closed and self.worker not in self.session.lost and self.session.is_here:
+            self.put("free", number)
+
+    def _place(self, buffer: Buffer) -> int | None:
+        if isinstance(buffer, RemoteBuffer) and buffer.backend is self and not buffer.closed:
+            return buffer.number
+        return None
+
+    def _values(self, tensor: Tensor) -> dict[str, Any]:
+        """A tensor as values, or its bytes where its layout can not travel: where elements overlap."""
+        number = _number(tensor)
+        try:
+            return values_of(tensor, number)
+        except PlacementError:
+            return {"t": "i8", "ne": [tensor.nbytes, 1, 1, 1], "at": [number, tensor.offset]}
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def alloc_buffer(self, size: int) -> RemoteBuffer:
+        number = self.session.new_key()
+        self.session.call(self.worker, ["alloc", number, self.device, size, "any"])
+        buffer = RemoteBuffer(self, size)
+        buffer.number = number
+        return buffer
+
+    def memory_available(self) -> int | None:
+        return cast("int | None", self.ask("memory", self.device))
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        if not self.facts["sizes"]:
+            return super().alloc_size(tensor)
+        try:
+            return int(self.ask("size", self.device, self._described((tensor,))[0]))
+        except PlacementError:
+            return super().alloc_size(tensor)
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        if not self.facts["work"]:
+            return 0
+        return int(self.ask("work", self.device, *self._described(nodes)))
+
+    # -- support ---------------------------------------------------------------------------------------
+
+    def _described(self, nodes: Iterable[Tensor]) -> tuple[list[dict[str, Any]], list[int]]:
+        return described(nodes, self._place)
+
+    def supports_op(self, node: Tensor) -> bool:
+        try:
+            values, _ = described((node,), lambda buffer: None)
+        except PlacementError:
+            return False        # elements that overlap: see layout_values
+        return bool(self.ask("supports", self.device, values))
+
+    def offload_op(self, node: Tensor) -> bool:
+        if not self.facts["offloads"]:
+            return super().offload_op(node)
+        try:
+            return bool(self.ask("offloads", self.device, described((node,), lambda buffer: None)[0]))
+        except PlacementError:
+            return False
+
+    def inplace_sources(self, op: str) -> int:
+        if op not in self._inplace:
+            self._inplace[op] = int(self.ask("inplace", self.device, op))
+        return self._inplace[op]
+
+    def fusion_groups(self, graph: Graph) -> list[tuple[int, ...]]:
+        if not self.facts["fuses"]:
+            return []
+        try:
+            values, nodes = self._described(graph.nodes)
+        except PlacementError:
+            return []
+        return [tuple(group) for group in self.ask("fusions", self.device, values, nodes)]
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        self.put_bytes(self._values(tensor), offset, data)
+
+    def load_from_file(self, tensor: Tensor, path: str, start: int, data: Any) -> bool:
+        """Let the worker fill a tensor from byte `start` of a GGUF file that it has under this path, too.
+
+        False if it has none, or one with other bytes than `data` there.
+        """
+        digest = hashlib.blake2b(data, digest_size=DIGEST).hexdigest()
+        return bool(self.ask("file", self._values(tensor), os.path.abspath(path), start, digest))
+
+    def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        start = tensor.offset + offset
+        for found in self._fetched:
+            if found.buffer == _number(tensor) and found.offset <= start and \
+                    start + len(out) <= found.offset + found.size:
+                self.session.wait(found.position)
+                if found.out.done:
+                    out[:] = found.out.view[start - found.offset :][: len(out)]
+                    return
+        self.take_bytes(self._values(tensor), offset, out)
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        return self._copied(src, dst)
+
+    def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
+        return self._copied(src, dst)
+
+    def _copied(self, src: Tensor, dst: Tensor) -> bool:
+        """Queue a copy between two remote backends of one session; False for other backends, and for a tensor with gaps
+        between its elements on another worker."""
+        there, here = src.backend, dst.backend
+        if not (isinstance(there, RemoteBackend) and isinstance(here, RemoteBackend)):
+            return False
+        if there.session is not here.session:
+            return False
+        if there.worker == here.worker:
+            here.put("copy", there._values(src), here._values(dst), label=f"a copy of {label(src)}")
+            return True
+        if src.nbytes != src.n_elements // src.type.block_size * src.type.type_size:
+            return False
+        key = self.session.new_key()
+        here._fetched = []
+        with self.session.lock:     # both commands are in one envelope
+            self.session.put(there.worker, ["read", there._values(src), 0, src.nbytes, key], gives=key)
+            self.session.put(here.worker, ["write", here._values(dst), 0, key], needs=key)
+        return True
+
+    def flush(self) -> None:
+        self.session.flush()
+
+    def synchronize(self) -> None:
+        if self.session.closed:
+            return
+        self.session.wait()
+        error = self.session.take_error()
+        if error is not None:
+            raise error
+
+    # -- events ----------------------------------------------------------------------------------------
+
+    def event_new(self) -> RemoteEvent:
+        return RemoteEvent(self)
+
+    def event_record(self, event: Event) -> None:
+        cast("RemoteEvent", event).position = self.session.position()
+
+    def event_wait(self, event: Event) -> None:
+        # What is queued later is executed later, on the worker of this backend; and what it has from another worker
+        # comes in the envelope that the other has sent on.
+        if not (isinstance(event, RemoteEvent) and cast("RemoteBackend", event.backend).session is self.session):
+            super().event_wait(event)
+
+    def event_synchronize(self, event: Event) -> None:
+        self.session.wait(cast("RemoteEvent", event).position)
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    def graph_plan_create(self, graph: Graph | GraphView) -> RemoteSplit:
+        nodes = [node for node in graph.nodes if node.computes]
+        groups, needed = getattr(graph, "groups", ()), None
+        if groups:
+            positions = {k: n for n, k in enumerate(k for k, node in enumerate(graph.nodes) if node.computes)}
+            groups = [[positions[k] for k in group] for group in groups]
+            needed = sorted(positions[k] for k in cast("GraphView", graph).needed if k in positions)
+        said = " .. ".join(dict.fromkeys(label(node) for node in (*nodes[:1], *nodes[-1:])))
+        try:
+            values, chosen = self._described(nodes)
+            number = self.session.new_key()
+            self.session.call(self.worker, ["split", number, self.device, values, chosen, groups, needed])
+        except BaseException as error:
+            note_nodes(error, self, nodes)
+            raise
+        outputs = tuple((_number(node), node.offset, node.nbytes, self._values(node)) for node in nodes
+                        if "output" in node.flags and node.nbytes <= FETCHED)
+        return RemoteSplit(number, said, outputs)
+
+    def graph_plan_free(self, plan: Any) -> None:
+        if not self.session.closed and self.worker not in self.session.lost and self.session.is_here:
+            self.put("drop", plan.number)
+
+    def graph_plan_compute(self, plan: Any) -> None:
+        self.put("run", plan.number, label=plan.label)
+        for buffer, offset, size, values in plan.outputs:
+            out, key = Out(memoryview(bytearray(size))), self.session.new_key()
+            self.session.put(self.worker, ["read", values, 0, size, key], out=(key, out))
+            self._fetched.append(_Fetched(buffer, offset, size, out, self.session.position()))
+
+    def graph_compute(self, graph: Graph | GraphView) -> None:
+        if any(node.computes for node in graph.nodes):
+            split = self.graph_plan_create(graph)
+            self.graph_plan_compute(split)
+            self.graph_plan_free(split)
+
+    @property
+    def lost(self) -> BackendLost | None:
+        """Why the worker is lost; None while it is not."""
+        return self.session.lost.get(self.worker)

@@ -1,0 +1,132 @@
+"""Connecting to workers: `connect` starts or joins them, a `Cluster` has their backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from ggml_sched.errors import BackendError
+from ggml_sched.remote.backend import RemoteBackend
+from ggml_sched.remote.session import Session
+from ggml_sched.remote.transport import Transport
+
+if TYPE_CHECKING:
+    from ggml_sched.backend import Backend
+    from ggml_sched.placement.devices import Link
+
+__all__ = ["Cluster", "cluster_of", "connect"]
+
+
+class Cluster:
+    """Workers and their backends, best first as the workers name them.  A context manager: closing it frees what the
+    session holds, and ends the workers that `connect` has started."""
+
+    def __init__(self, session: Session, ends_ray: bool = False) -> None:
+        self.session = session
+        self.backends: tuple[RemoteBackend, ...] = ()
+        self._ends_ray = ends_ray
+        for worker in session.transport.workers:
+            self._join(worker)
+
+    def _join(self, worker: str) -> tuple[RemoteBackend, ...]:
+        said = self.session.call(worker, ["ask", "answer", "hello", []])["answer"]
+        joined = tuple(RemoteBackend(self.session, worker, k, facts) for k, facts in enumerate(said))
+        self.backends += joined
+        return joined
+
+    def join(self, worker: str, backends: Sequence[str] = ("cpu",), threads: int | None = None,
+             memory: int | None = None) -> tuple[RemoteBackend, ...]:
+        """Start another worker, such as one in place of a lost one, under a name of its own; returns its backends."""
+        start(self.session.transport, worker, backends, threads, memory)
+        self.session.add(worker)
+        return self._join(worker)
+
+    @property
+    def lost(self) -> tuple[RemoteBackend, ...]:
+        """The backends whose worker is lost."""
+        return tuple(backend for backend in self.backends if backend.lost is not None)
+
+    def links(self, *others: Backend, seconds: float = 1.0) -> dict[tuple[str, str], Link]:
+        """{(name, name): link} between each two of the backends and of `others`, such as the host's, as `gs.fit` and
+        `gs.price` accept them; measured by copies for about `seconds`."""
+        from ggml_sched.placement.measure import measure_links
+
+        return measure_links([*self.backends, *others], seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what the session holds, and end the workers; idempotent."""
+        try:
+            self.session.close()
+        finally:
+            self.session.transport.close()
+            if self._ends_ray:
+                from ggml_sched.remote.rays import shut_down
+
+                self._ends_ray = False
+                shut_down()
+
+
+def cluster_of(transport: Transport, deadline: float = 60.0) -> Cluster:
+    """The workers of a transport that is connected; it is closed if one of them does not answer."""
+    try:
+        return Cluster(Session(transport, deadline))
+    except BaseException:
+        transport.close()
+        raise
+
+
+def connect(address: str | None = None, workers: int | Sequence[str] = 2, backends: Sequence[str] = ("cpu",),
+            threads: int | None = None, memory: int | None = None, deadline: float = 60.0, transport: str = "ray",
+            options: Mapping[str, Any] | None = None) -> Cluster:
+    """Workers with the named `backends` each (cpu, ggml, cuda, cuda:N, or MODULE:FUNCTION, which returns backends).
+
+    `transport` "ray": actors of the Ray cluster at `address` ("auto", host:port), or of a local Ray that is started and
+    ended with the cluster (None; where Ray is already initialised, that one is used).  "processes": processes of this
+    machine, without Ray.  `workers`: how many, or their names.  `threads` and `memory` (bytes) of each; `options`:
+    those of Ray's actors, such as {"resources": {"big": 1}}.  `deadline`: seconds without an answer after which a
+    worker is lost.
+
+    Raises BackendError if Ray is missing or a worker does not start, ValueError for an unknown transport.
+    """
+    names = [f"w{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
+    if not names:
+        raise ValueError("a cluster has one worker or more")
+    if transport == "processes":
+        from ggml_sched.remote.processes import Processes
+
+        return cluster_of(Processes({name: _arguments(backends, threads, memory) for name in names}), deadline)
+    if transport != "ray":
+        raise ValueError(f"transport {transport!r} is neither 'ray' nor 'processes'")
+    from ggml_sched.remote.rays import RayActors, initialized, shut_down
+
+    starts = initialized(address, max(len(names) * (threads or 1), 1))
+    try:
+        carrier = RayActors(dict.fromkeys(names, (backends, threads, memory)), {name: options or {} for name in names})
+        return Cluster(Session(carrier, deadline), starts)
+    except BaseException:
+        if starts:
+            shut_down()
+        raise
+
+
+def start(transport: Transport, worker: str, backends: Sequence[str], threads: int | None, memory: int | None) -> None:
+    """Start another worker of a transport that starts its workers; BackendError for another transport."""
+    from ggml_sched.remote.processes import Processes
+
+    if isinstance(transport, Processes):
+        transport.add(worker, _arguments(backends, threads, memory))
+    elif hasattr(transport, "actor"):
+        transport.add(worker, (backends, threads, memory))  # type: ignore[attr-defined]
+    else:
+        raise BackendError(f"{transport!r} starts no workers")
+
+
+def _arguments(backends: Sequence[str], threads: int | None, memory: int | None) -> list[str]:
+    return [*(f"--backend={name}" for name in backends), *([] if threads is None else [f"--threads={threads}"]),
+            *([] if memory is None else [f"--memory={memory}"])]

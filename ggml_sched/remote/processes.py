@@ -1,0 +1,124 @@
+"""Workers in processes of this machine: for several processes without Ray, and for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ggml_sched.errors import BackendError
+from ggml_sched.remote.envelope import DRIVER
+from ggml_sched.remote.mesh import Mesh
+from ggml_sched.remote.session import check_names
+
+__all__ = ["Processes"]
+
+STARTS_WITHIN = 60.0
+"""Seconds that a worker has to import the package and to open its backends."""
+ENDS_WITHIN = 10.0
+"""Seconds that a worker has to free its backends before it is killed."""
+
+
+class Processes:
+    """Starts a process for each worker: `workers` is {name: arguments of `python -m ggml_sched.remote.serve`}.
+
+    A `Transport` that loses no message while the processes live.  A worker ends with the driver's process, however that
+    ends.  BackendError if a worker does not start.
+    """
+
+    def __init__(self, workers: Mapping[str, Sequence[str]]) -> None:
+        check_names([*workers])
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._folder = _folder()
+        self._mesh = Mesh(DRIVER, self._folder)
+        self._stop = weakref.finalize(self, _ended, self._mesh, self.processes, self._folder, os.getpid())
+        try:
+            for name, arguments in workers.items():
+                self._start(name, arguments)
+            for name in workers:
+                self._connect(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, name: str, arguments: Sequence[str]) -> None:
+        """Start another worker, which the others reach as well."""
+        check_names([*self.processes, name])
+        self._start(name, arguments)
+        self._connect(name)
+
+    def _start(self, name: str, arguments: Sequence[str]) -> None:
+        try:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "ggml_sched.remote.serve", "--name", name, "--folder", str(self._folder),
+                 *arguments], stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise BackendError(f"no process for worker {name!r} can be started: {error}") from error
+
+    def _connect(self, name: str) -> None:
+        end = time.monotonic() + STARTS_WITHIN
+        while not self._mesh.connect(name):
+            status = self.processes[name].poll()
+            if status is not None:
+                raise BackendError(f"worker {name!r} ended with status {status} before it was ready; what it said "
+                                   "stands on standard error")
+            if time.monotonic() > end:
+                raise BackendError(f"worker {name!r} was not ready within {STARTS_WITHIN:g} s")
+            time.sleep(0.005)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(self.processes)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def post(self, worker: str, message: bytes) -> None:
+        self._mesh.send(worker, message)
+
+    def receive(self, timeout: float) -> bytearray | None:
+        return self._mesh.receive(timeout)
+
+    def lost(self) -> dict[str, str]:
+        found = {}
+        for name, process in self.processes.items():
+            if name in self._mesh.lost:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+            if process.poll() is not None or name in self._mesh.lost:
+                found[name] = f"its process ended with status {process.poll()}"
+        return found
+
+    def close(self) -> None:
+        self._stop()
+
+
+def _folder() -> Path:
+    """A new folder that only this user can open; the names of sockets may have some hundred bytes."""
+    folder = tempfile.mkdtemp(prefix="ggml-sched-")
+    if len(folder) > 60 and os.path.isdir("/tmp"):
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="ggml-sched-", dir="/tmp")
+    return Path(folder)
+
+
+def _ended(mesh: Mesh, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path, pid: int) -> None:
+    """Close the connections, at which the workers end, and wait for them."""
+    mesh.close()
+    if os.getpid() != pid:
+        return          # a child after a fork: the workers are its parent's
+    end = time.monotonic() + ENDS_WITHIN
+    for process in processes.values():
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

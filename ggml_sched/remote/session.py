@@ -1,0 +1,369 @@
+"""A driver's work on its workers: gathers commands, sends them in envelopes, and waits for the results.
+
+The commands for one worker are a segment, and a further one where a command needs what another worker reads in between.
+The segments that are pending when a compute is queued or the host waits are one envelope, which travels from worker to
+worker.  Each worker executes its commands in the order in which they were issued, so nothing else has to order them:
+whatever one worker has from another came in the envelope.
+
+A message without an answer is sent again; a worker that has executed it sends its answer again.  A worker that has died
+or does not answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggml_sched.errors import BackendError, BackendLost
+from ggml_sched.remote.envelope import Command, Envelope, Segment, error_of
+from ggml_sched.remote.messages import MessageError
+from ggml_sched.remote.transport import Transport
+
+__all__ = ["Out", "Session"]
+
+SEND_ABOVE = 1 << 22
+"""Pending bytes that are sent at once."""
+PATIENCE = 0.25
+"""Seconds after which a message without an answer is sent again for the first time."""
+IN_FLIGHT = 1 << 26
+"""Bytes without an answer above which sending waits."""
+
+
+@dataclass(slots=True)
+class Out:
+    """Where bytes that a worker reads are put; `done`: they are there."""
+
+    view: memoryview
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Sent:
+    """An envelope that was sent and not answered.  `labels`: what each of its segments computes."""
+
+    message: bytes
+    worker: str
+    segments: list[tuple[str, int, str]]
+    outs: dict[int, Out]
+    at: float
+    answer: Envelope | None = None
+    is_call: bool = False
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Commands that were not sent yet."""
+
+    segments: list[tuple[str, list[Command], list[str]]] = field(default_factory=list)
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    outs: dict[int, Out] = field(default_factory=dict)
+    n_bytes: int = 0
+    splits: set[tuple[str, int]] = field(default_factory=set)
+    last: dict[str, int] = field(default_factory=dict)
+    """{worker: its last segment}."""
+    read_in: dict[int, int] = field(default_factory=dict)
+    """{block that one worker reads for another: the segment in which it is read}."""
+
+
+class Session:
+    """One driver's use of the workers of a transport.
+
+    `deadline`: seconds without any answer after which a worker is lost.  `messages` and `bytes_sent` count what the
+    driver sends.  Thread-safe.
+    """
+
+    def __init__(self, transport: Transport, deadline: float = 60.0) -> None:
+        self.transport = transport
+        self.deadline = deadline
+        self.name: str = uuid.uuid4().hex
+        self.lost: dict[str, BackendLost] = {}
+        self.epoch: int = 0
+        self.messages: int = 0
+        self.bytes_sent: int = 0
+        self.closed: bool = False
+        self._pid = os.getpid()
+        self.lock: threading.RLock = threading.RLock()
+        self._numbers = dict.fromkeys(transport.workers, 0)
+        self._count = 0
+        """Envelopes sent so far; the next one has this number."""
+        self._key = 0
+        self._pending = _Pending()
+        self._sent: dict[int, _Sent] = {}
+        self._in_flight = 0
+        self._error: Exception | None = None
+        self._heard = transport.now()
+        self._patience = self._first_patience = min(PATIENCE, deadline / 8)
+        """Seconds without an answer after which messages are sent again; it doubles."""
+        self._status: dict[str, int] | None = None
+        """{worker: segments executed}, asked for shortly before the deadline."""
+        self._noted: list[Callable[[Exception], None]] = []
+
+    def add(self, worker: str) -> None:
+        """Use another worker, which the transport has started."""
+        with self.lock:
+            self._numbers[worker] = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process made the session, and not the parent before a fork."""
+        return self._pid == os.getpid()
+
+    # -- queueing --------------------------------------------------------------------------------------
+
+    def on_failure(self, note: Callable[[Exception], None]) -> None:
+        """Call `note` with the error of queued work before it is raised."""
+        self._noted.append(note)
+
+    def new_key(self) -> int:
+        """A number that no other block, buffer or split of this session has."""
+        with self.lock:
+            self._key += 1
+            return self._key
+
+    def put(self, worker: str, command: Command, block: tuple[int, bytes] | None = None,
+            out: tuple[int, Out] | None = None, label: str = "", gives: int | None = None,
+            needs: int | None = None) -> None:
+        """Queue a command.  `block`: bytes that it names by their number; `out`: where bytes that it reads are put;
+        `label`: what it computes, for errors; `gives`, `needs`: the number of a block that it reads for another worker,
+        or has from another.  Raises BackendLost for a lost worker.
+
+        A command joins the last segment of its worker, unless a block that it needs is read in a later one."""
+        with self.lock:
+            self._check(worker)
+            pending = self._pending
+            if command[0] == "run":
+                if (worker, command[1]) in pending.splits:
+                    self.flush()
+                    pending = self._pending
+                pending.splits.add((worker, command[1]))
+            at = pending.last.get(worker, -1)
+            if at < 0 or needs is not None and pending.read_in.get(needs, -1) > at:
+                at = pending.last[worker] = len(pending.segments)
+                pending.segments.append((worker, [], []))
+            pending.segments[at][1].append(command)
+            if label:
+                pending.segments[at][2].append(label)
+            if gives is not None:
+                pending.read_in[gives] = at
+            if block is not None:
+                pending.blocks[block[0]] = block[1]
+                pending.n_bytes += len(block[1])
+            if out is not None:
+                pending.outs[out[0]] = out[1]
+            if pending.n_bytes > SEND_ABOVE:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what is pending."""
+        with self.lock:
+            pending, self._pending = self._pending, _Pending()
+            if pending.segments:
+                self._send("run", pending)
+                while self._in_flight > IN_FLIGHT:
+                    self._pump()
+
+    def call(self, worker: str, *commands: Command) -> dict[str, Any]:
+        """Execute commands after all that is queued, wait, and return the answers.  Raises their error."""
+        with self.lock:
+            self._check(worker)
+            self.flush()
+            number = self._send("call", _Pending([(worker, [*commands], [])]))
+            sent = self._sent[number]
+            self._await(number)
+            answer = sent.answer
+            if answer is None:
+                raise self._taken() or self._lost_error(worker)
+            if answer.error is not None:
+                raise error_of(answer.error)
+            return answer.answers
+
+    def _send(self, kind: str, pending: _Pending) -> int:
+        segments, said = [], []
+        for worker, commands, labels in pending.segments:
+            n = self._numbers[worker]
+            self._numbers[worker] += 1
+            segments.append(Segment(worker, n, commands, self._acked(worker, n)))
+            said.append((worker, n, " .. ".join(dict.fromkeys((labels[0], labels[-1]))) if labels else ""))
+        number, self._count = self._count, self._count + 1
+        message = Envelope(kind, self.name, number, self.epoch, segments, dict(pending.blocks)).packed()
+        now = self.transport.now()
+        if not self._sent:
+            self._heard, self._status = now, None
+        self._sent[number] = _Sent(message, segments[0].worker, said, pending.outs, now, is_call=kind == "call")
+        self._in_flight += len(message)
+        self._post(segments[0].worker, message)
+        return number
+
+    def _acked(self, worker: str, number: int) -> int:
+        """The number below which every segment of a worker is answered or given up; `number` if none is open."""
+        return min((n for sent in self._sent.values() for name, n, _ in sent.segments if name == worker),
+                   default=number)
+
+    def _post(self, worker: str, message: bytes) -> None:
+        self.messages += 1
+        self.bytes_sent += len(message)
+        self.transport.post(worker, message)
+
+    def _check(self, worker: str) -> None:
+        if self.closed:
+            raise BackendError(f"the session on worker {worker!r} is closed")
+        if not self.is_here:
+            raise BackendError(f"worker {worker!r} is connected to the parent of this process")
+        if worker in self.lost:
+            if isinstance(self._error, BackendLost) and self._error.worker == worker:
+                self._taken()       # it is raised here, and not again by the next wait
+            raise self._lost_error(worker)
+
+    def _lost_error(self, worker: str) -> BackendLost:
+        """A new exception for a lost worker: each caller gets its own, with notes of its own."""
+        lost = self.lost[worker]
+        return BackendLost(str(lost), lost.worker, lost.computing)
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def position(self) -> int:
+        """The number of envelopes after which everything that was queued so far is done."""
+        with self.lock:
+            return self._count + bool(self._pending.segments)
+
+    def wait(self, position: int | None = None) -> None:
+        """Wait until all of the first `position` envelopes are answered (None: all).  Errors are kept for
+        `take_error`."""
+        with self.lock:
+            if position is None or position > self._count:
+                self.flush()
+                position = self._count
+            for number in [n for n in self._sent if n < position]:
+                self._await(number)
+
+    def take_error(self) -> Exception | None:
+        """The first error of queued work since the last call; work that is queued afterwards is executed again."""
+        with self.lock:
+            return self._taken()
+
+    def _taken(self) -> Exception | None:
+        error, self._error = self._error, None
+        if error is not None:
+            self.epoch += 1
+            for note in self._noted:
+                note(error)
+        return error
+
+    def _await(self, number: int) -> None:
+        while number in self._sent:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Handle one message, or what the time says."""
+        now = self.transport.now()
+        oldest = min((sent.at for sent in self._sent.values()), default=now)
+        silent_since = max(oldest, self._heard)
+        ends = silent_since + self.deadline
+        message = self.transport.receive(max(0.0, min(ends - now, self._patience)))
+        if message is not None:
+            self._take(message)
+            return
+        dead = self.transport.lost()
+        for worker in dead:
+            if worker not in self.lost and worker in self._numbers:
+                self._lose(worker, f"has died: {dead[worker]}")
+                return
+        now = self.transport.now()
+        if not self._sent:
+            return
+        if now >= ends:
+            self._lose(self._silent(), f"has not answered within {self.deadline:g} s")
+        elif now >= silent_since + self.deadline * 0.75:
+            if self._status is None:
+                self._status = {}
+                for worker in self._live():
+                    self._post(worker, self._control("status", worker, 0))
+        else:
+            self._patience = min(2 * self._patience, self.deadline / 8)
+            for sent in self._sent.values():
+                self._post(sent.worker, sent.message)
+
+    def _take(self, message: bytes | bytearray) -> None:
+        try:
+            answer = Envelope.read(message)
+        except MessageError as error:
+            self._error = self._error or error
+            return
+        if answer.session != self.name:
+            if not answer.session and answer.error is not None:
+                self._error = self._error or error_of(answer.error)
+            return
+        if answer.kind == "status":
+            if self._status is not None:
+                self._status |= {name: n for name, n in answer.answers.items() if isinstance(n, int)}
+            return
+        sent = self._sent.pop(answer.number, None)
+        if sent is None:
+            return
+        self._heard, self._status, self._patience = self.transport.now(), None, self._first_patience
+        self._in_flight -= len(sent.message)
+        sent.answer = answer
+        if answer.error is not None:
+            if not sent.is_call:
+                self._error = self._error or error_of(answer.error)
+            return
+        for key, out in sent.outs.items():
+            block = answer.blocks.get(key)
+            if block is not None and len(block) == len(out.view):
+                out.view[:], out.done = block, True
+            else:
+                self._error = self._error or MessageError(f"an answer without {len(out.view)} bytes that were read")
+
+    # -- losing a worker -------------------------------------------------------------------------------
+
+    def _live(self) -> list[str]:
+        return [worker for worker in self._numbers if worker not in self.lost]
+
+    def _silent(self) -> str:
+        """The worker at which the oldest envelope waits: the first that has not said that it executed its segment."""
+        sent = self._sent[min(self._sent)]
+        known = self._status or {}
+        return next((worker for worker, n, _ in sent.segments if known.get(worker, 0) <= n), sent.worker)
+
+    def _lose(self, worker: str, why: str) -> None:
+        """Give up a worker.  If it has a part in what is queued, all that is queued fails, as the rest may depend on
+        it; the next segment of each other worker then says that it need not wait for what was to come before."""
+        labels = [label for number in sorted(self._sent) for name, _, label in self._sent[number].segments
+                  if name == worker]
+        label = next(filter(None, labels), "")
+        doing = f" while it computed {label}" if label else ""
+        error = BackendLost(f"worker {worker!r} {why}{doing}", worker, label)
+        self.lost[worker] = error
+        if not labels and all(name != worker for name, _, _ in self._pending.segments):
+            return
+        self._error = self._error or error
+        self._sent.clear()
+        self._in_flight = 0
+        self._pending = _Pending()
+        self._heard, self._status = self.transport.now(), None
+
+    def _control(self, kind: str, worker: str, number: int) -> bytes:
+        return Envelope(kind, self.name, 0, self.epoch, [Segment(worker, number, [], 0)]).packed()
+
+    def close(self) -> None:
+        """Free what the session holds on the workers; idempotent.  Queued work is waited for."""
+        with self.lock:
+            if self.closed or not self.is_here:
+                return
+            try:
+                self.wait()
+            finally:
+                self.closed = True
+                for worker in self._live():
+                    self._post(worker, self._control("close", worker, 0))
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of workers, which must differ, and be none of the driver's."""
+    if len(set(names)) != len(names) or "driver" in names or not all(names):
+        raise ValueError(f"names of workers are {list(names)}: they differ, and none is 'driver' or empty")
+    return tuple(names)

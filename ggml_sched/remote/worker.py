@@ -1,0 +1,416 @@
+"""A worker: real backends whose memory and kernels a driver uses by messages.
+
+`Worker.handle` takes a message and returns those that it causes; it opens no connection, and starts no thread.  Each
+driver has a session with buffers and splits of its own, which no other session can name.  Whatever a message asks for
+is checked here: numbers of buffers, offsets, layouts, sources of ops, and whether the backend supports each node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggml_sched._graph import Context, Graph, Tensor, new_buffer
+from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
+from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
+from ggml_sched.remote.envelope import DIGEST, DRIVER, Envelope, Segment, error_values
+from ggml_sched.remote.messages import MessageError, fields_of, natural, text
+from ggml_sched.remote.tensors import tensors_of
+
+__all__ = ["Worker"]
+
+MAX_SESSIONS = 64
+GGUF = b"GGUF"
+MAX_HELD = 256
+"""Envelopes of a session that wait for one before them."""
+MAX_CACHED = 4096
+"""Tensors of a session that are kept for the next command that names them."""
+Sent = list[tuple[str, bytes]]
+"""Messages to send: (name of a worker or DRIVER, bytes)."""
+
+
+@dataclass(slots=True)
+class _Split:
+    """Nodes of one device, prepared to be computed.  `ctx` keeps the tensors."""
+
+    backend: Backend
+    view: GraphView
+    plan: Any
+    buffers: frozenset[int]
+    ctx: Context
+
+
+@dataclass(slots=True)
+class _Session:
+    """What one driver has here.  `expected` is the number of the next segment."""
+
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+    splits: dict[int, _Split] = field(default_factory=dict)
+    tensors: dict[str, tuple[int, Tensor, Context]] = field(default_factory=dict)
+    expected: int = 0
+    held: dict[int, Envelope] = field(default_factory=dict)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    failed: int = -1
+    """The epoch of the last failure: queued work of this epoch or an earlier one is not executed."""
+
+
+class Worker:
+    """Backends under a name.  `memory`: the most bytes that all sessions may hold on each backend, None for no bound of
+    its own.  The worker closes its backends."""
+
+    def __init__(self, name: str, backends: Sequence[Backend], memory: int | None = None) -> None:
+        self.name = name
+        self.backends: tuple[Backend, ...] = tuple(backends)
+        self.memory = memory
+        self.used: list[int] = [0] * len(self.backends)
+        self.sessions: dict[str, _Session] = {}
+
+    def handle(self, message: bytes | bytearray | memoryview) -> Sent:
+        """Execute what a message asks for; returns the messages to send.  Raises MessageError, with nothing changed,
+        for a message that is not understood."""
+        envelope = Envelope.read(message)
+        if not envelope.segments or envelope.segments[0].worker != self.name:
+            raise MessageError(f"an envelope that is not for worker {self.name!r}")
+        session = self._session(envelope.session)
+        number = envelope.segments[0].number
+        if envelope.kind == "status":
+            envelope.answers[self.name] = session.expected
+            return self._passed_on(envelope)
+        if envelope.kind == "close":
+            self.close_session(envelope.session)
+            return self._passed_on(envelope)
+        if number < session.expected:
+            return session.sent.get(number, [])
+        if session.expected < envelope.segments[0].acked <= number:
+            # Segments in between were given up: they were to come by way of a worker that is lost.
+            session.expected = envelope.segments[0].acked
+            session.held = {n: held for n, held in session.held.items() if n >= session.expected}
+        if number >= session.expected + MAX_HELD:
+            raise MessageError(f"segment {number} comes long before segment {session.expected} has")
+        session.held.setdefault(number, envelope)
+        return self._serve_held(session)
+
+    def refusal(self, error: Exception) -> bytes:
+        """The message to a driver whose message was not understood."""
+        return Envelope("status", "", 0, 0, [], error=error_values(error, self.name)).packed()
+
+    def close_session(self, name: str) -> None:
+        """Free all that a session holds."""
+        session = self.sessions.pop(name, None)
+        if session is not None:
+            splits, buffers = [*session.splits], [*session.buffers]
+            each([*(lambda k=k: self._drop(session, k) for k in splits),
+                  *(lambda k=k: self._free(session, k) for k in buffers)])
+
+    def close(self) -> None:
+        """Free all sessions and the backends; idempotent."""
+        each([*(lambda name=name: self.close_session(name) for name in [*self.sessions]),
+              *(backend.close for backend in self.backends)])
+
+    # -- order ----------------------------------------------------------------------------------------
+
+    def _session(self, name: str) -> _Session:
+        if name not in self.sessions:
+            if len(self.sessions) >= MAX_SESSIONS:
+                raise MessageError(f"worker {self.name!r} has {MAX_SESSIONS} sessions, and takes no other")
+            self.sessions[name] = _Session()
+        return self.sessions[name]
+
+    def _serve_held(self, session: _Session) -> Sent:
+        sent: Sent = []
+        while session.expected in session.held:
+            number = session.expected
+            envelope = session.held.pop(number)
+            segment = envelope.segments[0]
+            session.expected += 1
+            self._execute(session, envelope, segment)
+            out = self._passed_on(envelope)
+            session.sent = {n: old for n, old in session.sent.items() if n >= segment.acked}
+            session.sent[number] = out
+            sent += out
+        return sent
+
+    def _passed_on(self, envelope: Envelope) -> Sent:
+        """The message with the rest of an envelope."""
+        del envelope.segments[0]
+        return [(envelope.segments[0].worker if envelope.segments else DRIVER, envelope.packed())]
+
+    def _execute(self, session: _Session, envelope: Envelope, segment: Segment) -> None:
+        """Execute the commands of a segment; the first error stays in the envelope, and ends it."""
+        is_call = envelope.kind == "call"
+        for command in segment.commands:
+            try:
+                name = text(fields_of(command, "a command")[0] if command else None, "the name of a command")
+                skips = envelope.error is not None or not is_call and envelope.epoch <= session.failed
+                if skips and name not in ALWAYS:
+                    continue
+                _called(COMMANDS, "command", name, command[1:], self, session, envelope)
+            except Exception as error:
+                envelope.error = envelope.error or error_values(error, self.name)
+        if envelope.error is None:
+            try:
+                for backend in self.backends:
+                    if backend.asynchronous:
+                        backend.synchronize()
+            except Exception as error:
+                envelope.error = error_values(error, self.name)
+        if envelope.error is not None and not is_call:
+            session.failed = max(session.failed, envelope.epoch)
+
+    # -- commands -------------------------------------------------------------------------------------
+
+    def _backend(self, device: Any) -> tuple[int, Backend]:
+        k = natural(device, "a device", len(self.backends))
+        return k, self.backends[k]
+
+    def available(self, device: int) -> int | None:
+        """Bytes that sessions may still allocate on a backend, None where neither it nor the worker knows."""
+        known = [n for n in (None if self.memory is None else self.memory - self.used[device],
+                             self.backends[device].memory_available()) if n is not None]
+        return min(known, default=None)
+
+    def _alloc(self, session: _Session, envelope: Envelope, number: Any, device: Any, size: Any, usage: Any) -> None:
+        number, size = natural(number, "the number of a buffer"), natural(size, "the size of a buffer")
+        k, backend = self._backend(device)
+        if number in session.buffers:
+            raise MessageError(f"buffer {number} exists")
+        left = self.available(k)
+        if left is not None and size > left:
+            raise OutOfMemory(f"backend {backend.name!r} of worker {self.name!r}: {size} bytes needed, {left} left",
+                              backend.name, size, left)
+        buffer = new_buffer(backend, size)
+        buffer.usage = text(usage, "the usage of a buffer")
+        session.buffers[number] = buffer
+        self.used[k] += size
+
+    def _free(self, session: _Session, number: Any) -> None:
+        buffer = session.buffers.pop(natural(number, "the number of a buffer"), None)
+        if buffer is None:
+            raise MessageError(f"there is no buffer {number}")
+        for k in [k for k, split in session.splits.items() if number in split.buffers]:
+            self._drop(session, k)
+        session.tensors = {key: found for key, found in session.tensors.items() if found[0] != number}
+        self.used[self.backends.index(buffer.backend)] -= buffer.size
+        buffer.close()
+
+    def _free_command(self, session: _Session, envelope: Envelope, number: Any) -> None:
+        self._free(session, number)
+
+    def _usage(self, session: _Session, envelope: Envelope, number: Any, usage: Any) -> None:
+        self._buffer(session, number).usage = text(usage, "the usage of a buffer")
+
+    def _buffer(self, session: _Session, number: Any) -> Buffer:
+        if natural(number, "the number of a buffer") not in session.buffers:
+            raise MessageError(f"there is no buffer {number}")
+        return session.buffers[number]
+
+    def _tensor(self, session: _Session, values: Any) -> Tensor:
+        """The tensor of some values, the same object for the same values: backends keep notes of weights."""
+        key = repr(values)
+        found = session.tensors.get(key)
+        if found is None:
+            ctx = Context("remote")
+            t, = tensors_of([values], session.buffers, ctx)
+            if t.buffer is None or t.src:
+                raise MessageError("a tensor without a place")
+            if len(session.tensors) >= MAX_CACHED:
+                session.tensors.clear()
+            found = session.tensors[key] = (values["at"][0], t, ctx)
+        return found[1]
+
+    def _init(self, session: _Session, envelope: Envelope, values: Any) -> None:
+        t = self._tensor(session, values)
+        t.buffer.init_tensor(t)
+
+    def _write(self, session: _Session, envelope: Envelope, values: Any, offset: Any, key: Any) -> None:
+        t = self._tensor(session, values)
+        block = envelope.blocks.pop(natural(key, "the number of a block"), None)
+        if block is None:
+            raise MessageError(f"there is no block {key}")
+        self._set(t, block, natural(offset, "an offset"))
+
+    @staticmethod
+    def _set(t: Tensor, block: Any, offset: int) -> None:
+        try:
+            t.backend.set_tensor(t, block, offset)
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+
+    def _read(self, session: _Session, envelope: Envelope, values: Any, offset: Any, size: Any, key: Any) -> None:
+        t = self._tensor(session, values)
+        key, size = natural(key, "the number of a block"), natural(size, "a size", t.nbytes + 1)
+        if key in envelope.blocks:
+            raise MessageError(f"block {key} exists")
+        out = bytearray(size)
+        try:
+            t.backend.get_tensor(t, out, natural(offset, "an offset"))
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+        envelope.blocks[key] = out
+
+    def _clear(self, session: _Session, envelope: Envelope, number: Any, value: Any) -> None:
+        self._buffer(session, number).clear(natural(value, "a byte", 256))
+
+    def _copy(self, session: _Session, envelope: Envelope, source: Any, target: Any) -> None:
+        try:
+            tensor_copy(self._tensor(session, source), self._tensor(session, target))
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+
+    def _split(self, session: _Session, envelope: Envelope, number: Any, device: Any, values: Any, nodes: Any,
+               groups: Any, needed: Any) -> None:
+        number = natural(number, "the number of a split")
+        _, backend = self._backend(device)
+        if number in session.splits:
+            raise MessageError(f"split {number} exists")
+        ctx = Context("split")
+        made = tensors_of(values, session.buffers, ctx)
+        chosen = [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]
+        for node in chosen:
+            for t in (node, *node.src):
+                if t is not None and t.backend is not backend:
+                    raise MessageError(f"{t!r} has no place on backend {backend.name!r}")
+            if not node.computes or not backend.supports_op(node):
+                raise UnsupportedOp(f"backend {backend.name!r} of worker {self.name!r} does not compute {node!r}")
+        view = GraphView(chosen, *_groups(groups, needed, len(chosen)))
+        plan = backend.graph_plan_create(view)
+        session.splits[number] = _Split(backend, view, plan, frozenset(v["at"][0] for v in values if "at" in v), ctx)
+
+    def _drop(self, session: _Session, number: int) -> None:
+        split = session.splits.pop(number, None)
+        if split is not None and split.plan is not None:
+            split.backend.graph_plan_free(split.plan)
+
+    def _drop_command(self, session: _Session, envelope: Envelope, number: Any) -> None:
+        self._drop(session, natural(number, "the number of a split"))
+
+    def _run(self, session: _Session, envelope: Envelope, number: Any) -> None:
+        split = session.splits.get(natural(number, "the number of a split"))
+        if split is None:
+            raise MessageError(f"there is no split {number}")
+        if split.plan is None:
+            split.backend.graph_compute(split.view)
+        else:
+            split.backend.graph_plan_compute(split.plan)
+
+    def _ask(self, session: _Session, envelope: Envelope, key: Any, question: Any, arguments: Any) -> None:
+        envelope.answers[text(key, "the key of an answer")] = _called(
+            QUESTIONS, "question", text(question, "a question"), fields_of(arguments, "arguments"), self, session)
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What a driver needs to know about each backend."""
+        return [{"name": b.name, "alignment": b.alignment, "max_buffer_size": b.max_buffer_size,
+                 "kv_padding": b.kv_padding, "has_memory": b.has_memory,
+                 "kind": type(b).__name__,
+                 "sizes": _overrides(b, "alloc_size"), "work": _overrides(b, "work_size"),
+                 "fuses": _overrides(b, "fusion_groups"), "offloads": _overrides(b, "offload_op")}
+                for b in self.backends]
+
+    def _hello(self, session: _Session) -> list[dict[str, Any]]:
+        return self.describe()
+
+    def _file(self, session: _Session, values: Any, path: Any, start: Any, digest: Any) -> bool:
+        """Fill a tensor from a GGUF file; False if there is no such file, or its bytes have another digest.
+
+        The digest is that of the bytes that the driver has, so nothing can be read here that it does not have.
+        """
+        t = self._tensor(session, values)
+        path, start = text(path, "a path", 1 << 12), natural(start, "an offset")
+        digest = text(digest, "a digest")
+        try:
+            with open(path, "rb") as file:
+                if file.read(len(GGUF)) != GGUF:
+                    return False
+                file.seek(start)
+                data = file.read(t.nbytes)
+        except (OSError, ValueError):
+            return False
+        if len(data) != t.nbytes or hashlib.blake2b(data, digest_size=DIGEST).hexdigest() != digest:
+            return False
+        self._set(t, data, 0)
+        return True
+
+    def _memory(self, session: _Session, device: Any) -> int | None:
+        return self.available(self._backend(device)[0])
+
+    def _work_held(self, session: _Session, device: Any) -> int:
+        return self._backend(device)[1].work_held
+
+    def _node(self, session: _Session, values: Any, ctx: Context) -> Tensor:
+        made = tensors_of(values, session.buffers, ctx)
+        if not made:
+            raise MessageError("no tensor")
+        return made[-1]
+
+    def _supports(self, session: _Session, device: Any, values: Any) -> bool:
+        ctx = Context("question")
+        return bool(self._backend(device)[1].supports_op(self._node(session, values, ctx)))
+
+    def _offloads(self, session: _Session, device: Any, values: Any) -> bool:
+        ctx = Context("question")
+        return bool(self._backend(device)[1].offload_op(self._node(session, values, ctx)))
+
+    def _size(self, session: _Session, device: Any, values: Any) -> int:
+        ctx = Context("question")
+        return int(self._backend(device)[1].alloc_size(self._node(session, values, ctx)))
+
+    def _inplace(self, session: _Session, device: Any, op: Any) -> int:
+        return int(self._backend(device)[1].inplace_sources(text(op, "an op")))
+
+    def _work(self, session: _Session, device: Any, values: Any, nodes: Any) -> int:
+        ctx = Context("question")
+        made = tensors_of(values, session.buffers, ctx)
+        return int(self._backend(device)[1].work_size(
+            [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]))
+
+    def _fusions(self, session: _Session, device: Any, values: Any, nodes: Any) -> list[list[int]]:
+        ctx = Context("question")
+        made = tensors_of(values, session.buffers, ctx)
+        chosen = [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]
+        inside = set(chosen)
+        graph = Graph.from_order(made, chosen, [t for t in made if t not in inside and not t.src], {})
+        return [[int(k) for k in group] for group in self._backend(device)[1].fusion_groups(graph)]
+
+
+def _called(functions: dict[str, Callable[..., Any]], what: str, name: str, arguments: list[Any], *first: Any) -> Any:
+    """Call the function of a name; MessageError if there is none, or it takes another number of arguments."""
+    function = functions.get(name)
+    if function is None:
+        raise MessageError(f"{name!r} is no {what}")
+    if function.__code__.co_argcount != len(first) + len(arguments):
+        raise MessageError(f"{what} {name!r} with {len(arguments)} arguments")
+    return function(*first, *arguments)
+
+
+def _overrides(backend: Backend, method: str) -> bool:
+    return getattr(type(backend), method) is not getattr(Backend, method)
+
+
+def _groups(groups: Any, needed: Any, n: int) -> tuple[list[tuple[int, ...]], frozenset[int] | None]:
+    found = []
+    for group in fields_of(groups, "groups"):
+        members = tuple(natural(k, "a member of a group", n) for k in fields_of(group, "a group"))
+        if len(members) < 2 or any(a >= b for a, b in zip(members, members[1:], strict=False)):
+            raise MessageError(f"a fusion group {group!r} is not ascending")
+        found.append(members)
+    if needed is None:
+        return found, None
+    return found, frozenset(natural(k, "a needed node", n) for k in fields_of(needed, "needed nodes"))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "alloc": Worker._alloc, "free": Worker._free_command, "usage": Worker._usage, "init": Worker._init,
+    "write": Worker._write, "read": Worker._read, "clear": Worker._clear, "copy": Worker._copy,
+    "split": Worker._split, "drop": Worker._drop_command, "run": Worker._run, "ask": Worker._ask,
+}
+ALWAYS = ("free", "drop", "usage")
+"""Commands that are executed after a failure, too."""
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "hello": Worker._hello, "memory": Worker._memory, "work held": Worker._work_held, "supports": Worker._supports,
+    "offloads": Worker._offloads, "size": Worker._size, "inplace": Worker._inplace, "work": Worker._work,
+    "fusions": Worker._fusions, "file": Worker._file,
+}

@@ -1,0 +1,113 @@
+"""A model over remote backends gives the bits of the same split over local ones, in few messages."""
+
+import numpy as np
+import pytest
+from remote_workers import logits_of, simulated, two_halves
+
+import ggml_sched as gs
+from ggml_sched import llama
+
+
+@pytest.fixture(scope="module")
+def local():
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        return logits_of([a, b])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_model_over_workers_has_the_bits_of_local_backends(n):
+    locals_ = [gs.CpuBackend(1, name=f"local {k}") for k in range(n)]
+    with simulated(n) as cluster:
+        assert np.array_equal(logits_of(cluster.backends), logits_of(locals_))
+
+
+def test_workers_beside_a_local_host(local):
+    with simulated(1) as cluster, gs.CpuBackend(1) as cpu:
+        assert np.array_equal(logits_of([*cluster.backends, cpu]), local)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_compute_over_w_workers_takes_at_most_w_plus_one_messages(ctx, n):
+    with simulated(n) as cluster:
+        x = ctx.tensor("f32", (16, 2), "x", input=True)
+        y, held = x, []
+        for k, backend in enumerate(cluster.backends):
+            weights = gs.Context(f"weights {k}")
+            w = weights.tensor("f32", (16, 16), f"w{k}")
+            held.append((weights, w, backend.alloc_tensors(weights)))
+            w.set(np.eye(16, dtype=np.float32) * 2)
+            y = ctx.relu(ctx.mul_mat(w, y))
+        graph, carried = gs.Graph(ctx.set_output(y)), cluster.session.transport.carried
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            for value in range(3):
+                x.set(np.full((2, 16), value, np.float32))
+                before = sum(carried.values())
+                scheduler.compute(graph, wait=False)
+                found = y.numpy()
+                assert np.array_equal(found, np.full((2, 16), value * 2.0**n, np.float32))
+                messages = sum(carried.values()) - before
+                # The first compute registers its splits; those after it send inputs and get outputs.
+                assert messages <= n + 1 or value == 0
+
+
+def test_the_cache_never_travels():
+    with simulated(2) as cluster, llama.load(llama.small_model(), cluster.backends, n_ctx=64) as model:
+        model.eval([1, 2, 3])
+        model.eval([4])
+        carried = cluster.session.transport.bytes_carried
+        before = sum(carried.values())
+        for _ in range(8):
+            model.eval([5])
+        # Logits, ids and activations; the cache of this model has 65,536 bytes a layer.
+        assert (sum(carried.values()) - before) / 8 < 4 * model.n_vocab + 8192
+
+
+def test_queued_computes_are_sent_before_the_host_waits(ctx):
+    with simulated(2) as cluster:
+        graph, x, y, _held = two_halves(ctx, *cluster.backends)
+        carried = cluster.session.transport.carried
+        with gs.Scheduler(cluster.backends, copies=4) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            for _ in range(4):      # splits are registered for each slot of a copy
+                scheduler.compute(graph)
+            before = carried["driver", "w0"]
+            for k in range(4):
+                x.set(np.full((2, 16), k, np.float32))
+                scheduler.compute_async(graph)
+                # Before the host waits.
+                assert carried["driver", "w0"] == before + k + 1
+            scheduler.synchronize()
+            assert np.array_equal(y.numpy(), np.full((2, 16), 18.0, np.float32))
+
+
+def test_a_bound_on_memory_is_enforced_by_the_worker():
+    with simulated(1, memory=1 << 20) as cluster:
+        backend = cluster.backends[0]
+        assert backend.memory_available() == 1 << 20
+        buffer = backend.alloc_buffer(1 << 19)
+        with pytest.raises(gs.OutOfMemory, match="524289 bytes needed, 524288 left") as raised:
+            backend.alloc_buffer((1 << 19) + 1)
+        assert (raised.value.needed, raised.value.available) == ((1 << 19) + 1, 1 << 19)
+        buffer.close()
+        backend.alloc_buffer(1 << 20).close()
+
+
+def test_an_error_of_a_kernel_reaches_the_caller_with_its_type_and_the_worker(ctx):
+    class Broken(gs.CpuBackend):
+        def graph_plan_create(self, graph):
+            return None
+
+        def graph_compute(self, graph):
+            raise gs.HazardError("broken on purpose")
+
+    with simulated(2, backends=lambda: [Broken(1)]) as cluster:
+        graph, x, _y, _held = two_halves(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            for _ in range(2):
+                with pytest.raises(gs.HazardError, match="broken on purpose") as raised:
+                    scheduler.compute(graph)
+                assert any("w0" in note for note in raised.value.__notes__)

@@ -1,0 +1,229 @@
+"""Workers in processes: a model's bits, deaths in the middle of generations, and processes that end with the driver."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from remote_workers import logits_of, two_halves
+
+import ggml_sched as gs
+from ggml_sched import llama
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs sockets of the file system")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with gs.remote.connect(workers=2, threads=1, transport="processes") as cluster:
+        yield cluster
+
+
+def test_a_model_has_the_bits_of_local_backends(cluster):
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
+
+
+def test_large_data_pass_both_ways_at_once(cluster):
+    backend = cluster.backends[0]
+    ctx = gs.Context()
+    w = ctx.tensor("f32", (1 << 20, 4), "w")
+    with backend.alloc_tensors(ctx):
+        data = np.arange(4 << 20, dtype=np.float32).reshape(4, 1 << 20)
+        for _ in range(3):
+            w.set(data)
+            assert np.array_equal(w.numpy(), data)
+
+
+def test_a_copy_between_workers_does_not_pass_through_the_driver(cluster):
+    contexts = [gs.Context() for _ in range(2)]
+    one, two = (ctx.tensor("f32", (1 << 18,), "t") for ctx in contexts)
+    buffers = [backend.alloc_tensors(ctx) for backend, ctx in zip(cluster.backends, contexts, strict=True)]
+    data = np.arange(1 << 18, dtype=np.float32)
+    one.set(data)
+    before = cluster.session.bytes_sent
+    gs.tensor_copy(one, two)
+    assert cluster.session.bytes_sent - before < 2000
+    assert np.array_equal(two.numpy(), data)
+    for buffer in buffers:
+        buffer.close()
+
+
+def test_killed_workers_end_generations_with_a_typed_error_and_the_rest_goes_on():
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=20) as cluster:
+        processes = cluster.session.transport.processes
+        want = logits_of([gs.CpuBackend(1, name="local")])
+        with llama.load(llama.small_model(), cluster.backends, n_ctx=64) as model:
+            model.eval([9, 8, 7])
+            generation = model.generate([1, 2, 3], 60)
+            next(generation)
+            os.kill(processes["w1"].pid, signal.SIGKILL)
+            start = time.monotonic()
+            with pytest.raises(gs.BackendLost, match="worker 'w1' has died: its process ended with status -9"):
+                list(generation)
+            assert time.monotonic() - start < 20
+            rest = [backend for backend in cluster.backends if backend.lost is None]
+            held = model.sequence(0).tokens
+            with model.moved(rest) as moved, llama.load(llama.small_model(), [gs.CpuBackend(1)], n_ctx=64) as local:
+                assert moved.backends == (cluster.backends[0],) and moved.sequence(0).tokens == held
+                local.eval(held)
+                assert np.array_equal(moved.eval([5]), local.eval([5]))
+        assert np.array_equal(logits_of(cluster.backends[:1]), want)
+        joined = cluster.join("w2", threads=1)
+        with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+            assert np.array_equal(logits_of([cluster.backends[0], *joined]), logits_of([a, b]))
+
+
+def test_a_stopped_worker_is_lost_at_the_deadline(ctx):
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=2) as cluster:
+        graph, x, _y, _held = two_halves(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            process = cluster.session.transport.processes["w1"]
+            os.kill(process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(gs.BackendLost, match="'w1' has not answered within 2 s") as raised:
+                    scheduler.compute(graph)
+                assert raised.value.worker == "w1"
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
+
+
+def test_workers_end_with_the_driver_however_it_ends():
+    code = ("import os, ggml_sched as gs\n"
+            "cluster = gs.remote.connect(workers=2, threads=1, transport='processes')\n"
+            "print(*(p.pid for p in cluster.session.transport.processes.values()), flush=True)\n"
+            "os.kill(os.getpid(), 9)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    end = time.monotonic() + 20
+    while pids and time.monotonic() < end:
+        for pid in [*pids]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 0)
+                continue
+            pids.remove(pid)
+        time.sleep(0.02)
+    assert not pids
+
+
+def test_a_worker_that_does_not_start_is_an_error():
+    with pytest.raises(gs.BackendError, match="worker 'w0' ended with status"):
+        gs.remote.connect(workers=1, backends=["no.such.module:factory"], transport="processes")
+
+
+def test_a_child_of_a_fork_does_not_use_its_parents_workers(cluster):
+    pid = os.fork()
+    if not pid:
+        try:
+            cluster.backends[0].memory_available()
+            os._exit(1)
+        except gs.BackendError:
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert cluster.backends[0].memory_available() is None
+
+
+def test_workers_read_the_weights_of_a_file_that_they_have(cluster, tmp_path):
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        want = logits_of([a, b])
+    size = llama.small_model().stat().st_size
+    before = cluster.session.bytes_sent
+    assert np.array_equal(logits_of(cluster.backends), want)
+    assert cluster.session.bytes_sent - before < size / 4
+    # From bytes the weights are streamed.
+    before = cluster.session.bytes_sent
+    with llama.load(llama.small_model().read_bytes(), cluster.backends, n_ctx=64) as model:
+        assert np.array_equal(model.eval([1, 2, 3])[-1], want[0])
+    assert cluster.session.bytes_sent - before > size / 2
+
+
+def test_a_worker_reads_only_gguf_files_and_only_bytes_that_the_driver_has(cluster, tmp_path):
+    backend, ctx = cluster.backends[0], gs.Context()
+    t = ctx.tensor("i8", (64,), "t")
+    with backend.alloc_tensors(ctx):
+        secret, model = tmp_path / "secret", tmp_path / "model.gguf"
+        secret.write_bytes(b"s" * 100)
+        model.write_bytes(b"GGUF" + b"m" * 100)
+        assert not backend.load_from_file(t, str(secret), 8, memoryview(b"s" * 64))
+        assert not backend.load_from_file(t, str(model), 8, memoryview(b"x" * 64))
+        assert not backend.load_from_file(t, str(model), 80, memoryview(b"m" * 64))
+        assert not backend.load_from_file(t, str(tmp_path / "none"), 8, memoryview(b"m" * 64))
+        assert backend.load_from_file(t, str(model), 8, memoryview(b"m" * 64))
+        assert t.numpy().tobytes() == b"m" * 64
+
+
+def test_a_scheduler_without_a_lost_backend_plans_over_the_others(ctx):
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=20) as cluster, \
+            gs.CpuBackend(1) as cpu:
+        x = ctx.tensor("f32", (16, 2), "x", input=True)
+        graph = gs.Graph(ctx.set_output(ctx.relu(x)))
+        first, second = cluster.backends
+        with gs.Scheduler([first, second, cpu], budgets={second: 1 << 20}) as scheduler:
+            scheduler.set_tensor_backend(graph.nodes[0], first)
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            os.kill(cluster.session.transport.processes["w0"].pid, signal.SIGKILL)
+            with pytest.raises(gs.BackendLost):
+                scheduler.compute(graph)
+            with scheduler.without(first) as rest:
+                assert rest.backends == (second, cpu)
+                rest.set_tensor_backend(graph.nodes[0], second)
+                rest.compute(graph)
+                assert np.array_equal(graph.nodes[0].numpy(), np.ones((2, 16), np.float32))
+            with pytest.raises(ValueError, match="no backend would be left"):
+                scheduler.without(first, second, cpu)
+
+
+def killed_generations(n, seed):
+    """Generate `n` times over two workers, of which one is killed at a random moment now and then; each generation has
+    the right tokens, or ends with BackendLost, after which another worker takes the place of the killed one."""
+    rng = random.Random(seed)
+    local = [gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b")]
+    with llama.load(llama.small_model(), local, n_ctx=64) as model:
+        want = list(model.generate([1, 2, 3], 24))
+    lost = 0
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=30) as cluster:
+        model = llama.load(llama.small_model(), cluster.backends, n_ctx=64)
+        for k in range(n):
+            model.reset()
+            doomed = rng.choice(model.backends).worker if rng.random() < 0.3 else None
+            process = cluster.session.transport.processes.get(doomed)
+            timer = threading.Timer(rng.random() * 0.1, process.kill) if process is not None else None
+            try:
+                if timer is not None:
+                    timer.start()
+                found = list(model.generate([1, 2, 3], 24))
+                assert found == want, f"generation {k}"
+            except gs.BackendLost as error:
+                assert error.worker == doomed
+                lost += 1
+            finally:
+                if timer is not None:
+                    timer.join()
+            if timer is not None:
+                joined, = cluster.join(f"again {k}", threads=1)
+                model = model.moved([joined if b.worker == doomed else b for b in model.backends])
+        model.close()
+    return lost
+
+
+def test_workers_killed_in_the_middle_of_generations():
+    assert killed_generations(8, 3) >= 1
+
+
+@pytest.mark.soak
+def test_workers_killed_in_the_middle_of_a_hundred_generations():
+    assert killed_generations(100, 4) >= 10

@@ -1,0 +1,44 @@
+"""Workers in this process or in others, and a small model over them."""
+
+from contextlib import contextmanager
+
+import numpy as np
+
+import ggml_sched as gs
+from ggml_sched import llama
+from ggml_sched.remote.cluster import cluster_of
+from ggml_sched.remote.simulated import Faults, SimulatedNetwork
+from ggml_sched.remote.worker import Worker
+
+__all__ = ["logits_of", "simulated", "two_halves"]
+
+
+@contextmanager
+def simulated(n=2, seed=0, faults=None, deadline=10.0, backends=lambda: [gs.CpuBackend(1)], memory=None, **network):
+    """A cluster of `n` workers on a simulated network, whose faults begin once it is connected."""
+    carrier = SimulatedNetwork([Worker(f"w{i}", backends(), memory) for i in range(n)], seed, **network)
+    with cluster_of(carrier, deadline) as cluster:
+        carrier.begin(faults or Faults())
+        yield cluster
+
+
+def logits_of(backends, tokens=(1, 2, 3), n=3, **how):
+    """The logits after some tokens, and after each of `n` more."""
+    with llama.load(llama.small_model(), backends, n_ctx=64, **how) as model:
+        rows = [model.eval(list(tokens))[-1]]
+        rows += [model.eval([7 + k])[-1] for k in range(n)]
+        return np.array(rows)
+
+
+def two_halves(ctx, first, second, n=16, rows=2):
+    """A graph of two products, one on each backend, and what it gives for inputs of ones: (graph, input, result)."""
+    halves = []
+    for k, backend in enumerate((first, second)):
+        weights = gs.Context(f"weights {k}")
+        w = weights.tensor("f32", (n, n), f"w{k}")
+        backend.alloc_tensors(weights)
+        w.set(np.eye(n, dtype=np.float32) * (k + 2))
+        halves.append((weights, w))
+    x = ctx.tensor("f32", (n, rows), "x", input=True)
+    y = ctx.set_output(ctx.mul_mat(halves[1][1], ctx.relu(ctx.mul_mat(halves[0][1], x))))
+    return gs.Graph(y), x, y, halves
