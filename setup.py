@@ -7,7 +7,7 @@
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
     llama._strings          vocabularies
-    placement.solve._chain  the loops of the solver of placements
+    placement.solve.*       the loops of the solver of placements: _chain, _exchange
     graph._dlpack           arrays exchanged with other libraries
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
@@ -83,24 +83,36 @@ def core_extensions() -> list[Extension]:
              *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "graph/_dlpack.pyx",
                                                        "threads/_locks.pyx", "planning/_c_program.pyx",
                                                        "execution/_steps.pyx", "llama/_cells.pyx",
-                                                       "llama/_strings.pyx", "placement/solve/_chain.pyx"))]
+                                                       "llama/_strings.pyx", "placement/solve/_chain.pyx",
+                                                       "placement/solve/_exchange.pyx"))]
     return [extension(path.relative_to(HERE)) for path in found]
 
 
-PASSES = ("core/alloc/*", "core/pack/*", "core/plan/make.pyx", "core/plan/placement.pyx", "core/plan/request.pyx",
-          "core/graph/flat.pyx", "core/first_generation/seed.pyx", "placement/solve/_chain.pyx")
+PASSES = ("core/alloc/*", "core/pack/solve.pyx", "core/plan/make.pyx", "core/plan/placement.pyx",
+          "core/plan/request.pyx", "core/graph/flat.pyx", "core/first_generation/seed.pyx",
+          "placement/solve/_chain.pyx", "placement/solve/_exchange.pyx")
 """Modules of loops over C arrays."""
+GLUE = ("_capi.pyx", "core/plan/plan_values.pyx", "graph/_dlpack.pyx", "planning/_c_program.pyx")
+"""Modules without loops that no plan and no compute waits for: they check arguments, call others and make Python
+objects.  -O1 compiles them in 60 % of the time of -O2."""
+QUICK = [] if BUILD else ["-O1"]
+FLAGS_OF = {} if BUILD else {"ggml_sched/backends/cpu/_kernels.c": ["-O2", "-fno-unroll-loops"],
+                             "ggml_sched/llama_cpp/_hook.c": QUICK}
+"""More flags for modules beside C files whose flags are for loops."""
 
 
 def extension(path: Path) -> Extension:
-    is_passes = not BUILD and any(path.match(f"ggml_sched/{pattern}") for pattern in PASSES)
+    def is_one_of(patterns: tuple[str, ...]) -> bool:
+        return any(path.match(f"ggml_sched/{pattern}") for pattern in patterns)
+
+    level = [] if BUILD else ["-O3"] if is_one_of(PASSES) else QUICK if is_one_of(GLUE) else []
     return Extension(
         ".".join(path.with_suffix("").parts),
         [str(path)],
         include_dirs=["include"],
         depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "include" / "ggml_sched").glob("*.h")),
         define_macros=[("GS_CONST", "")],       # the core fills what users of plan.h only read
-        extra_compile_args=[*CFLAGS, *(["-O3"] if is_passes else [])],
+        extra_compile_args=[*CFLAGS, *level],
         extra_link_args=LDFLAGS,
     )
 
@@ -145,7 +157,7 @@ def ggml_extension() -> Extension:
         [f"{here}/_ggml.pyx"],
         include_dirs=["include", here, cpu],
         depends=sorted(str(path.relative_to(HERE)) for path in depends),
-        extra_compile_args=CFLAGS,
+        extra_compile_args=[*CFLAGS, *QUICK],
         extra_link_args=LDFLAGS,
     )
 
@@ -174,11 +186,14 @@ def remove_stale_modules() -> None:
             path.unlink()
 
 
-remove_stale_modules()
-# What takes longest comes first, so that no processor waits for it in the end.
-EXTENSIONS = [kernels(), ggml_extension(), *core_extensions()]
-if sys.platform != "darwin":
-    EXTENSIONS.append(hook_extension())     # needs the dynamic linker of Linux
-setup(ext_modules=EXTENSIONS,
-      cmdclass={"build_ext": type("Build", (IncrementalBuild,), {"translate": staticmethod(cythonize_strictly)})},
-      options={"build_ext": {"parallel": JOBS}})
+# Processes that translate import this file again where they are not forked: by default from CPython 3.14 on.
+if __name__ == "__main__":
+    remove_stale_modules()
+    # The kernels take longest and come first; the others follow by the size of their C.
+    EXTENSIONS = [kernels(), ggml_extension(), *core_extensions()]
+    if sys.platform != "darwin":
+        EXTENSIONS.append(hook_extension())     # needs the dynamic linker of Linux
+    setup(ext_modules=EXTENSIONS,
+          cmdclass={"build_ext": type("Build", (IncrementalBuild,), {"translate": staticmethod(cythonize_strictly),
+                                                                    "flags_of": FLAGS_OF})},
+          options={"build_ext": {"parallel": JOBS}})

@@ -192,21 +192,23 @@ cdef int check_fit(const gs_arenas_box *x, const gs_plan_box *plan, gs_error *er
             if chunk < x.begin[b + 1]:
                 room = x.chunk_nbytes[chunk]
             if nbytes > room:
-                return refuse_arena(error, GS_OUT_OF_MEMORY, b, nbytes, room,
-                                    b"backend %d: the plan needs a buffer of %lld bytes, the arenas have %lld")
+                return refuse_arena(x, error, GS_OUT_OF_MEMORY, b, nbytes, room,
+                                    b"%s: the plan needs a buffer of %lld bytes, the arenas have %lld")
             if nbytes and <size_t>x.chunk[chunk] % <size_t>alignment:
-                return refuse_arena(error, GS_BAD_PLACEMENT, b, alignment, 0,
-                                    b"backend %d: the plan needs an alignment of %lld, the arenas have less")
+                return refuse_arena(x, error, GS_BAD_PLACEMENT, b, alignment, 0,
+                                    b"%s: the plan needs an alignment of %lld, the arenas have less")
     return GS_OK
 
 
-cdef int refuse_arena(gs_error *error, int status, int32_t b, int64_t value, int64_t limit,
+cdef int refuse_arena(const gs_arenas_box *x, gs_error *error, int status, int32_t b, int64_t value, int64_t limit,
                       const char *format) noexcept nogil:
     """`refuse` with the backend and both numbers in the message."""
+    cdef char name[NAME_ROOM]
     refuse(error, status, value, limit, b"")
     if error != NULL:
         error.backend = b
-        snprintf(error.message, sizeof(error.message), format, <int>b, <long long>value, <long long>limit)
+        write_name(x.backends, b, name)
+        snprintf(error.message, sizeof(error.message), format, name, <long long>value, <long long>limit)
     return status
 
 

@@ -4,6 +4,7 @@
 processes that tests start; without a compiled core that tree can only fail.
 """
 
+import functools
 import gc
 import importlib.machinery
 import importlib.util
@@ -12,7 +13,6 @@ import pickle
 import re
 import signal
 import sys
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
@@ -39,7 +39,7 @@ IN_TREE = (ROOT / "setup.py").exists()
 """Whether the source tree is here.  A wheel is tested in a folder that holds tests/ and pyproject.toml alone."""
 collect_ignore = [] if IN_TREE else ["package", "soak", "cupy", "llama_cpp"]
 OTHERS = [name for name, has in [(r"hypothesis|random_graphs|random_problems", importlib.util.find_spec("hypothesis")),
-                                 (r"lifetimes|random_batches", IN_TREE)] if not has]
+                                 (r"lifetimes|random_batches|placement|placement_instances", IN_TREE)] if not has]
 """Modules of other packages and of bench/ that are not here."""
 
 
@@ -56,7 +56,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A child that a test forks ends by itself where it waits for ever: the test fails instead of waiting for it.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=partial(signal.alarm, 60))
+    os.register_at_fork(after_in_child=functools.partial(signal.alarm, 60))
 
 
 # -- a spread of parameters by default ---------------------------------------------------------------
@@ -83,13 +83,16 @@ def _nothing_is_left_alive(request):
 
     import ggml_sched  # noqa: F401
 
-    if alive.block_counts():
-        alive.import_extensions()
+    if not alive.block_counts():
+        yield
+        return
+    alive.import_extensions()
     before = alive.alive()
+    gc.freeze()
     yield
     items = request.session.items
     is_nested = any("pytester" in getattr(item, "fixturenames", ()) for item in items)
-    if alive.block_counts() and not request.session.testsfailed and not is_nested:
+    if not request.session.testsfailed and not is_nested:
         alive.forget(items)
         left = alive.leaked(before, alive.alive())
         counts = f"blocks (taken, freed): {alive.block_counts()}"
@@ -99,12 +102,17 @@ def _nothing_is_left_alive(request):
 # -- garbage ---------------------------------------------------------------------------------------
 
 
+def pytest_collection_finish(session):
+    """The collector examines only what tests make: examining 11,000 tests and filled caches takes 100 ms each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_of_this_file(request):
-    """gc.collect() in a test examines only objects made in its file: examining all earlier objects, of 11,000 tests and
-    filled caches, takes 100 ms each time."""
+    """gc.collect() in a test examines only objects made in its file."""
     if hasattr(request.module, "gc"):
-        gc.unfreeze()
         gc.collect()
         gc.freeze()
 
@@ -112,12 +120,12 @@ def _garbage_is_of_this_file(request):
 # -- random numbers --------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def _numbers_of_this_test(request, monkeypatch):
+def pytest_runtest_setup(item):
     """Seeds the generator of the test's file by the test's name.  Where several processes share the tests, those that
     ran before it in the same process differ from run to run."""
-    if hasattr(request.module, "RNG"):
-        monkeypatch.setattr(request.module, "RNG", np.random.default_rng(crc32(request.node.name.encode())))
+    module = getattr(item, "module", None)
+    if hasattr(module, "RNG"):
+        module.RNG = np.random.default_rng(crc32(item.name.encode()))
 
 
 # -- graphs ------------------------------------------------------------------------------------------
@@ -145,13 +153,16 @@ with new graphs, backends and schedulers."""
 STRUCTURES: set[tuple] = set()
 """Of the verified plans of more than SMALL nodes."""
 
+VERIFIED: dict[int, object] = {}
+"""Data of plans that the running test made, by their addresses."""
 
-@pytest.fixture(autouse=True)
-def _every_plan_verifies(monkeypatch):
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_plan_verifies():
     from ggml_sched.planning import verify
     from ggml_sched.planning.planner import Planner
 
-    find_plan, require_sound, verified = Planner._find_plan, verify.require_sound, {}
+    find_plan, require_sound = Planner._find_plan, verify.require_sound
 
     def require_sound_once(facts):
         digest = sha256(pickle.dumps(vars(facts))).digest()
@@ -159,15 +170,30 @@ def _every_plan_verifies(monkeypatch):
             require_sound(facts)
             SOUND.add(digest)
 
+    @functools.wraps(find_plan)
     def checked(self, asked, graph, request, policy):
         plan = find_plan(self, asked, graph, request, policy)
-        if len(graph) <= LARGEST and id(plan.data) not in verified:
-            data = verified[id(plan.data)] = plan.data
+        if len(graph) <= LARGEST and id(plan.data) not in VERIFIED:
+            data = VERIFIED[id(plan.data)] = plan.data
             structure = graph.wiring, policy, data.methods, data.splits, data.copies, data.slot_copies, data.groups
             if len(graph) <= SMALL or structure not in STRUCTURES:
                 plan.verify()
                 STRUCTURES.add(structure)
         return plan
 
-    monkeypatch.setattr(verify, "require_sound", require_sound_once)
-    monkeypatch.setattr(Planner, "_find_plan", checked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "require_sound", require_sound_once)
+        patch.setattr(Planner, "_find_plan", checked)
+        yield
+
+
+@pytest.fixture
+def unverified(monkeypatch):
+    """Leaves out the verification of every plan, which takes most of the time of a test that makes many."""
+    from ggml_sched.planning.planner import Planner
+
+    monkeypatch.setattr(Planner, "_find_plan", Planner._find_plan.__wrapped__)
+
+
+def pytest_runtest_teardown():
+    VERIFIED.clear()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from setuptools import Extension
@@ -19,6 +19,9 @@ from setuptools.command.build_ext import build_ext
 
 class IncrementalBuild(build_ext):
     """build_ext for compilers that write dependency files (-MMD), with a line for each extension that is done."""
+
+    flags_of: Mapping[str, Sequence[str]] = {}
+    """{C source: flags after those of its extension}."""
 
     @staticmethod
     def translate(extensions: list[Extension]) -> list[Extension]:
@@ -30,6 +33,8 @@ class IncrementalBuild(build_ext):
         for extension, translated in zip(self.extensions, self.translate(self.extensions), strict=True):
             assert extension.name == translated.name
             extension.sources = translated.sources
+        # The largest first, so that no processor waits for it in the end; the first of all stays where it is.
+        self.extensions[1:] = sorted(self.extensions[1:], key=bytes_of_sources, reverse=True)
         super().run()
 
     def build_extensions(self) -> None:
@@ -38,6 +43,7 @@ class IncrementalBuild(build_ext):
         is_forced, self.force = self.force, True    # check each object, even if its extension is newer
 
         def compile_if_stale(obj, src, ext, cc_args, extra_postargs, pp_opts):
+            extra_postargs = [*extra_postargs, *self.flags_of.get(src, ())]
             command = "\n".join(map(str, [src, *cc_args, *extra_postargs, *pp_opts, *self.compiler.compiler_so]))
             if not is_forced and is_fresh(Path(obj), command):
                 return
@@ -52,6 +58,10 @@ class IncrementalBuild(build_ext):
         super().build_extension(ext)
         self.n_done += 1
         print(f"[{self.n_done}/{len(self.extensions)}] {ext.name}", flush=True)
+
+
+def bytes_of_sources(extension: Extension) -> int:
+    return sum(Path(source).stat().st_size for source in extension.sources)
 
 
 def is_fresh(obj: Path, command: str) -> bool:

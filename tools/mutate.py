@@ -6,7 +6,8 @@
 
 Needs an in-place build, which is copied along: the extensions of a mutated file are rebuilt, and then restored.  Tests
 of the room that name the mutant's function or file run first, then all tests of the room.  A mutant is noticed when a
-test fails that passes without it; a mutant that does not compile is replaced by the next one.
+test fails that passes without it; tests that fail without any mutant are left out once they are known.  A mutant that
+does not compile is replaced by the next one.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ TESTS = {
     "ggml_sched/core/plan": "planning capi execution",
     "ggml_sched/graph": "graph core planning",
     "ggml_sched/planning": "planning execution",
+    "ggml_sched/placement": "placement cli",
     "ggml_sched/execution": "execution planning threads",
     "ggml_sched/threads": "threads execution backends",
+    "ggml_sched/remote": "remote",
     "ggml_sched/testing": "testing execution planning",
     "ggml_sched/backends": "backends graph testing",
     "ggml_sched/backends/cupy": "cupy",
@@ -61,6 +64,9 @@ TESTS = {
 
 NEAR = 5
 """Files that run first."""
+
+BUILD_TIMEOUT = 7200
+"""Seconds that a build may take: the first one compiles everything, beside whatever else the machine does."""
 
 
 def folders_for(path: str) -> list[str]:
@@ -137,30 +143,49 @@ class Copy:
     def __init__(self, home: Path, timeout: int, near: bool) -> None:
         self.home, self.timeout, self.near = home / "project", timeout, near
         self.built = home / "built"
-        ignored = shutil.ignore_patterns("__pycache__", ".hypothesis", "*.o")
+        ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
         for name in COPIED:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, self.home / name, ignore=ignored)
             elif (ROOT / name).exists():
                 shutil.copy2(ROOT / name, self.home / name)
-        done = self._run("setup.py", "build_ext", "--inplace")
-        if done is None or done.returncode:
-            raise SystemExit(f"mutate: the project does not build: {'' if done is None else done.stderr[-2000:]}")
+        done = self._build()
+        if done is None:
+            raise SystemExit(f"mutate: the first build takes over {BUILD_TIMEOUT} s")
+        if done.returncode:
+            raise SystemExit(f"mutate: the project does not build: {done.stderr[-2000:]}")
         for path in self._artefacts():
             (self.built / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(self.home / path, self.built / path)
-        self.failing: dict[str, bool] = {}
-        """Whether a test fails without any mutant."""
+        self.failing: dict[tuple[str, ...], bool] = {}
+        """Whether tests fail, or take too long, without any mutant."""
+        self.noticed_by = ""
 
     def _artefacts(self) -> list[Path]:
-        """Files that a build writes: libraries, and Cython's C."""
+        """Files that a build writes: libraries, objects, what stands beside these, and Cython's C.  An object left of
+        a mutant is newer than the restored source, so that later builds would link it."""
         found = [path for path in (self.home / "ggml_sched").rglob("*")
                  if path.suffix == ".so" or path.suffix == ".c" and path.with_suffix(".pyx").exists()]
-        found += (self.home / "build").rglob("*.so")
+        found += (path for path in (self.home / "build").rglob("*") if path.is_file())
         return [path.relative_to(self.home) for path in found]
 
     def outcome(self, mutant: Mutant) -> str:
-        """noticed, survived, "does not compile", or which test fails without it, too."""
+        """noticed, survived, "does not compile", or why it is undecided."""
+        while True:
+            said = self._attempt(mutant)
+            if isinstance(said, str):
+                return said
+            is_new = said not in self.failing
+            if is_new:
+                self.failing[said] = self._first_failure(list(said)) is not None
+            if not self.failing[said]:
+                self.noticed_by = " ".join(said)
+                return "noticed"
+            if not is_new or said not in self._left_out():
+                return f"undecided: {' '.join(said)} fails without it, too"
+
+    def _attempt(self, mutant: Mutant) -> str | tuple[str, ...]:
+        """The outcome, or the tests that fail with the mutant."""
         path = self.home / mutant.path
         source, times = path.read_bytes(), path.stat()
         for cache in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
@@ -168,8 +193,10 @@ class Copy:
         path.write_bytes(mutant.applied(source))
         try:
             if path.suffix not in (".py", ".cu", ".cuh"):
-                done = self._run("setup.py", "build_ext", "--inplace")
-                if done is None or done.returncode:
+                done = self._build()
+                if done is None:
+                    return f"undecided: a build takes over {BUILD_TIMEOUT} s"
+                if done.returncode:
                     return "does not compile"
             near = files_near(self.home, mutant)
             failed = self._first_failure(near) if near else None
@@ -179,9 +206,10 @@ class Copy:
             path.write_bytes(source)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
             self._restore_build()
-        if failed is None:
-            return "survived"
-        return f"undecided: {failed} fails without it, too" if self._fails_anyway(failed) else "noticed"
+        return "survived" if failed is None else failed
+
+    def _build(self) -> subprocess.CompletedProcess | None:
+        return self._run(BUILD_TIMEOUT, "setup.py", "build_ext", "--inplace")
 
     def _restore_build(self) -> None:
         for path in self._artefacts():
@@ -190,28 +218,35 @@ class Copy:
             elif (self.built / path).stat().st_mtime_ns != (self.home / path).stat().st_mtime_ns:
                 shutil.copy2(self.built / path, self.home / path)
 
-    def _first_failure(self, tests: list[str]) -> str | None:
-        """The test that failed, or the file that cannot be collected; "" where the tests hang, None if all pass."""
-        done = self._run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests)
+    def _first_failure(self, tests: list[str]) -> tuple[str, ...] | None:
+        """The test that failed, or the file that cannot be collected; None if all pass.  All of `tests` where they
+        exceed the time limit, or pytest names no failed test.  Of several tests those that fail without a mutant, too,
+        are left out."""
+        left_out = [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test, in self._left_out()
+                    if [test] != tests]
+        done = self._run(self.timeout, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *left_out,
+                         *tests)
         if done is not None and done.returncode in (0, 5):
             return None
-        named = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", done.stdout if done is not None else "", re.MULTILINE)
-        return named[1] if named else ""
+        named = re.search(r"^(FAILED|ERROR) ([^\s\[]+)", done.stdout if done is not None else "", re.MULTILINE)
+        if named is None or named[1] == "ERROR" and "::" in named[2]:    # the fixture of a session, at its last test
+            return tuple(tests)
+        return (named[2],)
 
-    def _fails_anyway(self, test: str) -> bool:
-        if test and test not in self.failing:
-            self.failing[test] = self._first_failure([test]) is not None
-        return bool(test) and self.failing[test]
+    def _left_out(self) -> list[tuple[str, ...]]:
+        """Tests and files that are known to fail without any mutant."""
+        return [named for named, fails in self.failing.items()
+                if fails and len(named) == 1 and ("::" in named[0] or named[0].endswith(".py"))]
 
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess | None:
-        """None when it takes too long."""
+    def _run(self, timeout: int, *arguments: str) -> subprocess.CompletedProcess | None:
+        """None when it takes longer than `timeout` seconds."""
         environment = {**os.environ, "PYTHONPATH": str(self.home), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.setdefault("GGML_SCHED_BUILD", "debug")
         # In a session of its own, so that children of what hangs end with it.
         with subprocess.Popen([sys.executable, *arguments], cwd=self.home, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
             try:
-                said = process.communicate(timeout=self.timeout)
+                said = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
@@ -240,10 +275,11 @@ def run(mutants: list[Mutant], sample: int, jobs: int, timeout: int, near: bool)
             copy, start = copies.get(), time.monotonic()
             try:
                 said = copy.outcome(mutant)
+                by = f"  by {copy.noticed_by}" if said == "noticed" else ""
             finally:
                 copies.put(copy)
             found.setdefault(said, []).append(str(mutant))
-            print(f"{said:9} {time.monotonic() - start:4.0f} s  {mutant}", flush=True)
+            print(f"{said:9} {time.monotonic() - start:4.0f} s  {mutant}{by}", flush=True)
 
         with ThreadPoolExecutor(jobs) as threads:
             list(threads.map(outcome, mutants))

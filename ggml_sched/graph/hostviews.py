@@ -1,4 +1,4 @@
-"""Arrays over the memory of tensors, without a copy: the buffer protocol, `__array__` and DLPack.
+"""Tensors as arrays: over their memory without a copy (the buffer protocol, `__array__`, DLPack), and for notebooks.
 
 Views are read-only: `Tensor.set` writes, so that copies on other backends do not become stale.  A tensor is viewed
 where it lies if its address is permanent (a weight, a KV cache) and its buffer is host memory; the array keeps the
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor, Type, no_address, wait_for_queued
-from ggml_sched.errors import BackendError, HazardError, PlacementError
+from ggml_sched.errors import BackendError, Error, HazardError, PlacementError
 from ggml_sched.graph import _dlpack as dlpack
 from ggml_sched.graph import hostdata
+from ggml_sched.graph.hostdata import shape_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["as_array", "as_buffer", "as_capsule"]
+__all__ = ["as_array", "as_buffer", "as_capsule", "as_html", "dtype_of", "shape_of"]
+
+SHOWN = 1 << 20
+"""The most elements that `as_html` reads: all of them are copied to show a few."""
 
 
 def as_buffer(tensor: Tensor) -> np.ndarray:
@@ -69,6 +73,23 @@ def as_capsule(tensor: Tensor, stream: object, max_version: tuple[int, int] | No
         array = hostdata.read(tensor, raw_bf16=True)
     kind = "bf" if is_bf16 else array.dtype.kind
     return dlpack.export(array, array.shape, array.strides, kind, array.itemsize * 8, versioned)
+
+
+def dtype_of(tensor: Tensor) -> np.dtype[Any]:
+    """`Tensor.dtype`."""
+    return hostdata.DTYPES[tensor.type] if _has_format(tensor) else hostdata.DTYPES[Type.F32]
+
+
+def as_html(tensor: Tensor) -> str:
+    """`Tensor._repr_html_`: the tensor's repr, and its data or why it has none."""
+    from html import escape
+
+    try:
+        data = (str(hostdata.read(tensor)) if tensor.n_elements <= SHOWN
+                else f"{tensor.n_elements} elements: numpy() reads them")
+    except Error as error:
+        data = str(error)
+    return f"<pre>{escape(repr(tensor))}\n{escape(data)}</pre>"
 
 
 def _has_format(tensor: Tensor) -> bool:

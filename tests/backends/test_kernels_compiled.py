@@ -264,6 +264,8 @@ def misfits(ctx: gs.Context):
     yield "a transposed mask", restored(attention, q, k, v, ctx.transpose(f32(4, 6)))
     yield "heads that do not share", restored(attention, q, f32(8, 6, 3), f32(8, 6, 3), mask)
     yield "sinks of fewer heads", restored(attention, q, k, v, mask, f32(1))
+    x = f32(6, 2, 2, 3)
+    yield "a mask of batches that do not share", restored(ctx.soft_max(x, f32(6, 2)), x, f32(6, 2, 1, 2))
 
 
 def test_layouts_without_a_compiled_kernel_are_computed_by_the_oracle(isa):

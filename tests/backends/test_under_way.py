@@ -93,6 +93,7 @@ def run(kind: str, code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.spread("kind", "planned")
 @pytest.mark.parametrize("planned", [True, False])
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_buffer_closed_by_another_thread_keeps_its_memory_until_the_compute_ends(kind, planned):

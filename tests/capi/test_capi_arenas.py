@@ -120,7 +120,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_both_sizes(toys):
         expected = ran(small, program := small.program(table, resident_bytes(small.graph)))
         program.free()
         arenas = CArenas([plan], table.tables)
-        with pytest.raises(Refused, match=r"backend 0: the plan needs a buffer of \d+ bytes") as refused:
+        with pytest.raises(Refused, match=r"backend 0 'mid': the plan needs a buffer of \d+ bytes") as refused:
             large.program(arenas, resident_bytes(large.graph))
         error = refused.value.error
         assert (refused.value.status, error.backend) == (OUT_OF_MEMORY, 0)
@@ -149,7 +149,7 @@ def test_a_larger_alignment_than_that_of_the_arenas_is_refused(toys):
         for k, name in enumerate(("alloc", "free")):
             setattr(table.tables[0], name, ctypes.cast(functions[k], c_void_p))
         arenas = CArenas([plan], table.tables)
-        with pytest.raises(Refused, match="backend 0: the plan needs an alignment of 128") as refused:
+        with pytest.raises(Refused, match="backend 0 'mid': the plan needs an alignment of 128") as refused:
             wide.program(arenas, resident_bytes(wide.graph))
         assert (refused.value.status, refused.value.error.backend) == (BAD_PLACEMENT, 0)
         arenas.free()

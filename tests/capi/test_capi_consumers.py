@@ -291,7 +291,7 @@ print(work(pointer(_capi.api, b"ggml_sched._capi.api"), 4, 30))
 """
 
 
-@pytest.mark.parametrize("sanitized", [False, True])
+@pytest.mark.parametrize("sanitized", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_cpp_plans_from_threads_that_python_does_not_know(tmp_path, sanitized):
     (tmp_path / "threads.cpp").write_text(THREADS)
     options = [*(SANITIZE if sanitized else ["-O2"]), "-Wno-missing-field-initializers", "-pthread"]
@@ -299,6 +299,7 @@ def test_cpp_plans_from_threads_that_python_does_not_know(tmp_path, sanitized):
     assert run(tmp_path, DRIVER, sanitized).stdout == "0\n"
 
 
+@pytest.mark.soak
 def test_the_sanitizers_see_a_graph_written_outside_of_its_arrays(tmp_path):
     """So that the sanitized runs above mean something."""
     inside = "to.leaf[0] = 0;"

@@ -341,7 +341,7 @@ def test_order_is_part_of_the_fingerprint(ctx):
     assert one.fingerprint != two.fingerprint
 
 
-@pytest.mark.parametrize("name", graph_names())
+@pytest.mark.parametrize("name", graph_names()[::4])
 def test_one_edge_of_a_real_graph(name):
     data = copy.deepcopy(graph_file(name))
     before = graph_from_dict(data).fingerprint
@@ -354,7 +354,8 @@ def test_one_edge_of_a_real_graph(name):
 # -- files -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", graph_names())
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if k % 3 == 2 else pytest.mark.soak)
+                                  for k, name in enumerate(graph_names())])
 def test_a_real_graph_survives_the_round_trip(name, tmp_path):
     graph = gs.load_graph(graph_path(name))
     original = graph_file(name)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched import llama
 
 
 @pytest.mark.parametrize(("given", "ours"), [("float32", "f32"), ("FLOAT16", "f16"), ("int8", "i8"), ("int64", "i64"),
@@ -77,3 +78,4 @@ def test_a_backend_of_a_scheduler_is_not_found_by_its_name():
 def test_dir_of_the_package_lists_the_public_names_alone():
     assert set(dir(gs)) == {*gs.__all__, "llama", "__version__"}
     assert all(hasattr(gs, name) for name in gs.__all__)
+    assert set(dir(llama)) == set(llama.__all__)

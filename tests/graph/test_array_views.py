@@ -138,6 +138,29 @@ def test_bf16_and_quantised_types_are_copied_as_floats(cpu):
         q.__dlpack__(max_version=(1, 0), copy=False)
 
 
+@pytest.mark.parametrize("type", ["f32", "f16", "i64", "bf16", "q8_0"])
+@pytest.mark.parametrize("ne", [(), (32,), (32, 3), (32, 1, 2), (32, 2, 1, 1)])
+def test_shape_and_dtype_are_those_of_the_array(cpu, type, ne):
+    ctx = gs.Context()
+    t = ctx.tensor(type, ne or 32)
+    shape, dtype = t.shape, t.dtype         # before it has memory
+    cpu.alloc_tensors(ctx)
+    array = t.numpy()
+    assert (array.shape, array.dtype) == (shape, dtype) == (t.shape, t.dtype)
+
+
+def test_notebooks_show_the_data_or_why_there_is_none(cpu):
+    ctx = gs.Context()
+    t = ctx.tensor("f32", (2, 2), "<t>")
+    assert t._repr_html_().startswith("<pre>&lt;Tensor ") and "has no address" in t._repr_html_()
+    cpu.alloc_tensors(ctx)
+    t.set(np.float32([[1, 2], [3, 4]]))
+    assert "[[1. 2.]\n [3. 4.]]</pre>" in t._repr_html_()
+    big = ctx.tensor("f32", (1 << 21,))
+    cpu.alloc_tensors(ctx)
+    assert "2097152 elements: numpy() reads them" in big._repr_html_()
+
+
 def test_a_tensor_without_memory_has_no_array():
     w = gs.Context().tensor("f32", (4, 3), "w")
     for viewer in (np.asarray, memoryview, np.from_dlpack):

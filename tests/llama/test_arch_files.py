@@ -17,7 +17,7 @@ WRONG = (None, 0, 1, 3, -1, 7, 1 << 24, (1 << 31) - 1, (1 << 63) - 1, 0.0, -1.0,
          float("inf"), "x", True, False, [], [1], [2, 2, 2], [0] * 7, [-1] * 7, ["a"] * 7, [1.5] * 7, [[1]] * 3)
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 6])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 12])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_senseless_metadata_is_a_typed_error_in_no_time(arch, every):
     """Each key with each value, or with one `every` some values: other ones for the next key and architecture."""

@@ -169,7 +169,7 @@ def test_the_context_is_the_model_s_own_where_memory_allows():
     ("generate", "top_kk", "'top_k'"), ("generate", "ignore_eof", "'ignore_eos'"),
     ("generate", "abacus", "it has echo, frequency_penalty, ignore_eos, .*, parse_special, .*, prompt, "),
     ("chat", "max_tokens", "'n'"), ("chat", "abacus", "it has frequency_penalty, .*, messages, .*, parse_special, "),
-    ("load", "max_tokens", "model.generate takes n"),
+    ("load", "max_tokens", "model.generate takes n"), ("load", "model_path", "'path'"),
 ])
 def test_an_unknown_argument_is_an_error_that_says_what_it_is_called_here(call, name, hint):
     with pytest.raises(TypeError, match=f"{call}.. has no argument '{name}': .*{hint}"):

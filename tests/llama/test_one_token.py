@@ -33,6 +33,7 @@ def walk(model, way) -> list[bytes]:
     return found
 
 
+@pytest.mark.spread("arch", "flash")
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_both_ways_give_the_same_bits(arch, flash):

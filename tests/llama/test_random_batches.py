@@ -18,33 +18,29 @@ def check(arch: str, n_batches: int, seed: int, backends: int = 1, **options) ->
     assert (counts["planned"], counts["grown"], counts["waited"]) == (0, 0, 0)
 
 
-def unverified(monkeypatch) -> None:
-    """Undo the verification of every plan, which takes most of a test's time; the small test verifies some of each."""
-    monkeypatch.undo()
-
-
 @pytest.mark.parametrize(("arch", "flash"), [("llama", False), ("gemma3", True), ("mamba", False)])
 def test_replayed_plans_are_sound(arch, flash):
     check(arch, 12, 1, flash=flash)
 
 
+@pytest.mark.spread("arch", "flash")
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "deepseek2"])
-def test_a_first_graph_of_each_kind_serves_all(arch, flash, monkeypatch):
-    unverified(monkeypatch)
-    check(arch, 100, 1, flash=flash)
+def test_a_first_graph_of_each_kind_serves_all(arch, flash):
+    check(arch, 50, 1, flash=flash)
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("options", [{"backends": 2}, {"n_seq": 3}, {"kv_type": "f16"}, {"n_ctx": 100}],
                          ids=["two backends", "three sequences", "f16 cache", "odd context"])
-def test_a_first_graph_of_each_kind_serves_all_in_other_models(options, monkeypatch):
-    unverified(monkeypatch)
-    check("llama", 100, 2, **options)
+def test_a_first_graph_of_each_kind_serves_all_in_other_models(options):
+    check("llama", 50, 2, **options)
 
 
+@pytest.mark.usefixtures("unverified")
 @pytest.mark.soak
 @pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_ten_thousand_batches(arch, flash, monkeypatch):
-    unverified(monkeypatch)
+def test_ten_thousand_batches(arch, flash):
     check(arch, 10_000, 3, flash=flash)

@@ -86,6 +86,8 @@ def test_strings_outside_the_bytes_are_refused():
     assert find_strings(memory, 0, starts) == (1, 11) and starts[0] == 0
     assert find_strings(huge.to_bytes(8, "little"), 0, starts) == (0, 0)
     assert find_strings(b"", 0, starts) == (0, 0)
+    empty = memory[:11] + bytes(8)      # a string of no bytes, which ends where the memory ends
+    assert find_strings(empty, 0, starts) == (2, 19) and list(starts[:2]) == [0, 11]
     assert find_strings(memory, 0, array("Q")) == (0, 0)
 
 

@@ -456,7 +456,7 @@ def refused_memory_is_false() -> None:
 
 
 def graphs_that_are_none() -> None:
-    """Empty ones, tensors of no bytes, and a circle."""
+    """Empty ones, tensors of no bytes, and a cycle."""
     allocator = Allocator(ours)
     empty = Context()
     assert allocator.reserve(empty.graph) and allocator.alloc(empty.graph)

@@ -4,7 +4,6 @@ ctypes and check every access.
 """
 
 import importlib.util
-import os
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import ggml_here
 import pytest
 from hooked import build
 from llama_cpp_batches import check_batches
-from processes import cases_of, run_case
+from processes import cases_of, preloading, run_case
 
 from ggml_sched.llama.synthetic import random_model
 
@@ -56,8 +55,7 @@ def test_the_library_of_a_caller_is_looked_up_once(tmp_path):
     library = tmp_path / "callers.so"
     subprocess.run([*build.compiler().split(), "-shared", "-fPIC", "-O1", str(HERE / "callers.cpp"), "-o", str(library),
                     "-ldl"], check=True)
-    preloaded = filter(None, (os.environ.get("LD_PRELOAD"), str(library)))
-    run_case(file_of("scheduler"), "callers", str(library), LD_PRELOAD=" ".join(preloaded))
+    run_case(file_of("scheduler"), "callers", str(library), LD_PRELOAD=preloading(library))
 
 
 def without(folder: Path, *names: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from allocations import PACKAGES
 from hooked import build
-from processes import run_python
+from processes import preloading, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests/data/models/tiny-llama-q4_0.gguf"
@@ -84,7 +84,7 @@ assert hooked.memory() == {{}}
 print("done")
 """
     path = os.pathsep.join(filter(None, [PACKAGES, *sys.path]))
-    assert run(code, LD_PRELOAD=libraries["holes"], PYTHONPATH=path).endswith("done\n")
+    assert run(code, LD_PRELOAD=preloading(libraries["holes"]), PYTHONPATH=path).endswith("done\n")
 
 
 def test_what_a_buffer_is_for_is_found_by_usage_and_name():

@@ -52,7 +52,7 @@ def test_the_arrays_of_a_graph_count_while_it_is_alive():
 @counting
 @pytest.mark.parametrize("keep, status", [("", 0), ("ctypes.pythonapi.Py_IncRef(ctypes.py_object(", 1)])
 def test_a_session_that_leaves_something_alive_fails(tmp_path, keep, status):
-    for name in ("conftest.py", "support/alive.py"):
+    for name in ("conftest.py", "support/alive.py", "support/spread.py"):
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TESTS / name, tmp_path / "tests" / name)
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = tests/support\n")

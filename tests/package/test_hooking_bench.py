@@ -36,6 +36,7 @@ def test_every_model_is_written_and_read_back(name, tmp_path):
         assert "token_embd.weight" in file.tensors
 
 
+@pytest.mark.soak
 @with_compiler
 def test_the_libraries_build_without_warnings(libraries):
     assert set(libraries) == set(build.NAMES)

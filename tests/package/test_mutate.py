@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mutate
 import pytest
-from mutation_operators import mutants_of
+from mutation_operators import Mutant, mutants_of
 from processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +96,14 @@ def test_every_source_has_tests():
         assert all((ROOT / folder).is_dir() for folder in mutate.folders_for(path)), path
 
 
+def test_each_room_of_the_package_has_tests_of_its_own():
+    """Otherwise its mutants meet the tests of whatever has no row in the table."""
+    rooms = [path.parent.name for path in (ROOT / "ggml_sched").glob("*/__init__.py")]
+    assert len(rooms) > 8
+    for room in rooms:
+        assert any(name.startswith(f"ggml_sched/{room}") for name in mutate.TESTS), room
+
+
 def listed(*arguments: str) -> str:
     return run_python(str(TOOL), "--list", *arguments).stdout
 
@@ -127,3 +135,95 @@ def test_the_copy_has_the_modules_beside_the_package():
     built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     modules = built["tool"]["setuptools"]["py-modules"]
     assert modules and {f"{name}.py" for name in modules} <= set(mutate.COPIED)
+
+
+# -- outcomes, with tests and builds that are not run ----------------------------------------------
+
+
+MUTANT = Mutant("ggml_sched/planning/waits.py", 1, "constant", 0, 1, "2", "", "1")
+
+
+class Scripted(mutate.Copy):
+    """A copy whose builds and tests end as a script says: {file: (fails with a mutant, fails without)}."""
+
+    def __init__(self, home, ends: dict[str, tuple[bool, bool]]) -> None:
+        self.home, self.timeout, self.near, self.failing = home, 1, False, {}
+        self.ends, self.runs = ends, []
+        self.source = home / MUTANT.path
+        self.source.parent.mkdir(parents=True)
+        self.source.write_text("1")
+
+    def _restore_build(self) -> None:
+        pass
+
+    def _run(self, timeout, *arguments):
+        self.runs.append(arguments)
+        is_mutant = self.source.read_text() != "1"
+        left_out = {name.partition("=")[2] for name in arguments if name.startswith(("--deselect=", "--ignore="))}
+        for test, (with_mutant, without) in self.ends.items():
+            if test not in left_out and (with_mutant if is_mutant else without):
+                said = test if test.startswith("ERROR") else f"FAILED {test}"
+                return None if test == "hangs" else subprocess.CompletedProcess([], 1, f"{said} - no\n", "")
+        return subprocess.CompletedProcess([], 0, "", "")
+
+
+@pytest.mark.parametrize("ends, outcome", [
+    ({}, "survived"),
+    ({"tests/a.py::test": (True, False)}, "noticed"),
+    ({"tests/a.py::test": (True, True)}, "survived"),
+    ({"tests/a.py": (True, True), "tests/b.py::test": (True, False)}, "noticed"),
+    ({"hangs": (True, False)}, "noticed"),
+    ({"hangs": (True, True)}, "undecided"),
+    ({"ERROR tests/a.py::last": (True, False)}, "noticed"),
+    ({"ERROR tests/a.py::last": (True, True)}, "undecided"),
+])
+def test_tests_that_fail_without_a_mutant_decide_nothing(tmp_path, ends, outcome):
+    copy = Scripted(tmp_path, ends)
+    for _ in range(2):              # of two mutants, too
+        assert copy.outcome(MUTANT).partition(":")[0] == outcome
+        assert copy.source.read_text() == "1"
+    if outcome == "noticed":        # by what passes without it
+        assert ends.get(copy.noticed_by, (True, False)) == (True, False)
+
+
+def test_a_build_that_takes_too_long_is_not_a_mutant_that_does_not_compile(tmp_path, monkeypatch):
+    copy = Scripted(tmp_path, {"hangs": (True, False)})
+    path = tmp_path / "ggml_sched/planning/waits.c"
+    path.write_text("1")
+    copy.source = path
+    assert "build" in copy.outcome(MUTANT._replace(path="ggml_sched/planning/waits.c"))
+    assert len(copy.runs) == 1
+
+    monkeypatch.setattr(mutate, "COPIED", ())
+    monkeypatch.setattr(mutate.Copy, "_run", lambda self, timeout, *arguments: None)
+    with pytest.raises(SystemExit, match="the first build takes over"):
+        mutate.Copy(tmp_path, timeout=1, near=True)
+
+
+def test_a_build_of_a_mutant_leaves_no_object_behind(tmp_path, monkeypatch):
+    """One that is newer than the restored source would be linked into the libraries of all later mutants."""
+    written = {"ggml_sched/a.so": "library", "ggml_sched/a.c": "C of a.pyx", "build/lib/a.so": "library",
+               "build/temp/a.o": "object", "build/temp/a.o.d": "headers", "build/temp/a.o.command": "command"}
+    source = tmp_path / "project/ggml_sched/a.pyx"
+
+    def build(self, timeout, *arguments):
+        if arguments[0] == "setup.py":
+            text = source.read_text()
+            for name in written:
+                path = tmp_path / "project" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(written[name] + text)
+            if text:
+                (tmp_path / "project/build/temp/new.o").write_text(text)
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    monkeypatch.setattr(mutate, "COPIED", ())
+    monkeypatch.setattr(mutate.Copy, "_run", build)
+    monkeypatch.setattr(mutate, "files_near", lambda root, mutant: [])
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    copy = mutate.Copy(tmp_path, timeout=1, near=False)
+    source.write_text("1")
+    assert copy.outcome(MUTANT._replace(path="ggml_sched/a.pyx")) == "survived"
+    assert {name: (tmp_path / "project" / name).read_text() for name in written} == written
+    assert not (tmp_path / "project/build/temp/new.o").exists() and source.read_text() == "1"

@@ -36,7 +36,7 @@ DECLARATIONS = [f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd
                 if kind == "pxd" or (ROOT / "ggml_sched" / f"{name}.pyi").exists()]
 """Each extension's files for Cython, and for type checkers if it has Python names."""
 KERNELS = ("graph/_dlpack", "planning/_c_program", "backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells",
-           "llama/_strings", "llama_cpp/_hook", "placement/solve/_chain")
+           "llama/_strings", "llama_cpp/_hook", "placement/solve/_chain", "placement/solve/_exchange")
 """Extensions without headers for other extensions."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
@@ -202,6 +202,12 @@ def test_metadata_and_a_source_distribution_need_no_translation_to_c(tmp_path):
     with tarfile.open(max(tmp_path.glob("*.tar.gz"))) as tar:
         names = {member.name.partition("/")[2] for member in tar.getmembers()}
     assert {path.relative_to(tree).as_posix() for path in tree.rglob("*.pyx")} <= names
+
+
+def test_processes_that_translate_import_setup_py_without_building_anything():
+    """From CPython 3.14 on they are started anew, not forked, where `python setup.py` is the main program."""
+    pytest.importorskip("Cython")
+    run_python("-c", "import runpy; runpy.run_path('setup.py', run_name='__mp_main__')", cwd=ROOT)
 
 
 @pytest.mark.soak

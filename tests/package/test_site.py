@@ -23,7 +23,7 @@ if not (DOCS / "conf.py").exists():
 
 def public_names() -> set[str]:
     """Full names of everything in `__all__` of the package, of models, of the hook and of the tools for backends."""
-    rooms = {"ggml_sched": gs, "ggml_sched.llama": gs.llama}
+    rooms = {"ggml_sched": gs, "ggml_sched.llama": gs.llama, "ggml_sched.remote": gs.remote}
     names = {f"{room}.{name}" for room, module in rooms.items() for name in module.__all__}
     hook = (ROOT / "ggml_sched" / "llama_cpp" / "__init__.py").read_text(encoding="utf-8")
     hooked = re.search(r"^__all__ = \[(.*?)\]", hook, re.M | re.S)

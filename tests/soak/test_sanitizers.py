@@ -30,8 +30,8 @@ def test_the_sanitizers_are_awake(sanitized_tree, fault, said):
 
 
 @pytest.mark.parametrize("folder", [
-    "core", "graph", "capi", "planning", "execution", "threads", "testing", "backends", "llama_cpp", "soak",
-    "llama/test_cells.py", "llama/test_one_token.py"])
+    "core", "graph", "capi", "planning", "execution", "threads", "testing", "backends", "llama_cpp", "placement",
+    "soak", "llama/test_cells.py", "llama/test_one_token.py"])
 def test_the_suite_accesses_nothing_that_it_should_not(sanitized_tree, folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{folder}"]
     if folder == "soak":

@@ -17,7 +17,7 @@ from rounds import attack, rounds
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
-EVERY_RUN, SOAK = 60, 4000
+EVERY_RUN, SOAK = 30, 4000
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 
 

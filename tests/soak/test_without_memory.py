@@ -46,7 +46,7 @@ def run(allocator: str, acts, *options: str, **environment: str) -> dict[str, tu
 
 
 def test_an_allocation_that_fails_is_out_of_memory(failing_malloc):
-    found = run("malloc", SLICE, "--step", "5", LD_PRELOAD=str(failing_malloc))
+    found = run("malloc", SLICE, "--step", "10", LD_PRELOAD=str(failing_malloc))
     assert all(failures for _, failures in found.values())
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 __all__ = ["alive", "block_counts", "forget", "import_extensions", "leaked"]
 
 TESTS = Path(__file__).resolve().parents[1]
+OURS = (TESTS, TESTS.parent / "bench")
+"""Folders whose modules hold nothing that is needed after the last test."""
 BLOCKS = "blocks of C memory"
 
 
@@ -68,7 +70,7 @@ def leaked(before: Counter[str], after: Counter[str]) -> list[str]:
 
 
 def forget(items: list) -> None:
-    """Drop what tests that have run still hold: arguments, tracebacks, cached results, globals of test modules."""
+    """Drop what tests that have run still hold: arguments, tracebacks, cached results, globals of their modules."""
     for item in items:
         for name in ("funcargs", "_request"):
             if hasattr(item, name):
@@ -76,13 +78,18 @@ def forget(items: list) -> None:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
+    from ggml_sched.placement.devices import Device
+
     gc.unfreeze()
     for value in gc.get_objects():
         if issubclass(type(value), functools._lru_cache_wrapper):
             value.cache_clear()
         elif issubclass(type(value), BaseException):        # a parameter of a test, for one
             value.__traceback__ = None
+        elif issubclass(type(value), Device):               # likewise; it keeps the dry backend that it made
+            vars(value).pop("_dry", None)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file is not None and Path(file).is_relative_to(TESTS) and Path(file).name not in ("conftest.py", "alive.py"):
+        is_ours = file is not None and any(map(Path(file).is_relative_to, OURS))
+        if is_ours and Path(file).name not in ("conftest.py", "alive.py"):
             vars(module).clear()

@@ -18,6 +18,11 @@ def run_python(*arguments: str, status: int = 0, timeout: float = 120, cwd: Path
     return done
 
 
+def preloading(library: str | Path) -> str:
+    """LD_PRELOAD for a process: first the libraries of this one, such as a sanitizer's, then `library`."""
+    return " ".join(filter(None, (os.environ.get("LD_PRELOAD"), str(library))))
+
+
 def run_program(program: Path, *arguments: str, timeout: float = 600, **environment: str) -> str:
     """What a program prints; its folder and that of the test helpers are on its path."""
     path = os.pathsep.join(filter(None, (str(program.parent), str(SUPPORT), os.environ.get("PYTHONPATH"))))

@@ -1,4 +1,5 @@
-"""Small graphs with residents, random in their sizes: models of a few stages for tests of placement."""
+"""Small graphs with residents, random in their sizes: models of a few stages for tests of placement; and the check that
+a fit keeps its budgets."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from itertools import product
 import ggml_sched as gs
 from ggml_sched.graph import graphfile
 
-__all__ = ["devices", "every_placement", "layered", "sized"]
+__all__ = ["allocated", "devices", "every_placement", "layered", "sized"]
 
 
 def layered(rng: random.Random, stages: int, tokens: int = 1, *, tied: bool = False, caches: bool = False,
-            width: int = 64) -> gs.Graph:
+            width: int = 64, vocabulary: int = 128) -> gs.Graph:
     """A residual stream of some stages, each with two matrices of a random width; an output matrix at the end.
 
     `tied`: the embedding is the output matrix, too.  `caches`: the first stage appends to a cache and reads it.
@@ -24,7 +25,7 @@ def layered(rng: random.Random, stages: int, tokens: int = 1, *, tied: bool = Fa
         return _resident(ctx, "weight", name, *ne)
 
     ids = ctx.tensor("i32", tokens, "ids", input=True)
-    embedding = weight("embedding", width, 128)
+    embedding = weight("embedding", width, vocabulary)
     x = ctx.get_rows(embedding, ids)
     for k in range(stages):
         wide = width * rng.randrange(1, 5)
@@ -40,7 +41,7 @@ def layered(rng: random.Random, stages: int, tokens: int = 1, *, tied: bool = Fa
             y = ctx.unary(y, "relu") if rng.random() < 0.5 else y
             y = ctx.mul_mat(weight(f"down{k}", wide, width), y)
         x = ctx.add(x, y)
-    out = ctx.mul_mat(embedding if tied else weight("output", width, 128), x)
+    out = ctx.mul_mat(embedding if tied else weight("output", width, vocabulary), x)
     ctx.set_output(out)
     graph = gs.Graph(out)
     graph.meta = {"n_tokens": tokens}
@@ -55,7 +56,11 @@ def _resident(ctx: gs.Context, kind: str, name: str, *ne: int) -> gs.Tensor:
 
 def sized(graph: gs.Graph) -> dict[str, int]:
     """{name of a resident: bytes}."""
-    return {t.name: t.nbytes for t in graph.tensors if t.resident and t.view_src is None}
+    return {name: t.nbytes for name, t in _tensors(graph).items()}
+
+
+def _tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
+    return {t.name: t for t in graph.tensors if t.resident and t.view_src is None}
 
 
 def devices(rng: random.Random, count: int, total: int, *, tight: float = 0.7) -> list[gs.Device]:
@@ -97,3 +102,34 @@ def every_placement(graphs: Sequence[gs.Graph], weights: Sequence[float], given:
                               for weight, plan in zip(weights, plans, strict=True) if weight)
                 found.append((seconds, {name: ordered[d].name for name, d in at.items()}))
     return sorted(found, key=lambda entry: entry[0])
+
+
+def allocated(fit: gs.Fit, graphs: Sequence[gs.Graph]) -> None:
+    """Allocate weights and caches, and then every graph of a fit, planned anew, on dry backends whose memory is exactly
+    the budgets; the bytes of residents are those that the fit says.
+
+    Raises what a backend or the scheduler raises where the residents and arenas of a plan exceed a budget, or a plan is
+    wrong.
+    """
+    backends = {device.name: gs.DryBackend(device.name, alignment=device.alignment, memory=device.budget)
+                for device in fit.devices}
+    held = []       # what keeps the memory
+    made = {name: t for graph in graphs for name, t in _tensors(graph).items()}
+    for use in fit.memory:
+        ctx = gs.Context(use.device.name)
+        for name, t in made.items():
+            if fit.place(name) == use.device:
+                ctx.tensor(t.type, t.ne, name)
+        buffer = backends[use.device.name].alloc_tensors(ctx)
+        held.append((ctx, buffer))
+        assert backends[use.device.name].used == use.weights + use.cache, f"bytes said of {use.device.name}"
+    copies = [graphfile.graph_from_dict(graphfile.graph_to_dict(graph), lambda t: backends[fit.place(t).name])
+              for graph in graphs]
+    budgets = {backends[device.name]: room for device, room in zip(fit.devices, fit.budgets(), strict=True)}
+    with gs.Scheduler(list(backends.values()), budgets=budgets) as scheduler:
+        for graph in copies:
+            for node, device in fit.nodes(graph).items():
+                scheduler.set_tensor_backend(node, backends[device.name])
+        scheduler.reserve(*copies)
+        for graph in copies:
+            scheduler.alloc(graph).verify()

@@ -23,7 +23,7 @@ from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, al
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
-from ggml_sched.threads._locks import ForkLock
+from ggml_sched.threads.locks import ForkLock
 from ggml_sched.threads.workers import thread_count
 
 __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]

@@ -25,7 +25,7 @@ from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.threads._locks import ForkLock
+from ggml_sched.threads.locks import ForkLock
 from ggml_sched.threads.workers import Crew, thread_count
 
 __all__ = ["GgmlBackend"]

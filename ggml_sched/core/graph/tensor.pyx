@@ -299,6 +299,20 @@ cdef class Tensor:
         PyBuffer_Release(&view)
         return fits
 
+    @property
+    def shape(self):
+        """The extents in NumPy's order, as `numpy()` has them: `ne` reversed, without leading ones."""
+        return _data_views.shape_of(self)
+
+    @property
+    def dtype(self):
+        """The dtype of `numpy()`: float32 for bf16 and quantised types."""
+        return _data_views.dtype_of(self)
+
+    def _repr_html_(self):
+        """Notebooks show the tensor, and the data if it has some."""
+        return _data_views.as_html(self)
+
     def numpy(self):
         """The data as a new numpy array, extents reversed and leading ones dropped; quantised types as float32.
 

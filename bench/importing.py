@@ -1,0 +1,50 @@
+"""The time that importing the package takes beyond Python's start, and beyond NumPy's import.
+
+    python bench/importing.py [--runs N] [--limit MS]
+
+CPU seconds of new processes, which other work on the machine changes less than the time that passes: the least of some
+runs, in milliseconds.  Exit code 1 if something takes more than the limit (100 ms) beyond NumPy.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+
+IMPORTS = {
+    "import ggml_sched": "import ggml_sched",
+    "a scheduler and a backend": "import ggml_sched; ggml_sched.Scheduler, ggml_sched.CpuBackend",
+    "import ggml_sched.llama": "import ggml_sched.llama",
+    "import ggml_sched.llama_cpp": "import ggml_sched.llama_cpp",
+}
+
+
+def seconds(code: str, runs: int) -> float:
+    """The least CPU seconds of a new process that runs the code."""
+    least = float("inf")
+    for _ in range(runs):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        after = os.times()
+        least = min(least, after.children_user + after.children_system - before.children_user - before.children_system)
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--limit", type=float, default=100, metavar="MS")
+    given = parser.parse_args()
+    start, with_numpy = seconds("pass", given.runs), seconds("import numpy", given.runs)
+    print(f"{'NumPy':28} {(with_numpy - start) * 1e3:6.0f} ms beyond Python's start")
+    worst = 0.0
+    for title, code in IMPORTS.items():
+        alone, both = seconds(code, given.runs), seconds(f"import numpy; {code}", given.runs)
+        beyond = (both - with_numpy) * 1e3
+        worst = max(worst, beyond)
+        print(f"{title:28} {(alone - start) * 1e3:6.0f} ms, {beyond:6.0f} ms beyond NumPy")
+    sys.exit(worst > given.limit)
+
+
+if __name__ == "__main__":
+    main()
