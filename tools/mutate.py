@@ -1,6 +1,7 @@
 """Makes small edits in a copy of the project, one at a time, and reports those that no test notices.
 
     python tools/mutate.py --seed 7 --sample 200                     200 mutants of all sources, drawn by a seed
+    python tools/mutate.py --seed 7 --sample 200 --skip 84           the rest of it, when 84 lines were printed before
     python tools/mutate.py --sample 50 ggml_sched/planning           of a file or folder
     python tools/mutate.py --sample 50 --diff origin/main            of the lines that differ from a commit
 
@@ -291,21 +292,30 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", default=list(SOURCES), help="files or folders (default: all sources)")
     parser.add_argument("--seed", type=int, help="which mutants are drawn (default: any)")
     parser.add_argument("--sample", type=int, default=50, help="how many mutants (default: 50)")
+    parser.add_argument("--skip", type=int, default=0, metavar="N",
+                        help="leave out the first N edits of the sample, which an equal run of the same tree has tried")
     parser.add_argument("--diff", metavar="BASE", help="only lines that differ from this commit")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the project at a time")
     parser.add_argument("--timeout", type=int, default=900, help="seconds after which tests hang (default: 900)")
     parser.add_argument("--near", action="store_true", help="only tests that name the function or file of a mutant")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args()
+    if options.skip < 0:
+        parser.error(f"--skip {options.skip} is negative")
+    if options.skip and options.skip >= options.sample:
+        parser.error(f"--skip {options.skip} leaves nothing of a sample of {options.sample}")
+    if options.skip and options.seed is None:
+        parser.error("--skip needs the --seed of the run that it continues")
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     mutants = candidates(options.paths, options.diff)
     print(f"{len(mutants)} mutants, seed {seed}", flush=True)
     random.Random(seed).shuffle(mutants)
+    mutants, sample = mutants[options.skip:], options.sample - options.skip
     if options.list:
-        for mutant in mutants[:options.sample]:
+        for mutant in mutants[:sample]:
             print(mutant)
         return 0
-    found = run(mutants, options.sample, options.jobs, options.timeout, options.near)
+    found = run(mutants, sample, options.jobs, options.timeout, options.near)
     survivors = [(outcome, row) for outcome, rows in found.items() if outcome not in ("noticed", "does not compile")
                  for row in rows]
     print(*(f"{outcome}: {row}" for outcome, row in sorted(survivors)), sep="\n")

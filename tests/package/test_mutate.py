@@ -115,6 +115,29 @@ def test_a_seed_draws_the_same_mutants():
     assert first.splitlines()[1:] != listed("--seed", "6", "--sample", "9", folder).splitlines()[1:]
 
 
+def test_a_sample_goes_on_where_a_run_of_it_ended(monkeypatch):
+    whole = ["--seed", "5", "--sample", "9", "ggml_sched/planning"]
+    rows = listed(*whole).splitlines()
+    assert listed("--skip", "4", *whole).splitlines() == [rows[0], *rows[5:]]
+
+    tried = []
+    monkeypatch.setattr(mutate, "run", lambda mutants, sample, *how: tried.extend(map(str, mutants[:sample])) or {})
+    monkeypatch.setattr("sys.argv", ["mutate.py", "--skip", "4", *whole])
+    assert mutate.main() == 0 and tried == rows[5:]
+
+
+@pytest.mark.parametrize("arguments, error", [
+    (["--seed", "5", "--sample", "9", "--skip", "9"], "--skip 9 leaves nothing of a sample of 9"),
+    (["--seed", "5", "--sample", "9", "--skip", "-1"], "--skip -1 is negative"),
+    (["--sample", "9", "--skip", "4"], "--skip needs the --seed of the run that it continues"),
+])
+def test_what_a_run_cannot_skip_is_refused(monkeypatch, capsys, arguments, error):
+    monkeypatch.setattr("sys.argv", ["mutate.py", "--list", *arguments])
+    with pytest.raises(SystemExit):
+        mutate.main()
+    assert capsys.readouterr().err.endswith(f"error: {error}\n")
+
+
 def test_a_path_that_is_not_there_is_named():
     done = run_python(str(TOOL), "--list", "ggml_sched/nowhere", status=1)
     assert done.stderr == "mutate: there is no ggml_sched/nowhere\n"
