@@ -44,6 +44,21 @@ def test_dup_and_cont_keep_every_bit(ctx, type):
         assert np.array_equal(compute(ctx, flat, {a: x}), held.swapaxes(1, 2).reshape(-1))
 
 
+@pytest.mark.parametrize("to", ["f32", "f16", "q8_0"])
+def test_four_extents_become_four_others(ctx, to):
+    n = width(8, to)
+    a, b = ctx.tensor("f32", (n, 3, 5, 2)), ctx.tensor(to, (3 * n, 1, 2, 5))
+    x = random(RNG, n, 3, 5, 2)
+    for source, held in ((a, x), (ctx.permute(a, 0, 1, 3, 2), x.swapaxes(0, 1))):
+        want = stored(held.reshape(5, 2, 1, 3 * n), to)
+        assert np.array_equal(compute(ctx, ctx.cpy(source, b), {a: x}), want)
+    if to == "f32":
+        wide = ctx.tensor(to, (4 * n, 1, 2, 5))
+        part = ctx.view_4d(wide, 3 * n, 1, 2, 5, *wide.nb[1:])          # with gaps: the source is seen otherwise
+        done = ctx.cont(ctx.cpy(a, part))
+        assert np.array_equal(compute(ctx, done, {a: x}), x.reshape(5, 2, 1, 3 * n))
+
+
 def test_cont_of_a_transposed_with_other_extents(ctx):
     a = ctx.tensor("f32", (4, 6))
     x = random(RNG, 4, 6)

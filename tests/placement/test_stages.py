@@ -101,6 +101,17 @@ def test_cuts_are_those_that_all_graphs_have():
     assert len(outlines(whole)[0]) == 4
 
 
+def test_a_node_beside_the_paths_is_in_the_stage_of_what_it_reads_wherever_it_stands():
+    parts = Parts()
+    x = parts.embedding(64, 1)
+    out = parts.ctx.mul_mat(parts.resident("out", 64, 64), parts.feed_forward(x, "a", 128))
+    kept = parts.ctx.cpy(x, parts.resident("kept", 64, 1, kind="kv"))
+    graph = gs.Graph(out, kept)
+    assert graph.nodes[-1] is kept
+    (model,) = find_models([Wiring(facts(graph))])
+    assert model.stages[0].nodes == ([0, len(graph.nodes) - 1],)
+
+
 def test_graphs_without_a_common_resident_are_models_of_their_own():
     other = Parts()
     x = other.embedding(32, 1, name="other")

@@ -252,6 +252,18 @@ def test_residents_elsewhere_are_refused_with_the_tensor(tmp_path):
     assert keep
 
 
+@pytest.mark.parametrize("kept", [7, ["any"], ["any", [0], 1], "x", {"usage": "any"}])
+def test_a_file_whose_residents_have_no_memory_is_refused_with_what_it_says(kept, tmp_path):
+    backends, graph, _ = two_devices()
+    plan = gs.Scheduler(backends).plan(graph)
+    data = json.loads(json.dumps(plan_to_dict(plan)))
+    first = next(iter(data["residents"]))
+    data["residents"][first] = kept
+    with pytest.raises(gs.PlacementError) as refusal:
+        plan_from_dict(data, graph, backends)
+    assert str(refusal.value).endswith(f"the plan was made for it {kept!r}")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"format": "ggml-sched plan"}', "[" * 5000,
                                   '{"format": "ggml-sched plan", "version": 1, "policy": "default"}'])
 def test_a_file_that_holds_no_plan_is_refused(text, tmp_path):
