@@ -29,6 +29,7 @@ def summary(plan: Plan) -> str:
     n_nodes, n_splits, n_copies = len(plan.graph), len(plan.splits), len(plan.copies)
     head = (f"Plan of {n_nodes} nodes, policy {plan.policy}: {n_splits} splits, {n_copies} copies of "
             f"{plan.copy_bytes:,} bytes")
+    names = _names(plan)
     computed = dict.fromkeys(plan.backends, 0)
     for split in plan.splits:
         computed[split.backend] += sum(t.computes for t in split.nodes)
@@ -42,7 +43,7 @@ def summary(plan: Plan) -> str:
             inputs = tuple(dict.fromkeys(split.inputs))
             total = f"{sum(t.nbytes for t in inputs):,}" if inputs else ""
             nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
-            named = _listed([f"{_name(t, plan.index_of(t))} {t.nbytes:,}" for t in inputs])
+            named = _listed([f"{names[plan.index_of(t)]} {t.nbytes:,}" for t in inputs])
             rows.append((str(k), split.backend.name, nodes, total, named))
         lines += ["", table(rows, "><>><", underlined=True)]
     steps = program(plan).splitlines()
@@ -68,7 +69,8 @@ def _work(plan: Plan) -> list[str]:
 
 def program(plan: Plan) -> str:
     """The steps of a compute, a line for each, with the names of tensors and backends."""
-    name = lambda i: _plain(plan, i)                        # noqa: E731
+    names = _names(plan)
+    name = lambda i: _plain(plan, names, i)                 # noqa: E731
     backend = lambda b: plan.backends[b].name               # noqa: E731
     return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
 
@@ -317,16 +319,17 @@ def dot(plan: Plan) -> str:
     graph, data = plan.graph, plan.data
     colour = {b: _COLOURS[k % len(_COLOURS)] for k, b in enumerate(plan.backends)}
     ids = {t: i for i, t in enumerate(graph.tensors)}
+    names = _names(plan)
     lines = ["digraph plan {", "  rankdir=TB; node [style=filled, fontname=Helvetica, fontsize=10];"]
     clustered: set[int] = set()
     grouped = {ids[graph.nodes[k]]: number for number, group in enumerate(data.groups) for k in group}
     for k, split in enumerate(plan.splits):
         lines.append(f"  subgraph cluster_{k} {{")
         lines.append(f"    label={_quoted(f'split {k}: {split.backend.name}')};")
-        lines += [f"    {_dot_node(plan, ids[t], colour, grouped)}" for t in split.nodes]
+        lines += [f"    {_dot_node(plan, ids[t], names, colour, grouped)}" for t in split.nodes]
         lines.append("  }")
         clustered.update(ids[t] for t in split.nodes)
-    lines += [f"  {_dot_node(plan, i, colour, grouped)}" for i in range(data.n_tensors) if i not in clustered]
+    lines += [f"  {_dot_node(plan, i, names, colour, grouped)}" for i in range(data.n_tensors) if i not in clustered]
     for t in graph.nodes:
         i = ids[t]
         present = [ids[s] for s in t.src if s is not None]
@@ -342,12 +345,12 @@ def dot(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dot_node(plan: Plan, i: int, colour: dict[Backend, str], grouped: dict[int, int]) -> str:
+def _dot_node(plan: Plan, i: int, names: Sequence[str], colour: dict[Backend, str], grouped: dict[int, int]) -> str:
     t = plan.graph.tensors[i]
     b = plan.data.backend_index(i)
     fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]
     shape = "box" if t.computes else "ellipse" if t.op == "NONE" else "plaintext"
-    label = f"{_name(t, i)}\n{t.op} {t.type} {_shape(t)}"
+    label = f"{names[i]}\n{t.op} {t.type} {_shape(t)}"
     if i in grouped:
         label += f"\ngroup {grouped[i]}"
     return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{fill}"];'
@@ -369,18 +372,21 @@ def _shape(t: Tensor) -> str:
     return "x".join(map(str, ne))
 
 
-def _name(t: Tensor, i: int) -> str:
-    """The name of tensor i without its id, for tables."""
-    return t.name or f"tensor {i}"
+def _names(plan: Plan) -> list[str]:
+    """The names of the graph's tensors, for tables: with an id only where a name is missing, or several have it."""
+    tensors = plan.graph.tensors
+    uses = Counter(t.name for t in tensors)
+    return [f"tensor {i}" if not t.name else t.name if uses[t.name] == 1 else f"{t.name} (tensor {i})"
+            for i, t in enumerate(tensors)]
 
 
-def _plain(plan: Plan, i: int) -> str:
+def _plain(plan: Plan, names: Sequence[str], i: int) -> str:
     """The name of a graph tensor, or BACKEND#NAME for a copy, for tables."""
-    data, tensors = plan.data, plan.graph.tensors
+    data = plan.data
     if i < data.n_tensors:
-        return _name(tensors[i], i)
+        return names[i]
     like, b = data.copies[data.copy_of(i)]
-    return f"{plan.backends[b].name}#{_name(tensors[like], like)}"
+    return f"{plan.backends[b].name}#{names[like]}"
 
 
 def _describe(plan: Plan, t: Tensor) -> str:

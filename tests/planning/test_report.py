@@ -277,6 +277,26 @@ def test_explain_has_an_id_with_each_name_and_names_the_neighbours_of_a_reason(c
             plan, assigned_by="ggml's scheduler").explain(second)
 
 
+def test_tables_and_drawings_have_an_id_where_a_name_repeats(ctx):
+    gpu, cpu = gs.DryBackend("GPU"), gs.DryBackend("CPU")
+    on_gpu, on_cpu = gs.Context(), gs.Context()
+    u, v = on_gpu.tensor("f32", (8, 8), "w"), on_cpu.tensor("f32", (8, 8), "w")
+    gpu.alloc_tensors(on_gpu)
+    cpu.alloc_tensors(on_cpu)
+    x = ctx.tensor("f32", (8, 2), "x", input=True)
+    first = ctx.set_name(ctx.mul_mat(u, x), "same")
+    second = ctx.set_name(ctx.mul_mat(v, first), "same")
+    graph = gs.Graph(ctx.set_output(ctx.mul_mat(u, second)))
+    with gs.Scheduler([gpu, cpu]) as scheduler:
+        plan = scheduler.plan(graph)
+    for t in (first, second):
+        called = f"same (tensor {graph.id_of(t)})"
+        assert re.search(rf"copy {re.escape(called)} to [CG]PU#{re.escape(called)} at ", str(plan))
+        assert f"{called} 64\n" in str(plan)
+        assert f'label="{called}\\n' in plan.to_dot()
+    assert "load x to GPU#x at " in str(plan), "a name of one tensor alone stands for it"
+
+
 def test_notebooks_show_graphs_plans_and_programs_as_escaped_text(ctx):
     x = ctx.tensor("f32", (4, 2), "<x>", input=True)
     graph = gs.Graph(ctx.silu(ctx.set_name(ctx.sqr(x), "a & b")))
