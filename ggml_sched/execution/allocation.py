@@ -72,8 +72,8 @@ class _Guard:
                 "read it; flag it with ctx.set_output before planning")
         if i >= 0 and allocation.data.is_overwritten(i):
             raise HazardError(
-                f"the data of {label(node)} ({node.op}) is gone: its memory has served other nodes "
-                "since; flag it with ctx.set_output before planning")
+                f"the data of {label(node)} ({node.op}) is not kept: its memory serves other nodes "
+                "of the graph; flag it with ctx.set_output before planning")
         if i >= 0 and node.computes and not node.is_resident and not allocation.has_computed(node):
             why = allocation.failure
             raise HazardError(

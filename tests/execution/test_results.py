@@ -47,6 +47,20 @@ def test_a_result_is_read_after_its_compute_only(backend):
         assert out.numpy().tolist() == [9] * 4
 
 
+def test_a_result_that_is_not_kept_says_so_before_and_after_the_compute(ctx, backend):
+    x = ctx.tensor("f32", 4, "x", input=True)
+    lost = ctx.set_name(ctx.sqr(x), "lost")
+    graph = gs.Graph(ctx.set_output(ctx.neg(lost)))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        with pytest.raises(gs.HazardError, match="'lost' .* is not kept: its memory serves other nodes.*set_output"):
+            lost.numpy()
+        x.set(np.full(4, 3.0))
+        scheduler.compute(graph)
+        with pytest.raises(gs.HazardError, match="'lost' .* is not kept: its memory serves other nodes.*set_output"):
+            lost.numpy()
+
+
 def test_a_graph_that_comes_back_has_no_results_until_it_is_computed(ctx, backend):
     scheduler, graph, _, out = squares(backend)
     other = gs.Graph(ctx.set_output(ctx.scale(ctx.tensor("f32", 64, "other", input=True), 2.0)))
