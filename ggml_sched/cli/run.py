@@ -97,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
             model = stack.enter_context(llama.load(
                 source, named, args.n_ctx, args.n_batch, place, policy=args.policy, kv_type=args.kv_type,
                 flash=False if args.no_flash else None, use_mmap=not args.no_mmap, progress=progress.listener))
-        loaded = time.perf_counter() - start
+        loaded = {"loaded": time.perf_counter() - start}
+        if args.tokens is None:
+            start = time.perf_counter()
+            model.tokenizer             # noqa: B018  made at the first access, and for text alone
+            loaded["its vocabulary"] = time.perf_counter() - start
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
@@ -154,7 +158,7 @@ def _source(name: str | None) -> str:
     return str(installed.installed_model(name)) if name in installed.INSTALLABLE and not os.path.exists(name) else name
 
 
-def _continue(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[str, Any]) -> int:
+def _continue(args: argparse.Namespace, model: Model, loaded: dict[str, float], sampling: dict[str, Any]) -> int:
     """Stream the continuation of a text or of ids."""
     from ggml_sched import llama
 
@@ -200,7 +204,7 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[str, Any]) -> int:
+def _chat(args: argparse.Namespace, model: Model, loaded: dict[str, float], sampling: dict[str, Any]) -> int:
     """Print a reply to each input line, until the end of input or the line /exit; returns the exit code."""
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     is_terminal = sys.stdin.isatty()

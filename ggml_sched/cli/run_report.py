@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggml_sched.planning.tables import seconds, table
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from ggml_sched.llama import Generation, Model
 
 
-def report(args: argparse.Namespace, model: Model, loaded: float,
+def report(args: argparse.Namespace, model: Model, loaded: Mapping[str, float],
            generations: Iterable[Generation[Any]]) -> None:
-    """Print the tables to standard error."""
+    """Print the tables to standard error; `loaded` has the seconds of each part of loading."""
     stats = [generation.stats for generation in generations]
     n_prompt = max((s.n_prompt for s in stats), default=1)
     name = "a small model" if args.model is None else os.path.basename(args.model)
     h = model.hparams
     parts = [f"{name}: {h.arch}, {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, context of "
-             f"{model.n_ctx}; KV cache of {model.kv_type}; policy {args.policy}; loaded in {seconds(loaded)}"]
+             f"{model.n_ctx}; KV cache of {model.kv_type}; policy {args.policy}; "
+             + ", ".join(f"{what} in {seconds(took)}" for what, took in loaded.items())]
 
     batch = max(min(n_prompt, model.n_batch), 1)
     graphs = {f"prompt ({batch} tokens)": (batch, model.cache.padded(batch), 1),

@@ -21,6 +21,7 @@ from ggml_sched import cli
 from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
 from ggml_sched.llama.kvcache import KV_TYPES
+from ggml_sched.llama.text.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +104,21 @@ def test_statistics_go_to_standard_error(model_file, capsys):
                  "KV cache"):
         assert word in err
     assert re.search(r"^prompt +3 .*\n^generation +4 ", err, re.M)
+    assert re.search(r"; loaded in [\d.]+ m?s\n", err), "ids need no vocabulary"
+
+
+def test_statistics_count_the_time_that_the_vocabulary_takes(capsys, monkeypatch):
+    """A text needs the vocabulary, which is made when it is first used: a large one takes longer than the weights."""
+    clock = [0.0]
+
+    def made_slowly(metadata, make=Tokenizer.from_metadata):
+        clock[0] += 2
+        return make(metadata)
+
+    monkeypatch.setattr(Tokenizer, "from_metadata", made_slowly)
+    monkeypatch.setattr(run_command, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    err = run(capsys, "-p", "import", "-n", 2, "--stats")[1]
+    assert re.search(r"; loaded in 0\S* \w+, its vocabulary in 2\.\S* s\n", err)
 
 
 def test_nothing_to_generate(model_file, capsys):
