@@ -93,3 +93,31 @@ def test_random_heirs_of_parts_compute_the_same_afresh_and_replayed(n):
                 np.testing.assert_array_equal(other.computed(scheduler)[1], found)
     # Such nodes occur.
     assert fresh >= n // 6 and moved >= n // 11 and planned_anew >= n // 40, (fresh, moved, planned_anew)
+
+
+def random_chain(seed: int) -> Chain:
+    rng = random.Random(seed)
+    return Chain(*drawn(rng), rng.choice((16, 32, 40, 64)), rng.randrange(2, 17))
+
+
+def on_devices(*chains: Chain) -> gs.Plan:
+    """A plan in which each chain has a device of its own."""
+    devices = [gs.DryBackend(f"device {k}") for k in range(len(chains))]
+    scheduler = gs.Scheduler(devices)
+    for chain, device in zip(chains, devices, strict=True):
+        for t in chain.graph.tensors:
+            scheduler.set_tensor_backend(t, device)
+    return scheduler.plan(gs.Graph(*(chain.out for chain in chains)))
+
+
+@pytest.mark.parametrize("n", [300, pytest.param(3000, marks=pytest.mark.soak)])
+def test_arenas_of_two_devices_are_as_small_as_each_alone(n):
+    """The modes of reuse are tried for all arenas at once, and a try ends early once it can make none smaller: not when
+    it cannot make one of them smaller."""
+    chains = [random_chain(seed) for seed in range(n)]
+    alone = [on_devices(chain) for chain in chains]
+    for k in range(n - 1):
+        sizes = on_devices(random_chain(k), random_chain(k + 1)).buffer_sizes
+        assert sizes == alone[k].buffer_sizes + alone[k + 1].buffer_sizes, f"chains {k} and {k + 1}"
+    # More than one mode is the best of some.
+    assert n // 10 < sum(chain.inner_heirs(plan) > 0 for chain, plan in zip(chains, alone, strict=True)) < n * 9 // 10
