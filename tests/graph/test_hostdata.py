@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.graph import quants
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -26,3 +27,12 @@ def test_extents_of_one_in_front_do_not_matter(ctx, shape, dtype):
         backend.alloc_tensors(ctx)
         t.set(np.arange(12, dtype=dtype).reshape(shape))
         assert t.numpy().tolist() == np.arange(12).reshape(3, 4).tolist()
+
+
+def test_a_host_without_memory_for_the_array_is_an_error_with_the_tensor(ctx, monkeypatch):
+    t = ctx.tensor("q8_0", (64, 3), "t")
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        monkeypatch.setattr(quants, "dequantize", lambda blocks, kind: np.empty(1 << 60, np.uint8))
+        with pytest.raises(gs.OutOfMemory, match="'t'.*: the host gives no memory for an array of 192 elements"):
+            t.numpy()

@@ -3,6 +3,7 @@ what the search over cases proves is not above the price of any placement of the
 
 import random
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 from placed_models import solution_of
@@ -70,3 +71,13 @@ def test_no_placement_of_the_tables_undercuts_what_cases_prove():
         assert bound <= best * (1 + 1e-9)
         parts.append(bound / best)
     assert max(parts) > 0.999
+
+
+def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best():
+    efforts = []
+    candidates = SimpleNamespace(budgets=(1, 1), best=SimpleNamespace(seconds=2.0), within=0.001, cutoff=2.0,
+                                 solve=lambda chain, floors, cutoff, effort: efforts.append(effort))
+    branching, made = Branching(candidates, [], []), SimpleNamespace(chain=None, floors=())
+    for bound in (1.0, 1.999, 1.0, 1.0, 1.0):       # the second is near enough
+        assert branching._most(made, bound) is None
+    assert efforts == ["more", "most", "more", "more"]

@@ -333,3 +333,16 @@ def test_work_memory_of_kernels_is_counted_where_memory_is_short():
                 continue
             with pytest.raises(gs.OutOfMemory, match="the kernels 500.*1 are missing"):
                 scheduler.plan(graph)
+
+
+@pytest.mark.parametrize("n, rest", [(8, ""), (9, "1 more"), (10, "2 more")])
+def test_eight_of_the_tensors_at_the_peak_are_named_and_the_others_counted(n, rest):
+    backend, ctx = gs.DryBackend("A", memory=1024), gs.Context()
+    values = [ctx.tensor("f32", 64, f"v{k}", input=True) for k in range(n - 1)]
+    total = values[0]
+    for value in values[1:]:
+        total = ctx.add(total, value)       # the first sum is alive, too: memory of inputs is not reused in place
+    with gs.Scheduler([backend]) as scheduler, pytest.raises(gs.OutOfMemory) as failed:
+        scheduler.alloc(gs.Graph(total))
+    named, _, others = str(failed.value).partition("alive at the peak: ")[2].partition(" and ")
+    assert len(named.split(", ")) == 8 and named.startswith("'v0' 256, 'v1' 256") and others == rest
