@@ -338,6 +338,25 @@ def two_places_in_turn() -> None:
     assert hooked.served()["planned"] == served["planned"] + 1 and len(read(last)) > 0
 
 
+def larger_plans_take_the_places_of_smaller_ones() -> None:
+    """A wiring whose graphs grow again and again has one plan: those of other wirings stay."""
+    allocator, made, alive = Allocator(ours), random_graph(3), []
+    assert allocator.alloc(made.graph)
+    for k in range(1, 31):
+        alive.append(random_graph(4, rows=4 * k))
+        assert allocator.alloc(alive[-1].graph)
+    before = hooked.served()
+    assert before["planned"] == 31, before
+    made.forget()
+    assert allocator.alloc(made.graph)
+    served = hooked.served()
+    assert (served["planned"], served["same"]) == (31, before["same"] + 1), served
+    smaller = random_graph(4, rows=4)
+    assert allocator.alloc(smaller.graph)
+    served = hooked.served()
+    assert (served["planned"], served["replayed"]) == (31, before["replayed"] + 1), served
+
+
 def nodes_without_op() -> None:
     """Nodes without op may name later nodes: such a graph, too, matches elsewhere."""
     def build() -> tuple:
