@@ -53,9 +53,9 @@ UNTIMED = "untimed"
 class Run:
     """Results: `ratios` by the names of TARGETS, the measured `numbers`, `verdicts`, and parts that `failed`."""
 
-    def __init__(self, device: Device, scale: Scale, timed: bool, minutes: float) -> None:
-        self.device, self.scale, self.timed = device, scale, timed
-        self.meter = Meter(device, scale)
+    def __init__(self, device: Device, scale: Scale, timed: bool, minutes: float, overlap: bool = False) -> None:
+        self.device, self.scale, self.timed, self.overlap = device, scale, timed, overlap
+        self.meter = Meter(device, scale, overlap)
         self.total_memory = device.memory()[1]
         self.started = time.perf_counter()
         self.minutes = minutes
@@ -99,7 +99,7 @@ class Run:
 
     def right(self, few: bool) -> None:
         def open_backend(**options) -> gs.CupyBackend:
-            return gs.CupyBackend(self.device, **options)
+            return gs.CupyBackend(self.device, overlap=self.overlap, **options)
 
         for check in gpu_right.checks(open_backend, few):
             distance = self.part(f"right or wrong: {check.name}", check.run, True)
@@ -186,7 +186,8 @@ class Run:
         parts = [f"""# ggml-sched on {self.device.name}
 
 Written by `python bench/gpu.py` in {time.perf_counter() - self.started:.0f} s: {versions}; {self.device.arch}, \
-{self.device.n_multiprocessors} multiprocessors, {self.total_memory / 2**30:.0f} GiB.
+{self.device.n_multiprocessors} multiprocessors, {self.total_memory / 2**30:.0f} GiB\
+{', launches overlap' if self.overlap else ''}.
 {size}; {s.bytes_of_weights / 1e9:.3f} GB of weights that a token reads, and its rows of an f16 cache, which count.
 Decoding is bytes a token x tokens/s.  C is the bandwidth of copies on the device, bytes read and written.\
 {'' if same else f' **Smaller than the targets are for**: sizes in the names are those of the full run; here they are '
@@ -230,6 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device (0)")
     parser.add_argument("--quick", action="store_true", help="a small model and short blocks: about a minute")
     parser.add_argument("--emulate", action="store_true", help="tiny and untimed, on an emulated GPU")
+    parser.add_argument("--overlap", action="store_true", help="launches overlap, from sm_90 on")
     parser.add_argument("--minutes", type=float, default=9.5, metavar="M", help="no part begins later (9.5)")
     args = parser.parse_args(arguments)
     try:
@@ -238,7 +240,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     scale = gpu_speed.TINY if args.emulate else gpu_speed.QUICK if args.quick else gpu_speed.FULL
-    run = Run(device, scale, not args.emulate, args.minutes)
+    if args.overlap and not device.can_overlap:
+        print(f"{device.name} cannot overlap launches: it takes sm_90 and a driver for CUDA 12.3", file=sys.stderr)
+        return 1
+    run = Run(device, scale, not args.emulate, args.minutes, args.overlap)
     run.right(args.emulate)
     run.speed()
     run.part("closing the device", device.close, True)

@@ -53,7 +53,8 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
 class Launched(NamedTuple):
     """One launch: its kernel, "module.function", blocks, threads of a block, and bytes read and written.
 
-    `operations`: multiplications and additions of a matrix product, 0 of others.
+    `operations`: multiplications and additions of a matrix product, 0 of others; `ahead`: bytes of weights that its
+    blocks ask for before the launches before it have ended, where launches overlap.
     """
 
     kernel: str
@@ -62,6 +63,7 @@ class Launched(NamedTuple):
     read: int
     written: int
     operations: int = 0
+    ahead: int = 0
 
 
 class HostCalls(NamedTuple):
@@ -148,7 +150,8 @@ def _launched(launch: Launch) -> Launched:
     how = next((found for name, found in READ.items() if launch.kernel.startswith(name)), _views)
     read, written = how(launch)
     operations = _operations(launch) if how is _matvec else 0
-    return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations)
+    ahead = _ahead(launch) if launch.kernel.startswith("matvec") else 0
+    return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead)
 
 
 def _size(view: Location | np.ndarray) -> int:
@@ -209,6 +212,19 @@ def _matvec(launch: Launch) -> tuple[int, int]:
     out = sum(rows for rows, _, _ in parts) * columns * matrices
     rounded = _rounded(launch.args[9], out) if launch.kernel.startswith("matvec") else 0
     return weights + x, 4 * out + rounded
+
+
+AHEAD = 16 * 128
+"""Bytes of each row of weights that matvec.cuh asks for ahead."""
+
+
+def _ahead(launch: Launch) -> int:
+    p = launch.args[0][0]
+    if not isinstance(launch.args[5], np.generic) or p["matrices"] > 1:      # experts; matrices share weights
+        return 0
+    each = min(AHEAD, _row_bytes(launch.kernel, int(p["k"]), int(p["w"][0])))
+    rows = int(p["rows"]) * (2 if launch.args[2] else 1) + sum(int(more["rows"]) for more in p["more"])
+    return rows * each
 
 
 def _operations(launch: Launch) -> int:

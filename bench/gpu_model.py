@@ -1,6 +1,6 @@
 """About how long a token takes on a GPU that is not there: a small model of time over the launches of a plan.
 
-    python bench/gpu_model.py [MODEL ...] [--device NAME ...] [--rows N] [--tokens N]
+    python bench/gpu_model.py [MODEL ...] [--device NAME ...] [--rows N] [--tokens N] [--overlap]
 
 For each launch the model adds what passes before it starts (`gap`), a chain of accesses to memory that wait for each
 other, and its bytes at the rate that the device gives for as many bytes in flight as its blocks have; or its operations
@@ -22,14 +22,14 @@ from gpu_launches import Launched, family
 
 from ggml_sched.planning.tables import markdown
 
-__all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "seconds", "share", "token"]
+__all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "each", "seconds", "share", "token"]
 
 
 @dataclass(frozen=True)
 class GPU:
     """A device.  `rate`: bytes a second of its memory, by its data sheet; `large`: the share of that which large reads
     reach; `latency`: seconds of a read under load; `gap`: seconds between two launches of a graph that depend on each
-    other; `tensor`: operations a second of 8-bit integers, without sparsity."""
+    other; `tensor`: operations a second of 8-bit integers, without sparsity; `overlaps`: launches may overlap."""
 
     n_multiprocessors: int
     warps: int
@@ -38,6 +38,7 @@ class GPU:
     latency: float
     gap: float
     tensor: float
+    overlaps: bool = False
 
     @property
     def copies(self) -> float:
@@ -46,7 +47,7 @@ class GPU:
 
 
 DEVICES = {
-    "H200": GPU(132, 64, 4.8e12, 0.90, 0.75e-6, 1.0e-6, 1979e12),
+    "H200": GPU(132, 64, 4.8e12, 0.90, 0.75e-6, 1.0e-6, 1979e12, overlaps=True),
     "A100": GPU(108, 64, 2.039e12, 0.90, 0.65e-6, 1.2e-6, 624e12),
     "4090": GPU(128, 48, 1.008e12, 0.92, 0.60e-6, 1.0e-6, 661e12),
     "3060": GPU(28, 48, 0.36e12, 0.92, 0.60e-6, 1.2e-6, 102e12),
@@ -77,41 +78,59 @@ IN_FLIGHT = {"matvec": 2 * 2 * 18 * 32, "attention": 4 * 16 * 32, "norm_rows": 3
 norm all elements of three rows."""
 USUAL = 16 * 32
 """The same for other kernels."""
+EARLY = 0.5
+"""The share of the gap that is left where launches overlap, and of the memory's idle time that weights are asked for
+in: assumed."""
+CACHED = 2.0
+"""How much faster than from memory weights are read from the cache that all multiprocessors share: assumed."""
 DENSE = 0.5
 """The share of the tensor cores' rate that tiles reach: assumed."""
 
 
-def seconds(launch: Launched, gpu: GPU) -> float:
-    """Of one launch, with the gap before it."""
+def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0) -> float:
+    """Of one launch, with the gap before it.  `early`: it has begun when the launch before it ends; `ahead`: bytes that
+    it has read until then."""
     name = family(launch.kernel)
     warps = max(1, launch.threads // 32)
     slots = gpu.n_multiprocessors * min(BLOCKS.get(name, 1 << 30), max(1, gpu.warps // warps))
     each = IN_FLIGHT.get(name, USUAL) * warps
-    n = launch.read + launch.written
+    read = launch.read - ahead
+    n = read + launch.written
 
     def time(bytes: float, blocks: int) -> float:
         """Of bytes that are read by blocks that run at once."""
         return bytes / min(gpu.copies, blocks * each / gpu.latency)
 
     whole, rest = divmod(launch.blocks, slots)
-    reading = time(launch.read * whole * slots / launch.blocks, slots)
+    reading = ahead / (CACHED * gpu.copies) + time(read * whole * slots / launch.blocks, slots)
     if rest:
         # Behind whole waves the rest begins one by one as blocks end, so that it costs a latency at most.
-        last = time(launch.read * rest / launch.blocks, rest)
-        reading += min(last, launch.read * rest / launch.blocks / gpu.copies + gpu.latency) if whole else last
+        last = time(read * rest / launch.blocks, rest)
+        reading += min(last, read * rest / launch.blocks / gpu.copies + gpu.latency) if whole else last
     on_tensor_cores = launch.operations / (gpu.tensor * DENSE) if name == "mma" else 0.0
     chain = CHAINS.get(name, 2) * gpu.latency / 2
-    return gpu.gap + chain + max(reading, n / gpu.copies, on_tensor_cores)
+    return gpu.gap * (EARLY if early else 1.0) + chain + max(reading, n / gpu.copies, on_tensor_cores)
 
 
-def token(launches: Sequence[Launched], gpu: GPU) -> float:
+def each(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> list[float]:
+    """Seconds of each launch.  With `overlap` it begins before the one before it ends, and asks for weights in the time
+    in which the memory has little to do, half of which is counted."""
+    found, idle = [], 0.0
+    for i, launch in enumerate(launches):
+        early = overlap and gpu.overlaps and i > 0
+        found.append(seconds(launch, gpu, early, min(launch.ahead, EARLY * idle) if early else 0.0))
+        idle = max(0.0, found[-1] * gpu.copies - launch.read - launch.written)
+    return found
+
+
+def token(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> float:
     """Seconds of all launches."""
-    return sum(seconds(launch, gpu) for launch in launches)
+    return sum(each(launches, gpu, overlap))
 
 
-def share(launches: Sequence[Launched], gpu: GPU) -> float:
+def share(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> float:
     """Of the rate of copies: the bytes that are read, by the time."""
-    return sum(launch.read for launch in launches) / gpu.copies / token(launches, gpu)
+    return sum(launch.read for launch in launches) / gpu.copies / token(launches, gpu, overlap)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -121,21 +140,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", action="append", choices=DEVICES, help="default: all")
     parser.add_argument("--rows", type=int, default=256, help="rows of the cache (default 256)")
     parser.add_argument("--tokens", type=int, default=1, help="tokens of the graph (default 1)")
+    parser.add_argument("--overlap", action="store_true", help="launches overlap, where a device can")
     options = parser.parse_args(arguments)
     for model in options.models:
         for name in options.device or DEVICES:
             gpu = DEVICES[name]
             found = gpu_launches.launched(gpu_launches.graph_of(model, options.rows, options.tokens),
                                           gpu.n_multiprocessors)
-            total, rows = token(found, gpu), []
+            times, rows = each(found, gpu, options.overlap), []
+            total = sum(times)
             for kernel in dict.fromkeys(family(launch.kernel) for launch in found):
-                those = [launch for launch in found if family(launch.kernel) == kernel]
-                time = token(those, gpu)
+                of_kernel = [(launch, time) for launch, time in zip(found, times, strict=True)
+                             if family(launch.kernel) == kernel]
+                those, time = [launch for launch, _ in of_kernel], sum(time for _, time in of_kernel)
                 rows.append([kernel, len(those), f"{sum(x.read + x.written for x in those) / 1e6:,.1f}",
-                             f"~{time * 1e6:,.0f}", f"{time / total:.0%}", f"{share(those, gpu):.2f}"])
+                             f"~{time * 1e6:,.0f}", f"{time / total:.0%}",
+                             f"{sum(launch.read for launch in those) / gpu.copies / time:.2f}"])
             print(f"{model} on {name}, {options.tokens} token{'s' * (options.tokens > 1)} at {options.rows} rows: "
                   f"{len(found)} launches, ~{total * 1e3:.2f} ms, ~{options.tokens / total:,.0f} tokens/s, "
-                  f"~{share(found, gpu):.2f} of the rate of copies\n")
+                  f"~{share(found, gpu, options.overlap):.2f} of the rate of copies\n")
             print(markdown(["kernel", "launches", "MB", "us", "of the time", "of the rate"], rows), end="\n\n")
     for (model, name, depth), published in PUBLISHED.items():
         found = gpu_launches.launched(gpu_launches.graph_of(model, depth), DEVICES[name].n_multiprocessors)

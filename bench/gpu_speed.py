@@ -105,8 +105,8 @@ class Counting(gs.CupyBackend):
 class Meter:
     """Measures on one device; rates are per second, of bytes, tokens or operations."""
 
-    def __init__(self, device: Device, scale: Scale) -> None:
-        self.device, self.scale = device, scale
+    def __init__(self, device: Device, scale: Scale, overlap: bool = False) -> None:
+        self.device, self.scale, self.overlap = device, scale, overlap
         self._piece = np.random.default_rng(1).integers(0, 256, (1 << 20, BLOCK_BYTES), np.uint8)
         self._file: memoryview | None = None
 
@@ -181,7 +181,7 @@ class Meter:
         data = self.blocks(rows, k)
         n = max(2, self.scale.weights // data.size // 2 * 2)
         home, ctx = gs.Context("weights"), gs.Context("products")
-        with Counting(self.device) as backend, gs.Scheduler([backend]) as sched:
+        with Counting(self.device, overlap=self.overlap) as backend, gs.Scheduler([backend]) as sched:
             weights = [home.tensor("q4_0", (k, rows), f"w{i}") for i in range(n)]
             with backend.alloc_tensors(home):
                 for w in weights:
@@ -241,7 +241,7 @@ class Meter:
                 backend.synchronize()
             times.append((time.perf_counter(), done))
 
-        with Counting(self.device, capture=capture) as backend, load(
+        with Counting(self.device, capture=capture, overlap=self.overlap) as backend, load(
                 self.file(), [backend], rows, kv_type="f16", flash=flash, progress=progress) as model:
             (start, _), (end, done) = times[0], times[-1]
             yield model, backend, done / max(end - start, 1e-9)

@@ -1,11 +1,12 @@
 """Compile the CUDA kernels for real GPUs without one, and fail on what would make them slow: spills and stack frames.
 
     pip install '.[nvrtc]'               # nvidia-cuda-nvrtc, of CUDA 13; nvidia-cuda-nvrtc-cu12 for CUDA 12
-    python tools/check_cuda.py [--arch sm_80 --arch sm_90] [--all] [--syntax] [file.cu ...]
+    python tools/check_cuda.py [--arch sm_80 --arch sm_90] [--overlap] [--all] [--syntax] [file.cu ...]
 
 Needs NVRTC alone: no driver, no CuPy, and of ggml-sched only the sources.  For each architecture and kernel it gives
 registers, shared memory, stack and spills as ptxas reports them.  Exits with 1 if a kernel does not compile, spills or
 has a stack frame, itself or in what it calls, or if ptxas names no kernel at all.  None has a stack by design.
+`--overlap` compiles them for launches that overlap, which are possible from sm_90 on.
 With `--syntax` it makes no machine code, and finds only what does not compile: in seconds instead of a minute.
 """
 
@@ -76,6 +77,22 @@ class Nvrtc:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+    def ptx(self, name: str, text: str, arch: str) -> str:
+        """The PTX of a source for an architecture, "compute_90"."""
+        program = ctypes.c_void_p()
+        self._check(self._lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
+        try:
+            options = (ctypes.c_char_p * 2)(f"--gpu-architecture={arch}".encode(), b"--std=c++17")
+            self._check(self._lib.nvrtcCompileProgram(program, len(options), options))
+            size = ctypes.c_size_t()
+            self._check(self._lib.nvrtcGetPTXSize(program, ctypes.byref(size)))
+            found = ctypes.create_string_buffer(size.value)
+            self._check(self._lib.nvrtcGetPTX(program, found))
+            return found.value.decode()
+        finally:
+            self._lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
 def find_nvrtc() -> str | None:
     """The library: of NVIDIA's wheels, or of a CUDA that is installed."""
     for folder in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path)):
@@ -102,17 +119,18 @@ def usages(log: str) -> list[Usage]:
     return found
 
 
-def source_of(path: Path) -> str:
+def source_of(path: Path, overlap: bool = False) -> str:
     """The text of a source with its includes, by the package's own reader (which imports nothing compiled)."""
     spec = importlib.util.spec_from_file_location("cuda_source", ROOT / "ggml_sched/backends/cupy/source.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.kernel_source(path.stem, path.parent)
+    return module.kernel_source(path.stem, path.parent, overlap=overlap)
 
 
-def compiled(nvrtc: Nvrtc, file: Path, options: Sequence[str], cache: Path | None) -> tuple[bool, str, int]:
+def compiled(nvrtc: Nvrtc, file: Path, options: Sequence[str], cache: Path | None, overlap: bool = False
+             ) -> tuple[bool, str, int]:
     """`Nvrtc.compile` of a file; with a cache, equal sources are compiled once by each version of NVRTC."""
-    text = source_of(file)
+    text = source_of(file, overlap)
     key = hashlib.sha256(repr((nvrtc.version, options, file.name, text)).encode()).hexdigest()[:24]
     kept = None if cache is None else cache / f"nvrtc-{key}.json"
     if kept is not None and kept.is_file():
@@ -129,6 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="sources (default: the package's kernels)")
     parser.add_argument("--arch", action="append", help=f"default: {' and '.join(ARCHITECTURES)}")
+    parser.add_argument("--overlap", action="store_true", help="for launches that overlap")
     parser.add_argument("--all", action="store_true", help="list every kernel, not only those in trouble")
     parser.add_argument("--syntax", action="store_true", help="make no machine code, and look for no spills")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder for results, reused for equal sources")
@@ -143,8 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
     bad = kernels = 0
     jobs = [(file, arch) for file in files for arch in options.arch or ARCHITECTURES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda job: compiled(nvrtc, job[0], [f"--gpu-architecture={job[1]}", *more], options.cache),
-                           jobs)
+        results = pool.map(lambda job: compiled(nvrtc, job[0], [f"--gpu-architecture={job[1]}", *more], options.cache,
+                                                options.overlap), jobs)
         for (file, arch), (good, log, size) in zip(jobs, results, strict=True):
             found = usages(log)
             if not good or not (found or options.syntax):

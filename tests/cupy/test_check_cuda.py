@@ -2,6 +2,7 @@
 stack."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -143,5 +144,48 @@ def test_what_does_not_compile_is_found_without_machine_code(with_nvrtc, tmp_pat
 
 
 @pytest.mark.soak
-def test_kernels_spill_no_registers_and_have_no_stack(with_nvrtc, capsys):
-    assert with_nvrtc.main(["--cache", str(cache_folder())]) == 0, capsys.readouterr().out
+@pytest.mark.parametrize("options", [[], ["--arch", "sm_90", "--overlap"]], ids=["alone", "that overlap"])
+def test_kernels_spill_no_registers_and_have_no_stack(with_nvrtc, capsys, options):
+    assert with_nvrtc.main(["--cache", str(cache_folder()), *options]) == 0, capsys.readouterr().out
+
+
+def entries_of(ptx: str) -> dict[str, list[str]]:
+    """{kernel: its instructions}."""
+    found = re.findall(r"^\.visible \.entry (\w+)\(.*?^\{(.*?)^\}", ptx, re.MULTILINE | re.DOTALL)
+    return {name: [line.strip() for line in body.splitlines() if line.strip()] for name, body in found}
+
+
+def breaches(lines: list[str]) -> list[str]:
+    """The instructions of a kernel that may begin early which read or write global memory before the wait, or read it
+    as if it were constant."""
+    waits = [i for i, line in enumerate(lines) if line.startswith("griddepcontrol.wait")]
+    if not waits:
+        return ["no wait"]
+    memory = re.compile(r"(@%?\w+ )?(ld|st|atom|red|ldu|tex)\b(?!\.(param|shared|local|const))")
+    return [line for i, line in enumerate(lines) if memory.match(line) and (i < waits[0] or ".nc." in line)]
+
+
+WITHOUT_A_WAIT = """
+#define KERNEL(name) extern "C" __global__ void name
+#define WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+KERNEL(good)(const float* x, float* y) { WAIT; y[0] = x[threadIdx.x]; }
+KERNEL(never)(const float* x, float* y) { y[0] = x[threadIdx.x]; }
+KERNEL(late)(const float* x, float* y) { float v = x[threadIdx.x]; WAIT; y[0] = v; }
+KERNEL(constant)(const float* __restrict__ x, float* __restrict__ y) { WAIT; y[0] = x[threadIdx.x]; }
+"""
+
+
+def test_loads_before_a_wait_are_found(with_nvrtc):
+    found = entries_of(with_nvrtc.Nvrtc(with_nvrtc.find_nvrtc()).ptx("f.cu", WITHOUT_A_WAIT, "compute_90"))
+    assert {name for name, lines in found.items() if breaches(lines)} == {"never", "late", "constant"}
+
+
+@pytest.mark.soak
+def test_compiled_kernels_wait_before_they_read_or_write(with_nvrtc):
+    """What the compiler makes of common.cuh's await_inputs(), of all kernels."""
+    nvrtc = with_nvrtc.Nvrtc(with_nvrtc.find_nvrtc())
+    for file in sorted(with_nvrtc.KERNELS.glob("*.cu")):
+        found = entries_of(nvrtc.ptx(file.name, with_nvrtc.source_of(file, overlap=True), "compute_90"))
+        assert found
+        for name, lines in found.items():
+            assert not breaches(lines), (file.name, name, breaches(lines))

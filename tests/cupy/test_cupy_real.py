@@ -160,7 +160,8 @@ class Cuda:
             "malloc": lambda size: next(cuda.addresses), "free": cuda.freed.append,
             "getDevice": lambda: getattr(cuda.current, "device", 0),
             "setDevice": lambda number: setattr(cuda.current, "device", number),
-            "getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "memGetInfo": lambda: (1000, 5000),
+            "getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "driverGetVersion": 13000,
+            "memGetInfo": lambda: (1000, 5000),
             "deviceGetAttribute": 232_448, "getDeviceProperties": lambda number: about, "eventQuery": 600,
             "deviceCanAccessPeer": 1, "streamEndCapture": lambda stream: next(cuda.addresses),
             "graphInstantiate": lambda graph: graph + 1}
@@ -418,17 +419,40 @@ def test_launches(cuda, device):
         function.launch((1,), (9999,), packed, 0, stream)
 
 
+def test_a_launch_that_may_begin_early_has_the_attribute(cuda, monkeypatch):
+    made, status = [], [0]
+
+    def launch(config, function, arguments, extra):
+        at = ctypes.cast(config, ctypes.POINTER(real.LaunchConfig))[0]
+        sizes = [getattr(at, name) for name, _ in at._fields_[:7]]
+        value = ctypes.string_at(at.attributes, 72)
+        made.append((sizes, at.stream, at.n_attributes, value, function, arguments, extra))
+        return status[0]
+
+    monkeypatch.setattr(real, "extended_launch", lambda: launch)
+    with real.open_device(0) as device:
+        assert device.can_overlap
+        stream, function = device.stream(), real.CupyFunction(device, "elementwise.f", SimpleNamespace(ptr=5))
+        packed = function.pack([np.int32(1)])
+        function.launch((3, 2), (32,), packed, 64, stream, True)
+        attribute = np.array([6, 0, 1], "<i4").tobytes() + bytes(60)        # id, padding, the first of the value
+        assert made == [([3, 2, 1, 32, 1, 1, 64], stream.ptr, 1, attribute, 5, packed.address, None)]
+        status[0] = 1
+        with pytest.raises(DeviceError, match="elementwise.f, grid"):
+            function.launch((1,), (32,), packed, 0, stream, True)
+
+
 @pytest.fixture
 def texts(monkeypatch, tmp_path):
     """The sources of files of kernels, by their names."""
     made = {"first": "// text of first\n", "broken": "// broken\n"}
     lock = threading.Lock()         # several threads read sources
 
-    def source(name: str, entry: str | None = None) -> str:
+    def source(name: str, entry: str | None = None, overlap: bool = False) -> str:
         with lock:
             if name in made:
                 (tmp_path / f"{name}.cu").write_text(made[name])
-            return kernel_source(name, tmp_path, entry)
+            return kernel_source(name, tmp_path, entry, overlap)
 
     monkeypatch.setattr(real, "kernel_source", source)
     real._entries.cache_clear()

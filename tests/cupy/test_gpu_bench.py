@@ -30,6 +30,12 @@ def only(monkeypatch, *names: str) -> None:
     monkeypatch.setattr(gpu_right, "checks", lambda *args: (check for check in made(*args) if check.name in names))
 
 
+def test_a_device_that_cannot_overlap_launches_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(cupy_devices.EmulatedDevice, "can_overlap", False)
+    assert gpu.main(["--emulate", "--overlap"]) == 1
+    assert "cannot overlap launches" in capsys.readouterr().err
+
+
 @pytest.mark.soak
 def test_all_of_it_runs_on_the_fake_device(capsys):
     assert gpu.main(["--emulate"]) == 0

@@ -77,6 +77,24 @@ def test_the_modelled_share_of_the_rate_of_copies(device, least):
     assert least < gpu_model.share(launched(graph_of("llama-2-7b", 256), gpu.n_multiprocessors), gpu) < 1
 
 
+def test_launches_that_overlap_reach_the_target_by_the_model():
+    """On devices that can; elsewhere nothing changes."""
+    for device, reaches in [("H200", True), ("A100", False)]:
+        gpu = gpu_model.DEVICES[device]
+        found = launched(graph_of("llama-2-7b", 256), gpu.n_multiprocessors)
+        alone, overlapped = (gpu_model.share(found, gpu, overlap) for overlap in (False, True))
+        assert (overlapped > gpu_model.TARGETS[device] > alone) if reaches else overlapped == alone
+        assert overlapped < 1
+
+
+def test_weights_that_are_read_ahead():
+    """Of each row its first 2048 bytes; none of experts, whose numbers are not known before."""
+    first = launched(graph_of("llama-2-7b", 256))[2]
+    assert first.ahead == 3 * 4096 * 2048
+    found = [launch for launch in launched(graph_of("qwen3moe-30b", 256)) if family(launch.kernel) == "matvec"]
+    assert [launch.ahead > 0 for launch in found[:5]] == [True, True, True, False, False]
+
+
 def test_a_launch_takes_no_less_time_than_its_bytes_and_its_gap():
     gpu = gpu_model.DEVICES["H200"]
     large = Launched("matvec_plain.q4_0_1", 100_000, 128, 1 << 30, 1 << 10)

@@ -81,6 +81,28 @@ def test_results(world, name):
     assert world.launched
 
 
+@at_once_and_late
+def test_launches_that_overlap_have_the_attribute_and_give_the_same_bits(world):
+    """Launched one by one, and captured; all but the first launch of a plan."""
+    expected = logits([real_cupy.backend()])
+    assert not world.early
+    world.launched.clear()
+    found = logits([real_cupy.backend(overlap=True)])
+    assert (found == expected).all()
+    n_plans = world.launched["q4_0"] + world.launched["get_rows"]       # each begins with the rows of the embeddings
+    assert 0 < world.launched.total() - world.early.total() <= n_plans
+    assert world.counts["cuLaunchKernelEx"] == world.early.total()
+
+
+@pytest.mark.parametrize(("arch", "driver"), [(89, 13000), (90, 12020)])
+def test_devices_and_drivers_that_cannot_overlap_do_not(arch, driver, monkeypatch):
+    made = real_cupy.world()
+    monkeypatch.setattr(made, "arch", arch)
+    monkeypatch.setattr(made, "driver_version", driver)
+    with real_cupy.backend(overlap=True) as backend:
+        assert not backend.overlap and backend.device.arch == f"sm_{arch}"
+
+
 def logits(backends: list[gs.Backend]) -> np.ndarray:
     with load(LLAMA, backends, n_ctx=32) as model:
         return np.concatenate([model.eval(TOKENS), *(model.eval([t]) for t in TOKENS[:4])])
@@ -114,8 +136,9 @@ def test_devices_reach_each_other(world):
 CALLS = ["cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags",
          "cudaMemcpyAsync", "cudaMemsetAsync", "cudaEventQuery", "cuModuleUnload",
          "cudaStreamSynchronize", "cudaEventRecord", "cudaStreamBeginCapture",
-         "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch", "cuLaunchKernel", "cuModuleLoadData",
-         "cuModuleGetFunction", "cuCtxGetCurrent", "cudaSetDevice", "cudaGetDeviceProperties", "cublasCreate_v2",
+         "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch", "cuLaunchKernel", "cuLaunchKernelEx",
+         "cuModuleLoadData", "cuModuleGetFunction", "cuCtxGetCurrent", "cudaSetDevice", "cudaGetDeviceProperties",
+         "cublasCreate_v2",
          "cudaFree", "cudaStreamDestroy", "cudaEventDestroy", "cudaGraphDestroy", "cudaGraphExecDestroy",
          "cudaFreeHost", "cublasDestroy_v2", "cudaDeviceSynchronize"]
 """Every function that a model on one device calls and that can fail."""
@@ -123,7 +146,7 @@ CALLS = ["cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority", "cudaEve
 
 def test_the_list_of_calls_is_complete():
     world = real_cupy.world()
-    logits([real_cupy.backend()])
+    logits([real_cupy.backend(overlap=True)])
     gc.collect()
     others = {"cudaGetDeviceCount", "cudaDeviceGetAttribute", "cudaDriverGetVersion", "cudaGetLastError",
               "cudaMemGetInfo",
@@ -141,7 +164,7 @@ def test_an_error_of_a_call_is_typed_and_everything_works_afterwards(call, statu
     expected = logits([gs.CpuBackend(1, kernels="numpy")])
     world.failing[call] = {2: 3, 700: 13}[status] if call.startswith("cublas") else status      # cuBLAS' own numbers
     try:
-        found = logits([real_cupy.backend(exact=True)])
+        found = logits([real_cupy.backend(exact=True, overlap="Ex" in call)])
     except (gs.BackendError, gs.OutOfMemory) as error:
         assert str(error)
         if status == 2 and call == "cudaMalloc":

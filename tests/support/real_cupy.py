@@ -29,6 +29,7 @@ def world(late: bool = False) -> cuda_stub.World:
     made.complaints.clear()
     made.counts.clear()
     made.launched.clear()
+    made.early.clear()
     return made
 
 

@@ -38,6 +38,8 @@ class CupyBackend(DeviceQueue):
 
     `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products take f32 activations instead
     of rounding them to 8 bits.  `capture=False` launches every kernel by itself instead of replaying CUDA graphs.
+    `overlap`: kernels begin before those before them have ended, and ask for their weights meanwhile, on devices from
+    sm_90 on with a driver for CUDA 12.3 or later; elsewhere it has no effect.
     `repack`: quantised weights are rearranged, in place, to an order that matrix products read faster, until an op
     needs ggml's order.  `staging`: bytes of pinned host memory for copies to the device, and as many for copies to the
     host.
@@ -52,7 +54,7 @@ class CupyBackend(DeviceQueue):
     kv_padding = 256
 
     def __init__(self, device: int | Device = 0, *, name: str | None = None, memory: int | None = None,
-                 exact: bool = False, capture: bool = True, repack: bool = True,
+                 exact: bool = False, capture: bool = True, overlap: bool = False, repack: bool = True,
                  staging: int = STAGING) -> None:
         given = device if isinstance(device, Device) else index(device)
         self._is_own = isinstance(given, int)
@@ -69,6 +71,7 @@ class CupyBackend(DeviceQueue):
         self._plans: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
         self._n_buffers = 0
         opened = _open(given, self.name) if isinstance(given, int) else given
+        self.overlap: bool = bool(overlap) and opened.can_overlap
         self.blas: Blas | None = None
         try:
             self.blas = opened.blas()
@@ -232,12 +235,12 @@ class CupyBackend(DeviceQueue):
         """A kernel by its name, "module.function"; the lock is held."""
         found = self._functions.get(kernel)
         if found is None:
-            found = self._functions[kernel] = self.device.function(kernel)
+            found = self._functions[kernel] = self.device.function(kernel, overlap=self.overlap)
         return found
 
     def load(self, kernels: Iterable[str]) -> None:
         """Compile together what these kernels, "module.function", need and is not compiled yet; the lock is held."""
-        self.device.load(sorted(kernel for kernel in kernels if kernel not in self._functions))
+        self.device.load(sorted(kernel for kernel in kernels if kernel not in self._functions), overlap=self.overlap)
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
         plan = self.graph_plan_create(graph)

@@ -188,10 +188,12 @@ class Function(ABC):
 
     @abstractmethod
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream,
+        early: bool = False,
     ) -> None:
         """Queue a launch: blocks of the grid, threads of a block (x, y, z; missing ones are 1), `shared` bytes of
-        dynamic shared memory."""
+        dynamic shared memory.  `early`, of a kernel made for it (`Device.function`): it may begin before the launch
+        before it in the stream has ended, and waits for that itself; behind anything but a launch it has no effect."""
 
 
 class Blas(ABC):
@@ -222,6 +224,8 @@ class Device(ABC):
     n_multiprocessors: int
     max_shared: int
     """Bytes of shared memory that one block may have, static and dynamic together."""
+    can_overlap: bool = False
+    """Whether launches may be `early`."""
 
     @property
     def has_int8_tiles(self) -> bool:
@@ -249,11 +253,12 @@ class Device(ABC):
     def event(self) -> StreamEvent: ...
 
     @abstractmethod
-    def function(self, name: str) -> Function:
+    def function(self, name: str, *, overlap: bool = False) -> Function:
         """The kernel "module.function" of kernels/<module>.cu, which is compiled when its first kernel is looked up.
-        DeviceError when there is none, or the source does not compile."""
+        `overlap`: made for launches that may overlap, where the device `can_overlap`.  DeviceError when there is none,
+        or the source does not compile."""
 
-    def load(self, kernels: Iterable[str]) -> None:  # noqa: B027  # `function` compiles, too
+    def load(self, kernels: Iterable[str], *, overlap: bool = False) -> None:  # noqa: B027  # `function` compiles, too
         """Compile what these kernels, "module.function", need, together: `function` would compile one after the other.
         DeviceError as there."""
 

@@ -60,16 +60,17 @@ class _Product(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A launch whose arguments are packed."""
+    """A launch whose arguments are packed; `early`: it may begin before the launch before it has ended."""
 
     function: Function
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     packed: KernelArguments
     shared: int
+    early: bool
 
     def issue(self, backend: CupyBackend) -> None:
-        self.function.launch(self.grid, self.block, self.packed, self.shared, backend.stream)
+        self.function.launch(self.grid, self.block, self.packed, self.shared, backend.stream, self.early)
 
 
 def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
@@ -221,7 +222,9 @@ class DevicePlan:
                 ready.append(_Product(tuple(map(int, args))))
             else:
                 function = backend.function(step.kernel)
-                ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared))
+                # Not the first launch: whatever was queued before the plan is over when it begins.
+                early = backend.overlap and bool(ready) and isinstance(ready[-1], _Ready)
+                ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared, early))
         self._drop_graph()
         self._ready, self._generation = ready, generation
 

@@ -10,6 +10,7 @@ CuPy is imported when a device is opened, not before.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -19,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from operator import index
 from types import ModuleType, TracebackType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -52,6 +53,41 @@ BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; from CUDA itself, 3 means 
 NO_DRIVER = 35          # cudaErrorInsufficientDriver: no driver, or one that is too old
 NO_DEVICE = 100         # cudaErrorNoDevice
 IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
+
+
+OVERLAPPING = 12030     # the first driver whose captures keep that a launch may begin early
+PROGRAMMATIC_SERIALIZATION = 6      # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes; `allowed`: its member
+    programmaticStreamSerializationAllowed."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_char * 4), ("allowed", ctypes.c_int),
+                ("rest", ctypes.c_char * 60))
+
+    def __init__(self, number: int, allowed: int) -> None:
+        super().__init__(id=number, allowed=allowed)
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (*((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(LaunchAttribute)),
+                ("n_attributes", ctypes.c_uint))
+
+
+def extended_launch() -> Callable[..., int] | None:
+    """The driver's cuLaunchKernelEx, which CuPy does not bind; None where the driver has none."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        found = library.cuLaunchKernelEx
+    except (OSError, AttributeError):
+        return None
+    found.argtypes = (ctypes.c_void_p,) * 4
+    found.restype = ctypes.c_int
+    return cast("Callable[..., int]", found)
 
 
 def open_device(number: int = 0) -> CupyDevice:
@@ -97,10 +133,18 @@ def _check_compiler(major: int) -> None:
                            f"install CUDA {major} ({str(error).partition(chr(10))[0]})") from error
 
 
-def _program(kernel: str) -> tuple[str, str]:
-    """What is compiled for a kernel "file.name": the file, and an entry of its lists of kernels."""
+class _Program(NamedTuple):
+    """What is compiled together: an entry of the lists of kernels of a file; `overlap`: see `Device.function`."""
+
+    file: str
+    entry: str
+    overlap: bool
+
+
+def _program(kernel: str, overlap: bool) -> _Program:
+    """The program of a kernel "file.name"."""
     file, _, name = kernel.partition(".")
-    return file, entry_of(_entries(file), name)
+    return _Program(file, entry_of(_entries(file), name), overlap)
 
 
 @cache
@@ -177,9 +221,13 @@ class CupyDevice(Device):
             self.name = about["name"].decode(errors="replace")
             self.arch: str = f"sm_{about['major']}{about['minor']}"
             self.n_multiprocessors: int = about["multiProcessorCount"]
+            self.launch_early: Callable[..., int] | None = None
+            if about["major"] >= 9 and runtime.driverGetVersion() >= OVERLAPPING:
+                self.launch_early = extended_launch()
+            self.can_overlap: bool = self.launch_early is not None
             self.max_shared: int = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
         self.owned: weakref.WeakSet[_Owner | _Made] = weakref.WeakSet()
-        self._programs: dict[tuple[str, str], Any] = {}         # CuPy's modules, by file and entry of its lists
+        self._programs: dict[_Program, Any] = {}        # CuPy's modules
         self._pinned: list[tuple[weakref.ref[object], int, int]] = []
         self._peers: dict[int, bool] = {number: True}
         self.capturing: set[int] = set()        # ids of the threads that capture a stream of this device
@@ -258,19 +306,20 @@ class CupyDevice(Device):
         with self.entered:
             return CupyStreamEvent(self, self.cupy.cuda.Event(disable_timing=True))
 
-    def function(self, name: str) -> CupyFunction:
+    def function(self, name: str, *, overlap: bool = False) -> CupyFunction:
         kernel = name.partition(".")[2]
-        self.load([name])
+        self.load([name], overlap=overlap)
         with self.entered:
             try:
-                return CupyFunction(self, name, self._programs[_program(name)].get_function(kernel))
+                return CupyFunction(self, name, self._programs[_program(name, overlap)].get_function(kernel))
             except self.driver.CUDADriverError as error:
                 if "NOT_FOUND" not in str(error):
                     raise
                 raise DeviceError(f"no kernel {name}: not in {name.partition('.')[0]}.cu") from error
 
-    def load(self, kernels: Iterable[str]) -> None:
-        wanted = [one for one in dict.fromkeys(map(_program, kernels)) if one not in self._programs]
+    def load(self, kernels: Iterable[str], *, overlap: bool = False) -> None:
+        named = dict.fromkeys(_program(kernel, overlap) for kernel in kernels)
+        wanted = [program for program in named if program not in self._programs]
         if not wanted:
             return
         with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
@@ -281,11 +330,12 @@ class CupyDevice(Device):
                 module.load(code)
                 self._programs[program] = module
 
-    def _machine_code(self, program: tuple[str, str]) -> bytes:
+    def _machine_code(self, program: _Program) -> bytes:
         from cupy_backends.cuda.libs import nvrtc
-        file, entry = program
+        file, entry, overlap = program
         try:
-            return machine_code(nvrtc, "-".join(filter(None, program)), kernel_source(file, entry=entry), self.arch)
+            return machine_code(nvrtc, "-".join(filter(None, (file, entry))),
+                                kernel_source(file, entry=entry, overlap=overlap), self.arch)
         except CompileError as error:
             raise DeviceError(f"{file}.cu does not compile for {self.arch}: {error}") from error
 
@@ -537,7 +587,8 @@ class CupyFunction(Function):
         self._shared = PLAIN_SHARED
 
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream,
+        early: bool = False,
     ) -> None:
         try:
             with self._device.entered:
@@ -545,8 +596,16 @@ class CupyFunction(Function):
                     self._device.driver.funcSetAttribute(
                         self._ptr, self._device.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
                     self._shared = shared
-                self._launch(self._ptr, *block_of(grid, self.name), *block_of(block, self.name), shared,
-                             cast("CupyStream", stream).ptr, packed.address, 0)
+                sizes, to = (*block_of(grid, self.name), *block_of(block, self.name)), cast("CupyStream", stream).ptr
+                launch_early = self._device.launch_early
+                if not early or launch_early is None:
+                    self._launch(self._ptr, *sizes, shared, to, packed.address, 0)
+                    return
+                attribute = LaunchAttribute(PROGRAMMATIC_SERIALIZATION, allowed=1)
+                config = LaunchConfig(*sizes, shared, to, ctypes.pointer(attribute), 1)
+                status = launch_early(ctypes.byref(config), self._ptr, packed.address, None)
+                if status:
+                    raise self._device.driver.CUDADriverError(status)
         except DeviceOutOfMemory:
             raise
         except DeviceError as error:

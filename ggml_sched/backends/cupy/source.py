@@ -21,12 +21,13 @@ _ENTRY = re.compile(r"X\((\w+),[^()]*\)")
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once.*$", re.M)
 
 
-def kernel_source(name: str, folder: Path = KERNELS, entry: str | None = None) -> str:
+def kernel_source(name: str, folder: Path = KERNELS, entry: str | None = None, overlap: bool = False) -> str:
     """The text of <folder>/<name>.cu; OSError when it or what it includes cannot be read.
 
-    `entry`: that entry of each list of kernels alone, "" no entry; None all of them.
+    `entry`: that entry of each list of kernels alone, "" no entry; None all of them.  `overlap`: for launches that may
+    overlap (common.cuh).
     """
-    text = _expanded((Path(folder) / f"{name}.cu").resolve(), set())
+    text = "#define OVERLAP\n" * overlap + _expanded((Path(folder) / f"{name}.cu").resolve(), set())
     if entry is None:
         return text
     return _LIST.sub(lambda found: _ENTRY.sub(lambda one: one[0] if one[1] == entry else "", found[0]), text)

@@ -23,7 +23,7 @@ __all__ = ["Counts", "EmulatedDevice"]
 class Counts:
     """`waits`: times that the host waited for work (of a stream, an event, the device, a pageable copy, a free);
     `launches`: single kernels launched or captured; `copies`: copies between devices or within one, not to or from the
-    host."""
+    host; `early`: launches that may begin before those before them have ended."""
 
     launches: int = 0
     graph_launches: int = 0
@@ -32,6 +32,7 @@ class Counts:
     copies_in: int = 0
     copies_out: int = 0
     copies: int = 0
+    early: int = 0
 
 
 class EmulatedDevice(Device):
@@ -46,6 +47,7 @@ class EmulatedDevice(Device):
     arch = "host"
     n_multiprocessors = 4
     max_shared = MAX_SHARED
+    can_overlap = True
 
     def __init__(
         self,
@@ -133,8 +135,8 @@ class EmulatedDevice(Device):
         self.check_open()
         return EmulatedEvent(self)
 
-    def function(self, name: str, folder: Path | None = None) -> EmulatedFunction:
-        """`folder`: where the sources are, if not in the package."""
+    def function(self, name: str, folder: Path | None = None, *, overlap: bool = False) -> EmulatedFunction:
+        """`folder`: where the sources are, if not in the package.  Any kernel for the host may begin early."""
         self.check_open()
         module = name.partition(".")[0]
         if not self.is_dry and module not in self._libraries:

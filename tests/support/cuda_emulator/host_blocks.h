@@ -5,7 +5,7 @@
 // lets a warp stop early, too).  Invariant: a barrier that can never open is an error that names the waiting threads
 // and their lines.
 #pragma once
-#include "host_fibers.h"
+#include "host_overlap.h"
 
 namespace host_cuda {
 
@@ -139,6 +139,7 @@ static inline bool run_block(uint64_t n_blocks_done) {
         const int n = n_threads - i * 32;
         w.alive = w.fresh = n >= 32 ? ~0u : (1u << n) - 1;
         w.ready = w.at_warp = w.at_block = w.done = 0;
+        w.awaited = 0;
         memset(w.turn, 0, sizeof w.turn);
     }
     for (;;) {

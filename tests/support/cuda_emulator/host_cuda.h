@@ -68,7 +68,11 @@ template <class... A> static inline int launch(
     blockDim = {sizes[3], sizes[4], sizes[5]};
     order = thread_order;
     rng = seed;
-    return run_grid(shared);
+    failed = false;
+    become_stale();
+    const int status = run_grid(shared);
+    const uint64_t blocks = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;
+    return end_early(blocks * static_cast<uint64_t>(n_threads)) ? status : 1;
 }
 
 }  // namespace host_cuda
@@ -76,6 +80,8 @@ template <class... A> static inline int launch(
 #define HOST_CUDA_PUBLIC extern "C" __attribute__((visibility("default")))
 HOST_CUDA_PUBLIC const char* host_cuda_message() { return host_cuda::message; }
 HOST_CUDA_PUBLIC unsigned long long host_cuda_switches() { return host_cuda::n_switches; }
+// The next launch of this library may begin early: `pieces`, n of them, are the device's memory.
+HOST_CUDA_PUBLIC void host_cuda_early(const host_cuda::Stale* pieces, unsigned n) { host_cuda::begin_early(pieces, n); }
 // Behind the source, for each kernel: its launch, the sizes and kinds of its arguments, its bound on threads.
 #define HOST_CUDA_EXPORT(kernel, bound)                                                                                \
     HOST_CUDA_PUBLIC int host_launch_##kernel(const unsigned* sizes, unsigned shared, const char* block,               \

@@ -68,6 +68,7 @@ struct Warp {
     unsigned members[32];   // lanes that took part in that barrier
     unsigned ballot[32];    // those of them with an argument other than 0
     unsigned turn[32];      // how many products of matrices a lane has begun
+    unsigned awaited;       // lanes that have called await_inputs()
     Fiber* fiber[32];
 };
 

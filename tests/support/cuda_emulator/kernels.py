@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cuda_emulator.compile import library
-from cuda_emulator.simulator import EmulatedStream
+from cuda_emulator.simulator import EmulatedStream, Launching
 from ggml_sched.backends.cupy.device import DeviceError, Function, KernelArguments, block_of
 from ggml_sched.backends.cupy.source import kernel_source
 
@@ -35,6 +35,13 @@ def load(name: str, folder: Path, sanitize: tuple[str, ...]) -> ctypes.PyDLL:
     found.host_cuda_message.restype = ctypes.c_char_p
     found.host_cuda_switches.restype = ctypes.c_uint64
     return found
+
+
+class Stale(ctypes.Structure):
+    """`host_cuda::Stale` of host_overlap.h."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_uint64), ("then", ctypes.c_char_p),
+                ("now", ctypes.c_void_p))
 
 
 class EmulatedFunction(Function):
@@ -77,7 +84,8 @@ class EmulatedFunction(Function):
         return packed
 
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: EmulatedStream
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: EmulatedStream,
+        early: bool = False,
     ) -> None:
         self.device.check_open()
         if stream.device is not self.device:
@@ -85,12 +93,13 @@ class EmulatedFunction(Function):
         grid, block = block_of(grid, self.name), block_of(block, self.name)
         self._check_sizes(grid, block, shared)
         self.device.counts.launches += 1
+        self.device.counts.early += early
         if self._library is None:
-            stream.push(lambda: None)
+            stream.push(Launching(lambda: None, early))
             return
         sizes = (ctypes.c_uint * 6)(*grid, *block)
         args, offsets = packed.block.tobytes(), packed.offsets       # copied: the caller may change them
-        stream.push(lambda: self._run(sizes, shared, args, offsets))
+        stream.push(Launching(lambda: self._run(sizes, shared, args, offsets, stream.before if early else None), early))
 
     def _check_sizes(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
         if not all(1 <= n <= limit for n, limit in zip(grid, MAX_GRID, strict=True)):
@@ -103,13 +112,28 @@ class EmulatedFunction(Function):
         if not 0 <= shared <= MAX_SHARED:
             raise DeviceError(f"{self.name}: {shared} bytes of shared memory, a block may have {MAX_SHARED}")
 
-    def _run(self, sizes: ctypes.Array, shared: int, args: bytes, offsets: np.ndarray) -> None:
+    def _run(self, sizes: ctypes.Array, shared: int, args: bytes, offsets: np.ndarray,
+             before: dict[int, bytes] | None) -> None:
+        """`before`: the memory before the launches that this one may overlap with."""
         self._check_pointers(args, offsets)
         device = self.device
+        kept = [] if before is None else self._let_begin_early(before)
         seed = device.simulator.random.getrandbits(31) if device.order > 1 else 0
         if self._call(sizes, ctypes.c_uint(shared), args, offsets.ctypes.data_as(ctypes.c_void_p),
                       ctypes.c_uint(device.order), ctypes.c_uint(device.order ^ seed)):
             raise DeviceError(f"{self.name}: {self._library.host_cuda_message().decode(errors='replace')}")
+        del kept
+
+    def _let_begin_early(self, before: dict[int, bytes]) -> list[object]:
+        """Let the launch begin with the memory as it was; returns what has to live until it has ended."""
+        known = [(memory, before[memory.ptr]) for memory in self.device.simulator.heap.of(self.device)
+                 if len(before.get(memory.ptr, b"")) == memory.size > 0]
+        now = [ctypes.create_string_buffer(memory.size) for memory, _ in known]
+        pieces = (Stale * len(known))(*(
+            Stale(memory.ptr, memory.size, then, ctypes.addressof(space))
+            for (memory, then), space in zip(known, now, strict=True)))
+        self._library.host_cuda_early(pieces, ctypes.c_uint(len(known)))
+        return [pieces, now, known]
 
     def _check_pointers(self, args: bytes, offsets: np.ndarray) -> None:
         heap = self.device.simulator.heap

@@ -18,7 +18,7 @@ import numpy as np
 from cuda_emulator.memory import Heap, Pinned
 from ggml_sched.backends.cupy.device import CapturedGraph, DeviceError, Stream, StreamEvent, bytes_of
 
-__all__ = ["EmulatedEvent", "EmulatedGraph", "EmulatedStream", "Simulator"]
+__all__ = ["EmulatedEvent", "EmulatedGraph", "EmulatedStream", "Launching", "Simulator"]
 
 Job = Callable[[], object]
 PACES = (0.0, 0.3, 0.9)
@@ -125,6 +125,16 @@ class EmulatedGraph(CapturedGraph):
         self.jobs = None
 
 
+class Launching(NamedTuple):
+    """A job that runs a kernel.  `early`: it may begin before the launches right before it in the stream have ended."""
+
+    run: Job
+    early: bool
+
+    def __call__(self) -> None:
+        self.run()
+
+
 class Place(NamedTuple):
     """A point in a stream: passed when `number` of its jobs are done."""
 
@@ -145,6 +155,9 @@ class EmulatedStream(Stream):
         self.pushed = 0
         self.done = 0
         self._inside = 0            # jobs of the first tuple that are done
+        self.before: dict[int, bytes] | None = None
+        """The device's memory, {address: bytes}, before the launches with which the next one may overlap; None: with
+        none."""
         self._captured: list[Job] | None = None
         self._broken: str | None = None
 
@@ -170,6 +183,7 @@ class EmulatedStream(Stream):
             if not isinstance(jobs, Place) and jobs:
                 job = jobs[self._inside]
                 self._inside += 1
+                self._note(job)
                 job()
                 is_last = self._inside == len(jobs)
         finally:
@@ -177,6 +191,15 @@ class EmulatedStream(Stream):
                 self.queue.popleft()
                 self._inside = 0
                 self.done += 1
+
+    def _note(self, job: Job) -> None:
+        """Keep the memory before a launch with which later ones may overlap."""
+        is_launch = isinstance(job, Launching)
+        if not is_launch:
+            self.before = None
+        elif self.device.counts.early and (self.before is None or not job.early):
+            self.before = {memory.ptr: ctypes.string_at(memory.ptr, memory.size)
+                           for memory in self.device.simulator.heap.of(self.device)}
 
     def synchronize(self) -> None:
         self.device.check_open()

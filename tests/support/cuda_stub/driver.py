@@ -175,6 +175,48 @@ def cuFuncSetAttribute(world: World, function: int, attribute: int, value: int) 
 @DRIVER(pointer, *[c_uint] * 7, pointer, pointer, pointer)
 def cuLaunchKernel(world: World, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int,
                    stream: int, args: int, extra: int) -> None:
+    _queue_launch(world, function, (gx, gy, gz), (bx, by, bz), shared, stream, args, early=False)
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", c_uint), ("value", c_int * 17))      # of the value, 64 bytes, all but the padding before it
+
+    @property
+    def first(self) -> int:
+        """The first member of the value, which begins at a multiple of 8."""
+        return self.value[1]
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", pointer),
+                ("attributes", ctypes.POINTER(LaunchAttribute)), ("n_attributes", c_uint))
+
+
+PROGRAMMATIC_SERIALIZATION = 6      # of CUlaunchAttributeID
+HOPPER = 90
+
+
+@DRIVER(pointer, pointer, pointer, pointer)
+def cuLaunchKernelEx(world: World, config: int, function: int, args: int, extra: int) -> None:
+    how = ctypes.cast(config, ctypes.POINTER(LaunchConfig))[0]
+    early = False
+    for i in range(how.n_attributes):
+        attribute = how.attributes[i]
+        if attribute.id != PROGRAMMATIC_SERIALIZATION:
+            raise CudaError(codes.NOT_SUPPORTED, f"launch attribute {attribute.id}")
+        early = bool(attribute.first)
+    if early and world.arch < HOPPER:
+        raise CudaError(codes.NOT_SUPPORTED, f"programmatic launches on sm_{world.arch}")
+    _queue_launch(world, function, tuple(how.grid), tuple(how.block), how.shared, how.stream or 0, args, early)
+
+
+def _queue_launch(world: World, function: int, grid: tuple[int, ...], block: tuple[int, ...], shared: int,
+                  stream: int, args: int, early: bool) -> None:
+    (gx, gy, gz), (bx, by, bz) = grid, block
     found = world.functions.get(function)
     if found is None:
         raise CudaError(codes.BAD_HANDLE, "no function")
@@ -190,13 +232,16 @@ def cuLaunchKernel(world: World, function: int, gx: int, gy: int, gz: int, bx: i
     if shared + about.shared > max(found.shared, PLAIN_SHARED):
         raise CudaError(codes.INVALID_VALUE, f"{shared} bytes of shared memory")
     world.launched[found.name] += 1
+    if early:
+        world.early[found.name] += 1
     addresses = ctypes.cast(args, ctypes.POINTER(ctypes.c_uint64))
     values = [ctypes.string_at(addresses[i], size) for i, size in enumerate(about.sizes)]
-    world.queue(stream, f"launch {found.name}", _launch(world, found, (gx, gy, gz, bx, by, bz), shared, values))
+    world.queue(stream, f"launch {found.name}", _launch(world, found, (gx, gy, gz, bx, by, bz), shared, values, early))
 
 
-def _launch(world: World, function: Function, sizes: tuple[int, ...], shared: int, values: list[bytes]):
-    """The launch as a piece of work: arguments are those of the call."""
+def _launch(world: World, function: Function, sizes: tuple[int, ...], shared: int, values: list[bytes], early: bool):
+    """The launch as a piece of work: arguments are those of the call.  Each thread of an `early` one has to wait for
+    what is before it."""
     offsets, packed = [], b""
     for value in values:
         offsets.append(len(packed))
@@ -209,6 +254,8 @@ def _launch(world: World, function: Function, sizes: tuple[int, ...], shared: in
         if library is None:
             return
         memory = ctypes.create_string_buffer(packed, len(packed) + 16)
+        if early:
+            library.host_cuda_early(None, c_uint(0))
         if library[f"host_launch_{function.name}"](grid, c_uint(shared), memory, arguments, c_uint(0), c_uint(0)):
             message = library.host_cuda_message().decode(errors="replace")
             world.complaints.append(f"{function.name}: {message}")

@@ -20,7 +20,7 @@ from cuda_stub import elf
 from cuda_stub.calls import Calls, address_of
 from cuda_stub.cublas import CUBLAS
 from cuda_stub.driver import DRIVER
-from cuda_stub.runtime import KEPT, RUNTIME
+from cuda_stub.runtime import DRIVER_VERSIONS, KEPT, RUNTIME
 from cuda_stub.world import World
 
 __all__ = ["install", "missing"]
@@ -64,6 +64,7 @@ def install(devices: int = 1, memory: int = 2 << 30, arch: int = 90, late: bool 
     import cupy_backends.cuda.api.runtime as runtime
     _overwrite(world, Path(runtime.__file__))
     world.runtime_version = runtime.runtimeGetVersion()
+    world.driver_version = DRIVER_VERSIONS[world.runtime_version // 1000]
     return world
 
 

@@ -11,7 +11,7 @@ from cuda_stub import world as codes
 from cuda_stub.calls import Calls, store
 from cuda_stub.world import Capture, CudaError, StreamState, World
 
-__all__ = ["KEPT", "MAX_SHARED", "RUNTIME"]
+__all__ = ["DRIVER_VERSIONS", "KEPT", "MAX_SHARED", "RUNTIME"]
 
 RUNTIME = Calls()
 KEPT = frozenset({"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion"})
@@ -72,7 +72,7 @@ def cudaDeviceGetAttribute(world: World, value: int, attribute: int, device: int
 
 @RUNTIME(pointer)
 def cudaDriverGetVersion(world: World, version: int) -> None:
-    store(version, DRIVER_VERSIONS[world.runtime_version // 1000], c_int)
+    store(version, world.driver_version, c_int)
 
 
 @RUNTIME()

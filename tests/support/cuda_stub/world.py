@@ -90,6 +90,7 @@ class World:
         self.n_multiprocessors = n_multiprocessors
         self.late = late
         self.runtime_version = 0
+        self.driver_version = 0
         self.lock = threading.RLock()
         self.counts: Counter[str] = Counter()
         self.failing: dict[str, int] = {}
@@ -106,6 +107,7 @@ class World:
         self.blas: dict[int, int] = {}                          # {handle of cuBLAS: its stream}
         self.peers: set[tuple[int, int]] = set()
         self.launched: Counter[str] = Counter()
+        self.early: Counter[str] = Counter()        # of those launched, such as may begin before others have ended
         self._thread = threading.local()
         self._handle = 0x5000_0000
 

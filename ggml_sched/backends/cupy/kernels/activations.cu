@@ -4,8 +4,9 @@
 
 // A thread rounds four neighbouring elements, eight threads share a scale; n is the number of groups of four elements;
 // x.ne[0] is a multiple of 32.
-extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __restrict__ q, float2* __restrict__ runs,
+extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* RESTRICT q, float2* RESTRICT runs,
                                                           int64_t n, int kind) {
+    await_inputs();
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     // All lanes of a warp stay: they exchange values.
     for (int64_t start = (int64_t)blockIdx.x * blockDim.x; start < n; start += step) {
@@ -42,20 +43,23 @@ extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* __res
 }
 
 // Converts to dense f32, for kernels that take only that.
-extern "C" __global__ void __launch_bounds__(256) to_f32(View x, float* __restrict__ out, int64_t n, int kind) {
+extern "C" __global__ void __launch_bounds__(256) to_f32(View x, float* RESTRICT out, int64_t n, int kind) {
+    await_inputs();
     FOR_EACH(i, n) out[i] = load_plain(at(x, split(x, i)), kind);
 }
 
 // Converts to dense f16; values beyond the range of f16 become infinite.
-extern "C" __global__ void __launch_bounds__(256) to_f16(View x, uint16_t* __restrict__ out, int64_t n, int kind) {
+extern "C" __global__ void __launch_bounds__(256) to_f16(View x, uint16_t* RESTRICT out, int64_t n, int kind) {
+    await_inputs();
     FOR_EACH(i, n) out[i] = __float_to_half_bits(load_plain(at(x, split(x, i)), kind));
 }
 
 // Converts columns to dense f16, for the device's library.  A column with magnitudes beyond the range of f16 is divided
 // by a power of two that brings them into it: scales[column], 1 for other columns, and for those with an element that
 // is not finite.  One block for each column.
-extern "C" __global__ void __launch_bounds__(1024) to_scaled_f16(View x, uint16_t* __restrict__ out, float* scales,
+extern "C" __global__ void __launch_bounds__(1024) to_scaled_f16(View x, uint16_t* RESTRICT out, float* scales,
                                                                 int64_t columns, int kind) {
+    await_inputs();
     __shared__ float part[32];
     FOR_EACH_ROW(c, columns) {
         const char* p = at(x, split_row(x, c));
@@ -73,8 +77,9 @@ extern "C" __global__ void __launch_bounds__(1024) to_scaled_f16(View x, uint16_
 }
 
 // Multiplies the products of each column by its scale.  One block for each column.
-extern "C" __global__ void __launch_bounds__(1024) scale_columns(View d, const float* __restrict__ scales,
+extern "C" __global__ void __launch_bounds__(1024) scale_columns(View d, const float* RESTRICT scales,
                                                                 int64_t columns) {
+    await_inputs();
     FOR_EACH_ROW(c, columns) {
         const float scale = scales[c];
         if (scale == 1.0f) continue;

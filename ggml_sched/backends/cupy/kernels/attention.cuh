@@ -60,11 +60,10 @@ __device__ __forceinline__ float with_sink(const float* sinks, int head, float t
     return factor;
 }
 
-#define ATTENTION                                                                                                   \
-    Attention a, const char *__restrict__ q, const char *__restrict__ k, const char *__restrict__ v,                 \
-        const char *__restrict__ mask, const float *__restrict__ sinks, char *__restrict__ dst,                      \
-        float *__restrict__ partial, unsigned *__restrict__ counters, int8_t *__restrict__ rounded,                  \
-        float2 *__restrict__ runs
+#define ATTENTION                                                                                                    \
+    Attention a, const char *RESTRICT q, const char *RESTRICT k, const char *RESTRICT v, const char *RESTRICT mask,  \
+        const float *RESTRICT sinks, char *RESTRICT dst, float *RESTRICT partial, unsigned *RESTRICT counters,       \
+        int8_t *RESTRICT rounded, float2 *RESTRICT runs
 #define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial, counters, rounded, runs
 
 // Writes element e of a column's result; and rounded to 8 bits, where `rounded` is not null: then whole warps come here
@@ -374,5 +373,6 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
 
 #define ATTEND(NAME, HALVES, SIZE, COLUMNS)                                   \
     extern "C" __global__ void __launch_bounds__(128, 2) NAME(ATTENTION) {    \
+        await_inputs();                                                       \
         attend<HALVES, SIZE / 64, COLUMNS>(ATTENTION_ARGS);                   \
     }

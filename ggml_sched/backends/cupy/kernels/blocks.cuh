@@ -135,7 +135,7 @@ struct Blocks<MXFP4> : Plain<17, 16> {
         uint32_t w[4];
         Field<Blocks, PACKED, 1, 16>::template load<4>(row, u, 0, w);
         look_up<Fp4>(w, x.q);
-        set_scale(x, half_power(__ldg(Field<Blocks, PACKED, 0, 1>::at(row, u))), 0.0f);
+        set_scale(x, half_power(load_input(Field<Blocks, PACKED, 0, 1>::at(row, u))), 0.0f);
     }
 };
 
@@ -175,7 +175,7 @@ struct Blocks<Q2_K> : TwoBits<84> {
         split_pairs(w, 4 * (u >> 1 & 1), x.q);
         UNROLL
         for (int r = 0; r < 2; ++r) {
-            const uint32_t both = __ldg(scales + 2 * r);
+            const uint32_t both = load_input(scales + 2 * r);
             x.s[r] = d * (float)(both & 15);
             x.m[r] = -low * (float)(both >> 4);
         }
@@ -198,8 +198,8 @@ struct Blocks<Q3_K> : TwoBits<110> {
         UNROLL
         for (int r = 0; r < 2; ++r) {
             const int p = part + 2 * r;
-            const uint32_t low = __ldg(scales + (p & 7)) >> 4 * (p >> 3) & 15;
-            const uint32_t top = __ldg(scales + 8 + (p & 3)) >> 2 * (p >> 2) & 3;
+            const uint32_t low = load_input(scales + (p & 7)) >> 4 * (p >> 3) & 15;
+            const uint32_t top = load_input(scales + 8 + (p & 3)) >> 2 * (p >> 2) & 3;
             x.s[r] = d * (float)((int)(low | top << 4) - 32);
             x.m[r] = -4.0f * x.s[r];
         }
@@ -278,7 +278,7 @@ struct Blocks<Q6_K> : Super<210> {
         for (int i = 0; i < 8; ++i) x.q[i] |= (high[i & 3] >> (shift + 4 * (i >> 2)) & 0x03030303u) << 4;
         UNROLL
         for (int r = 0; r < 2; ++r) {
-            x.s[r] = d * (float)(int8_t)__ldg(scales + 4 * r);
+            x.s[r] = d * (float)(int8_t)load_input(scales + 4 * r);
             x.m[r] = -32.0f * x.s[r];
         }
     }

@@ -25,20 +25,20 @@ struct Attention {
 __device__ __forceinline__ void load_key(const Attention& a, const char* row, int e, float* v) {
     if (a.k_kind == Q8_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
-        const float d = __half_bits_to_float(__ldg(b));
+        const float d = __half_bits_to_float(load_input(b));
         UNROLL
         for (int j = 0; j < 4; ++j) {
-            const uint32_t w = __ldg(b + 1 + (e & 31) / 2 + j);
+            const uint32_t w = load_input(b + 1 + (e & 31) / 2 + j);
             v[2 * j] = d * level(w, 0);
             v[2 * j + 1] = d * level(w, 1);
         }
     } else if (a.k_kind == Q4_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 18);
-        const float d = __half_bits_to_float(__ldg(b));
+        const float d = __half_bits_to_float(load_input(b));
         const int shift = e & 16 ? 4 : 0;
         UNROLL
         for (int j = 0; j < 4; ++j) {
-            const uint32_t w = (uint32_t)__ldg(b + 1 + (e & 15) / 2 + j) >> shift;
+            const uint32_t w = (uint32_t)load_input(b + 1 + (e & 15) / 2 + j) >> shift;
             v[2 * j] = d * (float)((int)(w & 15) - 8);
             v[2 * j + 1] = d * (float)((int)(w >> 8 & 15) - 8);
         }
@@ -55,18 +55,18 @@ __device__ __forceinline__ float2 load_value(const Attention& a, const char* row
     float2 v;
     if (a.v_kind == Q8_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
-        const float d = __half_bits_to_float(__ldg(b));
-        const uint32_t w = __ldg(b + 1 + (e & 31) / 2);
+        const float d = __half_bits_to_float(load_input(b));
+        const uint32_t w = load_input(b + 1 + (e & 31) / 2);
         v.x = d * level(w, 0);
         v.y = d * level(w, 1);
     } else if (a.v_kind == Q4_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 18);
-        const float d = __half_bits_to_float(__ldg(b));
-        const uint32_t w = (uint32_t)__ldg(b + 1 + (e & 15) / 2) >> (e & 16 ? 4 : 0);
+        const float d = __half_bits_to_float(load_input(b));
+        const uint32_t w = (uint32_t)load_input(b + 1 + (e & 15) / 2) >> (e & 16 ? 4 : 0);
         v.x = d * (float)((int)(w & 15) - 8);
         v.y = d * (float)((int)(w >> 8 & 15) - 8);
     } else if (a.v_kind == F32 && a.v_wide) {
-        v = __ldg((const float2*)(row + e * 4));
+        v = load_input((const float2*)(row + e * 4));
     } else {
         v.x = load_plain(row + (int64_t)e * a.v0, a.v_kind);
         v.y = e + 1 < a.dv ? load_plain(row + (int64_t)(e + 1) * a.v0, a.v_kind) : 0.0f;
@@ -106,7 +106,7 @@ template <>
 struct Value<true> {
     uint32_t w;
     __device__ __forceinline__ void load(const Attention&, const char* row, int e) {
-        w = __ldg((const uint32_t*)(row + e * 2));
+        w = load_input((const uint32_t*)(row + e * 2));
     }
     __device__ __forceinline__ float first() const { return __half_bits_to_float((uint16_t)w); }
     __device__ __forceinline__ float second() const { return __half_bits_to_float((uint16_t)(w >> 16)); }

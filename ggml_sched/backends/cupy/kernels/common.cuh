@@ -35,6 +35,40 @@ __device__ __forceinline__ unsigned short __float_to_half_bits(float f) {
 
 #define ALL_LANES 0xffffffffu
 
+// -- launches that overlap --------------------------------------------------------------------------------------------
+
+// With OVERLAP (from sm_90 on) a launch may begin before those before it have ended.  What a kernel reads or writes
+// before await_inputs() they may still write or read; so each kernel begins with that call, in all threads, and before
+// it nothing but weights is asked for, by read_ahead, which only fills a cache that all multiprocessors share.  In
+// turn, await_inputs() first lets the next launch begin, once all blocks of this one have got so far.
+// Data that another launch writes during this one's life is no constant to the compiler: then no pointer is
+// __restrict__, which lets loads be moved to before the wait, and no load goes through the path for constants.
+#ifdef HOST_CUDA
+#define RESTRICT __restrict__
+#define OVERLAPS 1
+template <class T>
+__device__ __forceinline__ T load_input(const T* p) { return __ldg(p); }
+__device__ __forceinline__ void await_inputs() { host_cuda::await_inputs(); }
+__device__ __forceinline__ void read_ahead(const void* p) { host_cuda::read_ahead(p); }
+#elif defined(OVERLAP)
+#define RESTRICT
+#define OVERLAPS 1
+template <class T>
+__device__ __forceinline__ T load_input(const T* p) { return *p; }
+__device__ __forceinline__ void await_inputs() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void read_ahead(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#else
+#define RESTRICT __restrict__
+#define OVERLAPS 0
+template <class T>
+__device__ __forceinline__ T load_input(const T* p) { return __ldg(p); }
+__device__ __forceinline__ void await_inputs() {}
+__device__ __forceinline__ void read_ahead(const void*) {}
+#endif
+
 // -- views ------------------------------------------------------------------------------------------------------------
 
 // The layout of a tensor in memory: extents, and strides in bytes, innermost first.  An argument by value, 72 bytes.

@@ -9,6 +9,7 @@ __device__ __forceinline__ void move_as(const char* from, char* to) {
 
 // d = a, which repeats to the extents of d; elements of `size` bytes, whatever they mean.
 extern "C" __global__ void __launch_bounds__(256) move(View a, View d, int64_t n, int size) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const char* from = at(a, wrap(k, a));
@@ -24,11 +25,13 @@ extern "C" __global__ void __launch_bounds__(256) move(View a, View d, int64_t n
 // d = a in another type, element number i to element number i, so that extents may differ.  a has any type, d one
 // without blocks.
 extern "C" __global__ void __launch_bounds__(256) convert(View a, View d, int64_t n, int ka, int kd) {
+    await_inputs();
     FOR_EACH(i, n) store_plain(at(d, split(d, i)), kd, load_view(a, ka, split(a, i)));
 }
 
 // As `convert`, where both have the same type: copies elements of `size` bytes.
 extern "C" __global__ void __launch_bounds__(256) reorder(View a, View d, int64_t n, int size) {
+    await_inputs();
     FOR_EACH(i, n) {
         const char* from = at(a, split(a, i));
         char* to = at(d, split(d, i));
@@ -39,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) reorder(View a, View d, int64_
 // Quantises the elements of a, in order, to the n blocks of d; d.ne[0] counts the blocks of a row.  A warp makes a
 // block.
 extern "C" __global__ void __launch_bounds__(256) quantize(View a, View d, int64_t n, int ka, int kd) {
+    await_inputs();
     const int lane = threadIdx.x & 31;
     const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
     for (int64_t i = first; i < n; i += (int64_t)gridDim.x * blockDim.x >> 5)
@@ -51,6 +55,7 @@ struct Before {
 
 // d = a with before.n[axis] zeros in front of it along each axis, and zeros behind it up to the extents of d.
 extern "C" __global__ void __launch_bounds__(256) pad(View a, View d, int64_t n, Before before) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const int64_t i0 = k.i0 - before.n[0], i1 = k.i1 - before.n[1], i2 = k.i2 - before.n[2],

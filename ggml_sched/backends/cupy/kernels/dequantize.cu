@@ -52,8 +52,9 @@ __device__ __forceinline__ void decode(const View& w, char* out, int64_t n, int 
 }
 
 #define DECODE(NAME, KIND)                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) NAME(View w, char* __restrict__ out, int64_t n,   \
+    extern "C" __global__ void __launch_bounds__(256) NAME(View w, char* RESTRICT out, int64_t n,       \
                                                            int to, int packed) {                        \
+        await_inputs();                                                                                 \
         decode<KIND>(w, out, n, to, packed);                                                            \
     }
 

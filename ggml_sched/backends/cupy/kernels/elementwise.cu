@@ -15,6 +15,7 @@ __device__ __forceinline__ float binary_of(float x, float y, int op) {
 // d = a op b; b repeats to the extents of a.
 extern "C" __global__ void __launch_bounds__(256) binary(View a, View b, View d, int64_t n, int op, int ka, int kb,
                                                          int kd) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const float x = load_plain(at(a, k), ka), y = load_plain(at(b, wrap(k, b)), kb);
@@ -25,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) binary(View a, View b, View d,
 // As `binary`, for f32, with one load for four neighbouring elements: n and ne[0] count groups of four, whose addresses
 // are multiples of 16.
 extern "C" __global__ void __launch_bounds__(256) binary_by_4(View a, View b, View d, int64_t n, int op) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const float4 x = *(const float4*)at(a, k), y = *(const float4*)at(b, k);
@@ -110,6 +112,7 @@ __device__ __forceinline__ float function_of(float x, int op, const Parameters& 
 
 extern "C" __global__ void __launch_bounds__(256) unary(View a, View d, int64_t n, int op, int ka, int kd,
                                                         Parameters v) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         store_plain(at(d, k), kd, function_of(load_plain(at(a, k), ka), op, v));
@@ -138,6 +141,7 @@ __device__ __forceinline__ float glu_of(float x, float factor, int op, int oai, 
 
 extern "C" __global__ void __launch_bounds__(256) glu(View a, View b, View d, int64_t n, int op, int oai, int kind,
                                                       Parameters v) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const float x = load_plain(at(a, k), kind), factor = load_plain(at(b, k), kind);
@@ -148,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(256) glu(View a, View b, View d, in
 // As `glu`, for f32 in groups of four elements: see binary_by_4.
 extern "C" __global__ void __launch_bounds__(256) glu_by_4(View a, View b, View d, int64_t n, int op, int oai,
                                                            Parameters v) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const float4 x = *(const float4*)at(a, k), y = *(const float4*)at(b, k);

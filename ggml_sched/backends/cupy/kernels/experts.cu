@@ -18,8 +18,9 @@ __device__ __forceinline__ int id_of(const View& ids, int pair) {
     return *(const int32_t*)at(ids, pair % used, pair / used, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(128) count(View ids, int32_t* __restrict__ counts, int n_pairs,
+extern "C" __global__ void __launch_bounds__(128) count(View ids, int32_t* RESTRICT counts, int n_pairs,
                                                        int n_experts, Fault* word, int position) {
+    await_inputs();
     const int expert = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (expert >= n_experts) return;
     int n = 0;
@@ -34,9 +35,10 @@ extern "C" __global__ void __launch_bounds__(128) count(View ids, int32_t* __res
 
 // Fills `pairs`, the list, and `groups`, the table: {expert, first, end, 0} for each tile of at most `tile` pairs of
 // the list.  Entries of the table, n_groups in all, that no tile needs get expert -1.
-extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t* __restrict__ counts,
-                                                       int32_t* __restrict__ pairs, int4* __restrict__ groups,
+extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t* RESTRICT counts,
+                                                       int32_t* RESTRICT pairs, int4* RESTRICT groups,
                                                        int n_pairs, int n_experts, int tile, int n_groups) {
+    await_inputs();
     const int expert = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (expert >= n_experts) return;
     int before = 0, tiles = 0;
@@ -75,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t*
 // d = the sum over x.ne[1] experts, from the first to the last, of their result x times their weight w, each product
 // and sum rounded by itself; x [n, experts, tokens], w [1, experts, tokens], d [n, tokens].
 extern "C" __global__ void __launch_bounds__(256) weighted_sum(View x, View w, View d, int64_t n) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         float sum = 0.0f;

@@ -19,7 +19,7 @@ struct Group {
     int32_t expert, first, end, nothing;
 };
 
-#define TILED PRODUCT, const int32_t *__restrict__ pairs, const Group *__restrict__ groups
+#define TILED PRODUCT, const int32_t *RESTRICT pairs, const Group *RESTRICT groups
 #define TILED_ARGS PRODUCT_ARGS, pairs, groups
 
 // Which columns a tile has, and in which matrices.
@@ -275,8 +275,11 @@ __device__ __forceinline__ void many_exact(TILED) {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-#define MANY_KERNEL(NAME, WORK) \
-    extern "C" __global__ void __launch_bounds__(256) NAME(TILED) { WORK(TILED_ARGS); }
+#define MANY_KERNEL(NAME, WORK)                                     \
+    extern "C" __global__ void __launch_bounds__(256) NAME(TILED) { \
+        await_inputs();                                             \
+        WORK(TILED_ARGS);                                           \
+    }
 // Kernels NAME, for columns rounded to 8 bits, and exact_NAME, for f32 columns.
 #define MANY_BLOCKS(NAME, KIND)   \
     MANY_KERNEL(NAME, many<KIND>) \

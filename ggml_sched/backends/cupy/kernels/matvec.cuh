@@ -39,14 +39,13 @@ struct Product {
 
 enum Gate { SILU = 0, GELU = 1, RELU = 2 };
 
-#define PRODUCT                                                                                                    \
-    Product a, const uint8_t *__restrict__ w, const uint8_t *__restrict__ second, const char *__restrict__ x,       \
-        const float2 *__restrict__ runs, const char *__restrict__ ids, char *__restrict__ d, Fault *__restrict__ word, \
-        int position
+#define PRODUCT                                                                                                   \
+    Product a, const uint8_t *RESTRICT w, const uint8_t *RESTRICT second, const char *RESTRICT x,                  \
+        const float2 *RESTRICT runs, const char *RESTRICT ids, char *RESTRICT d, Fault *RESTRICT word, int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
 // Also, for kernels of few columns: where the result of a gated unit is written rounded to 8 bits (null: nowhere), and
 // a counter for each 32 rows of each product of the batch.
-#define FEW PRODUCT, int8_t *__restrict__ rounded, float2 *__restrict__ rounded_runs, unsigned *__restrict__ counters
+#define FEW PRODUCT, int8_t *RESTRICT rounded, float2 *RESTRICT rounded_runs, unsigned *RESTRICT counters
 #define FEW_ARGS PRODUCT_ARGS, rounded, rounded_runs, counters
 
 // Rounds to f16 and back, except beyond the range of f16.  ggml computes GELU by a table of f16 values, and so does the
@@ -126,6 +125,38 @@ __device__ __forceinline__ void weight_rows(const Part& own, const uint8_t* w, c
     at[1] = second != nullptr ? second + row * own.w1 : w + (row + 1 < own.rows ? row + 1 : row) * own.w1;
 }
 
+// The number of the warp's first row in `own`, of WEIGHT_ROWS, or of one where there are `both` matrices.
+__device__ __forceinline__ int64_t first_row(const Part& own, bool both) {
+    return (own.first * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS);
+}
+
+// Bytes of a row of weights; 0 where its elements are not neighbours.
+template <int KIND>
+__device__ __forceinline__ int64_t bytes_of_row(const Product& a) {
+    if constexpr (KIND == F32 || KIND == F16 || KIND == BF16) {
+        const int size = KIND == F32 ? 4 : 2;
+        return a.w0 == size ? a.k * size : 0;
+    } else {
+        return a.k / Blocks<KIND>::ELEMENTS * Blocks<KIND>::BYTES;
+    }
+}
+
+// Asks for the warp's rows of weights before await_inputs(), or for their first 16 lines of 128 bytes: each lane for
+// one.  With ids, which earlier launches write, the rows are unknown.  `bytes`: of a row.
+__device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t* w, const uint8_t* second,
+                                                const char* ids, int64_t bytes) {
+    if (!OVERLAPS || ids != nullptr) return;
+    const Part own = own_part(a, w, nullptr);
+    const int64_t row = first_row(own, second != nullptr);
+    const int lane = threadIdx.x & 31, line = 128 * (lane & 15);
+    if (row >= own.rows || line >= bytes) return;
+    Pair pair;
+    find_pair(a, nullptr, blockIdx.y, nullptr, 0, pair);
+    const uint8_t* weights[WEIGHT_ROWS];
+    weight_rows(own, own.w + pair.w, second != nullptr ? second + pair.w : nullptr, row, weights);
+    read_ahead((lane < 16 ? weights[0] : weights[1]) + line);
+}
+
 // Adds up the lanes' sums, and writes the result: two rows, or with `both` matrices one row of their gated unit.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row,
@@ -171,7 +202,7 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
 #define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
     const bool both = second != nullptr;                                                                         \
     const Part own = own_part(a, w, d);                                                                          \
-    const int64_t row = (own.first * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS);         \
+    const int64_t row = first_row(own, both);                                                                    \
     const int64_t column = (int64_t)blockIdx.z * (COLUMNS);                                                      \
     if (row >= own.rows) return;                                                                                 \
     for (int64_t i = blockIdx.y; i < a.matrices; i += gridDim.y) {                                               \
@@ -199,8 +230,8 @@ __device__ __forceinline__ float unit_times_runs(const Unit& w, const Run& x0, c
 
 __device__ __forceinline__ Run load_run(const char* q, const float2* runs, int64_t element) {
     Run r;
-    r.q = __ldg((const int4*)(q + element));
-    const float2 v = __ldg(runs + (element >> 4));
+    r.q = load_input((const int4*)(q + element));
+    const float2 v = load_input(runs + (element >> 4));
     r.scale = v.x;
     r.sum = v.y;
     return r;
@@ -212,8 +243,8 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
                                                   float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     typedef Blocks<KIND> T;
     const int units = (int)(a.k >> 5);
-    // Unrolled twice, q3_K and q6_K in ggml's order would spill registers.
-    UNROLL_BY(COLUMNS == 1 && (PACKED || (KIND != Q3_K && KIND != Q6_K)) ? 2 : 1)
+    // Unrolled twice, q3_K and q6_K in ggml's order would spill registers; q5_K where launches overlap.
+    UNROLL_BY(COLUMNS == 1 && (PACKED || (KIND != Q3_K && KIND != Q6_K && (KIND != Q5_K || !OVERLAPS))) ? 2 : 1)
     for (int u = threadIdx.x & 31; u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
@@ -321,18 +352,22 @@ __device__ __forceinline__ void few_plain(FEW) {
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
 // Kernels NAME_1 and NAME_8: for one column, and for up to eight.  PER_SM: blocks that shall fit on a multiprocessor.
-#define FEW_KERNEL(NAME, PER_SM, ...) \
-    extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(FEW) { __VA_ARGS__(FEW_ARGS); }
-#define FEW_PLAIN(NAME, KIND)                             \
-    FEW_KERNEL(NAME##_1, 4, few_plain<KIND, 1>)           \
-    FEW_KERNEL(NAME##_8, 3, few_plain<KIND, 8>)
+#define FEW_KERNEL(NAME, KIND, PER_SM, ...)                                       \
+    extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(FEW) {         \
+        read_rows_ahead(a, w, second, ids, bytes_of_row<KIND>(a));                \
+        await_inputs();                                                           \
+        __VA_ARGS__(FEW_ARGS);                                                    \
+    }
+#define FEW_PLAIN(NAME, KIND)                                   \
+    FEW_KERNEL(NAME##_1, KIND, 4, few_plain<KIND, 1>)           \
+    FEW_KERNEL(NAME##_8, KIND, 3, few_plain<KIND, 8>)
 // Also kernel exact_NAME, for one column in f32.
-#define FEW_BLOCKS(NAME, KIND)                            \
-    FEW_KERNEL(NAME##_1, 4, few<KIND, false, 1>)          \
-    FEW_KERNEL(NAME##_8, 3, few<KIND, false, 8>)          \
-    FEW_KERNEL(exact_##NAME, 4, few_exact<KIND>)
+#define FEW_BLOCKS(NAME, KIND)                                  \
+    FEW_KERNEL(NAME##_1, KIND, 4, few<KIND, false, 1>)          \
+    FEW_KERNEL(NAME##_8, KIND, 3, few<KIND, false, 8>)          \
+    FEW_KERNEL(exact_##NAME, KIND, 4, few_exact<KIND>)
 // Kernels packed_NAME_1 and packed_NAME_8: for weights that repack.py has rearranged.
-#define FEW_PACKED_BLOCKS(NAME, KIND)                     \
-    FEW_BLOCKS(NAME, KIND)                                \
-    FEW_KERNEL(packed_##NAME##_1, 4, few<KIND, true, 1>)  \
-    FEW_KERNEL(packed_##NAME##_8, 3, few<KIND, true, 8>)
+#define FEW_PACKED_BLOCKS(NAME, KIND)                           \
+    FEW_BLOCKS(NAME, KIND)                                      \
+    FEW_KERNEL(packed_##NAME##_1, KIND, 4, few<KIND, true, 1>)  \
+    FEW_KERNEL(packed_##NAME##_8, KIND, 3, few<KIND, true, 8>)

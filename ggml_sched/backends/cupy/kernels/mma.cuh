@@ -176,7 +176,7 @@ __device__ __forceinline__ bool join_tiles(Sums<M, N>& sums, float* partial, uns
 
 // The arguments of these kernels: `pieces` that a split computes; 0: there are no splits, and blockIdx.z counts
 // matrices, else splits of one matrix.
-#define TENSOR TILED, float *__restrict__ partial, unsigned *__restrict__ counters, int pieces
+#define TENSOR TILED, float *RESTRICT partial, unsigned *RESTRICT counters, int pieces
 #define TENSOR_ARGS TILED_ARGS, partial, counters, pieces
 
 // WARP_ROWS, WARP_COLS: how many warps share the rows, and the columns, of a tile.
@@ -257,8 +257,10 @@ __device__ __forceinline__ void tensor_tiles(TENSOR) {
 // Kernels NAME_64, of tiles of 64 rows and 64 columns, and NAME_16, of 64 rows and 16 columns.
 #define TENSOR_KERNELS(NAME, KIND)                                                          \
     extern "C" __global__ void __launch_bounds__(256, 2) NAME##_64(TENSOR) {                \
+        await_inputs();                                                                     \
         tensor_tiles<KIND, 64, 64, 2, 4>(TENSOR_ARGS);                                      \
     }                                                                                       \
     extern "C" __global__ void __launch_bounds__(128, 4) NAME##_16(TENSOR) {                \
+        await_inputs();                                                                     \
         tensor_tiles<KIND, 64, 16, 4, 1>(TENSOR_ARGS);                                      \
     }

@@ -118,8 +118,9 @@ __device__ __forceinline__ void norm_long(const Row& row, const View& a, const V
 // `q` and `runs` are not null, d, of rows that are a
 // multiple of 32 long, is also written there, rounded to 8 bits; `number` is that of a row.
 extern "C" __global__ void __launch_bounds__(512) norm_rows(View a, View b, View s, View w, View shift, View d,
-                                                            int8_t* __restrict__ q, float2* __restrict__ runs,
+                                                            int8_t* RESTRICT q, float2* RESTRICT runs,
                                                             int64_t rows, int mode, float eps, int around) {
+    await_inputs();
     __shared__ float part[32];
     FOR_EACH_ROW(r, rows) {
         const Index k = split_row(d, r);
@@ -135,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(512) norm_rows(View a, View b, View
 // Normalises groups of `width` channels (ne[2]); the last group may be smaller.  One block for each group.
 extern "C" __global__ void __launch_bounds__(1024) group_norm(View a, View d, int64_t groups, int64_t width,
                                                               float eps) {
+    await_inputs();
     __shared__ float part[32];
     FOR_EACH_ROW(g, groups * d.ne[3]) {
         const int64_t first = g % groups * width;

@@ -32,6 +32,7 @@ __device__ __forceinline__ void get(const View& a, const View& ids, const View& 
 #define GET(NAME, KIND)                                                                                 \
     extern "C" __global__ void __launch_bounds__(256) NAME(View a, View ids, View d, int64_t n, Fault* word, \
                                                            int position) {                              \
+        await_inputs();                                                                                 \
         get<KIND>(a, ids, d, n, word, position);                                                        \
     }
 

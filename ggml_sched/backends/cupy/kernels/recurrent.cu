@@ -5,6 +5,7 @@
 
 // d[channel, token, seq] = the sum over taps of inputs[token + tap, channel, seq] * filters[tap, channel], in order.
 extern "C" __global__ void __launch_bounds__(256) ssm_conv(View inputs, View filters, View d, int64_t n) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         float sum = 0.0f;
@@ -19,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) ssm_conv(View inputs, View fil
 // [d_state, head_dim, n_head, n_seqs].
 extern "C" __global__ void __launch_bounds__(256) ssm_scan(View s, View x, View dt, View a, View b, View c, View ids,
                                                            View d, int64_t n, Fault* word, int position) {
+    await_inputs();
     const int lane = threadIdx.x & 31;
     const int64_t n_state = s.ne[0], n_dim = x.ne[0], n_head = x.ne[1], n_tokens = x.ne[2], together = n_head / b.ne[1];
     const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> 5;

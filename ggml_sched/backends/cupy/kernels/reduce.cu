@@ -5,6 +5,7 @@
 
 // parts[i] = the sum of the elements of a that block i takes; n: elements of a.
 extern "C" __global__ void __launch_bounds__(1024) sum_parts(View a, double* parts, int64_t n, int kind) {
+    await_inputs();
     __shared__ double part[32];
     double sum = 0.0;
     FOR_EACH(i, n) sum += (double)load_plain(at(a, split(a, i)), kind);
@@ -14,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum_parts(View a, double* par
 
 // d = the sum of the n parts; launched with one block.
 extern "C" __global__ void __launch_bounds__(1024) sum_of_parts(const double* parts, int n, View d, int kind) {
+    await_inputs();
     __shared__ double part[32];
     double sum = 0.0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += parts[i];
@@ -23,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum_of_parts(const double* pa
 
 // d[row] = the sum of a's row, divided by `divisor` (1: SUM_ROWS, the row's length: MEAN).  One block for each row.
 extern "C" __global__ void __launch_bounds__(1024) sum_rows(View a, View d, int64_t rows, float divisor) {
+    await_inputs();
     __shared__ float part[32];
     FOR_EACH_ROW(r, rows) {
         const Index k = split_row(a, r);
@@ -49,6 +52,7 @@ __device__ __forceinline__ uint64_t rank_of(float x, int64_t i) {
 
 // d[row] = the index of the largest element of a's row.  One block for each row.
 extern "C" __global__ void __launch_bounds__(1024) argmax(View a, View d, int64_t rows) {
+    await_inputs();
     __shared__ uint64_t part[32];
     FOR_EACH_ROW(r, rows) {
         const char* x = at(a, 0, r, 0, 0);
@@ -62,5 +66,6 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(View a, View d, int64_
 
 // d[i] = start + step * i.
 extern "C" __global__ void __launch_bounds__(256) arange(View d, int64_t n, float start, float step) {
+    await_inputs();
     FOR_EACH(i, n) *(float*)at(d, i, 0, 0, 0) = add_rn(start, mul_rn(step, (float)i));
 }

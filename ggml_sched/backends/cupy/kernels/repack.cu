@@ -26,6 +26,7 @@ __device__ __forceinline__ int source_of(int i, int n, int block, const Fields& 
 // writes them when all of its threads have read.
 extern "C" __global__ void __launch_bounds__(THREADS) pack(uint8_t* data, int64_t units, int n, int block,
                                                            Fields fields) {
+    await_inputs();
     const int unit = n * block, words = unit / 4, together = THREADS * WORDS / words;
     for (int64_t first = (int64_t)blockIdx.x * together; first < units; first += (int64_t)gridDim.x * together) {
         const int count = words * (int)(units - first < together ? units - first : together);

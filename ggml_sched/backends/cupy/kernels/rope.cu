@@ -35,6 +35,7 @@ __device__ __forceinline__ void turn(int64_t position, double per_position, floa
 extern "C" __global__ void __launch_bounds__(256) rope(View a, View positions, View factors, View d, int64_t n,
                                                        int first, int pairs, int half, int neox, int has_factors,
                                                        float magnitude, int kind, Angles angles) {
+    await_inputs();
     View shape = d;
     shape.ne[0] = pairs;
     FOR_EACH(i, n) {
@@ -133,6 +134,7 @@ __device__ __forceinline__ void turn_head(const Heads& h, const Turns& t, int64_
 // Queries, keys and values: norms, ropes and writes to the caches in one launch.  A block for each token and head: f64
 // is slow on most GPUs, and angles of all heads in one block would wait for it.
 extern "C" __global__ void __launch_bounds__(1024) turn_heads(Heads q, Heads k, Heads v, Turns t, Fault* word) {
+    await_inputs();
     __shared__ int found[32];
     __shared__ float sums[32];
     const int block = blockIdx.y;
@@ -148,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View po
                                                                  int half, int neox, int has_factors, float magnitude,
                                                                  int kind, int wide, Fault* word, int position,
                                                                  Angles angles) {
+    await_inputs();
     __shared__ int part[32];
     const int64_t width = a.ne[0];
     const int slots = (int)width - half;        // a slot: a pair, or an element that is not rotated

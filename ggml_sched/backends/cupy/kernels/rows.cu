@@ -8,6 +8,7 @@
 // d[row] = a[ids[row]], as f32; a table of i32 stays i32.
 extern "C" __global__ void __launch_bounds__(256) get_rows(View a, View ids, View d, int64_t n, int kind, Fault* word,
                                                            int position) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const int64_t row = *(const int32_t*)at(ids, k.i1, k.i2, k.i3, 0);
@@ -30,6 +31,7 @@ __device__ __forceinline__ int64_t number_at(const View& ids, int64_t i1, int64_
 // d[ids[row]] = b[row] in the type of d.  A block for each row first looks for a later row with the same id.
 extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, View d, int64_t rows, int kind, int wide,
                                                             Fault* word, int position) {
+    await_inputs();
     __shared__ int part[32];
     FOR_EACH_ROW(r, rows) {
         const Index k = split_row(b, r);
@@ -61,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, Vi
 // b's rows with that id; write_owned writes these rows.
 extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, View d, int64_t rows, int wide,
                                                              int forget, int32_t* owner, Fault* word, int position) {
+    await_inputs();
     FOR_EACH(r, rows) {
         const Index k = split_row(b, r);
         const int64_t row = number_at(ids, k.i1, k.i2, k.i3, wide);
@@ -77,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, V
 // Writes the rows of b that `owner` names.  A thread writes an element; of a quantised type a warp writes a block.
 extern "C" __global__ void __launch_bounds__(256) write_owned(View b, View ids, View d, int64_t n, int kind, int wide,
                                                               const int32_t* owner) {
+    await_inputs();
     const int lane = threadIdx.x & 31;
     const bool blocks = block_elements(kind) != 1;
     FOR_EACH(i, n) {
@@ -93,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(256) write_owned(View b, View ids, 
 // d = a + b[ids].
 extern "C" __global__ void __launch_bounds__(256) add_id(View a, View b, View ids, View d, int64_t n, Fault* word,
                                                          int position) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const int64_t row = *(const int32_t*)at(ids, k.i1, k.i2, 0, 0);

@@ -23,6 +23,7 @@ __device__ __forceinline__ float slope_of(int64_t head, int64_t n_head, float ma
 // spill registers.
 extern "C" __global__ void __launch_bounds__(1024, 1) soft_max(View a, View mask, View sinks, View d, int64_t rows,
                                                             float scale, float max_bias, int mask_kind, int has_sinks) {
+    await_inputs();
     __shared__ float part[32];
     const int64_t n = d.ne[0];
     FOR_EACH_ROW(r, rows) {
@@ -55,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) soft_max(View a, View mask
 
 // Causal masks: d = a where i0 <= past + i1 (the column is not later than the row's token), `value` elsewhere.
 extern "C" __global__ void __launch_bounds__(256) diag_mask(View a, View d, int64_t n, int past, float value) {
+    await_inputs();
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         *(float*)at(d, k) = k.i0 > (int64_t)past + k.i1 ? value : *(const float*)at(a, k);

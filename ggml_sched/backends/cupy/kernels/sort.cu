@@ -43,6 +43,7 @@ __device__ __forceinline__ void merge(uint64_t* keys, int n, int far, int64_t si
 
 // Sorts rows and writes the first d.ne[0] indices of each; n: the row's length padded to a power of two, at most CHUNK.
 extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int64_t rows, int n, int descending) {
+    await_inputs();
     DYNAMIC_SHARED(uint64_t, keys);
     FOR_EACH_ROW(r, rows) {
         const Index k = split_row(a, r);
@@ -62,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int
 extern "C" __global__ void __launch_bounds__(1024) choose_experts(View scores, View order, View weights, int64_t tokens,
                                                                  int n, float scale, int normalised, float least,
                                                                  float most) {
+    await_inputs();
     __shared__ float part[32];
     DYNAMIC_SHARED(uint64_t, keys);
     float* const p = (float*)(keys + n);
@@ -102,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(1024) choose_experts(View scores, V
 // the merges need them.
 extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t* scratch, int64_t rows, int64_t n,
                                                                int descending) {
+    await_inputs();
     DYNAMIC_SHARED(uint64_t, keys);
     FOR_EACH_ROW(c, rows * (n / CHUNK)) {
         const int64_t first = c % (n / CHUNK) * CHUNK;
@@ -117,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t*
 // The exchanges over one distance, `far` >= CHUNK, of the merge to runs of `size` keys: `pairs` in all, n keys a row.
 extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch, int64_t pairs, int64_t n, int64_t far,
                                                                int64_t size) {
+    await_inputs();
     FOR_EACH(t, pairs) {
         const int64_t i = 2 * t - (t & (far - 1));
         exchange(scratch + i, scratch + i + far, i & (n - 1), size);
@@ -126,6 +130,7 @@ extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch
 // The exchanges over the smaller distances of the merge to runs of `size` keys, each chunk in shared memory.
 extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratch, int64_t rows, int64_t n,
                                                                 int64_t size) {
+    await_inputs();
     DYNAMIC_SHARED(uint64_t, keys);
     FOR_EACH_ROW(c, rows * (n / CHUNK)) {
         __syncthreads();
@@ -139,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratc
 // Writes the indices that are in the sorted keys.
 extern "C" __global__ void __launch_bounds__(256) take_indices(const uint64_t* scratch, View d, int64_t count,
                                                                int64_t n) {
+    await_inputs();
     FOR_EACH(i, count) {
         const Index k = split(d, i);
         *(int32_t*)at(d, k) = (int32_t)(uint32_t)scratch[i / d.ne[0] * n + k.i0];

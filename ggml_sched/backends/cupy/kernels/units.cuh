@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_words(const uint8_t* p, uint32_t* w) {
     if constexpr (ALIGN >= 16 && WORDS % 4 == 0) {
         UNROLL
         for (int i = 0; i < WORDS / 4; ++i) {
-            const uint4 v = __ldg((const uint4*)p + i);
+            const uint4 v = load_input((const uint4*)p + i);
             w[4 * i] = v.x;
             w[4 * i + 1] = v.y;
             w[4 * i + 2] = v.z;
@@ -45,26 +45,29 @@ __device__ __forceinline__ void load_words(const uint8_t* p, uint32_t* w) {
     } else if constexpr (ALIGN >= 8 && WORDS % 2 == 0) {
         UNROLL
         for (int i = 0; i < WORDS / 2; ++i) {
-            const uint2 v = __ldg((const uint2*)p + i);
+            const uint2 v = load_input((const uint2*)p + i);
             w[2 * i] = v.x;
             w[2 * i + 1] = v.y;
         }
     } else if constexpr (ALIGN >= 4) {
         UNROLL
-        for (int i = 0; i < WORDS; ++i) w[i] = __ldg((const uint32_t*)p + i);
+        for (int i = 0; i < WORDS; ++i) w[i] = load_input((const uint32_t*)p + i);
     } else if constexpr (ALIGN >= 2) {
         UNROLL
         for (int i = 0; i < WORDS; ++i)
-            w[i] = __ldg((const uint16_t*)p + 2 * i) | (uint32_t)__ldg((const uint16_t*)p + 2 * i + 1) << 16;
+            w[i] = load_input((const uint16_t*)p + 2 * i)
+                 | (uint32_t)load_input((const uint16_t*)p + 2 * i + 1) << 16;
     } else {
         UNROLL
         for (int i = 0; i < WORDS; ++i)
-            w[i] = __ldg(p + 4 * i) | (uint32_t)__ldg(p + 4 * i + 1) << 8 | (uint32_t)__ldg(p + 4 * i + 2) << 16
-                 | (uint32_t)__ldg(p + 4 * i + 3) << 24;
+            w[i] = load_input(p + 4 * i) | (uint32_t)load_input(p + 4 * i + 1) << 8
+                 | (uint32_t)load_input(p + 4 * i + 2) << 16 | (uint32_t)load_input(p + 4 * i + 3) << 24;
     }
 }
 
-__device__ __forceinline__ float load_half(const uint8_t* p) { return __half_bits_to_float(__ldg((const uint16_t*)p)); }
+__device__ __forceinline__ float load_half(const uint8_t* p) {
+    return __half_bits_to_float(load_input((const uint16_t*)p));
+}
 
 // -- bits -------------------------------------------------------------------------------------------------------------
 
