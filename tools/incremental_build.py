@@ -1,7 +1,8 @@
 """Compiles the extensions of setup.py, and recompiles an object only if its sources, headers or command changed.
 
 setuptools compiles all sources of an extension when one of them, or one of its headers, is newer than the extension.
-Here the compiler lists each object's headers in a .d file beside it, and the command is stored, too.
+Here the compiler lists each object's headers in a .d file beside it, and the command is stored, too.  Objects of an
+editable installation are kept where `build_ext --inplace` finds them: setuptools has a folder for them that it removes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ class IncrementalBuild(build_ext):
     def translate(extensions: list[Extension]) -> list[Extension]:
         """The extensions with C sources in place of Cython's; setup.py has its own."""
         return extensions
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.editable_mode:
+            base = self.get_finalized_command("build").build_base
+            self.build_temp = os.path.join(base, f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
 
     def run(self) -> None:
         """Translate only now: a source distribution, or a package's metadata, needs no C."""
