@@ -1,6 +1,9 @@
 """Sizes and bounds that the benchmarks state for their sample problems are correct."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import lifetimes
@@ -51,3 +54,13 @@ def test_benchmarks_are_shown_in_a_table_for_each_file():
     assert shown.pytest_benchmark_group_stats(None, rows, "group") == [
         ("bench/a.py", [rows[1]]), ("bench/b.py", [rows[0], rows[2]])]
     assert shown.pytest_benchmark_group_stats(None, rows, "param") is None
+
+
+def test_imports_are_those_of_the_installed_package_in_a_folder_with_its_sources(tmp_path):
+    (tmp_path / "ggml_sched").mkdir()
+    (tmp_path / "ggml_sched" / "__init__.py").write_text("raise ImportError('sources that are not compiled')")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    program = Path(samples.__file__).with_name("importing.py")
+    done = subprocess.run([sys.executable, program, "--runs", "1", "--limit", "1e9"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "ms beyond NumPy" in done.stdout, done.stderr
