@@ -5,6 +5,7 @@ their effects need a machine with a GPU.
 import ctypes
 import gc
 import os
+import re
 import sys
 import threading
 import weakref
@@ -16,7 +17,7 @@ import pytest
 import ggml_sched as gs
 from ggml_sched.backends.cupy import real
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, KernelArguments
-from ggml_sched.backends.cupy.source import kernel_source
+from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 
 
 class Status(RuntimeError):
@@ -458,6 +459,23 @@ def texts(monkeypatch, tmp_path):
     real._entries.cache_clear()
     yield made
     real._entries.cache_clear()
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(KERNELS.glob("*.cu"))])
+def test_a_compiler_names_the_files_and_lines_of_kernels_as_they_are(name):
+    """Each line of a kernel's text stands where the last `#line` says; every line comes once."""
+    file, number, named = "", 0, {}
+    for line in kernel_source(name).splitlines():
+        if found := re.fullmatch(r'#line (\d+) "([^"]+)"', line):
+            number, file = int(found[1]), found[2]
+            continue
+        if line:
+            assert named.setdefault((file, number), line) is line, f"{file}, line {number}, comes twice"
+        number += 1
+    wanted = {(file, k): line for file in {file for file, _ in named}
+              for k, line in enumerate((KERNELS / file).read_text(encoding="utf-8").splitlines(), 1)
+              if line and not line.startswith(('#include "', "#pragma once"))}
+    assert named == wanted
 
 
 def compiled(cuda) -> list[str]:
