@@ -186,9 +186,11 @@ class Session:
         for worker, commands, labels in pending.segments:
             n = self._numbers[worker]
             self._numbers[worker] += 1
-            segments.append(Segment(worker, n, commands, self._acked(worker, n)))
+            # No segment of this envelope is answered yet, the earlier ones of this worker among them.
+            segments.append(Segment(worker, n, commands, acked.setdefault(worker, self._acked(worker, n))))
             said.append((worker, n, " .. ".join(dict.fromkeys((labels[0], labels[-1]))) if labels else ""))
         number, self._count = self._count, self._count + 1
+        acked: dict[str, int] = {}
         message = Envelope(kind, self.name, number, self.epoch, segments, dict(pending.blocks)).packed()
         now = self.transport.now()
         if not self._sent:

@@ -1,13 +1,15 @@
 """Whatever a network does: the right results, or a typed error within the deadline, and nothing is left on a worker."""
 
+import math
 import random
 
 import numpy as np
 import pytest
-from remote_workers import simulated, two_halves
+from remote_workers import products, simulated, two_halves
 
 import ggml_sched as gs
-from ggml_sched.remote.simulated import Faults
+from ggml_sched.remote.simulated import Faults, SimulatedNetwork
+from ggml_sched.remote.worker import Worker
 
 N_SEEDS = 40
 DEADLINE = 10.0
@@ -38,8 +40,9 @@ def attempt(seed):
         network = cluster.session.transport
         workers = network.handlers
         try:
-            first, second, third = cluster.backends
-            graph, x, y, _held = two_halves(ctx, *random.Random(seed).sample([first, second, third], 2))
+            path = random.Random(seed).choice(["ab", "ba", "ca", "bc", "aba", "cac", "abca", "bcbc"])
+            graph, x, y, _held = products(ctx, *(cluster.backends["abc".index(step)] for step in path))
+            factor = math.factorial(len(path) + 1)
             with gs.Scheduler(cluster.backends, copies=random.Random(seed).choice([1, 3])) as scheduler:
                 scheduler.alloc(graph)
                 start = network.now()
@@ -50,7 +53,7 @@ def attempt(seed):
                         scheduler.compute_async(graph)
                     else:
                         scheduler.compute(graph)
-                        assert np.array_equal(y.numpy(), np.full((2, 16), 6.0 * k, np.float32)), "a stale result"
+                        assert np.array_equal(y.numpy(), np.full((2, 16), factor * k, np.float32)), "a stale result"
                         done += 1
         except gs.Error as raised:
             error = raised
@@ -120,3 +123,30 @@ def test_a_lost_worker_does_not_keep_the_others_waiting(ctx):
             x2.set(np.ones((2, 16), np.float32))
             two.compute(graph2)
             assert np.array_equal(y2.numpy(), np.full((2, 16), 6.0, np.float32))
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_an_envelope_that_returns_to_a_worker_survives_the_loss_of_its_answer(ctx, lost):
+    """Its first worker has executed two of its segments, and must still know what it sent after the first one."""
+
+    class Deaf(SimulatedNetwork):
+        drops = 0
+
+        def receive(self, timeout):
+            message = super().receive(timeout)
+            if message is not None and self.drops:
+                self.drops -= 1
+                return None
+            return message
+
+    network = Deaf([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)])
+    with gs.remote.cluster_of(network, DEADLINE) as cluster:
+        one, two = cluster.backends
+        graph, x, y, _held = products(ctx, one, two, one)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            for k in range(3):
+                x.set(np.full((2, 16), k, np.float32))
+                network.drops = lost
+                scheduler.compute(graph)
+                assert np.array_equal(y.numpy(), np.full((2, 16), 24.0 * k, np.float32))

@@ -10,7 +10,7 @@ from ggml_sched.remote.cluster import cluster_of
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import Worker
 
-__all__ = ["logits_of", "simulated", "two_halves"]
+__all__ = ["logits_of", "products", "simulated", "two_halves"]
 
 
 @contextmanager
@@ -30,15 +30,20 @@ def logits_of(backends, tokens=(1, 2, 3), n=3, **how):
         return np.array(rows)
 
 
-def two_halves(ctx, first, second, n=16, rows=2):
-    """A graph of two products, one on each backend, and what it gives for inputs of ones: (graph, input, result)."""
-    halves = []
-    for k, backend in enumerate((first, second)):
+def products(ctx, *backends, n=16, rows=2):
+    """A graph that multiplies by 2 on the first backend, by 3 on the next, ...: (graph, input, result, weights)."""
+    held = []
+    x = y = ctx.tensor("f32", (n, rows), "x", input=True)
+    for k, backend in enumerate(backends):
         weights = gs.Context(f"weights {k}")
         w = weights.tensor("f32", (n, n), f"w{k}")
         backend.alloc_tensors(weights)
         w.set(np.eye(n, dtype=np.float32) * (k + 2))
-        halves.append((weights, w))
-    x = ctx.tensor("f32", (n, rows), "x", input=True)
-    y = ctx.set_output(ctx.mul_mat(halves[1][1], ctx.relu(ctx.mul_mat(halves[0][1], x))))
-    return gs.Graph(y), x, y, halves
+        held.append((weights, w))
+        y = ctx.mul_mat(w, ctx.relu(y) if k else y)
+    return gs.Graph(ctx.set_output(y)), x, y, held
+
+
+def two_halves(ctx, first, second):
+    """`products` of two backends: inputs of k give 6 k."""
+    return products(ctx, first, second)
