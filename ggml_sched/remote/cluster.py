@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.backend import RemoteBackend
 from ggml_sched.remote.session import Session
-from ggml_sched.remote.transport import Transport
+from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions
 
 if TYPE_CHECKING:
     from ggml_sched.backend import Backend
@@ -21,10 +21,9 @@ class Cluster:
     """Workers and their backends, best first as the workers name them.  A context manager: closing it frees what the
     session holds, and ends the workers that `connect` has started."""
 
-    def __init__(self, session: Session, ends_ray: bool = False) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self.backends: tuple[RemoteBackend, ...] = ()
-        self._ends_ray = ends_ray
         for worker in session.transport.workers:
             self._join(worker)
 
@@ -36,8 +35,14 @@ class Cluster:
 
     def join(self, worker: str, backends: Sequence[str] = ("cpu",), threads: int | None = None,
              memory: int | None = None) -> tuple[RemoteBackend, ...]:
-        """Start another worker, such as one in place of a lost one, under a name of its own; returns its backends."""
-        start(self.session.transport, worker, backends, threads, memory)
+        """Start another worker, such as one in place of a lost one, under a name of its own; returns its backends.
+
+        Raises BackendError if it does not start, or the cluster's transport starts no workers.
+        """
+        transport = self.session.transport
+        if not isinstance(transport, StartingTransport):
+            raise BackendError(f"{transport!r} starts no workers")
+        transport.add(worker, WorkerOptions(backends, threads, memory))
         self.session.add(worker)
         return self._join(worker)
 
@@ -65,11 +70,6 @@ class Cluster:
             self.session.close()
         finally:
             self.session.transport.close()
-            if self._ends_ray:
-                from ggml_sched.remote.rays import shut_down
-
-                self._ends_ray = False
-                shut_down()
 
 
 def cluster_of(transport: Transport, deadline: float = 60.0) -> Cluster:
@@ -97,36 +97,17 @@ def connect(address: str | None = None, workers: int | Sequence[str] = 2, backen
     names = [f"w{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
     if not names:
         raise ValueError("a cluster has one worker or more")
+    if transport not in ("ray", "processes"):
+        raise ValueError(f"transport {transport!r} is neither 'ray' nor 'processes'")
+    how = dict.fromkeys(names, WorkerOptions(backends, threads, memory))
+    carrier: StartingTransport
     if transport == "processes":
         from ggml_sched.remote.processes import Processes
 
-        return cluster_of(Processes({name: _arguments(backends, threads, memory) for name in names}), deadline)
-    if transport != "ray":
-        raise ValueError(f"transport {transport!r} is neither 'ray' nor 'processes'")
-    from ggml_sched.remote.rays import RayActors, initialized, shut_down
-
-    starts = initialized(address, max(len(names) * (threads or 1), 1))
-    try:
-        carrier = RayActors(dict.fromkeys(names, (backends, threads, memory)), {name: options or {} for name in names})
-        return Cluster(Session(carrier, deadline), starts)
-    except BaseException:
-        if starts:
-            shut_down()
-        raise
-
-
-def start(transport: Transport, worker: str, backends: Sequence[str], threads: int | None, memory: int | None) -> None:
-    """Start another worker of a transport that starts its workers; BackendError for another transport."""
-    from ggml_sched.remote.processes import Processes
-
-    if isinstance(transport, Processes):
-        transport.add(worker, _arguments(backends, threads, memory))
-    elif hasattr(transport, "actor"):
-        transport.add(worker, (backends, threads, memory))  # type: ignore[attr-defined]
+        carrier = Processes(how)
     else:
-        raise BackendError(f"{transport!r} starts no workers")
+        from ggml_sched.remote.rays import RayActors, initialized
 
-
-def _arguments(backends: Sequence[str], threads: int | None, memory: int | None) -> list[str]:
-    return [*(f"--backend={name}" for name in backends), *([] if threads is None else [f"--threads={threads}"]),
-            *([] if memory is None else [f"--memory={memory}"])]
+        started = initialized(address, max(len(names) * (threads or 1), 1))
+        carrier = RayActors(how, options, ends_ray=started)
+    return cluster_of(carrier, deadline)

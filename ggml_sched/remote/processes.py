@@ -16,7 +16,7 @@ from pathlib import Path
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.envelope import DRIVER
 from ggml_sched.remote.mesh import Mesh
-from ggml_sched.remote.session import check_names
+from ggml_sched.remote.transport import WorkerOptions, check_names
 
 __all__ = ["Processes"]
 
@@ -27,34 +27,38 @@ ENDS_WITHIN = 10.0
 
 
 class Processes:
-    """Starts a process for each worker: `workers` is {name: arguments of `python -m ggml_sched.remote.serve`}.
+    """Starts a process for each worker: `workers` is {name: how}.
 
-    A `Transport` that loses no message while the processes live.  A worker ends with the driver's process, however that
-    ends.  BackendError if a worker does not start.
+    A `StartingTransport` that loses no message while the processes live.  A worker ends with the driver's process,
+    however that ends.  BackendError if a worker does not start.
     """
 
-    def __init__(self, workers: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, workers: Mapping[str, WorkerOptions]) -> None:
         check_names([*workers])
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = _folder()
         self._mesh = Mesh(DRIVER, self._folder)
         self._stop = weakref.finalize(self, _ended, self._mesh, self.processes, self._folder, os.getpid())
         try:
-            for name, arguments in workers.items():
-                self._start(name, arguments)
+            for name, how in workers.items():
+                self._start(name, how)
             for name in workers:
                 self._connect(name)
         except BaseException:
             self.close()
             raise
 
-    def add(self, name: str, arguments: Sequence[str]) -> None:
-        """Start another worker, which the others reach as well."""
-        check_names([*self.processes, name])
-        self._start(name, arguments)
-        self._connect(name)
+    def add(self, worker: str, how: WorkerOptions) -> None:
+        check_names([*self.processes, worker])
+        self._start(worker, how)
+        self._connect(worker)
 
-    def _start(self, name: str, arguments: Sequence[str]) -> None:
+    def _start(self, name: str, how: WorkerOptions) -> None:
+        arguments = [f"--backend={backend}" for backend in how.backends]
+        if how.threads is not None:
+            arguments.append(f"--threads={how.threads}")
+        if how.memory is not None:
+            arguments.append(f"--memory={how.memory}")
         try:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "ggml_sched.remote.serve", "--name", name, "--folder", str(self._folder),
@@ -80,8 +84,11 @@ class Processes:
     def now(self) -> float:
         return time.monotonic()
 
-    def post(self, worker: str, message: bytes) -> None:
+    def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
         self._mesh.send(worker, message)
+
+    def abandon(self, worker: str) -> None:
+        self.processes[worker].kill()       # it may hang
 
     def receive(self, timeout: float) -> bytearray | None:
         return self._mesh.receive(timeout)

@@ -1,11 +1,15 @@
 """Workers as Ray actors, on one machine or many: placement, resources and security are Ray's.
 
-A message to a worker is a call of its actor; what an envelope causes at the next worker is a call of that actor by the
-first one, whose result is the driver's to wait for.  The messages for the driver are the calls' results.
+Messages take one of two ways.  A call: `deliver` of an actor handles a message, and what it causes at the next worker
+is a call of that actor by the first one, whose result is the driver's to wait for.  Or the chain: a compiled graph of
+Ray through all actors in turn, whose channels take a tenth of a call's time.  Numbers in the messages order what comes
+by different ways.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,20 +17,31 @@ from typing import Any
 
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.envelope import DRIVER
-from ggml_sched.remote.messages import MessageError
-from ggml_sched.remote.session import check_names
+from ggml_sched.remote.transport import WorkerOptions, check_names
 from ggml_sched.remote.worker import Worker
 
-__all__ = ["RayActors", "initialized", "shut_down"]
+__all__ = ["RayActors", "initialized"]
 
 try:
     import ray
+    import ray.dag
 except ImportError as _error:
     raise BackendError("Ray is not installed: pip install 'ggml-sched[ray]'") from _error
 
+logger = logging.getLogger("ggml_sched.remote")
 
 STARTS_WITHIN = 60.0
 """Seconds that an actor has to be placed by Ray, and to open its backends."""
+ENDS_WITHIN = 5.0
+"""Seconds that a chain has to end its actors' loops."""
+IN_CHAIN = 8
+"""Messages that are under way in a chain at once; others are calls."""
+CHAIN_BYTES = 1 << 20
+"""Bytes of the largest message that a chain carries: its channels grow to the largest one that they have had."""
+CHANNEL_BYTES = 1 << 16
+"""Bytes of a channel at first."""
+IN_TURN = 1e-3
+"""Seconds that the driver waits at the chain before it looks at its calls again, where both are under way."""
 
 
 def initialized(address: str | None, n_cpus: int) -> bool:
@@ -41,76 +56,151 @@ def initialized(address: str | None, n_cpus: int) -> bool:
     return True
 
 
-def shut_down() -> None:
-    """End the connection, and a local Ray with it."""
-    ray.shutdown()
-
-
 class _Actor:
-    """A worker as an actor: `deliver` handles a message, and returns those for the driver and the calls of peers that
-    it has made, by their names."""
+    """A worker as an actor.  A chain's loop and the actor's calls are different threads of it, so each message is
+    handled under a lock."""
 
-    def __init__(self, name: str, backends: Sequence[str], n_threads: int | None, memory: int | None) -> None:
+    def __init__(self, name: str, how: WorkerOptions) -> None:
         from ggml_sched.remote.serve import backends_of
 
-        self.worker = Worker(name, backends_of(backends, n_threads), memory)
+        self.worker = Worker(name, backends_of(how.backends, how.threads), how.memory)
         self.peers: dict[str, Any] = {}
+        self.lock = threading.Lock()
 
     def meet(self, peers: dict[str, Any]) -> str:
+        """Take the actors of other workers; returns the id of this one's machine."""
         self.peers |= peers
         return str(ray.get_runtime_context().get_node_id())
 
+    def alive(self) -> tuple[list[bytes], list[tuple[str, Any]]]:
+        """What `deliver` returns for no message."""
+        return [], []
+
     def deliver(self, message: bytes) -> tuple[list[bytes], list[tuple[str, Any]]]:
-        try:
-            sent = self.worker.handle(message)
-        except MessageError as error:
-            return [self.worker.refusal(error)], []
+        """Handle a message: (messages for the driver, (worker, result to come) of each call that this one has made)."""
+        with self.lock:
+            sent = self.worker.answer(message)
         # The peers' results are not waited for: this worker takes the next message while they work.
         return ([out for to, out in sent if to == DRIVER],
                 [(to, self.peers[to].deliver.remote(out)) for to, out in sent if to in self.peers])
 
+    def pass_on(self, messages: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """A step of the chain: of (receiver, message) those for this worker are replaced by what they cause."""
+        passed = []
+        for to, message in messages:
+            if to == self.worker.name:
+                with self.lock:
+                    passed += self.worker.answer(message)
+            else:
+                passed.append((to, message))
+        return passed
 
-class RayActors:
-    """Starts an actor for each worker: `workers` is {name: (backends, threads, memory)}, `options` those of Ray's
-    actors, such as {"num_cpus": 2, "resources": {...}}, for each worker.
 
-    Ray must have been initialised.  `nodes` are Ray's ids of the machines, by worker.
+class _Chain:
+    """A compiled graph through all `actors` in turn.  Raises an error of Ray's if it cannot be compiled.
+
+    An actor takes part in one compiled graph at a time.
     """
 
-    def __init__(self, workers: Mapping[str, tuple[Sequence[str], int | None, int | None]],
-                 options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        check_names([*workers])
+    def __init__(self, actors: Mapping[str, Any]) -> None:
+        # What ends with an actor is an error of a wait, and is raised there; Ray's thread prints it as well.
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
+        self._places = {name: k for k, name in enumerate(actors)}
+        with ray.dag.InputNode() as step:
+            for actor in actors.values():
+                step = actor.pass_on.bind(step)
+        self._graph = step.experimental_compile(_submit_timeout=0, _buffer_size_bytes=CHANNEL_BYTES,
+                                                _max_inflight_executions=IN_CHAIN)
+        self.open: deque[Any] = deque()
+        """References to the results that are to come, in their order."""
+        self.broken = False
+
+    def post(self, message: bytes, route: Sequence[str]) -> bool:
+        """Send a message; False, with nothing done, if the chain cannot carry it now."""
+        places = [self._places.get(worker, -1) for worker in route]
+        if self.broken or len(self.open) >= IN_CHAIN or len(message) > CHAIN_BYTES or not places or places[0] < 0 \
+                or any(a >= b for a, b in zip(places, places[1:], strict=False)):
+            return False
+        try:
+            self.open.append(self._graph.execute([(route[0], message)]))
+        except (ray.exceptions.RayChannelTimeoutError, ray.exceptions.RayCgraphCapacityExceeded):
+            return False        # the first actor has not taken what was sent before
+        except ray.exceptions.RayError:
+            self.broken = True
+            return False
+        return True
+
+    def receive(self, timeout: float) -> list[tuple[str, bytes]]:
+        """What the chain has returned next, as (receiver, message); nothing after `timeout` seconds, and nothing more
+        once an actor has died."""
+        try:
+            found: list[tuple[str, bytes]] = ray.get(self.open[0], timeout=timeout)
+        except ray.exceptions.RayChannelTimeoutError:
+            self.open[0]._ray_get_called = False        # Ray lets a reference be waited for once, even in vain
+            return []
+        except Exception as error:
+            logger.info("the chain of actors has ended, calls take its place: %s", error)
+            self.broken = True
+            self.open.clear()
+            return []
+        self.open.popleft()
+        return found
+
+    def close(self) -> bool:
+        """End the actors' loops; False if one does not end in time.  Idempotent."""
+        self.broken = True
+        self.open.clear()
+        ending = threading.Thread(target=self._graph.teardown, daemon=True)
+        ending.start()
+        ending.join(ENDS_WITHIN)
+        return not ending.is_alive()
+
+
+class RayActors:
+    """Starts an actor for each worker: `workers` is {name: how}, `options` those of each of Ray's actors, such as
+    {"num_cpus": 2, "resources": {...}}.  A `StartingTransport`.
+
+    Ray must have been initialised; `ends_ray`: closing ends it.  `nodes` are Ray's ids of the machines, by worker.
+    `chained`: messages may take the chain, where Ray can compile one.
+    """
+
+    def __init__(self, workers: Mapping[str, WorkerOptions], options: Mapping[str, Any] | None = None,
+                 ends_ray: bool = False, chained: bool = True) -> None:
         self.nodes: dict[str, str] = {}
+        self.chained = chained
+        self.messages_chained = self.messages_called = 0
+        """How many messages took the chain, and how many were calls of the driver."""
+        self._options = dict(options or {})
+        self._ends_ray = ends_ray
         self._actors: dict[str, Any] = {}
+        self._chain: _Chain | None = None
         self._open: dict[Any, str] = {}
-        """{reference to a result that is to come: the worker that was called}."""
+        """{reference to a call's result that is to come: the worker that was called}."""
         self._inbox: deque[bytes] = deque()
         self._lost: dict[str, str] = {}
         try:
-            for name, given in workers.items():
-                self._start(name, given, (options or {}).get(name, {}))
+            check_names([*workers])
+            for name, how in workers.items():
+                self._start(name, how)
             self._introduce()
         except BaseException:
             self.close()
             raise
 
-    def add(self, name: str, given: tuple[Sequence[str], int | None, int | None],
-            options: Mapping[str, Any] | None = None) -> None:
-        """Start another actor, which the others reach as well."""
-        check_names([*self._actors, name])
-        self._start(name, given, options or {})
+    def add(self, worker: str, how: WorkerOptions) -> None:
+        check_names([*self._actors, worker])
+        self._start(worker, how)
         self._introduce()
 
-    def _start(self, name: str, given: tuple[Sequence[str], int | None, int | None],
-               options: Mapping[str, Any]) -> None:
-        backends, n_threads, memory = given
-        made = ray.remote(**{"num_cpus": n_threads or 1, "max_restarts": 0, **options})(_Actor)
-        self._actors[name] = made.remote(name, [*backends], n_threads, memory)
+    def _start(self, name: str, how: WorkerOptions) -> None:
+        made = ray.remote(**{"num_cpus": how.threads or 1, "max_restarts": 0, **self._options})(_Actor)
+        self._actors[name] = made.remote(name, how)
 
     def _introduce(self) -> None:
-        """Give each actor those of its peers; BackendError for one that does not start."""
-        calls = {name: actor.meet.remote({peer: other for peer, other in self._actors.items() if peer != name})
-                 for name, actor in self._actors.items() if name not in self._lost}
+        """Give each actor those of its peers, and make the chain; BackendError for one that does not start."""
+        live = {name: actor for name, actor in self._actors.items() if name not in self._lost}
+        calls = {name: actor.meet.remote({peer: other for peer, other in live.items() if peer != name})
+                 for name, actor in live.items()}
         for name, call in calls.items():
             try:
                 self.nodes[name] = ray.get(call, timeout=STARTS_WITHIN)
@@ -119,6 +209,13 @@ class RayActors:
                                    f"{ray.available_resources()} left") from error
             except ray.exceptions.RayError as error:
                 raise BackendError(f"worker {name!r} does not start: {error}") from error
+        if not self.chained or self._chain is not None and not self._chain.close():
+            return
+        try:
+            self._chain = _Chain(live)
+        except Exception as error:
+            logger.warning("Ray compiles no graph of the actors, every message is a call: %s", error)
+            self._chain = None
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -131,39 +228,82 @@ class RayActors:
     def now(self) -> float:
         return time.monotonic()
 
-    def post(self, worker: str, message: bytes) -> None:
-        if worker not in self._lost:
-            self._open[self._actors[worker].deliver.remote(message)] = worker
+    def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
+        if worker in self._lost:
+            return
+        if self._chain is not None and self._chain.post(message, route):
+            self.messages_chained += 1
+        else:
+            self._call(worker, message)
+
+    def _call(self, worker: str, message: bytes) -> None:
+        self.messages_called += 1
+        self._open[self._actors[worker].deliver.remote(message)] = worker
 
     def receive(self, timeout: float) -> bytes | None:
         end = time.monotonic() + timeout
-        while not self._inbox and self._open:
+        while not self._inbox:
             left = max(0.0, end - time.monotonic())
-            if len(self._open) == 1:        # one call less than waiting first
-                reference, = self._open
-            else:
-                ready, _ = ray.wait([*self._open], num_returns=1, timeout=left)
-                if not ready:
-                    return None
-                reference = ready[0]
-            try:
-                messages, calls = ray.get(reference, timeout=left)
-            except ray.exceptions.GetTimeoutError:
-                return None
-            except ray.exceptions.RayActorError as error:
-                self._lost.setdefault(self._open.pop(reference), str(error).partition("\n")[0])
-                return None
-            del self._open[reference]
-            self._inbox += messages
-            self._open |= {call: name for name, call in calls}
-        if not self._inbox and not self._open:
-            time.sleep(max(0.0, min(end - time.monotonic(), timeout)))
+            in_chain = self._chain is not None and bool(self._chain.open)
+            n_lost = len(self._lost)
+            if in_chain:
+                self._receive_chained(min(left, IN_TURN) if self._open else left)
+            if self._open:
+                self._receive_call(0.0 if in_chain else left)
+            elif not in_chain:
+                time.sleep(left)
+            if len(self._lost) > n_lost or time.monotonic() >= end:
+                break
         return self._inbox.popleft() if self._inbox else None
+
+    def _receive_chained(self, timeout: float) -> None:
+        assert self._chain is not None
+        for to, message in self._chain.receive(timeout):
+            if to == DRIVER:
+                self._inbox.append(message)
+            elif to not in self._lost:
+                self._call(to, message)     # for a worker before the one that sends it
+        if self._chain.broken:
+            for name, actor in self._actors.items():        # one of these calls says who has died
+                if name not in self._lost:
+                    self._open[actor.alive.remote()] = name
+
+    def _receive_call(self, timeout: float) -> None:
+        if len(self._open) == 1 and timeout:        # one call of Ray's less than waiting first
+            reference, = self._open
+        else:
+            ready, _ = ray.wait([*self._open], num_returns=1, timeout=timeout)
+            if not ready:
+                return
+            reference = ready[0]
+        try:
+            messages, calls = ray.get(reference, timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            return
+        except ray.exceptions.RayActorError as error:
+            self._lost.setdefault(self._open.pop(reference), str(error).partition("\n")[0])
+            return
+        del self._open[reference]
+        self._inbox += messages
+        self._open |= {call: name for name, call in calls}
 
     def lost(self) -> Mapping[str, str]:
         return self._lost
 
+    def abandon(self, worker: str) -> None:
+        self._lost.setdefault(worker, "it was given up")
+        if self._chain is not None:
+            self._chain.broken = True
+            self._chain.open.clear()
+        ray.kill(self._actors[worker])
+
     def close(self) -> None:
+        if self._chain is not None:
+            self._chain.close()
+            self._chain = None
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors, self._open = {}, {}
+        if self._ends_ray:
+            self._ends_ray = False
+            ray.shutdown()

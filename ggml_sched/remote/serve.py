@@ -13,7 +13,6 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import Error
 from ggml_sched.remote.envelope import DRIVER
 from ggml_sched.remote.mesh import Mesh
-from ggml_sched.remote.messages import MessageError
 from ggml_sched.remote.worker import Worker
 
 __all__ = ["backends_of", "serve"]
@@ -41,11 +40,7 @@ def serve(worker: Worker, mesh: Mesh) -> None:
         if message is None:
             continue
         is_connected = True
-        try:
-            sent = worker.handle(message)
-        except MessageError as error:
-            sent = [(DRIVER, worker.refusal(error))]
-        for to, out in sent:
+        for to, out in worker.answer(message):
             mesh.send(to, out)
 
 

@@ -46,12 +46,16 @@ class _Sent:
     """An envelope that was sent and not answered.  `labels`: what each of its segments computes."""
 
     message: bytes
-    worker: str
     segments: list[tuple[str, int, str]]
     outs: dict[int, Out]
     at: float
     answer: Envelope | None = None
     is_call: bool = False
+
+    @property
+    def route(self) -> list[str]:
+        """The workers that it visits."""
+        return [worker for worker, _, _ in self.segments]
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class _Pending:
     """Commands that were not sent yet."""
 
     segments: list[tuple[str, list[Command], list[str]]] = field(default_factory=list)
-    blocks: dict[int, bytes] = field(default_factory=dict)
+    blocks: dict[int, bytes | bytearray | memoryview] = field(default_factory=dict)
     outs: dict[int, Out] = field(default_factory=dict)
     n_bytes: int = 0
     splits: set[tuple[str, int]] = field(default_factory=set)
@@ -137,6 +141,8 @@ class Session:
             pending = self._pending
             if command[0] == "run":
                 if (worker, command[1]) in pending.splits:
+                    # A split that is pending already belongs to an earlier compute, which ends here: a pipeline issues
+                    # computes without a word in between, and its workers begin with one while the next is queued.
                     self.flush()
                     pending = self._pending
                 pending.splits.add((worker, command[1]))
@@ -183,6 +189,7 @@ class Session:
 
     def _send(self, kind: str, pending: _Pending) -> int:
         segments, said = [], []
+        acked: dict[str, int] = {}
         for worker, commands, labels in pending.segments:
             n = self._numbers[worker]
             self._numbers[worker] += 1
@@ -190,14 +197,13 @@ class Session:
             segments.append(Segment(worker, n, commands, acked.setdefault(worker, self._acked(worker, n))))
             said.append((worker, n, " .. ".join(dict.fromkeys((labels[0], labels[-1]))) if labels else ""))
         number, self._count = self._count, self._count + 1
-        acked: dict[str, int] = {}
-        message = Envelope(kind, self.name, number, self.epoch, segments, dict(pending.blocks)).packed()
+        message = Envelope(kind, self.name, number, self.epoch, segments, pending.blocks).packed()
         now = self.transport.now()
         if not self._sent:
             self._heard, self._status = now, None
-        self._sent[number] = _Sent(message, segments[0].worker, said, pending.outs, now, is_call=kind == "call")
+        sent = self._sent[number] = _Sent(message, said, pending.outs, now, is_call=kind == "call")
         self._in_flight += len(message)
-        self._post(segments[0].worker, message)
+        self._post(sent.route[0], message, sent.route)
         return number
 
     def _acked(self, worker: str, number: int) -> int:
@@ -205,10 +211,10 @@ class Session:
         return min((n for sent in self._sent.values() for name, n, _ in sent.segments if name == worker),
                    default=number)
 
-    def _post(self, worker: str, message: bytes) -> None:
+    def _post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
         self.messages += 1
         self.bytes_sent += len(message)
-        self.transport.post(worker, message)
+        self.transport.post(worker, message, route)
 
     def _check(self, worker: str) -> None:
         if self.closed:
@@ -283,11 +289,11 @@ class Session:
             if self._status is None:
                 self._status = {}
                 for worker in self._live():
-                    self._post(worker, self._control("status", worker, 0))
+                    self._post(worker, self._control("status", worker))
         else:
             self._patience = min(2 * self._patience, self.deadline / 8)
             for sent in self._sent.values():
-                self._post(sent.worker, sent.message)
+                self._post(sent.route[0], sent.message)
 
     def _take(self, message: bytes | bytearray) -> None:
         try:
@@ -329,7 +335,7 @@ class Session:
         """The worker at which the oldest envelope waits: the first that has not said that it executed its segment."""
         sent = self._sent[min(self._sent)]
         known = self._status or {}
-        return next((worker for worker, n, _ in sent.segments if known.get(worker, 0) <= n), sent.worker)
+        return next((worker for worker, n, _ in sent.segments if known.get(worker, 0) <= n), sent.route[0])
 
     def _lose(self, worker: str, why: str) -> None:
         """Give up a worker.  If it has a part in what is queued, all that is queued fails, as the rest may depend on
@@ -340,6 +346,7 @@ class Session:
         doing = f" while it computed {label}" if label else ""
         error = BackendLost(f"worker {worker!r} {why}{doing}", worker, label)
         self.lost[worker] = error
+        self.transport.abandon(worker)
         if not labels and all(name != worker for name, _, _ in self._pending.segments):
             return
         self._error = self._error or error
@@ -348,8 +355,8 @@ class Session:
         self._pending = _Pending()
         self._heard, self._status = self.transport.now(), None
 
-    def _control(self, kind: str, worker: str, number: int) -> bytes:
-        return Envelope(kind, self.name, 0, self.epoch, [Segment(worker, number, [], 0)]).packed()
+    def _control(self, kind: str, worker: str) -> bytes:
+        return Envelope(kind, self.name, 0, self.epoch, [Segment(worker, 0, [])]).packed()
 
     def close(self) -> None:
         """Free what the session holds on the workers; idempotent.  Queued work is waited for."""
@@ -361,11 +368,4 @@ class Session:
             finally:
                 self.closed = True
                 for worker in self._live():
-                    self._post(worker, self._control("close", worker, 0))
-
-
-def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of workers, which must differ, and be none of the driver's."""
-    if len(set(names)) != len(names) or "driver" in names or not all(names):
-        raise ValueError(f"names of workers are {list(names)}: they differ, and none is 'driver' or empty")
-    return tuple(names)
+                    self._post(worker, self._control("close", worker))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ggml_sched.remote.envelope import DRIVER
-from ggml_sched.remote.messages import MessageError
-from ggml_sched.remote.session import check_names
+from ggml_sched.remote.transport import check_names
 from ggml_sched.remote.worker import Worker
 
 __all__ = ["Faults", "SimulatedNetwork"]
@@ -81,7 +80,10 @@ class SimulatedNetwork:
     def lost(self) -> Mapping[str, str]:
         return self.dead
 
-    def post(self, worker: str, message: bytes) -> None:
+    def abandon(self, worker: str) -> None:
+        pass        # what a worker that is late still sends is what the session must refuse
+
+    def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
         self._send(DRIVER, worker, message, self.time)
 
     def receive(self, timeout: float) -> bytes | None:
@@ -124,10 +126,7 @@ class SimulatedNetwork:
             return
         self.handled[name] = n + 1
         start = max(at, self._free_at[name])
-        try:
-            sent = worker.handle(message)
-        except MessageError as error:
-            sent = [(DRIVER, worker.refusal(error))]
+        sent = worker.answer(message)
         end = self._free_at[name] = start + self.cost(worker, message)
         for receiver, out in sent:
             self._send(name, receiver, out, end)

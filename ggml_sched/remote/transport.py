@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Transport"]
+__all__ = ["StartingTransport", "Transport", "WorkerOptions", "check_names"]
+
+
+class WorkerOptions(NamedTuple):
+    """How a worker is started: the names of its backends, the threads of each (None: their default), and the most bytes
+    that it holds on each (None: no bound of its own)."""
+
+    backends: Sequence[str] = ("cpu",)
+    threads: int | None = None
+    memory: int | None = None
 
 
 class Transport(Protocol):
@@ -19,8 +28,9 @@ class Transport(Protocol):
         """The names of the workers."""
         ...
 
-    def post(self, worker: str, message: bytes) -> None:
-        """Send a message to a worker.  Does nothing for a worker that is lost."""
+    def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
+        """Send a message to a worker; `route`: all workers that it visits, this one first, where that is known.  Does
+        nothing for a worker that is lost."""
         ...
 
     def receive(self, timeout: float) -> bytes | bytearray | None:
@@ -31,6 +41,10 @@ class Transport(Protocol):
         """{worker that is known to have died: how that was seen}."""
         ...
 
+    def abandon(self, worker: str) -> None:
+        """Carry nothing to or from a worker any more: it has died, or does not answer."""
+        ...
+
     def now(self) -> float:
         """Seconds, of which only differences have a meaning."""
         ...
@@ -38,3 +52,19 @@ class Transport(Protocol):
     def close(self) -> None:
         """End the connection, and the workers that it has started; idempotent."""
         ...
+
+
+@runtime_checkable
+class StartingTransport(Transport, Protocol):
+    """A transport that starts its workers."""
+
+    def add(self, worker: str, how: WorkerOptions) -> None:
+        """Start another worker, which the others reach as well.  BackendError if it does not start."""
+        ...
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of workers, which must differ, and be none of the driver's."""
+    if len(set(names)) != len(names) or "driver" in names or not all(names):
+        raise ValueError(f"names of workers are {list(names)}: they differ, and none is 'driver' or empty")
+    return tuple(names)

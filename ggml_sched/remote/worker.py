@@ -92,9 +92,12 @@ class Worker:
         session.held.setdefault(number, envelope)
         return self._serve_held(session)
 
-    def refusal(self, error: Exception) -> bytes:
-        """The message to a driver whose message was not understood."""
-        return Envelope("status", "", 0, 0, [], error=error_values(error, self.name)).packed()
+    def answer(self, message: bytes | bytearray | memoryview) -> Sent:
+        """`handle`, which sends the error to the driver for a message that is not understood."""
+        try:
+            return self.handle(message)
+        except MessageError as error:
+            return [(DRIVER, Envelope("status", "", 0, 0, [], error=error_values(error, self.name)).packed())]
 
     def close_session(self, name: str) -> None:
         """Free all that a session holds."""

@@ -24,9 +24,9 @@ class Listening(SimulatedNetwork):
         super().__init__(*args, **options)
         self.heard = []
 
-    def post(self, worker, message):
+    def post(self, worker, message, route=()):
         self.heard.append((worker, message))
-        super().post(worker, message)
+        super().post(worker, message, route)
 
 
 def recorded():
