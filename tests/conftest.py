@@ -56,7 +56,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A child that a test forks ends by itself where it waits for ever: the test fails instead of waiting for it.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=functools.partial(signal.alarm, 60))
+    import forks
+
+    os.register_at_fork(after_in_child=forks.limit)
 
 
 # -- a spread of parameters by default ---------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.backend import RemoteBackend
 from ggml_sched.remote.session import Session
-from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions
+from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names
 
 if TYPE_CHECKING:
     from ggml_sched.backend import Backend
@@ -92,14 +92,15 @@ def connect(address: str | None = None, workers: int | Sequence[str] = 2, backen
     those of Ray's actors, such as {"resources": {"big": 1}}.  `deadline`: seconds without an answer after which a
     worker is lost.
 
-    Raises BackendError if Ray is missing or a worker does not start, ValueError for an unknown transport.
+    Raises BackendError if Ray is missing or a worker does not start, ValueError for an unknown transport, and for names
+    that are equal.
     """
     names = [f"w{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
     if not names:
         raise ValueError("a cluster has one worker or more")
     if transport not in ("ray", "processes"):
         raise ValueError(f"transport {transport!r} is neither 'ray' nor 'processes'")
-    how = dict.fromkeys(names, WorkerOptions(backends, threads, memory))
+    how = dict.fromkeys(check_names(names), WorkerOptions(backends, threads, memory))
     carrier: StartingTransport
     if transport == "processes":
         from ggml_sched.remote.processes import Processes

@@ -9,6 +9,7 @@ by different ways.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -71,6 +72,10 @@ class _Actor:
         """Take the actors of other workers; returns the id of this one's machine."""
         self.peers |= peers
         return str(ray.get_runtime_context().get_node_id())
+
+    def process(self) -> int:
+        """The id of the actor's process on its machine."""
+        return os.getpid()
 
     def alive(self) -> tuple[list[bytes], list[tuple[str, Any]]]:
         """What `deliver` returns for no message."""
@@ -140,16 +145,21 @@ class _Chain:
             return []
         except Exception as error:
             logger.info("the chain of actors has ended, calls take its place: %s", error)
-            self.broken = True
-            self.open.clear()
+            self.give_up()
             return []
         self.open.popleft()
         return found
 
+    def give_up(self) -> None:
+        """Carry nothing more; what is under way is lost."""
+        self.broken = True
+        for reference in self.open:
+            reference._ray_get_called = True        # else it waits for its result when it is freed
+        self.open.clear()
+
     def close(self) -> bool:
         """End the actors' loops; False if one does not end in time.  Idempotent."""
-        self.broken = True
-        self.open.clear()
+        self.give_up()
         ending = threading.Thread(target=self._graph.teardown, daemon=True)
         ending.start()
         ending.join(ENDS_WITHIN)
@@ -293,8 +303,7 @@ class RayActors:
     def abandon(self, worker: str) -> None:
         self._lost.setdefault(worker, "it was given up")
         if self._chain is not None:
-            self._chain.broken = True
-            self._chain.open.clear()
+            self._chain.give_up()
         ray.kill(self._actors[worker])
 
     def close(self) -> None:

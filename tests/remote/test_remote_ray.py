@@ -1,11 +1,14 @@
 """Workers as actors of a real Ray, which a fixture starts and ends; skipped where Ray is not installed."""
 
 import contextlib
+import os
+import signal
 import time
 
+import forks
 import numpy as np
 import pytest
-from remote_workers import logits_of, two_halves
+from remote_workers import logits_of, products, two_halves
 
 import ggml_sched as gs
 from ggml_sched import llama
@@ -14,6 +17,10 @@ from ggml_sched.testing.contract import CASES, BackendContract
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 
+from ggml_sched.remote import rays  # noqa: E402 - it needs Ray
+from ggml_sched.remote.cluster import cluster_of  # noqa: E402
+from ggml_sched.remote.transport import WorkerOptions  # noqa: E402
+
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray(tmp_path_factory):
@@ -21,7 +28,7 @@ def local_ray(tmp_path_factory):
 
     Its workers look for modules in the driver's folder first, where a tree of sources need not be compiled.
     """
-    with contextlib.chdir(tmp_path_factory.mktemp("ray")):
+    with contextlib.chdir(tmp_path_factory.mktemp("ray")), forks.unlimited():
         ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                  _system_config={"worker_niceness": 0})
     yield
@@ -93,3 +100,131 @@ def test_a_killed_actor_is_lost_and_another_joins():
                 gs.CpuBackend(1, name="b") as b, llama.load(llama.small_model(), [a, b], n_ctx=64) as local:
             local.eval(moved.sequence(0).tokens)
             assert np.array_equal(moved.eval([5]), local.eval([5]))
+
+
+# -- the chain and calls ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def took(cluster):
+    """What took the chain, and what was called, since the fixture was used last."""
+    transport = cluster.session.transport
+    last = [0, 0]
+
+    def since():
+        now = [transport.messages_chained, transport.messages_called]
+        passed = tuple(a - b for a, b in zip(now, last, strict=True))
+        last[:] = now
+        return passed
+
+    since()
+    return since
+
+
+@pytest.mark.parametrize(("path", "way"), [((0,), (1, 0)), ((1,), (1, 0)), ((0, 1), (1, 0)), ((1, 0), (0, 1)),
+                                           ((0, 1, 0), (0, 1))])
+def test_a_compute_in_the_order_of_the_actors_takes_the_chain(cluster, ctx, took, path, way):
+    graph, x, y, _held = products(ctx, *(cluster.backends[k] for k in path))
+    with gs.Scheduler(cluster.backends) as scheduler:
+        for k in range(3):
+            scheduler.alloc(graph)
+            x.set(np.full((2, 16), k, np.float32))
+            took()
+            scheduler.compute(graph, wait=False)
+            assert np.array_equal(y.numpy(), np.full((2, 16), {1: 2, 2: 6, 3: 24}[len(path)] * k, np.float32))
+            assert took() == way or k == 0
+
+
+def test_more_queued_computes_than_places_in_the_chain(cluster, ctx, took):
+    graph, x, y, _held = products(ctx, *cluster.backends)
+    n = 3 * rays.IN_CHAIN
+    with gs.Scheduler(cluster.backends, copies=4) as scheduler:
+        scheduler.alloc(graph)
+        took()
+        for k in range(n):
+            x.set(np.full((2, 16), k, np.float32))
+            scheduler.compute_async(graph)
+        scheduler.synchronize()
+        assert np.array_equal(y.numpy(), np.full((2, 16), 6 * (n - 1), np.float32))
+        assert took()[0] >= rays.IN_CHAIN
+
+
+def test_a_message_that_is_too_large_for_the_chain_is_a_call(cluster, took):
+    ctx = gs.Context()
+    w = ctx.tensor("i8", (2 * rays.CHAIN_BYTES,), "w")
+    with cluster.backends[0].alloc_tensors(ctx):
+        data = np.resize(np.arange(100, dtype=np.int8), 2 * rays.CHAIN_BYTES)
+        took()
+        w.set(data)
+        assert took() == (0, 1)
+        assert np.array_equal(w.numpy(), data)
+
+
+def test_calls_alone_where_no_chain_can_be_compiled(local_ray, monkeypatch, caplog):
+    def refused(*_, **__):
+        raise NotImplementedError("no graphs here")
+
+    monkeypatch.setattr(ray.dag.ClassMethodNode, "experimental_compile", refused)
+    with gs.remote.connect(workers=2, threads=1) as cluster, gs.CpuBackend(1, name="a") as a, \
+            gs.CpuBackend(1, name="b") as b:
+        assert "no graphs here" in caplog.text
+        assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
+        assert cluster.session.transport.messages_chained == 0
+
+
+def test_calls_alone_on_request(local_ray):
+    carrier = rays.RayActors(dict.fromkeys(("w0", "w1"), WorkerOptions(threads=1)), chained=False)
+    with cluster_of(carrier) as cluster, gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
+        assert carrier.messages_chained == 0
+
+
+def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_chain(ctx):
+    with gs.remote.connect(workers=3, threads=1, deadline=4) as cluster:
+        transport = cluster.session.transport
+        graph, x, _y, _held = products(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            os.kill(ray.get(transport.actor("w1").process.remote()), signal.SIGSTOP)
+            start = time.monotonic()
+            with pytest.raises(gs.BackendLost, match="worker 'w1' has not answered within 4 s"):
+                scheduler.compute(graph)
+            assert time.monotonic() - start < 30        # 4 s on an idle machine
+        first, _, third = cluster.backends
+        joined, = cluster.join("w3", threads=1)
+        chained = transport.messages_chained
+        assert np.array_equal(logits_of([first, third, joined]), logits_of([first, third, joined]))
+        assert transport.messages_chained > chained + 6
+        start = time.monotonic()
+    assert time.monotonic() - start < 30
+
+
+def test_killed_actors_in_the_middle_of_generations():
+    """Each generation has the tokens of a local backend, or ends in BackendLost."""
+    with llama.load(llama.small_model(), [gs.CpuBackend(1)], n_ctx=64) as local:
+        want = list(local.generate([1, 2, 3], 20))
+    with gs.remote.connect(workers=2, threads=1) as cluster:
+        second, = cluster.backends[1:]
+        for k in range(4):
+            with llama.load(llama.small_model(), [cluster.backends[0], second], n_ctx=64) as model:
+                generation = model.generate([1, 2, 3], 20)
+                tokens = [next(generation) for _ in range(5 * k)]
+                os.kill(ray.get(cluster.session.transport.actor(second.worker).process.remote()), signal.SIGKILL)
+                with pytest.raises(gs.BackendLost, match=f"worker '{second.worker}' has died"):
+                    tokens += generation
+                assert tokens == want[: len(tokens)]
+            second, = cluster.join(f"next{k}", threads=1)
+
+
+def test_a_cluster_that_does_not_start_leaves_nothing(local_ray):
+    before = ray.available_resources().get("CPU", 0)
+    with pytest.raises(gs.BackendError, match="worker 'w0' does not start"):
+        gs.remote.connect(workers=1, backends=["no_such_module:function"])
+    with pytest.raises(ValueError, match="they differ"):
+        gs.remote.connect(workers=["a", "a"])
+    end = time.monotonic() + 60
+    while ray.available_resources().get("CPU", 0) < before and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ray.available_resources().get("CPU", 0) >= before
