@@ -54,7 +54,8 @@ class Launched(NamedTuple):
     """One launch: its kernel, "module.function", blocks, threads of a block, and bytes read and written.
 
     `operations`: multiplications and additions of a matrix product, 0 of others; `ahead`: bytes of weights that its
-    blocks ask for before the launches before it have ended, where launches overlap.
+    blocks ask for before the launches before it have ended, where launches overlap; `asked`: bytes that a warp waits
+    for at once, 0 where that is not known.
     """
 
     kernel: str
@@ -64,6 +65,7 @@ class Launched(NamedTuple):
     written: int
     operations: int = 0
     ahead: int = 0
+    asked: int = 0
 
 
 class HostCalls(NamedTuple):
@@ -150,8 +152,9 @@ def _launched(launch: Launch) -> Launched:
     how = next((found for name, found in READ.items() if launch.kernel.startswith(name)), _views)
     read, written = how(launch)
     operations = _operations(launch) if how is _matvec else 0
-    ahead = _ahead(launch) if launch.kernel.startswith("matvec") else 0
-    return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead)
+    ahead, asked = (_ahead(launch), _asked(launch)) if launch.kernel.startswith("matvec") else (0, 0)
+    return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead,
+                    asked)
 
 
 def _size(view: Location | np.ndarray) -> int:
@@ -225,6 +228,16 @@ def _ahead(launch: Launch) -> int:
     each = min(AHEAD, _row_bytes(launch.kernel, int(p["k"]), int(p["w"][0])))
     rows = int(p["rows"]) * (2 if launch.args[2] else 1) + sum(int(more["rows"]) for more in p["more"])
     return rows * each
+
+
+def _asked(launch: Launch) -> int:
+    """Of both rows of a warp: of its part of k what its lanes load in two turns, or in one for several columns."""
+    p = launch.args[0][0]
+    k, columns = int(p["k"]), int(p["columns"])
+    own = int(p["part"]) or k
+    turn = 32 * (32 if p["w0"] != 4 and p["w0"] != 2 else 8)        # elements
+    at_once = min(own, turn * (2 if columns == 1 else 1))
+    return 2 * at_once * _row_bytes(launch.kernel, k, int(p["w"][0])) // k
 
 
 def _operations(launch: Launch) -> int:

@@ -72,10 +72,10 @@ CHAINS = {"matvec": 2, "mma": 3, "matmul": 3, "norm_rows": 3, "turn_heads": 3, "
 """Accesses to memory, barriers between warps and the like that wait for each other, in times of the latency."""
 BLOCKS = {"matvec": 4, "attention": 4, "mma": 2, "matmul": 2}
 """Blocks that fit on a multiprocessor by their launch bounds; others are bounded by its warps."""
-IN_FLIGHT = {"matvec": 2 * 2 * 18 * 32, "attention": 4 * 16 * 32, "norm_rows": 3 * 8 * 4 * 32, "mma": 4096,
+IN_FLIGHT = {"attention": 4 * 16 * 32, "norm_rows": 3 * 8 * 4 * 32, "mma": 4096,
              "matmul": 4096}
-"""Bytes that a warp has asked for and waits for: of a product two rows, unrolled twice, of 18 bytes in each lane; of a
-norm all elements of three rows."""
+"""Bytes that a warp has asked for and waits for, where the launch does not say: of a norm all elements of three rows.
+"""
 USUAL = 16 * 32
 """The same for other kernels."""
 EARLY = 0.5
@@ -93,7 +93,7 @@ def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0)
     name = family(launch.kernel)
     warps = max(1, launch.threads // 32)
     slots = gpu.n_multiprocessors * min(BLOCKS.get(name, 1 << 30), max(1, gpu.warps // warps))
-    each = IN_FLIGHT.get(name, USUAL) * warps
+    each = (launch.asked or IN_FLIGHT.get(name, USUAL)) * warps
     read = launch.read - ahead
     n = read + launch.written
 

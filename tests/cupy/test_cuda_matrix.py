@@ -3,7 +3,7 @@
 Columns that meet blocks are rounded to 8 bits, or, `exact`, not: the errors that these may make differ by magnitudes.
 """
 
-from itertools import product
+from itertools import product as iterproduct
 from math import prod
 
 import cupy_kernels
@@ -13,6 +13,7 @@ from op_results import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
+from ggml_sched.backends.cupy.launch import Builder, struct
 from ggml_sched.backends.cupy.ops import OPS, matrix
 
 RNG = np.random.default_rng(12)
@@ -38,6 +39,61 @@ def check_product(kind: str, a: tuple, b: tuple, exact: bool = False, **options)
 def test_every_type_with_few_columns_and_more(kind, columns, exact):
     k = width(96, kind)
     check_product(kind, (2 * k, 19), (2 * k, columns), exact)
+
+
+def parts_of(ctx: gs.Context, node: gs.Tensor, **options) -> tuple[int, int]:
+    """(blocks over the rows, elements of k of a warp that shares its rows) of the last launch."""
+    launch = cupy_kernels.placed_launches(ctx, [node], **options).launches[-1]
+    return launch.grid[0], int(launch.args[0]["part"][0])
+
+
+@pytest.mark.spread("kind exact", "kind columns", "columns exact", "kind k")
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 8])
+@pytest.mark.parametrize("k", [2304, 4096])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_warps_share_rows_where_they_are_few(kind, k, columns, exact):
+    """2,304 elements are three parts; the bits of each order of threads have to be the same."""
+    ctx = gs.Context()
+    node = ctx.mul_mat(ctx.tensor(kind, (k, 19)), ctx.tensor("f32", (k, columns)))
+    assert parts_of(ctx, node, exact=exact) == (10, {2304: 768, 4096: 1024}[k])
+    check(ctx, node, exact=exact)
+
+
+@pytest.mark.spread("kind", "columns")
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("k", [513, 776, 1024, 1031, 2048])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_warps_share_rows_without_blocks(kind, k, columns):
+    """Of odd lengths, where the last warp has what is left; and of rows that are not aligned."""
+    ctx = gs.Context()
+    node = ctx.mul_mat(ctx.tensor(kind, (k, 7)), ctx.tensor("f32", (k, columns)))
+    assert parts_of(ctx, node) == (4, 256 if k <= 1024 else 512)
+    check(ctx, node)
+    whole = ctx.tensor(kind, (k + 3, 7))
+    check(ctx, ctx.mul_mat(ctx.view_2d(whole, k, 7, whole.nb[1], whole.nb[0]), ctx.tensor("f32", (k, columns))))
+
+
+def test_warps_share_rows_of_matrices_that_share_columns(ctx):
+    """Several matrices, experts with one that is not there, and up to three products with biases."""
+    check(ctx, ctx.mul_mat(ctx.tensor("q8_0", (2304, 5, 2)), ctx.tensor("f32", (2304, 1, 6))))
+    ids = ctx.tensor("i32", (2, 1), "ids")
+    out = ctx.mul_mat_id(ctx.tensor("q4_0", (2304, 5, 4)), ctx.tensor("f32", (2304, 1, 1)), ids)
+    assert parts_of(ctx, out) == (3, 768)
+    check(ctx, out, {ids: np.array([[3, 1]], np.int32)})
+
+
+@pytest.mark.parametrize("n_multiprocessors", [1, 28, 132, 1000])
+@pytest.mark.parametrize("kind", ["q4_0", "f32"])
+def test_parts_cover_every_element_once_and_only_where_rows_are_few(ctx, kind, n_multiprocessors):
+    for k, rows in iterproduct((512, 2048, 2304, 4096, 14336, 14592), (1, 8, 100, 224, 232, 8000, 8008)):
+        p = struct(matrix.PRODUCT, matrices=1, columns=1)
+        rows_of_block = matrix._share(Builder(n_multiprocessors=n_multiprocessors), ctx.tensor(kind, (k, rows)), p,
+                                      -(-rows // 8))
+        part = int(p["part"][0])
+        is_few = -(-rows // 8) <= n_multiprocessors and k > {"q4_0": 2048, "f32": 512}[kind]
+        assert (part > 0) == is_few and rows_of_block == (2 if is_few else 8)
+        assert not part or (part % 256 == 0 and part * 4 >= k)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -194,12 +250,12 @@ def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host(ct
 
 
 def test_work_memory_is_what_is_said():
-    for (kind, columns), type_b in product((("q4_0", 1), ("q4_0", 100), ("f16", 3), ("f32", 40)), ("f32", "f16")):
+    for (kind, columns), type_b in iterproduct((("q4_0", 1), ("q4_0", 100), ("f16", 3), ("f32", 40)), ("f32", "f16")):
         ctx = gs.Context()
         nodes = [ctx.mul_mat(ctx.tensor(kind, (64, 300)), ctx.tensor(type_b, (64, columns, 2))),
                  ctx.mul_mat_id(ctx.tensor(kind, (64, 30, 6)), ctx.tensor(type_b, (64, 2, columns)),
                                 ctx.tensor("i32", (2, columns)))]
-        for node, exact, blas, tensor in product(nodes, *[(False, True)] * 3):
+        for node, exact, blas, tensor in iterproduct(nodes, *[(False, True)] * 3):
             used = cupy_kernels.placed_launches(ctx, [node], exact=exact, blas=blas, tensor=tensor).work_size
             assert used <= ops.work_size([node], exact, blas, tensor) <= OPS[node.op].work(node) + 255
             if kind != "f16" or not blas:

@@ -201,10 +201,7 @@ PLANTED = {
         "norm.cu", "    await_inputs();\n    __shared__ float part[32];\n    FOR_EACH_ROW(r, rows)",
         "    __shared__ float part[32];\n    FOR_EACH_ROW(r, rows)"),
     "products that wait where they have rows": (
-        "matvec.cuh", "        await_inputs();                                                           \\\n"
-        "        __VA_ARGS__(FEW_ARGS);                                                    \\\n",
-        "        if (threadIdx.x < 64) await_inputs();                                     \\\n"
-        "        __VA_ARGS__(FEW_ARGS);                                                    \\\n"),
+        "matvec.cuh", "await_inputs();", "if (threadIdx.x < 64) await_inputs();"),
     "a rope that reads its position before": (
         "rope.cu", "    await_inputs();\n    __shared__ int found[32];",
         "    const int32_t old = *(const volatile int32_t*)t.positions.p;\n"

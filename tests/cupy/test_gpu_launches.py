@@ -8,6 +8,8 @@ import gpu_model
 import pytest
 from gpu_launches import Launched, family, graph_of, host_calls, launched
 
+from ggml_sched.backends.cupy.ops import matrix
+
 
 @pytest.mark.parametrize(("model", "rows", "layer", "others"), [
     ("llama-2-7b", 256, 8, 3), ("llama-2-7b", 4096, 8, 3), ("llama-3-8b", 256, 8, 3)])
@@ -87,6 +89,20 @@ def test_launches_that_overlap_reach_the_target_by_the_model():
         assert overlapped < 1
 
 
+@pytest.mark.parametrize(("model", "device", "gain"), [
+    ("qwen3moe-30b", "H200", 0.04), ("qwen3moe-30b", "A100", 0.03), ("qwen3moe-30b", "3060", 0.0),
+    ("llama-3-8b", "H200", 0.0), ("llama-3-8b", "4090", 0.0)])
+def test_warps_share_rows_nowhere_where_the_model_says_that_it_loses(model, device, gain, monkeypatch):
+    """`gain`: at least this share of the time, that of the choice of experts above all."""
+    gpu = gpu_model.DEVICES[device]
+    shared = launched(graph_of(model, 256), gpu.n_multiprocessors)
+    monkeypatch.setattr(matrix, "_share", lambda *_: matrix.WARPS * matrix.ROWS)
+    alone = launched(graph_of(model, 256), gpu.n_multiprocessors)
+    for a, b in zip(shared, alone, strict=True):
+        assert gpu_model.seconds(a, gpu) <= gpu_model.seconds(b, gpu)
+    assert gpu_model.token(shared, gpu) <= (1 - gain) * gpu_model.token(alone, gpu)
+
+
 def test_weights_that_are_read_ahead():
     """Of each row its first 2048 bytes; none of experts, whose numbers are not known before."""
     first = launched(graph_of("llama-2-7b", 256))[2]
@@ -97,7 +113,7 @@ def test_weights_that_are_read_ahead():
 
 def test_a_launch_takes_no_less_time_than_its_bytes_and_its_gap():
     gpu = gpu_model.DEVICES["H200"]
-    large = Launched("matvec_plain.q4_0_1", 100_000, 128, 1 << 30, 1 << 10)
+    large = Launched("matvec_plain.q4_0_1", 100_000, 128, 1 << 30, 1 << 10, asked=2304)
     time = gpu_model.seconds(large, gpu)
     assert (1 << 30) / gpu.copies + gpu.gap < time < 1.1 * (1 << 30) / gpu.copies
     one = gpu_model.seconds(large._replace(blocks=1), gpu)

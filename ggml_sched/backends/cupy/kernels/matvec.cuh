@@ -2,11 +2,13 @@
 //
 // A warp computes two rows of the result; or, with a second matrix of weights, the same row of both products, from
 // which it computes one row of a gated unit.  Each lane takes every 32nd unit of the rows (units.cuh); sums are added
-// in a fixed order.  blockIdx.y counts the matrices of a batch, or (MUL_MAT_ID) the pairs of a token and a chosen
-// expert.  A launch may compute up to three products of the same columns, each in blocks of its own.  Columns are
-// rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32 columns and multiply in
-// f32.  A gated unit may also be written rounded to 8 bits, for the next product: by the block that ends last of those
-// with the same 32 rows.  Invariant: an expert id out of range sets the error word, and nothing is written for it.
+// in a fixed order.  Where rows are too few for the device, the warps of a block share two rows, each a part of k, and
+// the first warp adds up their sums.  blockIdx.y counts the matrices of a batch, or (MUL_MAT_ID) the pairs of a token
+// and a chosen expert.  A launch may compute up to three products of the same columns, each in blocks of its own.
+// Columns are rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32 columns and
+// multiply in f32.  A gated unit may also be written rounded to 8 bits, for the next product: by the block that ends
+// last of those with the same 32 rows.  Invariant: an expert id out of range sets the error word, and nothing is
+// written for it.
 #pragma once
 
 #include "blocks.cuh"
@@ -33,6 +35,8 @@ struct Product {
     int32_t wide;                          // for f32, f16, bf16 weights: whether loads of 16 bytes are aligned
     int32_t packed;                        // whether repack.py has rearranged the weights, for kernels of both orders
     int32_t w0;                            // bytes from element to element of f32, f16 or bf16 weights
+    int32_t part;                          // elements of k of a warp, where those of a block share rows; else 0
+    int32_t unused;
     const float* bias;                     // as in Part
     Part more[2];                          // the second without the first: none
 };
@@ -115,7 +119,7 @@ __device__ __forceinline__ Part own_part(const Product& a, const uint8_t* w, cha
     return p;
 }
 
-enum { WEIGHT_ROWS = 2 };
+enum { WEIGHT_ROWS = 2, FEW_WARPS = 4 };     // rows of weights of a warp; warps of a block
 
 // The addresses of the warp's two rows of weights: `row` of both matrices, or rows `row` and `row` + 1 of one.  Where
 // there is no such next row, `row` again, so that loads stay inside; its result is not written.
@@ -126,8 +130,25 @@ __device__ __forceinline__ void weight_rows(const Part& own, const uint8_t* w, c
 }
 
 // The number of the warp's first row in `own`, of WEIGHT_ROWS, or of one where there are `both` matrices.
-__device__ __forceinline__ int64_t first_row(const Part& own, bool both) {
+__device__ __forceinline__ int64_t first_row(const Product& a, const Part& own, bool both) {
+    if (a.part) return own.first * WEIGHT_ROWS;
     return (own.first * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS);
+}
+
+// The elements of k that the warp takes.
+struct Stretch {
+    int begin, end;
+};
+
+__device__ __forceinline__ Stretch own_stretch(const Product& a) {
+    const int k = (int)a.k;
+    Stretch s = {0, k};
+    if (a.part) {
+        const int64_t begin = (int64_t)(threadIdx.x >> 5) * a.part;
+        s.begin = begin < k ? (int)begin : k;
+        s.end = begin + a.part < k ? (int)begin + a.part : k;
+    }
+    return s;
 }
 
 // Bytes of a row of weights; 0 where its elements are not neighbours.
@@ -147,8 +168,10 @@ __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t*
                                                 const char* ids, int64_t bytes) {
     if (!OVERLAPS || ids != nullptr) return;
     const Part own = own_part(a, w, nullptr);
-    const int64_t row = first_row(own, second != nullptr);
-    const int lane = threadIdx.x & 31, line = 128 * (lane & 15);
+    const int64_t row = first_row(a, own, second != nullptr);
+    const int lane = threadIdx.x & 31, lines = 128 * (lane & 15);
+    // Of a row that warps share, each asks for the beginning of its part, about.
+    const int64_t line = a.part ? lines + bytes * (threadIdx.x >> 5) * a.part / a.k : lines;
     if (row >= own.rows || line >= bytes) return;
     Pair pair;
     find_pair(a, nullptr, blockIdx.y, nullptr, 0, pair);
@@ -157,10 +180,31 @@ __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t*
     read_ahead((lane < 16 ? weights[0] : weights[1]) + line);
 }
 
-// Adds up the lanes' sums, and writes the result: two rows, or with `both` matrices one row of their gated unit.
+// Adds up the lanes' sums, and those of warps that share rows, and writes the result: two rows, or with `both` matrices
+// one row of their gated unit.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row,
                                            int64_t column, char* d, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
+    __shared__ float sums[WEIGHT_ROWS][COLUMNS][FEW_WARPS];
+    if (a.part) {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        __syncthreads();                   // those of the product before are read
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            UNROLL
+            for (int r = 0; r < WEIGHT_ROWS; ++r) {
+                const float v = warp_reduce<Sum>(sum[r][c]);
+                if (lane == 0) sums[r][c][warp] = v;
+            }
+        }
+        __syncthreads();
+        if (warp != 0) return;
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            UNROLL
+            for (int r = 0; r < WEIGHT_ROWS; ++r) sum[r][c] = lane < FEW_WARPS ? sums[r][c][lane] : 0.0f;
+        }
+    }
     UNROLL
     for (int c = 0; c < COLUMNS; ++c) {
         if (column + c >= a.columns) break;
@@ -202,7 +246,7 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
 #define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
     const bool both = second != nullptr;                                                                         \
     const Part own = own_part(a, w, d);                                                                          \
-    const int64_t row = first_row(own, both);                                                                    \
+    const int64_t row = first_row(a, own, both);                                                                 \
     const int64_t column = (int64_t)blockIdx.z * (COLUMNS);                                                      \
     if (row >= own.rows) return;                                                                                 \
     for (int64_t i = blockIdx.y; i < a.matrices; i += gridDim.y) {                                               \
@@ -242,10 +286,11 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
                                                   const float2* runs, int64_t first, int64_t column,
                                                   float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     typedef Blocks<KIND> T;
-    const int units = (int)(a.k >> 5);
+    const Stretch s = own_stretch(a);
+    const int units = s.end >> 5;
     // Unrolled twice, q3_K and q6_K in ggml's order would spill registers; q5_K where launches overlap.
     UNROLL_BY(COLUMNS == 1 && (PACKED || (KIND != Q3_K && KIND != Q6_K && (KIND != Q5_K || !OVERLAPS))) ? 2 : 1)
-    for (int u = threadIdx.x & 31; u < units; u += 32) {
+    for (int u = (s.begin >> 5) + (threadIdx.x & 31); u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
         for (int r = 0; r < WEIGHT_ROWS; ++r) T::template load<PACKED>(weights[r], u, w[r]);
@@ -271,9 +316,10 @@ template <int KIND>
 __device__ __forceinline__ void rows_times_floats(const Product& a, const uint8_t* const* weights, const char* x,
                                                   float (&sum)[WEIGHT_ROWS][1]) {
     typedef Blocks<KIND> T;
-    const int units = (int)(a.k >> 5);
+    const Stretch s = own_stretch(a);
+    const int units = s.end >> 5;
     UNROLL_BY(1)
-    for (int u = threadIdx.x & 31; u < units; u += 32) {
+    for (int u = (s.begin >> 5) + (threadIdx.x & 31); u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
         for (int r = 0; r < WEIGHT_ROWS; ++r) {
@@ -305,12 +351,13 @@ template <int KIND, int COLUMNS>
 __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* const* weights, const char* x,
                                            int64_t column, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     const int lane = threadIdx.x & 31;
-    int64_t done = 0;
+    const Stretch s = own_stretch(a);
+    int done = s.begin;
     if (a.wide) {
-        const int size = KIND == F32 ? 4 : 2, eights = (int)(a.k >> 3);
-        done = (int64_t)eights * 8;
+        const int size = KIND == F32 ? 4 : 2, eights = s.end >> 3;
+        done = s.begin < 8 * eights ? 8 * eights : s.begin;
         UNROLL_BY(COLUMNS == 1 ? 2 : 1)
-        for (int u = lane; u < eights; u += 32) {
+        for (int u = (s.begin >> 3) + lane; u < eights; u += 32) {
             float v[WEIGHT_ROWS][8];
             UNROLL
             for (int r = 0; r < WEIGHT_ROWS; ++r)
@@ -329,7 +376,7 @@ __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* cons
         }
     }
     UNROLL_BY(1)
-    for (int64_t j = done + lane; j < a.k; j += 32) {
+    for (int64_t j = (int64_t)done + lane; j < s.end; j += 32) {
         float v[WEIGHT_ROWS];
         UNROLL
         for (int r = 0; r < WEIGHT_ROWS; ++r) v[r] = load_plain((const char*)weights[r] + j * a.w0, KIND);
@@ -352,11 +399,11 @@ __device__ __forceinline__ void few_plain(FEW) {
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
 // Kernels NAME_1 and NAME_8: for one column, and for up to eight.  PER_SM: blocks that shall fit on a multiprocessor.
-#define FEW_KERNEL(NAME, KIND, PER_SM, ...)                                       \
-    extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(FEW) {         \
-        read_rows_ahead(a, w, second, ids, bytes_of_row<KIND>(a));                \
-        await_inputs();                                                           \
-        __VA_ARGS__(FEW_ARGS);                                                    \
+#define FEW_KERNEL(NAME, KIND, PER_SM, ...)                                          \
+    extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS, PER_SM) NAME(FEW) { \
+        read_rows_ahead(a, w, second, ids, bytes_of_row<KIND>(a));                   \
+        await_inputs();                                                              \
+        __VA_ARGS__(FEW_ARGS);                                                       \
     }
 #define FEW_PLAIN(NAME, KIND)                                   \
     FEW_KERNEL(NAME##_1, KIND, 4, few_plain<KIND, 1>)           \

@@ -36,14 +36,14 @@ __all__ = ["PRODUCTS", "few", "is_few", "most_work", "together", "work"]
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
-PART = np.dtype([(name, "<u8") for name in ("w", "d", "bias")]
+FURTHER = np.dtype([(name, "<u8") for name in ("w", "d", "bias")]
                 + [(name, "<i8") for name in ("rows", "w1", "d1", "first")])
 """`struct Part` of matvec.cuh."""
 PRODUCT = np.dtype([(name, "<i8") for name in ("k", "rows", "columns", "matrices")]
                    + [(name, "<i8", 3) for name in "wxd"]
                    + [(name, "<i8") for name in ("n2", "r2", "r3", "id0", "id1", "n_used", "n_slots", "n_experts")]
-                   + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")]
-                   + [("bias", "<u8"), ("more", PART, 2)])
+                   + [(name, "<i4") for name in ("gate", "wide", "packed", "w0", "part", "unused")]
+                   + [("bias", "<u8"), ("more", FURTHER, 2)])
 """`struct Product` of matvec.cuh; `w`, `x` and `d` are w1, w2, w3 and so on."""
 
 FAMILY = {
@@ -60,6 +60,9 @@ FEW = 8
 WARPS = 4
 ROWS = 2
 """Warps of a block; rows of weights of a warp."""
+
+PART = 256
+"""Warps that share rows take multiples of so many elements of k."""
 
 TILE = 64
 """Rows and columns of a tile."""
@@ -159,12 +162,27 @@ def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | No
     p, w, columns, ids = product(b, node, dst)
     p["gate"] = gate
     rows = WARPS * (ROWS if second is None else 1)
+    if second is None:
+        rows = _share(b, a, p, -(-a.ne[1] // rows))
     rounded: tuple[Pointer, Pointer] = NONE, NONE
     if second is not None and dst is not None and _rounds(b, a, p, dst):
         rounded = rounding.beside(b, dst)
     _emit_few(b, a, p, -(-a.ne[1] // rows), w.pointer(), NONE if second is None else b.pointer(second), columns.x,
               columns.runs, NONE if ids is None else ids.pointer(), b.pointer(dst or node), b.error, b.position,
               *rounded)
+
+
+def _share(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int) -> int:
+    """How many rows a block has: those of its warps, `n_blocks` in all.  Where these are no more than multiprocessors,
+    and a warp would wait for memory several times, the warps of a block share rows, and `p` tells the kernel: with more
+    blocks nothing is gained (bench/gpu_model.py)."""
+    k, n_columns = a.ne[0], int(p["columns"][0])
+    at_once = 2 * 32 * (32 if a.type.is_quantized else 8)       # a lane's units or groups of eight, unrolled twice
+    others = int(p["matrices"][0]) * -(-n_columns // FEW)
+    if k <= at_once or n_blocks * others > b.n_multiprocessors:
+        return WARPS * ROWS
+    p["part"] = -(-k // (WARPS * PART)) * PART
+    return ROWS
 
 
 def _rounds(b: Builder, a: Tensor, p: np.ndarray, unit: Tensor) -> bool:
@@ -193,6 +211,7 @@ def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]
     """
     node, dst, _ = products[0]
     p, w, columns, _ = product(b, node, dst)
+    rows = _share(b, node.src[0], p, sum(-(-other.ne[0] // (WARPS * ROWS)) for other, _, _ in products))
     first = 0
     for i, (other, to, term) in enumerate(products):
         at, added = b.location(other.src[0]), 0 if term is None else b.location(term).address
@@ -201,7 +220,7 @@ def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]
             p["wide"] &= is_multiple(at, 16)
         else:
             p["bias"] = added
-        first += -(-other.ne[0] // (WARPS * ROWS))
+        first += -(-other.ne[0] // rows)
     _emit_few(b, node.src[0], p, first, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(dst), b.error,
               b.position, NONE, NONE)
 
