@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from alive import BLOCKS, alive, block_counts, leaked
+from processes import run_python
 
 import ggml_sched as gs
 
@@ -62,3 +63,22 @@ def test_a_session_that_leaves_something_alive_fails(tmp_path, keep, status):
                           env=os.environ | {"PYTHONPATH": str(Path(gs.__file__).parents[1])})
     assert done.returncode == status, done.stdout + done.stderr
     assert "1 passed" in done.stdout and (f"1 {GRAPH}" in done.stdout) == bool(status)
+
+
+IMPORTED = f"""
+import sys
+sys.path.append({str(TESTS / "support")!r})
+import alive
+from pathlib import Path
+import ggml_sched
+
+alive.import_extensions()
+loaded = {{getattr(module, "__file__", None) for module in list(sys.modules.values())}}
+files = Path(ggml_sched.__file__).parent.rglob("*" + alive.EXTENSION_SUFFIXES[0])
+print(*(file.name.split(".")[0] for file in files if str(file) not in loaded), "ggml_sched.llama_cpp" in sys.modules)
+"""
+
+
+def test_counting_imports_every_compiled_module_but_the_hook():
+    """The hook would take the place of ggml's functions in the process of the tests, and keep lists of its own."""
+    assert run_python("-c", IMPORTED).stdout == "_hook False\n"
