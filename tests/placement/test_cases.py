@@ -81,3 +81,13 @@ def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_t
     for bound in (1.0, 1.999, 1.0, 1.0, 1.0):       # the second is near enough
         assert branching._most(made, bound) is None
     assert efforts == ["more", "most", "more", "more"]
+
+
+def test_a_trial_has_the_splits_of_the_graphs_that_the_goal_counts():
+    graphs = [layered(random.Random(0), 1, tokens) for tokens in (1, 64)]
+    given = devices(random.Random(0), 2, sum(sized(graphs[0]).values()))[::-1]
+    for weights in ((1.0, 0.0), (0.0, 1.0), (0.5, 2.0)):
+        model = Trials(graphs, given, Links(given, gs.Link(5e8, 1e-6)), weights, 1.0)
+        trial = model.run({name: k % 2 for k, name in enumerate(model.sizes)})
+        counted = [plan.data.n_splits for plan, weight in zip(trial.plans, weights, strict=True) if weight]
+        assert trial.splits == sum(counted) > len(counted)

@@ -49,6 +49,17 @@ def test_random_plans_come_back_the_same(block, policy, tmp_path):
         assert same(plan, pickled), f"random_case({seed})"
 
 
+def test_backends_of_a_pickled_plan_answer_with_the_sizes_that_it_was_planned_with(ctx):
+    x = ctx.tensor("f32", 4, "x", input=True)
+    squared = ctx.sqr(x)
+    graph = gs.Graph(ctx.set_output(ctx.neg(squared)))
+    backends = [dry_device("A", alloc_size=lambda t: t.nbytes + 100 * (t.op == "SQR")),
+                dry_device("B", supports_op=lambda t: t.op != "SQR")]
+    plan = pickle.loads(pickle.dumps(gs.Scheduler(backends).plan(graph)))
+    first, _ = plan.backends
+    assert {t.op: first.alloc_size(t) for t in plan.graph.tensors} == {"NONE": 16, "SQR": 116, "UNARY:NEG": 16}
+
+
 @pytest.mark.parametrize("config", ["c1", "c4"])
 def test_plans_of_real_graphs_come_back_the_same(config, tmp_path):
     for path in sample_paths()[:4]:
