@@ -231,6 +231,10 @@ class Backend(BackendBase):
         """Bytes that can still be allocated here, None if the backend does not know."""
         return None
 
+    def round_trip(self) -> float:
+        """Seconds in which an order reaches the device and its answer comes back; 0 where a call is all it takes."""
+        return 0.0
+
     def work_size(self, nodes: Sequence[Tensor]) -> int:
         """An upper bound, in bytes, of the work memory that these nodes take on the device, besides the arena.
 
@@ -482,7 +486,7 @@ def staged(src: Tensor, dst: Tensor) -> bytearray:
     for the backends."""
     given = bytearray(src.nbytes)
     src.backend.get_tensor(src, given)
-    if src.nbytes == _dense_bytes(src):
+    if src.nbytes == dense_bytes(src):
         return given
     # The bytes in the gaps between the elements of dst belong to other tensors: they must stay as they are.
     merged = bytearray(dst.nbytes)
@@ -491,7 +495,7 @@ def staged(src: Tensor, dst: Tensor) -> bytearray:
     return merged
 
 
-def _dense_bytes(t: Tensor) -> int:
+def dense_bytes(t: Tensor) -> int:
     """Bytes of the elements alone, without gaps."""
     return t.n_elements // t.type.block_size * t.type.type_size
 

@@ -86,13 +86,13 @@ def devices_of(made: Sequence[Device | Backend]) -> tuple[Device, ...]:
                                                       device.name)))
 
 
-def part_of(name: str, value: object, most: str) -> float:
-    """An argument that is a part, larger than 0; `most` says what it must be."""
+def part_of(name: str, value: object, most: str, whole: bool) -> float:
+    """An argument that is a part, larger than 0; `most` says what it must be; `whole`: it may be 1."""
     try:
         part = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"{name} is a number, not {value!r}") from None
-    if not 0 < part <= 1 or part == 1 and name == "within":
+    if not 0 < part <= 1 or part == 1 and not whole:
         raise ValueError(f"{name} = {value!r} is not {most}")
     return part
 

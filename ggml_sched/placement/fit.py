@@ -78,8 +78,8 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     if link is None and len(backends) > 1:
         link = measure_links(backends)
     links = Links(devices, link)
-    within = part_of("within", within, "between 0 and 1")
-    fill = part_of("fill", fill, "a part of a cache: larger than 0, at most 1")
+    within = part_of("within", within, "between 0 and 1", whole=False)
+    fill = part_of("fill", fill, "a part of a cache: larger than 0, at most 1", whole=True)
     models = [Trials(group, devices, links, (), fill) for group in groups]
     weights = weights_of(goal, models)
     at = 0

@@ -104,14 +104,17 @@ def measure_links(backends: Iterable[Backend], seconds: float = 1.0,
                   clock: Callable[[], float] = perf_counter) -> dict[tuple[str, str], Link]:
     """The `Link` from each backend to each other, by names, as `link=` accepts them; takes about `seconds`.
 
-    Copies of 4 KiB and of 64 MiB, or as much as there is room for, give latency and bandwidth.  Raises as `measure`.
+    Copies of 4 KiB and of 64 MiB, or as much as there is room for, give latency and bandwidth.  A copy is waited for
+    here: half a round trip to each of the two backends is no part of the latency.  Raises as `measure`.
     """
     given = list(backends)
     pairs = [(a, b) for a in given for b in given if a is not b]
     for backend in given:
         if not backend.has_memory:
             raise ValueError(f"backend {backend.name!r} has no memory: there is nothing to measure")
-    return {(a.name, b.name): _link(a, b, seconds / (2 * len(pairs)), clock) for a, b in pairs}
+    trips = {backend.name: backend.round_trip() for backend in given}
+    return {(a.name, b.name): _link(a, b, seconds / (2 * len(pairs)), clock, (trips[a.name] + trips[b.name]) / 2)
+            for a, b in pairs}
 
 
 Node: TypeAlias = Callable[[Context, Context], Tensor]
@@ -211,8 +214,8 @@ def _median(call: Callable[[], object], wait: Callable[[], object], slot: float,
     return median(taken)
 
 
-def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float]) -> Link:
-    """The link from one backend to another."""
+def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outside: float) -> Link:
+    """The link from one backend to another; `outside`: seconds of each copy that are no part of it."""
     taken, sizes = [], []
     for size in _COPIES:
         there, here = _allocated(a, size, memory_left(a)), _allocated(b, size, memory_left(b))
@@ -226,7 +229,7 @@ def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float]) -> Li
             sizes.append(4 * n)
     slope = (taken[1] - taken[0]) / (sizes[1] - sizes[0]) if sizes[1] > sizes[0] else 0.0
     rate = 1 / slope if slope > 0 else sizes[1] / max(taken[1], 1e-9)
-    return Link(_rounded(rate), _rounded(max(0.0, taken[0] - sizes[0] / rate)))
+    return Link(_rounded(rate), _rounded(max(0.0, taken[0] - outside - sizes[0] / rate)))
 
 
 def _copied(src: Tensor, dst: Tensor, slot: float, clock: Callable[[], float]) -> float:

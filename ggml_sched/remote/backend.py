@@ -11,14 +11,15 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple, cast
 
 from ggml_sched._graph import Graph, Tensor, label
-from ggml_sched.backend import Backend, Buffer, Event, GraphView, note_nodes
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
 from ggml_sched.errors import BackendLost, PlacementError
 from ggml_sched.remote.envelope import DIGEST
 from ggml_sched.remote.session import Out, Session
-from ggml_sched.remote.tensors import described, values_of
+from ggml_sched.remote.tensors import bytes_at, described, values_of
 
 __all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent"]
 
@@ -56,7 +57,7 @@ class RemoteBuffer(Buffer):
 
     def _bytes(self) -> dict[str, Any]:
         """The whole buffer as a tensor of bytes."""
-        return {"t": "i8", "ne": [self.size, 1, 1, 1], "at": [self.number, 0]}
+        return bytes_at(self.number, 0, self.size)
 
 
 def _number(tensor: Tensor) -> int:
@@ -66,6 +67,10 @@ def _number(tensor: Tensor) -> int:
 
 FETCHED = 1 << 22
 """Bytes of the largest output that comes back with its compute, before the caller reads it."""
+
+
+ROUND_TRIPS = 7
+"""Questions whose median is the time of a round trip."""
 
 
 class RemoteEvent(Event):
@@ -142,9 +147,14 @@ class RemoteBackend(Backend):
         return self.session.call(self.worker, ["ask", "answer", question, [*arguments]])["answer"]
 
     def freed(self, number: int) -> None:
-        """A buffer was closed: free it on the worker, unless that is lost."""
-        if not self.session.closed and self.worker not in self.session.lost and self.session.is_here:
+        """A buffer was closed: free it on the worker."""
+        if self._is_connected:
             self.put("free", number)
+
+    @property
+    def _is_connected(self) -> bool:
+        """Whether the worker can still be told what to free."""
+        return not self.session.closed and self.worker not in self.session.lost and self.session.is_here
 
     def _place(self, buffer: Buffer) -> int | None:
         if isinstance(buffer, RemoteBuffer) and buffer.backend is self and not buffer.closed:
@@ -157,7 +167,7 @@ class RemoteBackend(Backend):
         try:
             return values_of(tensor, number)
         except PlacementError:
-            return {"t": "i8", "ne": [tensor.nbytes, 1, 1, 1], "at": [number, tensor.offset]}
+            return bytes_at(number, tensor.offset, tensor.nbytes)
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -179,10 +189,23 @@ class RemoteBackend(Backend):
         except PlacementError:
             return super().alloc_size(tensor)
 
+    @property
+    def work_held(self) -> int:     # type: ignore[override]  # only the worker changes it
+        return int(self.ask("work held", self.device)) if self.facts["work"] and self._is_connected else 0
+
     def work_size(self, nodes: Sequence[Tensor]) -> int:
         if not self.facts["work"]:
             return 0
         return int(self.ask("work", self.device, *self._described(nodes)))
+
+    def round_trip(self) -> float:
+        now = self.session.transport.now
+        taken = []
+        for _ in range(ROUND_TRIPS):
+            start = now()
+            self.ask("memory", self.device)
+            taken.append(now() - start)
+        return median(taken)
 
     # -- support ---------------------------------------------------------------------------------------
 
@@ -259,7 +282,7 @@ class RemoteBackend(Backend):
         if there.worker == here.worker:
             here.put("copy", there._values(src), here._values(dst), label=f"a copy of {label(src)}")
             return True
-        if src.nbytes != src.n_elements // src.type.block_size * src.type.type_size:
+        if src.nbytes != dense_bytes(src):
             return False
         key = self.session.new_key()
         here._fetched = []
@@ -318,7 +341,7 @@ class RemoteBackend(Backend):
         return RemoteSplit(number, said, outputs)
 
     def graph_plan_free(self, plan: Any) -> None:
-        if not self.session.closed and self.worker not in self.session.lost and self.session.is_here:
+        if self._is_connected:
             self.put("drop", plan.number)
 
     def graph_plan_compute(self, plan: Any) -> None:

@@ -53,10 +53,10 @@ class Cluster:
 
     def links(self, *others: Backend, seconds: float = 1.0) -> dict[tuple[str, str], Link]:
         """{(name, name): link} between each two of the backends and of `others`, such as the host's, as `gs.fit` and
-        `gs.price` accept them; measured by copies for about `seconds`."""
+        `gs.price` accept them; measured by copies for about `seconds`, on the transport's clock."""
         from ggml_sched.placement.measure import measure_links
 
-        return measure_links([*self.backends, *others], seconds)
+        return measure_links([*self.backends, *others], seconds, self.session.transport.now)
 
     def __enter__(self) -> Self:
         return self

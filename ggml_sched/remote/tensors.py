@@ -1,7 +1,7 @@
 """Tensors as values of a message, and back.
 
 A layout travels without strides: as its axes from the innermost to the outermost, each with the number of steps of the
-axis before it after which it advances.  The receiver multiplies them with checked arithmetic, so that no two elements
+last axis of several elements before it after which it advances.  The receiver multiplies them with checked arithmetic, so that no two elements
 of a tensor can lie at one place, and checks that the result lies in its buffer.
 
     tensor     {"t": type, "ne": [ne0, ne1, ne2, ne3]}, and where it differs from what is left out
@@ -24,7 +24,7 @@ from ggml_sched.remote.messages import MAX_NUMBER, MessageError, fields_of, natu
 if TYPE_CHECKING:
     from ggml_sched.backend import Buffer
 
-__all__ = ["Described", "described", "layout_values", "strides", "tensors_of", "values_of"]
+__all__ = ["Described", "bytes_at", "described", "layout_values", "strides", "tensors_of", "values_of"]
 
 TYPES = {str(kind): kind for kind in Type}
 MAX_TENSORS = 1 << 20
@@ -42,14 +42,15 @@ def layout_values(t: Tensor) -> dict[str, Any]:
     unit, axes = t.type.type_size, []
     counts = [t.ne[0] // t.type.block_size, *t.ne[1:]]
     reach = 1
-    for stride, _, axis in sorted((t.nb[axis], counts[axis] > 1, axis) for axis in range(4)):
+    for stride, has_more, axis in sorted((t.nb[axis], counts[axis] > 1, axis) for axis in range(4)):
         if stride % unit or stride // unit < reach:
-            if counts[axis] <= 1:
+            if not has_more:
                 continue        # an axis of one element: its stride has no meaning
             raise PlacementError(f"{t!r} with strides {t.nb}: axis {axis} advances by no whole number of the steps of "
                                  "the axis inside it, which a remote backend does not take")
         axes.append([axis, stride // unit])
-        unit, reach = stride, max(counts[axis], 1)
+        if has_more:
+            unit, reach = stride, counts[axis]
     values["axes"] = axes
     return values
 
@@ -70,10 +71,11 @@ def strides(kind: Type, ne: Sequence[int], axes: Any) -> tuple[int, ...]:
         axis, steps = (natural(value, "an axis or its steps") for value in fields_of(pair, "an axis", 2))
         if axis > 3 or nb[axis] or steps < max(reach, 1):
             raise MessageError(f"axes {axes!r} of a tensor of extents {list(ne)}")
-        unit *= steps
-        if unit >= MAX_NUMBER:
+        nb[axis] = unit * steps
+        if nb[axis] >= MAX_NUMBER:
             raise MessageError(f"axes {axes!r} of a tensor of extents {list(ne)} exceed 62 bits")
-        nb[axis], reach = unit, counts[axis]
+        if counts[axis] > 1:
+            unit, reach = nb[axis], counts[axis]
     for axis in range(4):
         if not nb[axis]:        # an axis of one element: its stride has no meaning
             if counts[axis] > 1:
@@ -171,6 +173,11 @@ def described(nodes: Iterable[Tensor], place: Callable[[Buffer], int | None]) ->
 def values_of(t: Tensor, buffer: int) -> dict[str, Any]:
     """A tensor alone, in buffer number `buffer`."""
     return {**layout_values(t), "at": [buffer, t.offset]}
+
+
+def bytes_at(buffer: int, offset: int, size: int) -> dict[str, Any]:
+    """Bytes [offset, offset + size) of buffer number `buffer`, as a tensor."""
+    return {"t": "i8", "ne": [size, 1, 1, 1], "at": [buffer, offset]}
 
 
 # -- what is received ------------------------------------------------------------------------------

@@ -269,8 +269,7 @@ class Worker:
         if number in session.splits:
             raise MessageError(f"split {number} exists")
         ctx = Context("split")
-        made = tensors_of(values, session.buffers, ctx)
-        chosen = [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]
+        _, chosen = self._nodes(session, values, nodes, ctx)
         for node in chosen:
             for t in (node, *node.src):
                 if t is not None and t.backend is not backend:
@@ -308,7 +307,6 @@ class Worker:
         """What a driver needs to know about each backend."""
         return [{"name": b.name, "alignment": b.alignment, "max_buffer_size": b.max_buffer_size,
                  "kv_padding": b.kv_padding, "has_memory": b.has_memory,
-                 "kind": type(b).__name__,
                  "sizes": _overrides(b, "alloc_size"), "work": _overrides(b, "work_size"),
                  "fuses": _overrides(b, "fusion_groups"), "offloads": _overrides(b, "offload_op")}
                 for b in self.backends]
@@ -343,6 +341,12 @@ class Worker:
     def _work_held(self, session: _Session, device: Any) -> int:
         return self._backend(device)[1].work_held
 
+    @staticmethod
+    def _nodes(session: _Session, values: Any, nodes: Any, ctx: Context) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of `values`, and those of them at the positions `nodes`."""
+        made = tensors_of(values, session.buffers, ctx)
+        return made, [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]
+
     def _node(self, session: _Session, values: Any, ctx: Context) -> Tensor:
         made = tensors_of(values, session.buffers, ctx)
         if not made:
@@ -366,14 +370,11 @@ class Worker:
 
     def _work(self, session: _Session, device: Any, values: Any, nodes: Any) -> int:
         ctx = Context("question")
-        made = tensors_of(values, session.buffers, ctx)
-        return int(self._backend(device)[1].work_size(
-            [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]))
+        return int(self._backend(device)[1].work_size(self._nodes(session, values, nodes, ctx)[1]))
 
     def _fusions(self, session: _Session, device: Any, values: Any, nodes: Any) -> list[list[int]]:
         ctx = Context("question")
-        made = tensors_of(values, session.buffers, ctx)
-        chosen = [made[natural(k, "a node", len(made))] for k in fields_of(nodes, "nodes")]
+        made, chosen = self._nodes(session, values, nodes, ctx)
         inside = set(chosen)
         graph = Graph.from_order(made, chosen, [t for t in made if t not in inside and not t.src], {})
         return [[int(k) for k in group] for group in self._backend(device)[1].fusion_groups(graph)]

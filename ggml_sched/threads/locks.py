@@ -14,26 +14,20 @@ __all__ = ["ForkLock", "Latch", "OneAtATime"]
 
 if sys.version_info >= (3, 14):
 
+    def _enter(self: _locks.OneAtATime | _locks.ForkLock) -> None:
+        holder = object()       # tells what this call took from what another holds
+        try:
+            self.take(holder)
+        except BaseException:
+            self.drop(holder)
+            raise
+
     class OneAtATime(_locks.OneAtATime):
         __slots__ = ()
-
-        def __enter__(self) -> None:
-            holder = object()       # tells what this call took from what another holds
-            try:
-                self.take(holder)
-            except BaseException:
-                self.drop(holder)
-                raise
+        __enter__ = _enter
 
     class ForkLock(_locks.ForkLock):
         __slots__ = ()
-
-        def __enter__(self) -> None:
-            holder = object()
-            try:
-                self.take(holder)
-            except BaseException:
-                self.drop(holder)
-                raise
+        __enter__ = _enter
 else:
     from ggml_sched.threads._locks import ForkLock, OneAtATime

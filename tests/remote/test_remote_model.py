@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from remote_workers import logits_of, simulated, two_halves
+from remote_workers import ARCHITECTURES, check_architecture, logits_of, products, simulated, two_halves
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.remote.messages import unpacked
+from ggml_sched.remote.simulated import Faults
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +113,67 @@ def test_an_error_of_a_kernel_reaches_the_caller_with_its_type_and_the_worker(ct
                 with pytest.raises(gs.HazardError, match="broken on purpose") as raised:
                     scheduler.compute(graph)
                 assert any("w0" in note for note in raised.value.__notes__)
+
+
+def test_measured_links_are_those_of_the_network():
+    """Latency of one hop, not of the way to the first worker and back from the last."""
+    with simulated(2, delay=1e-3, bandwidth=1e9, memory=1 << 22) as cluster, gs.CpuBackend(1, name="host") as host:
+        links = cluster.links(host, seconds=10.0)
+        one, two = (backend.name for backend in cluster.backends)
+        assert set(links) == {(a, b) for a in (one, two, "host") for b in (one, two, "host") if a != b}
+        for link in links.values():
+            assert link.latency == pytest.approx(1e-3, rel=0.02)
+            assert link.bandwidth == pytest.approx(1e9, rel=0.02)
+
+
+def test_backends_of_one_worker_have_a_link_without_a_way():
+    with simulated(1, delay=1e-3, bandwidth=1e9, memory=1 << 22,
+                   backends=lambda: [gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b")]) as cluster:
+        for link in cluster.links(seconds=10.0).values():
+            assert link.latency < 1e-6 and link.bandwidth > 1e11
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_more_workers_cost_a_hop_each_and_nothing_else(ctx, n):
+    """Six products take six times the seconds of one, wherever they are computed, and n + 1 messages."""
+
+    def cost(worker, message):
+        segments = unpacked(message)[0]["segments"]
+        return 0.01 * sum(6 // n for command in segments[0][3] if command[0] == "run")
+
+    with simulated(n, delay=1e-3, cost=cost) as cluster:
+        network = cluster.session.transport
+        graph, x, y, _held = products(ctx, *(cluster.backends[k * n // 6] for k in range(6)))
+        with gs.Scheduler(cluster.backends) as scheduler:
+            for k in range(3):
+                scheduler.alloc(graph)
+                x.set(np.full((2, 16), k, np.float32))
+                start, before = network.now(), sum(network.carried.values())
+                scheduler.compute(graph, wait=False)
+                assert np.array_equal(y.numpy(), np.full((2, 16), 5040.0 * k, np.float32))
+                if k:
+                    assert network.now() - start == pytest.approx(0.06 + 1e-3 * (n + 1))
+                    assert sum(network.carried.values()) - before == n + 1
+
+
+def test_work_memory_that_a_worker_has_allocated_counts_in_budgets():
+    class Working(gs.CpuBackend):
+        def work_size(self, nodes):
+            return 100
+
+        work_held = 40
+
+    with simulated(1, backends=lambda: [Working(1)]) as cluster:
+        backend, = cluster.backends
+        assert backend.work_size(()) == 100 and backend.work_held == 40
+    assert backend.work_held == 0       # closed
+    with simulated(1) as cluster:
+        before = cluster.session.messages
+        assert cluster.backends[0].work_held == 0 and cluster.session.messages == before
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("faults", [None, Faults(loss=0.02, repeat=0.1, late=0.5)], ids=["simulated", "lossy"])
+def test_every_architecture_has_the_bits_of_local_backends(arch, faults):
+    with simulated(2, 5, faults, 1000.0) as cluster:
+        check_architecture(arch, cluster.backends)

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from remote_workers import logits_of, two_halves
+from remote_workers import ARCHITECTURES, check_architecture, logits_of, two_halves
 
 import ggml_sched as gs
 from ggml_sched import llama
@@ -28,6 +28,11 @@ def cluster():
 def test_a_model_has_the_bits_of_local_backends(cluster):
     with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
         assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_has_the_bits_of_local_backends(cluster, arch):
+    check_architecture(arch, cluster.backends)
 
 
 def test_large_data_pass_both_ways_at_once(cluster):

@@ -3,14 +3,17 @@
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.llama import arch
+from ggml_sched.llama.synthetic import random_model
 from ggml_sched.remote.cluster import cluster_of
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import Worker
 
-__all__ = ["logits_of", "products", "simulated", "two_halves"]
+__all__ = ["ARCHITECTURES", "check_architecture", "logits_of", "products", "simulated", "two_halves"]
 
 
 @contextmanager
@@ -28,6 +31,22 @@ def logits_of(backends, tokens=(1, 2, 3), n=3, **how):
         rows = [model.eval(list(tokens))[-1]]
         rows += [model.eval([7 + k])[-1] for k in range(n)]
         return np.array(rows)
+
+
+ARCHITECTURES = [
+    pytest.param(name, marks=() if name in ("llama", "gemma3", "gpt-oss", "deepseek2", "mamba") else pytest.mark.soak)
+    for name in arch.ARCHITECTURES]
+
+
+def check_architecture(name, backends):
+    """A random model over two remote backends has the bits of the same split over two local ones."""
+    def logits(where):
+        with llama.load(random_model(name, 1), where, n_ctx=64) as model:
+            return [model.eval([3, 14, 15, 9, 26]), *(model.eval([t]) for t in (3, 5))]
+
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        for far, local in zip(logits(backends), logits([a, b]), strict=True):
+            assert np.array_equal(far, local)
 
 
 def products(ctx, *backends, n=16, rows=2):
