@@ -153,7 +153,7 @@ class RemoteBackend(Backend):
 
     @property
     def _is_connected(self) -> bool:
-        """Whether the worker can still be told what to free."""
+        """Whether the worker still takes commands."""
         return not self.session.closed and self.worker not in self.session.lost and self.session.is_here
 
     def _place(self, buffer: Buffer) -> int | None:

@@ -141,7 +141,7 @@ class _Chain:
         try:
             found: list[tuple[str, bytes]] = ray.get(self.open[0], timeout=timeout)
         except ray.exceptions.RayChannelTimeoutError:
-            self.open[0]._ray_get_called = False        # Ray lets a reference be waited for once, even in vain
+            self.open[0]._ray_get_called = False        # Ray raises at a second wait, also after a timeout
             return []
         except Exception as error:
             logger.info("the chain of actors has ended, calls take its place: %s", error)
