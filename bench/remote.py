@@ -3,8 +3,9 @@
     python bench/remote.py [--rounds N] [--model FILE] [--transports processes ray]
 
 Prints a table.  Ratios are medians of blocks in turn (timing.py).  The bare call is one of a Ray actor, or of a process
-over pipes, that returns as many bytes as it is given.  Pipelining is measured on a simulated network with a
-clock of its own, so its row is exact; the others need an idle machine.
+over pipes, that returns as many bytes as it is given.  Under Ray a split takes the chain of actors, a compiled graph;
+one more row has it as calls.  The model is a random one of 160M parameters unless a file is given.  Pipelining is
+measured on a simulated network with a clock of its own, so its row is exact; the others need an idle machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +25,7 @@ import timing
 import ggml_sched as gs
 from ggml_sched import llama, remote
 from ggml_sched.planning.tables import markdown
-from ggml_sched.remote.cluster import Cluster
+from ggml_sched.remote.cluster import Cluster, cluster_of
 from ggml_sched.remote.messages import unpacked
 from ggml_sched.remote.worker import Worker
 
@@ -143,6 +145,15 @@ def overhead(cluster: Cluster, transport: str, rounds: int) -> tuple[float, floa
         return float(np.median(seen["split"])), timing.ratio(seen["split"], seen["bare"])
 
 
+def overhead_of_calls(rounds: int) -> tuple[float, float]:
+    """`overhead` under Ray where no message takes the chain."""
+    from ggml_sched.remote.rays import RayActors, initialized
+
+    carrier = RayActors({"w0": remote.WorkerOptions(threads=1)}, ends_ray=initialized(None, 2), chained=False)
+    with cluster_of(carrier) as cluster:
+        return overhead(cluster, "ray", rounds)
+
+
 def decode_ratio(cluster: Cluster, path: Path, rounds: int) -> tuple[float, float]:
     """Tokens a second over two workers, and how many times those of the same split over two local backends."""
 
@@ -163,20 +174,29 @@ def decode_ratio(cluster: Cluster, path: Path, rounds: int) -> tuple[float, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--model", type=Path, default=llama.small_model(), help="a GGUF file (default: a small one)")
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: a random model of 160M parameters)")
     parser.add_argument("--transports", nargs="+", default=["processes", "ray"], choices=["processes", "ray"])
     args = parser.parse_args()
     rows = [[f"messages a token, {n} workers", f"<= {n + 1}", str(messages_a_token(n))] for n in (1, 2, 3)]
     rows.append(["4 prompts over 2 simulated workers, links of 1 ms: one by one / queued", ">= 1.6",
                  f"{pipelining():.2f}"])
+    folder = tempfile.TemporaryDirectory()
+    model = args.model or Path(folder.name) / "160m.gguf"
+    if args.model is None:
+        model.write_bytes(llama.random_llama(n_vocab=32000, n_embd=768, n_layer=12, n_head=12, n_head_kv=12, n_ff=3072,
+                                             dtype="q4_0"))
     for transport in args.transports:
         with remote.connect(workers=2, threads=1, transport=transport) as cluster:
             took, to_bare = overhead(cluster, transport, args.rounds)
             rows.append([f"{transport}: a split with 16 KiB in and out / a bare call ({took:.0f} us)",
                          "<= 1.3" if transport == "ray" else "", f"{to_bare:.2f}"])
-            rate, to_local = decode_ratio(cluster, args.model, args.rounds)
+            rate, to_local = decode_ratio(cluster, model, args.rounds)
             rows.append([f"{transport}: decode over 2 workers / 2 local backends ({rate:.1f} tokens/s)", ">= 0.7",
                          f"{to_local:.2f}"])
+        if transport == "ray":
+            took, to_bare = overhead_of_calls(args.rounds)
+            rows.append([f"ray: the same split, by calls alone ({took:.0f} us)", "", f"{to_bare:.2f}"])
+    folder.cleanup()
     print(markdown(("what", "target", "measured"), rows))
 
 
