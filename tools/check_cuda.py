@@ -29,6 +29,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "ggml_sched" / "backends" / "cupy" / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90")
+MORE = {"mma_": ("sm_89", "sm_120")}
+"""{how a file's name begins: further architectures, whose tensor cores its kernels use}, where NVRTC knows them."""
 SYNTAX = "--fdevice-syntax-only"
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
 """The options of real.py and of CuPy, which always flushes f32 subnormals to zero."""
@@ -53,6 +55,12 @@ class Nvrtc:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         self.version = f"{major.value}.{minor.value}"
+
+        n = ctypes.c_int()
+        self._check(self._lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
+        numbers = (ctypes.c_int * n.value)()
+        self._check(self._lib.nvrtcGetSupportedArchs(numbers))
+        self.architectures = {f"sm_{number}" for number in numbers}
 
     def _check(self, status: int) -> None:
         if status:
@@ -110,6 +118,12 @@ def find_nvrtc() -> str | None:
     return None
 
 
+def architectures(nvrtc: Nvrtc, file: Path) -> list[str]:
+    """For which a file is compiled."""
+    more = [arch for start, those in MORE.items() if file.name.startswith(start) for arch in those]
+    return [*ARCHITECTURES, *(arch for arch in more if arch in nvrtc.architectures)]
+
+
 def usages(log: str) -> list[Usage]:
     """Parses ptxas's output: for each kernel, the largest usage of itself and of the functions that it calls."""
     found = []
@@ -146,7 +160,7 @@ def compiled(nvrtc: Nvrtc, file: Path, options: Sequence[str], cache: Path | Non
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="sources (default: the package's kernels)")
-    parser.add_argument("--arch", action="append", help=f"default: {' and '.join(ARCHITECTURES)}")
+    parser.add_argument("--arch", action="append", help=f"default: {' and '.join(ARCHITECTURES)}, more for mma_*.cu")
     parser.add_argument("--overlap", action="store_true", help="for launches that overlap")
     parser.add_argument("--all", action="store_true", help="list every kernel, not only those in trouble")
     parser.add_argument("--syntax", action="store_true", help="make no machine code, and look for no spills")
@@ -160,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = options.files or sorted(KERNELS.glob("*.cu"))
     more = [*OPTIONS, *([SYNTAX] if options.syntax else [])]
     bad = kernels = 0
-    jobs = [(file, arch) for file in files for arch in options.arch or ARCHITECTURES]
+    jobs = [(file, arch) for file in files for arch in options.arch or architectures(nvrtc, file)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda job: compiled(nvrtc, job[0], [f"--gpu-architecture={job[1]}", *more], options.cache,
                                                 options.overlap), jobs)

@@ -53,6 +53,7 @@ def compiler(tool, monkeypatch):
     """NVRTC, whose `compile` a test gives."""
     class Compiler:
         version = "0.0"
+        architectures = frozenset({"sm_80", "sm_89", "sm_90"})
 
         def __init__(self, path):
             assert path == "somewhere"
@@ -76,6 +77,17 @@ def test_spills_stacks_and_errors_fail(tool, compiler, capsys, tmp_path):
     compiler.compile = lambda *_: (True, "ptxas says it otherwise", 10)
     assert tool.main([str(tmp_path / "a.cu")]) == 1
     assert "a.cu for sm_80 has no kernel" in capsys.readouterr().out
+
+
+def test_kernels_of_tensor_cores_are_compiled_for_more_devices(tool, compiler, capsys, tmp_path):
+    """Where NVRTC knows them: that of CUDA 12.6 has no sm_120."""
+    made = []
+    compiler.compile = lambda self, name, text, arch, *_: made.append((name, arch.partition("=")[2])) or (True, LOG, 10)
+    for name in ("mma_a.cu", "b.cu"):
+        (tmp_path / name).write_text("")
+    tool.main([str(tmp_path / "mma_a.cu"), str(tmp_path / "b.cu")])
+    assert sorted(made) == [("b.cu", "sm_80"), ("b.cu", "sm_90"), ("mma_a.cu", "sm_80"), ("mma_a.cu", "sm_89"),
+                            ("mma_a.cu", "sm_90")]
 
 
 def test_equal_sources_are_compiled_once(tool, compiler, tmp_path):
