@@ -17,6 +17,7 @@ from ggml_sched.backends.cupy import source
 from ggml_sched.backends.cupy.device import DeviceError
 from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 from ggml_sched.llama import load
+from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic import random_model
 
 pytestmark = needs_compiler
@@ -167,8 +168,9 @@ def logits(data: bytes, overlap: bool, seed: int = 0, **options) -> tuple[np.nda
         return np.concatenate(found), on.counts.launches, on.counts.early
 
 
-@pytest.mark.parametrize(("arch", "seed"), [("llama", 0), ("llama", 4711), ("gemma3", 1), ("gpt-oss", 0),
-                                            ("deepseek2", 4711), ("mamba", 0)])
+@pytest.mark.parametrize(("arch", "seed"), [
+    ("llama", 0), ("llama", 4711), ("gemma3", 1), ("gpt-oss", 0), ("deepseek2", 4711), ("mamba", 0),
+    *(pytest.param(arch, 1, marks=pytest.mark.soak) for arch in ARCHITECTURES)])
 def test_models_give_the_same_bits(arch, seed):
     data = random_model(arch, 1)
     expected, n_launches, n_early = logits(data, False)

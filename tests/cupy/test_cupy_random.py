@@ -75,12 +75,12 @@ def test_results_are_those_of_the_cpu(recipe):
 
 
 @quick(15)
-@given(recipes(), st.integers(0, 1000), st.booleans())
-def test_a_scheduler_on_one_device(recipe, seed, capture):
+@given(recipes(), st.integers(0, 1000), st.booleans(), st.booleans())
+def test_a_scheduler_on_one_device(recipe, seed, capture, overlap):
     """Computed four times: eagerly, captured, and replayed; then another graph grows the arena, and it is back."""
     expected = in_memory_of_their_own(recipe)
     built, other = Built(recipe), Built(replace(recipe, steps=recipe.steps * 2))
-    with devices.backend(seed=seed, capture=capture) as cuda, gs.Scheduler([cuda]) as sched:
+    with devices.backend(seed=seed, capture=capture, overlap=overlap) as cuda, gs.Scheduler([cuda]) as sched:
         assume(all(map(cuda.supports_op, other.graph.nodes)))
         cuda.alloc_tensors(built.homes[0])
         cuda.alloc_tensors(other.homes[0])
@@ -105,7 +105,7 @@ def test_devices_and_the_cpu_share_graphs(pair, n_devices, copies, refused, offl
     pair = [*map(many_residents, pair)]
     expected = [in_memory_of_their_own(recipe, n_devices + 1) for recipe in pair]
     made = devices.devices(n_devices, seed, peers)
-    cuda = [devices.new(on, f"CUDA{i}", refusing) for i, on in enumerate(made)]
+    cuda = [devices.new(on, f"CUDA{i}", refusing, overlap=seed % 2 == 1) for i, on in enumerate(made)]
     for backend, ops in zip(cuda, refused, strict=False):
         backend.refuses, backend.offloads = set(ops), set(offloads)
     backends = [*cuda, gs.CpuBackend(1)]
