@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import gpu_launches
 from gpu_launches import Launched, family
 
+from ggml_sched.backends.cupy.ops import library
 from ggml_sched.planning.tables import markdown
 
-__all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "each", "seconds", "share", "token"]
+__all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "each", "needed_of_tiles", "seconds", "share", "token"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ TARGETS = {"H200": 0.6, "A100": 0.75, "4090": 0.8}
 CHAINS = {"matvec": 2, "mma": 3, "matmul": 3, "norm_rows": 3, "turn_heads": 3, "attention": 5, "choose_experts": 8,
           "weighted_sum": 2}
 """Accesses to memory, barriers between warps and the like that wait for each other, in times of the latency."""
-BLOCKS = {"matvec": 4, "attention": 4, "mma": 2, "matmul": 2}
+BLOCKS = {"matvec": 4, "matvec_plain.packed_q4_0_1": 6, "attention": 4, "mma": 2, "matmul": 2}
 """Blocks that fit on a multiprocessor by their launch bounds; others are bounded by its warps."""
 IN_FLIGHT = {"attention": 4 * 16 * 32, "norm_rows": 3 * 8 * 4 * 32, "mma": 4096,
              "matmul": 4096}
@@ -85,6 +86,8 @@ CACHED = 2.0
 """How much faster than from memory weights are read from the cache that all multiprocessors share: assumed."""
 DENSE = 0.5
 """The share of the tensor cores' rate that tiles reach: assumed."""
+LIBRARY = 0.75
+"""The share that cuBLAS reaches of that of f16, which is half of that of 8-bit integers: assumed."""
 
 
 def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0) -> float:
@@ -92,7 +95,8 @@ def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0)
     it has read until then."""
     name = family(launch.kernel)
     warps = max(1, launch.threads // 32)
-    slots = gpu.n_multiprocessors * min(BLOCKS.get(name, 1 << 30), max(1, gpu.warps // warps))
+    held = BLOCKS.get(launch.kernel, BLOCKS.get(name, 1 << 30))
+    slots = gpu.n_multiprocessors * min(held, max(1, gpu.warps // warps))
     each = (launch.asked or IN_FLIGHT.get(name, USUAL)) * warps
     read = launch.read - ahead
     n = read + launch.written
@@ -133,6 +137,17 @@ def share(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> floa
     return sum(launch.read for launch in launches) / gpu.copies / token(launches, gpu, overlap)
 
 
+def needed_of_tiles(gpu: GPU, columns: int, rows: int = 4096, k: int = 4096) -> float:
+    """The share of the tensor cores' rate from which on tiles take less time than the library for q4_0 weights and so
+    many columns: the library needs three launches, of which one decodes the weights to f16, and multiplies at half the
+    rate of 8-bit integers."""
+    operations, weights = 2 * rows * k * columns, rows * k * 18 // 32
+    decoding = (weights + 2 * rows * k) / gpu.copies
+    product = max(2 * rows * k / gpu.copies, operations / (gpu.tensor / 2 * LIBRARY))
+    other = 3 * (gpu.gap + gpu.latency) + decoding + product
+    return operations / (gpu.tensor * (other - gpu.gap - CHAINS["mma"] * gpu.latency / 2))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", default=["llama-2-7b"],
@@ -164,6 +179,10 @@ def main(arguments: list[str] | None = None) -> int:
         found = gpu_launches.launched(gpu_launches.graph_of(model, depth), DEVICES[name].n_multiprocessors)
         print(f"{model} on {name} at {depth} rows: ~{1 / token(found, DEVICES[name]):,.0f} tokens/s; "
               f"llama.cpp's published rate is {published}")
+    shares = ", ".join(f"{needed_of_tiles(DEVICES[name], library.MANY_QUANTISED):.2f} on {name}"
+                       for name in options.device or DEVICES)
+    print(f"At {library.MANY_QUANTISED} columns tiles take less time than the library where they reach this share of "
+          f"the tensor cores' rate: ~{shares}; assumed are {DENSE}.")
     print("\nTimes are estimates: none was measured.")
     return 0
 

@@ -8,7 +8,7 @@ import gpu_model
 import pytest
 from gpu_launches import Launched, family, graph_of, host_calls, launched
 
-from ggml_sched.backends.cupy.ops import matrix
+from ggml_sched.backends.cupy.ops import library, matrix
 
 
 @pytest.mark.parametrize(("model", "rows", "layer", "others"), [
@@ -101,6 +101,16 @@ def test_warps_share_rows_nowhere_where_the_model_says_that_it_loses(model, devi
     for a, b in zip(shared, alone, strict=True):
         assert gpu_model.seconds(a, gpu) <= gpu_model.seconds(b, gpu)
     assert gpu_model.token(shared, gpu) <= (1 - gain) * gpu_model.token(alone, gpu)
+
+
+def test_what_tiles_must_reach_for_the_library_to_be_worse():
+    """docs/gpu.md and ops/library.py have these shares."""
+    needed = {name: round(gpu_model.needed_of_tiles(gpu, library.MANY_QUANTISED), 2)
+              for name, gpu in gpu_model.DEVICES.items()}
+    assert needed == {"H200": 0.15, "A100": 0.19, "4090": 0.11, "3060": 0.21}
+    for gpu in gpu_model.DEVICES.values():
+        shares = [gpu_model.needed_of_tiles(gpu, columns) for columns in (16, 64, 192, 512, 4096)]
+        assert shares == sorted(shares) and shares[-1] < gpu_model.LIBRARY / 2
 
 
 def test_weights_that_are_read_ahead():

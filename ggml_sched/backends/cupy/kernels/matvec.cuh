@@ -413,8 +413,10 @@ __device__ __forceinline__ void few_plain(FEW) {
     FEW_KERNEL(NAME##_1, KIND, 4, few<KIND, false, 1>)          \
     FEW_KERNEL(NAME##_8, KIND, 3, few<KIND, false, 8>)          \
     FEW_KERNEL(exact_##NAME, KIND, 4, few_exact<KIND>)
-// Kernels packed_NAME_1 and packed_NAME_8: for weights that repack.py has rearranged.
-#define FEW_PACKED_BLOCKS(NAME, KIND)                           \
-    FEW_BLOCKS(NAME, KIND)                                      \
-    FEW_KERNEL(packed_##NAME##_1, KIND, 4, few<KIND, true, 1>)  \
+// Kernels packed_NAME_1 and packed_NAME_8: for weights that repack.py has rearranged.  Six blocks of q4_0 leave 80
+// registers, in which a lane still loads all of two turns before it uses much of them; of 64 registers, which eight
+// blocks leave, it loads a quarter.
+#define FEW_PACKED_BLOCKS(NAME, KIND)                                               \
+    FEW_BLOCKS(NAME, KIND)                                                          \
+    FEW_KERNEL(packed_##NAME##_1, KIND, KIND == Q4_0 ? 6 : 4, few<KIND, true, 1>)   \
     FEW_KERNEL(packed_##NAME##_8, KIND, 3, few<KIND, true, 8>)
