@@ -228,6 +228,35 @@ def c_programs() -> None:
         raise gs.OutOfMemory(f"the host gives no memory for {refused.error.message}", None, 0, None) from None
 
 
+CPU, COMPUTED = gs.CpuBackend(1), gs.Context("computed")
+RESULT = block(COMPUTED)
+HELD = CPU.alloc_tensors(COMPUTED)
+for t in COMPUTED.tensors:
+    if t.op == "NONE":
+        t.set(np.arange(t.n_elements).reshape(t.ne[::-1]) % 7)
+TO_COMPUTE = gs.Graph(RESULT)
+MADE = [t for t in TO_COMPUTE.nodes if t.view_src is None]
+"""The nodes that have memory of their own."""
+CPU.graph_compute(TO_COMPUTE)
+WANT = [t.numpy().tobytes() for t in MADE]
+FOUND = [bytearray(t.nbytes) for t in MADE]
+ZEROS = bytes(max(t.nbytes for t in MADE))
+
+
+def kernels() -> None:
+    """A plan of compiled kernels lacks none of them."""
+    plan = CPU.graph_plan_create(TO_COMPUTE)
+    try:
+        for t in MADE:
+            CPU.set_tensor(t, ZEROS[:t.nbytes])
+        CPU.graph_plan_compute(plan)
+        for t, found in zip(MADE, FOUND, strict=True):
+            CPU.get_tensor(t, found)
+        assert FOUND == WANT
+    finally:
+        CPU.graph_plan_free(plan)
+
+
 ACTS = {act.__name__: act for act in (ops, graph, graph_file, devices, planning, plan_data, replaying, binding,
                                       tensor_allocator, graph_allocator, packing, errors, scheduling, c_api,
-                                      c_programs)}
+                                      c_programs, kernels)}
