@@ -20,8 +20,8 @@ CORE = HERE.parent.parent / "ggml_sched"
 SLICE = ("graph", "planning", "replaying", "graph_allocator", "packing", "c_api", "c_programs", "kernels")
 """The acts of the tests of malloc that are no soak; planning allocates most."""
 OF_PYTHON = [act for act in ACTS if act not in ("c_api", "c_programs", "kernels")]
-"""The C API has no Python object: what would fail in those acts is ctypes.  Where `kernels` asks NumPy for the address of
-an array, NumPy crashes without memory by itself (`array.__array_interface__`)."""
+"""The C API has no Python object: what would fail in those acts is ctypes.  Where `kernels` asks for the address of an
+array, NumPy crashes without memory by itself (`array.__array_interface__`)."""
 SOURCES = sorted([*CORE.glob("_*.pyx"), *CORE.glob("core/*/*.p[xy][ix]")])
 
 
