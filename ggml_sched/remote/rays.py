@@ -29,7 +29,7 @@ try:
 except ImportError as _error:
     raise BackendError("Ray is not installed: pip install 'ggml-sched[ray]'") from _error
 
-logger = logging.getLogger("ggml_sched.remote")
+logger: logging.Logger = logging.getLogger("ggml_sched.remote")
 
 STARTS_WITHIN = 60.0
 """Seconds that an actor has to be placed by Ray, and to open its backends."""
@@ -178,7 +178,8 @@ class RayActors:
                  ends_ray: bool = False, chained: bool = True) -> None:
         self.nodes: dict[str, str] = {}
         self.chained = chained
-        self.messages_chained = self.messages_called = 0
+        self.messages_chained: int = 0
+        self.messages_called: int = 0
         """How many messages took the chain, and how many were calls of the driver."""
         self._options = dict(options or {})
         self._ends_ray = ends_ray

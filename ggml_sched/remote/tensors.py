@@ -1,8 +1,8 @@
 """Tensors as values of a message, and back.
 
-A layout travels without strides: as its axes from the innermost to the outermost, each with the number of steps of the
-last axis of several elements before it after which it advances.  The receiver multiplies them with checked arithmetic, so that no two elements
-of a tensor can lie at one place, and checks that the result lies in its buffer.
+A layout travels without strides: as its axes from the innermost to the outermost, each with the number of steps, of the
+last axis of several elements before it, after which it advances.  The receiver multiplies them with checked arithmetic,
+so that no two elements of a tensor can lie at one place, and checks that the result lies in its buffer.
 
     tensor     {"t": type, "ne": [ne0, ne1, ne2, ne3]}, and where it differs from what is left out
                "axes": [[axis, steps], ...]     contiguous
