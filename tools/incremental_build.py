@@ -1,8 +1,10 @@
 """Compiles the extensions of setup.py, and recompiles an object only if its sources, headers or command changed.
 
 setuptools compiles all sources of an extension when one of them, or one of its headers, is newer than the extension.
-Here the compiler lists each object's headers in a .d file beside it, and the command is stored, too.  Objects of an
-editable installation are kept where `build_ext --inplace` finds them: setuptools has a folder for them that it removes.
+Here the compiler lists each object's headers in a .d file beside it, and the command is stored, and a digest of what
+was read: a file that is newer and has the same content compiles nothing.  Cython translates a module again in each new
+environment, whose files are newer, to the same C.  Objects of an editable installation are kept where `build_ext
+--inplace` finds them: setuptools has a folder for them that it removes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from setuptools import Extension
@@ -56,6 +59,7 @@ class IncrementalBuild(build_ext):
                 return
             compile_always(obj, src, ext, cc_args, [*extra_postargs, "-MMD", "-MF", f"{obj}.d"], pp_opts)
             Path(f"{obj}.command").write_text(command, encoding="utf-8")
+            Path(f"{obj}.digest").write_text(digest(dependencies(Path(obj))), encoding="utf-8")
 
         if self.compiler.compiler_type == "unix":
             self.compiler._compile = compile_if_stale
@@ -72,17 +76,31 @@ def bytes_of_sources(extension: Extension) -> int:
 
 
 def is_fresh(obj: Path, command: str) -> bool:
-    """Whether an object was made by this command, and is newer than everything that its .d file names."""
-    recorded, dependencies = Path(f"{obj}.command"), Path(f"{obj}.d")
+    """Whether an object was made by this command, of files with the content of those that its .d file names."""
     try:
-        if recorded.read_text(encoding="utf-8") != command:
+        if Path(f"{obj}.command").read_text(encoding="utf-8") != command:
             return False
-        # "object: source header ...", long lines continued by a backslash.
-        names = dependencies.read_text(encoding="utf-8").replace("\\\n", " ").split()[1:]
+        names = dependencies(obj)
         made = obj.stat().st_mtime_ns
-        return bool(names) and all(Path(name).stat().st_mtime_ns < made for name in names)
+        if not names or all(Path(name).stat().st_mtime_ns < made for name in names):
+            return bool(names)
+        return Path(f"{obj}.digest").read_text(encoding="utf-8") == digest(names)
     except OSError:
         return False
+
+
+def dependencies(obj: Path) -> list[str]:
+    """The files that an object was made of, as its .d file names them: "object: source header ...", long lines
+    continued by a backslash."""
+    return Path(f"{obj}.d").read_text(encoding="utf-8").replace("\\\n", " ").split()[1:]
+
+
+def digest(names: Sequence[str]) -> str:
+    """A digest of the contents of files."""
+    total = sha256()
+    for name in names:
+        total.update(sha256(Path(name).read_bytes()).digest())
+    return total.hexdigest()
 
 
 @contextlib.contextmanager

@@ -57,8 +57,17 @@ def test_what_an_editable_installation_compiled_is_not_compiled_again(tree):
 @pytest.mark.parametrize(("changed", "again"), [("part.c", {"part.c"}), ("part.h", {"small.c", "part.c"})])
 def test_a_change_compiles_what_reads_it(tree, changed, again):
     assert compiled(tree, "build_ext", "--inplace") == {"small.c", "part.c"}
-    os.utime(tree / changed)
+    with open(tree / changed, "a") as file:
+        file.write("/* more */\n")
     assert compiled(tree, "build_ext", "--inplace") == again
+    assert compiled(tree, "build_ext", "--inplace") == set()
+
+
+def test_a_file_that_is_newer_and_the_same_compiles_nothing(tree):
+    """Cython translates modules again where its own files are newer: in each new environment."""
+    assert compiled(tree, "build_ext", "--inplace") == {"small.c", "part.c"}
+    os.utime(tree / "small.c")
+    os.utime(tree / "part.h")
     assert compiled(tree, "build_ext", "--inplace") == set()
 
 
