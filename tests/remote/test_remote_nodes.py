@@ -1,0 +1,58 @@
+"""Workers on two machines of a Ray cluster, each with room for one: Ray's own daemons, one set for each machine."""
+
+import contextlib
+
+import forks
+import numpy as np
+import pytest
+from remote_workers import logits_of, products
+
+import ggml_sched as gs
+from ggml_sched import llama
+
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+
+from ray.cluster_utils import Cluster  # noqa: E402 - it needs Ray
+
+
+@pytest.fixture
+def machines(tmp_path):
+    with contextlib.chdir(tmp_path), forks.unlimited():      # workers look for modules in the driver's folder first
+        machines = Cluster(initialize_head=True, head_node_args={
+            "num_cpus": 1, "include_dashboard": False, "_system_config": {"worker_niceness": 0}})
+        machines.add_node(num_cpus=1)
+        yield machines
+        machines.shutdown()
+
+
+def test_workers_on_two_machines_have_the_bits_of_local_backends_and_one_that_ends_is_lost(machines, ctx):
+    with gs.remote.connect(machines.address, workers=2, threads=1, deadline=60) as cluster:
+        transport = cluster.session.transport
+        assert len(set(transport.nodes.values())) == 2
+        with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+            assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
+        assert transport.messages_chained > transport.messages_called
+
+        graph, x, y, _held = products(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends, copies=4) as scheduler:
+            scheduler.alloc(graph)
+            for k in range(20):
+                x.set(np.full((2, 16), k, np.float32))
+                scheduler.compute_async(graph)
+            scheduler.synchronize()
+            assert np.array_equal(y.numpy(), np.full((2, 16), 6 * 19, np.float32))
+
+        far = next(worker for worker, node in transport.nodes.items() if node != machines.head_node.node_id)
+        with llama.load(llama.small_model(), cluster.backends, n_ctx=64) as model:
+            generation = model.generate([1, 2, 3], 60)
+            next(generation)
+            machines.remove_node(next(iter(machines.worker_nodes)), allow_graceful=False)
+            with pytest.raises(gs.BackendLost, match=f"worker '{far}' has died"):
+                list(generation)
+            rest = [backend for backend in cluster.backends if backend.lost is None]
+            assert len(rest) == 1
+            with model.moved(rest) as moved, gs.CpuBackend(1, name="a") as a, \
+                    llama.load(llama.small_model(), [a], n_ctx=64) as local:
+                local.eval(moved.sequence(0).tokens)
+                assert np.array_equal(moved.eval([5]), local.eval([5]))
+    assert not ray.is_initialized()     # connect has joined the cluster, so it has left it
