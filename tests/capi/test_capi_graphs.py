@@ -192,6 +192,19 @@ def test_what_no_host_has_memory_for_is_an_error():
         graph.finish()
 
 
+@pytest.mark.parametrize("missing", range(3))
+def test_refilling_without_a_graph_a_size_or_arrays_is_refused(missing):
+    size, arrays = GraphSize(0, 0, 0, 0, 0, 0), GraphArrays()
+    with CGraph(arrays_of(small())) as graph:
+        arguments = [graph.handle, byref(size), byref(arrays)]
+        arguments[missing] = None
+        with pytest.raises(Refused, match="graph, size or fill is NULL") as refused:
+            call("graph_refill", *arguments)
+        error = refused.value.error
+        assert (error.status, error.value, error.limit) == (BAD_ARGUMENT, 0, 0)
+        assert plan_of(graph.finish())["n"] == 7
+
+
 def test_an_empty_graph_is_planned():
     with CGraph(arrays_of(gs.Graph())) as graph:
         found = plan_of(graph.finish())
