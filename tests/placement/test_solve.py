@@ -43,7 +43,7 @@ def mirrored(rng, chain, one, two):
     cost = tuple(np.concatenate([table, table[:, states][:, :, states]]) for table in chain.cost)
     memory = tuple(np.concatenate([table, table[:, device]]) for table in chain.memory)
     start = np.minimum(chain.start, chain.start[states])
-    return Chain(chain.classes, cost, memory, start)
+    return Chain(chain.classes, cost, memory, start, chain.devices)
 
 
 def near_the_best(chain, budget, within, solver="own"):

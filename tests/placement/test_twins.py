@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from placed_models import CPU, FAST, GPU, decoder
 
 from ggml_sched.placement.chain import Chain
+from ggml_sched.placement.devices import Link, Links
+from ggml_sched.placement.facts import facts
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.twins import find_twins
+from ggml_sched.placement.tables import Tables
 
 
 def mirrored(n_devices: int, n_graphs: int, equal: int = 2) -> Chain:
@@ -23,7 +27,8 @@ def mirrored(n_devices: int, n_graphs: int, equal: int = 2) -> Chain:
         states = states_after(devices, n_graphs)
         costs.append(cost[:, states][:, :, states])
         bytes_.append(memory[:, devices])
-    return Chain((0, 0, 0), (np.concatenate(costs),), (np.concatenate(bytes_),), start)
+    states = tuple(itertools.product(range(n_devices), repeat=n_graphs))
+    return Chain((0, 0, 0), (np.concatenate(costs),), (np.concatenate(bytes_),), start, states)
 
 
 def states_after(devices: list[int], n_graphs: int) -> list[int]:
@@ -74,12 +79,16 @@ def with_start(chain: Chain) -> Chain:
 
 
 def with_another_state(chain: Chain) -> Chain:
-    """Three states, which are no tuples of two devices."""
+    """Three states, the last of which has no other with the devices exchanged."""
     return replace(chain, cost=(np.pad(chain.cost[0], ((0, 0), (0, 1), (0, 1)), constant_values=9.0),),
-                   start=np.ones(3))
+                   start=np.ones(3), devices=((0,), (1,), (0, 1)))
 
 
-@pytest.mark.parametrize("change", [with_memory, with_cost, with_start, with_another_state])
+def with_unknown_states(chain: Chain) -> Chain:
+    return replace(chain, devices=())
+
+
+@pytest.mark.parametrize("change", [with_memory, with_cost, with_start, with_another_state, with_unknown_states])
 def test_devices_that_differ_in_the_chain_are_none(change):
     chain = mirrored(2, 1)
     assert len(find_twins(Problem(chain, [10, 10])).swaps)
@@ -89,3 +98,17 @@ def test_devices_that_differ_in_the_chain_are_none(change):
 
 def test_devices_of_different_budgets_are_none():
     assert not len(find_twins(Problem(mirrored(2, 1), [10, 11])).swaps)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (256.0, 1.0)], ids=["token", "both"])
+def test_equal_devices_are_found_in_the_tables_of_a_model(weights):
+    devices = (GPU, FAST.replace(name="one"), FAST.replace(name="two"), CPU)
+    links = Links(devices, Link(25e9, 8e-6))
+    tables = Tables([facts(decoder(2)), facts(decoder(2, tokens=64))], weights, devices, links)
+    chain = tables.chain()
+    room = [sum(tables.residents.values()) // 4] * 3
+    found = find_twins(Problem(chain, [*room, 1 << 40]))
+    assert found.swaps.tolist() == [[1, 2]]
+    assert [tables.states[state] for state in found.state_swaps[0]] == [
+        tuple({1: 2, 2: 1}.get(d, d) for d in state) for state in tables.states]
+    assert not len(find_twins(Problem(chain, [room[0], room[1], room[2] - 1, 1 << 40])).swaps)

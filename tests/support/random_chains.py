@@ -20,7 +20,8 @@ def random_chain(rng, n_devices, n_classes=3, n_stages=4, n_patterns=4, n_graphs
         memory.append(rng.integers(0, largest, (patterns, n_devices)))
     start = rng.uniform(0, 1, states)
     start[rng.random(states) < 0.2] = np.inf
-    return Chain(tuple(rng.integers(0, n_classes, n_stages).tolist()), tuple(cost), tuple(memory), start)
+    devices = tuple(itertools.product(range(n_devices), repeat=n_graphs))
+    return Chain(tuple(rng.integers(0, n_classes, n_stages).tolist()), tuple(cost), tuple(memory), start, devices)
 
 
 def near_budget(rng, chain):

@@ -43,8 +43,8 @@ class Problem:
         self.n_classes: int = len(tables)
         stages_of = np.bincount(self.classes, minlength=self.n_classes)
         usable = [np.isfinite(cost).any((1, 2)) for cost, _ in tables]
-        most = [sum(int(count) * max((int(bytes_) for bytes_ in memory[rows, device]), default=0)
-                    for count, rows, (_, memory) in zip(stages_of, usable, tables, strict=True))
+        largest = [memory[rows].max(0, initial=0).tolist() for rows, (_, memory) in zip(usable, tables, strict=True)]
+        most = [sum(int(count) * sizes[device] for count, sizes in zip(stages_of, largest, strict=True))
                 for device in range(len(self.all_budgets))]
         if max(most, default=0) >= LARGEST:
             raise ValueError(f"a path may take {max(most)} bytes on a device; {LARGEST} are too many for the solver")
@@ -53,6 +53,8 @@ class Problem:
         self.total: Floats = np.array([most[device] for device in self.scarce], np.float64)
         self.row_of: NDArray[np.int32] = checked_rows(chain, self.scarce, self.n_states)
         """For each state the scarce device of its streams, -1 where they are elsewhere or on several."""
+        self.states: tuple[tuple[int, ...], ...] = tuple(tuple(devices) for devices in chain.devices)
+        """For each state its devices; empty where they are not known."""
         self._make_columns(tables)
         self.dearest: float = float(self.start[np.isfinite(self.start)].max(initial=0.0)) + float(
             sum(int(count) * float(cost[np.isfinite(cost)].max(initial=0.0))

@@ -67,18 +67,9 @@ def exchange(problem: Problem, one: int, two: int) -> tuple[Ints, Ints] | None:
 
 
 def swapped_states(problem: Problem, one: int, two: int) -> Ints | None:
-    """For each state the one with two devices exchanged; None where states are not tuples of devices."""
-    n, graphs = len(problem.all_budgets), 0
-    while n ** graphs < problem.n_states:
-        graphs += 1
-        if n == 1:
-            break
-    if n ** graphs != problem.n_states:
-        return None
-    device = np.arange(n)
+    """For each state the one with two devices exchanged; None where there is none, or states have no devices."""
+    number = {devices: state for state, devices in enumerate(problem.states)}
+    device = list(range(len(problem.all_budgets)))
     device[one], device[two] = two, one
-    states, left, place = np.zeros(problem.n_states, np.int64), np.arange(problem.n_states), 1
-    for _ in range(graphs):
-        states += device[left % n] * place
-        left, place = left // n, place * n
-    return states
+    swapped = [number.get(tuple(device[d] for d in devices), -1) for devices in problem.states]
+    return np.array(swapped, np.int64) if swapped and min(swapped) >= 0 else None
