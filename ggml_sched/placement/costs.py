@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +39,15 @@ from ggml_sched.placement.outline import (
     Outline,
     Value,
 )
+from ggml_sched.placement.solve._chain import unbeaten
 
 __all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
 
 Where: TypeAlias = list[NDArray[np.int8]]
 """For each column its device, in arrays that broadcast to [patterns, devices that the stream may come in on]."""
+Brought: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
+"""Weights of an atom that are brought to a device: the device, where they are [patterns, in], and the bytes of them
+that each node reads."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,16 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
     for v, (rule, device) in enumerate(variants):
         column = rules[rule]
         ledger = _Ledger(nodes, column, len(at), seconds, parts)
+        brought: list[Brought] = []
         if device < 0:
             here = at
             taken[v] = ledger.price(at, shape, machine)
         else:
-            here, extra, moved, largest = _bring(nodes, column, outline, atoms, at, machine, device)
+            here, extra, moved, brought = _bring(nodes, column, outline, atoms, at, machine, device)
             taken[v] = np.where(moved, ledger.price(here, shape, machine) + extra, np.inf)
         last = _out_column(nodes, column, len(at) - 2)
         out[v] = np.broadcast_to(here[last], shape) if last >= 0 else machine.host
-        need[v] = needs(nodes, column, here, shape, machine.count)
-        if device >= 0:
-            need[v, ..., device] += largest
+        need[v] = needs(nodes, column, here, shape, machine.count, native=at if device >= 0 else None, brought=brought)
     return Costs(tuple(rule for rule, _ in variants), tuple(device for _, device in variants), taken, out, need)
 
 
@@ -122,7 +125,7 @@ def _source(value: Value, column: Sequence[int], comes_in: int) -> int:
     return column[value.number] if value.origin == NODE else comes_in + (value.origin != COMES_IN)
 
 
-_POSITIONS = 64     # nodes of a stage at which the bytes that are alive are counted
+_POSITIONS = 32     # nodes of a stage at which the bytes that are alive are counted
 
 
 class _Ledger:
@@ -174,15 +177,15 @@ class _Ledger:
 
 
 def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
-           device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
-    """Weights on the host brought to a device: columns after that, seconds, whether any is brought, largest bytes.
+           device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], list[Brought]]:
+    """Weights on the host brought to a device: columns after that, seconds, whether any is brought, and which.
 
     A weight that is brought over opens a split of its own, so that all of them can use the same memory.
     """
     here = list(at)
     extra: NDArray[np.float64] = np.zeros((1, 1))
     moved: NDArray[np.bool_] = np.zeros((1, 1), bool)
-    largest: NDArray[np.int64] = np.zeros((1, 1), np.int64)
+    brought: list[Brought] = []
     weights = [{v for v in reads if nodes.values[v].origin == RESIDENT
                 and not outline.residents[nodes.values[v].number].cache} for reads in nodes.reads]
     streams: dict[int, NDArray[np.bool_]] = {}
@@ -198,43 +201,63 @@ def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, 
                  + machine.links.per_byte[machine.host, device] * sum(nbytes))
         extra = extra + np.where(on_host, price, 0.0)
         moved = moved | on_host
-        largest = np.maximum(largest, np.where(on_host, max(nbytes), 0))
+        while_read = np.array([sum(nodes.values[v].nbytes for v in own) if column[i] == a else 0
+                               for i, own in enumerate(weights)], np.float64)
+        brought.append((device, on_host, while_read))
+    # A second weight in a split opens another one; whether the stage before has brought one in the same split is not
+    # known, and does not count.
+    has: NDArray[np.bool_] = np.zeros((1, 1), bool)
     for i, own in enumerate(weights):
-        p = nodes.previous[i]
+        p, at_ = nodes.previous[i], here[column[i]]
+        has = has & (at_ == device) & (here[column[p]] == device) if p == i - 1 and p >= 0 else has & False
         if own and column[i] in streams:
-            before = here[column[p] if p >= 0 else len(at) - 2]
-            extra = extra + np.where(streams[column[i]] & (before == device), machine.split[device], 0.0)
-    return here, extra, moved, largest
+            extra = extra + np.where(streams[column[i]] & has, machine.split[device], 0.0)
+            has = has | streams[column[i]]
+    return here, extra, moved, brought
 
 
 # -- arenas -------------------------------------------------------------------------------
 
 
 def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int], devices: int,
-          lasting: frozenset[int] = frozenset()) -> NDArray[np.int64]:
+          lasting: frozenset[int] = frozenset(), native: Where | None = None,
+          brought: Sequence[Brought] = ()) -> NDArray[np.int64]:
     """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
 
-    `lasting`: inputs, by id, whose copies are alive before and after the stage.
+    `lasting`: inputs, by id, whose copies are alive before and after the stage.  `native`: where columns would be
+    without the weights that are brought over for the stage, each of which may open a split; `brought`: those weights.
     """
     n = len(nodes.kinds)
     found = np.zeros((*shape, devices), np.int64)
     if not n:
         return found
-    rows, groups = _alive(nodes, column, len(at), lasting)
+    rows, groups = _alive(nodes, column, len(at), lasting, native is not None)
+    rows += [row for _, _, row in brought]
     if n > _POSITIONS:      # each position bounds from below, so that the fullest will do
         fullest = np.argsort(-np.sum(rows, axis=0), kind="stable")[:_POSITIONS] if rows else np.zeros(0, np.intp)
         rows = [row[fullest] for row in rows]
+    same = _Same(at)
+    kept = [same.kept(key) if isinstance(key, _Kept) else None for key in groups]
     for d in range(devices):
         on = [a == d for a in at]
+        own = on if native is None else [a == d for a in native]
         weights, live = [], []
-        for key, row in zip(groups, rows, strict=True):
+        for key, condition, row in zip(groups, kept, rows[:len(groups)], strict=True):
             if isinstance(key, int):
                 held = on[key]
+            elif isinstance(key, _Kept):
+                held = on[key.source] & condition
             else:
-                source, before, after = key
-                held = _any(on, before) & _any(on, after) & ~on[source]
+                held = _any(on, key.before) & _any(on, key.after) if key.before else np.zeros((1, 1), bool)
+                for together, still in key.ahead:
+                    held = held | _all(on, together) & _all(own, still)
+                held = held & ~on[key.source]
             weights.append(np.broadcast_to(held, shape).reshape(-1))
             live.append(row)
+        for (to, moved, _), row in zip(brought, rows[len(groups):], strict=True):
+            if to == d:
+                weights.append(np.broadcast_to(moved, shape).reshape(-1))
+                live.append(row)
         if weights:
             alive = np.array(weights, np.float64).T @ np.array(live, np.float64)
             found[..., d] = alive.max(1).reshape(shape)
@@ -249,38 +272,128 @@ def _any(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.
     return found
 
 
-_Copy: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Copies of a column: the columns that have begun to read them, and those that are not done."""
+def _all(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.bool_]:
+    """Where all of some columns are on a device."""
+    found: NDArray[np.bool_] = np.ones((1, 1), bool)
+    for c in columns:
+        found = found & on[c]
+    return found
 
 
-def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset[int]) -> tuple[
-        list[NDArray[np.float64]], list[int | _Copy]]:
-    """Bytes alive while each node runs: by column, and for copies by `_Copy`: one is on a device from its first reader
-    there to its last."""
+_Run: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Columns that are in one split if all are on one device, and those that no weight may be brought over for then."""
+
+
+class _Copy(NamedTuple):
+    """Copies of what a column holds."""
+
+    source: int
+    before: tuple[int, ...]
+    """The columns that have begun to read them."""
+    after: tuple[int, ...]
+    """The columns that are not done."""
+    ahead: tuple[_Run, ...]
+    """The columns that a later reader has one split with."""
+
+
+class _Copied(NamedTuple):
+    """A copy that is not made yet, unless one of `before` is on its device, or all of `between` are."""
+
+    to: int
+    before: tuple[int, ...]
+    """The columns that read earlier."""
+    between: tuple[int, ...]
+    """The columns from the node in question to the one before the reader."""
+
+
+class _Kept(NamedTuple):
+    """Results that a column holds after its own last reader of them."""
+
+    source: int
+    readers: tuple[int, ...]
+    """Columns that are not done: if one is on the source's device, it reads the result itself."""
+    copied: tuple[_Copied, ...]
+
+
+_Group: TypeAlias = "int | _Copy | _Kept"
+
+
+class _Same:
+    """Where columns are on one device [patterns, in]."""
+
+    def __init__(self, at: Where) -> None:
+        self._at = at
+        self._known: dict[tuple[int, int], NDArray[np.bool_]] = {}
+
+    def pair(self, one: int, two: int) -> NDArray[np.bool_]:
+        key = min(one, two), max(one, two)
+        if key not in self._known:
+            self._known[key] = self._at[one] == self._at[two]
+        return self._known[key]
+
+    def kept(self, key: _Kept) -> NDArray[np.bool_]:
+        """Where results are still there."""
+        found: NDArray[np.bool_] = np.zeros((1, 1), bool)
+        for c in key.readers:
+            found = found | self.pair(key.source, c)
+        for to, before, between in key.copied:
+            other = ~self.pair(between[0], to)
+            for c in between[1:]:
+                other = other | ~self.pair(c, to)
+            for c in before:
+                other = other & ~self.pair(c, to)
+            found = found | other & ~self.pair(key.source, to)
+        return found
+
+
+_Runs: TypeAlias = list[dict[int, _Run]]
+"""For each node: the nodes before it from which on all may be in one split."""
+
+_MOST_JOINED = 5        # columns of a split that are followed before the reader of a copy
+_SMALL_COPY = 1 / 16    # of the largest copy: smaller ones begin at their first reader
+
+
+def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
+    """How far before each node its split may begin, by the columns that are in it then.
+
+    A weight that is brought over may open a split, and a write to memory of another device ends one.
+    """
+    ends = [len(own) > 1 for own in nodes.residents]
+    found: _Runs = []
+    for i in range(len(column)):
+        run: dict[int, _Run] = {}
+        joined, still, t = {column[i]}, set[int](), i
+        while t > 0 and nodes.previous[t] == t - 1 and not ends[t - 1]:
+            if streams and nodes.residents[t]:
+                still.add(column[t])
+            t -= 1
+            joined.add(column[t])
+            if len(joined) > _MOST_JOINED:
+                break
+            run[t] = tuple(sorted(joined)), tuple(sorted(still))
+        found.append(run)
+    return found
+
+
+def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset[int], streams: bool) -> tuple[
+        list[NDArray[np.float64]], list[_Group]]:
+    """Bytes alive while each node runs, by `_Group`: a copy is on a device from the beginning of the split of its first
+    reader there to its last reader; a result until its last reader there, and until its copies are made."""
     n, comes_in = len(nodes.kinds), columns - 2
     own = np.zeros((columns, n))
-    copies: dict[_Copy, NDArray[np.float64]] = {}
-    until = list(range(n))                      # the last node that uses the memory of each node's result
-    stream, stream_bytes = -1, 0
+    held: dict[_Copy | _Kept, NDArray[np.float64]] = {}
     freed: list[int] = [0] * n                  # the most bytes of a source that a node is the last to read
     read_by: list[dict[int, tuple[int, int]]] = [{} for _ in nodes.values]     # column: first and last reader
-    last: list[int] = [-1] * len(nodes.values)
+    views: list[list[int]] = [[] for _ in range(n + 1)]         # the values of each result, and of the stream
     for i, reads in enumerate(nodes.reads):
-        if nodes.writes[i] >= 0:
-            until[nodes.writes[i]] = i
         for v in reads:
             value = nodes.values[v]
+            if not read_by[v] and (value.origin == NODE or value.origin == COMES_IN and value.number == 0):
+                views[value.number if value.origin == NODE else n].append(v)
             first, _ = read_by[v].get(column[i], (i, i))
             read_by[v][column[i]] = (first, i)
-            last[v] = i
-            if value.origin == NODE:
-                until[value.number] = max(until[value.number], i)
-            elif value.origin == COMES_IN and value.number == 0:
-                stream, stream_bytes = i, max(stream_bytes, value.nbytes)
-    if nodes.out >= 0:
-        until[nodes.out] = n
-    elif nodes.out == -2:
-        stream = n
+    runs = _runs(nodes, column, streams)
+    largest = max((value.nbytes for value in nodes.values if value.origin != RESIDENT), default=0)
     for v, value in enumerate(nodes.values):
         if value.origin == RESIDENT:
             continue
@@ -288,21 +401,54 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset
         if lasts:
             read_by[v] = dict.fromkeys(read_by[v], (0, n - 1))
         else:
-            freed[last[v]] = max(freed[last[v]], value.nbytes)
+            for _, stop in read_by[v].values():
+                freed[stop] = max(freed[stop], value.nbytes)
         source = _source(value, column, comes_in)
         spans = [(c, start, stop) for c, (start, stop) in read_by[v].items() if c != source]
-        edges = sorted({at for _, start, stop in spans for at in (start, stop + 1)})
+        ahead: dict[int, set[_Run]] = {}
+        if value.nbytes >= _SMALL_COPY * largest:
+            for _, start, _ in spans:
+                for t, run in runs[start].items():
+                    if source not in run[0]:
+                        ahead.setdefault(t, set()).add(run)
+        edges = sorted({at for _, start, stop in spans for at in (start, stop + 1)} | ahead.keys()
+                       | {t + 1 for t in ahead})
         for start, stop in pairwise(edges):
             before = tuple(sorted(c for c, first, _ in spans if first <= start))
             after = tuple(sorted(c for c, _, end in spans if end >= start))
-            copies.setdefault((source, before, after), np.zeros(n))[start:stop] += value.nbytes
-    for i, nbytes in enumerate(nodes.memory):
-        own[column[i], i:until[i] + 1] += nbytes
-        if nodes.reuses[i]:
-            own[column[i], i] -= min(nbytes, freed[i])
-    own[comes_in, :stream + 1] += stream_bytes
+            key = _Copy(source, before, after, tuple(sorted(ahead.get(start, ()))))
+            if before and after or key.ahead:
+                held.setdefault(key, np.zeros(n))[start:stop] += value.nbytes
+    until = list(range(n))                      # the last node that surely uses the memory of each node's result
+    for i, written in enumerate(nodes.writes):
+        if written >= 0:
+            until[written] = i
+    stream_bytes = max((nodes.values[v].nbytes for v in views[n]), default=0)
+    for i, nbytes, source in [*zip(range(n), nodes.memory, column, strict=True), (n, stream_bytes, comes_in)]:
+        others = [{c: span for c, span in read_by[v].items() if c != source} for v in views[i]]
+        stop = max([until[i] if i < n else -1, *(read_by[v][source][1] for v in views[i] if source in read_by[v])])
+        own[source, (i if i < n else 0):stop + 1] += nbytes
+        if i < n and nodes.reuses[i]:
+            own[source, i] -= min(nbytes, freed[i])
+        if nbytes:
+            for t in range(stop + 1, max((last for of in others for _, last in of.values()), default=-1) + 1):
+                kept = _kept(source, others, t, column, nbytes >= _SMALL_COPY * largest)
+                held.setdefault(kept, np.zeros(n))[t] += nbytes
     used = [c for c in range(columns) if own[c].any()]
-    return [*(own[c] for c in used), *copies.values()], [*used, *copies]
+    return [*(own[c] for c in used), *held.values()], [*used, *held]
+
+
+def _kept(source: int, spans: Sequence[Mapping[int, tuple[int, int]]], t: int, column: Sequence[int],
+          is_large: bool) -> _Kept:
+    """What keeps a result of which these columns read views [first, last] while node t runs."""
+    readers = {c for of in spans for c, (_, last) in of.items() if last >= t}
+    copied = []
+    for of in spans if is_large else ():
+        for c, (first, _) in of.items():
+            if first > t:
+                before = tuple(sorted(other for other, (begun, _) in of.items() if begun < first))
+                copied.append(_Copied(c, before, tuple(sorted(set(column[t:first])))))
+    return _Kept(source, tuple(sorted(readers)), tuple(sorted(set(copied))))
 
 
 # -- pruning ------------------------------------------------------------------------------
@@ -323,13 +469,6 @@ def undominated(cost: NDArray[np.float64], memory: NDArray[np.int64]) -> NDArray
     scale = np.where(np.isfinite(rows), rows, 0).max(0)
     order = np.argsort(np.where(np.isfinite(rows[left]), rows[left] / np.maximum(scale, 1e-300), 1e3).sum(1),
                        kind="stable")
+    # A row that beats another has a smaller sum, so that it comes first.
     left = left[order]
-    kept: list[int] = []
-    alive = np.ones(len(left), bool)
-    for k in range(len(left)):
-        if not alive[k]:
-            continue
-        kept.append(int(left[k]))
-        # A row that beats another has a smaller sum, so that it comes first.
-        alive[k + 1:] &= ~(rows[left[k]] <= rows[left[k + 1:]]).all(1)
-    return np.array(sorted(kept), np.intp)
+    return np.sort(left[unbeaten(np.ascontiguousarray(rows[left]))]).astype(np.intp)

@@ -96,6 +96,7 @@ class Tables:
         self.weights: tuple[float, ...] = tuple(float(weight) for weight in weights)
         self.pins: dict[str, int] = dict(pins or {})
         self._check(stream)
+        self._stream: list[bool] = [bool(flag) for flag in stream]
         self._host = next(i for i, device in enumerate(devices) if device.host)
         self._machine = Machine(len(devices), self._host, np.array([device.split for device in devices]), links)
         self._wirings = [Wiring(of) for of in graphs]
@@ -273,7 +274,8 @@ class Tables:
             for n in range(len(model.graphs)):
                 if n not in active:
                     for r, rule in enumerate(rules):
-                        need = needs(made.graphs[n], rule[n], at, shape, len(self.devices))
+                        need = needs(made.graphs[n], rule[n], at, shape, len(self.devices),
+                                     native=at if stream[model.graphs[n]] else None)
                         for v in np.flatnonzero(np.array(made_costs[0].rule) == r):
                             np.maximum(made_costs[0].needs[v], need, out=made_costs[0].needs[v])
         least: NDArray[np.int64] = np.zeros((len(found), len(self.devices)), np.int64)
@@ -309,6 +311,12 @@ class Tables:
         return tuple(each.needs for each in self._classes)
 
     @cached_property
+    def levels(self) -> tuple[NDArray[np.int64], ...]:
+        """For each device what any variant of a pattern needs of its arena, rising."""
+        found = [cost.needs.reshape(-1, len(self.devices)) for each in self._classes for cost in each.costs]
+        return tuple(np.unique(np.concatenate([needs[:, d] for needs in found])) for d in range(len(self.devices)))
+
+    @cached_property
     def cached(self) -> tuple[int, ...]:
         """For each device the bytes that its arena has to hold at least if three or more stages have caches there: the
         inputs that are copied there for all of them are alive from the first to the last, and so in those between.  0
@@ -325,7 +333,8 @@ class Tables:
                     shape, there = (len(each.patterns), len(each.ins)), self._caches(each)
                     at = where(each.patterns, each.atoms, each.ins, self._host)
                     for rule in each.rules:
-                        need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting).min(1)
+                        need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting,
+                                     at if self._stream[g] else None).min(1)
                         least = np.minimum(least, np.where(there, need, np.inf).min(0))
                 found.append(np.where(np.isfinite(least), least, 0))
         most = np.max(found, axis=0).astype(np.int64)

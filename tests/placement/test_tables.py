@@ -8,6 +8,7 @@ import pytest
 from placed_models import CPU, FAST, GPU, Parts, decoder, path_for, planned, real_price, solution_of
 
 import ggml_sched as gs
+from ggml_sched.placement import trials
 from ggml_sched.placement.chain import Choice
 from ggml_sched.placement.costs import undominated
 from ggml_sched.placement.devices import Device, Link, Links
@@ -15,6 +16,7 @@ from ggml_sched.placement.facts import facts
 from ggml_sched.placement.patterns import MAX_PATTERNS, patterns
 from ggml_sched.placement.pricing import price
 from ggml_sched.placement.tables import Tables
+from ggml_sched.placement.trials import Trials
 
 GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
 KINDS = ("gpt2-124m", "llama-160m", "llama-2-7b", "llama-2-7b-fa", "mamba-1.4b", "mixtral-8x7b", "phi2-2.7b",
@@ -252,6 +254,54 @@ def test_no_real_arena_is_smaller_than_what_its_patterns_need(kind):
         assert stages[0] < 3 or made.cached[0] <= real[0]
         if solution.memory[0]:
             assert least[0] > 0.75 * real[0] - (4 << 20)
+
+
+def random_solutions(chain, rng, count):
+    """Solutions of random patterns, through random states."""
+    for _ in range(count):
+        state, path = 0, []
+        for c in chain.classes:
+            reached = np.argwhere(np.isfinite(chain.cost[c][:, state, :]))
+            pattern, after = reached[rng.integers(len(reached))].tolist()
+            path.append(Choice(pattern, state, after))
+            state = after
+        yield solution_of(chain, path)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_arenas_of_random_patterns_are_never_smaller_and_rarely_larger_than_they_need(layers):
+    devices = (FAST, GPU, CPU)
+    links = Links(devices, LINK)
+    model = Trials([decoder(layers, tokens=64)], devices, links, (1.0,), 1.0)
+    made = Tables(model.facts, (1.0,), devices, links)
+    chain = made.chain()
+    parts = []
+    for solution in random_solutions(chain, np.random.default_rng(layers), 100):
+        assignment = made.assignment(chain, solution)
+        arenas = model.run(assignment.residents, assignment.nodes).arenas
+        needed = made.needed(chain, solution.path)
+        assert all(need <= arena for need, arena in zip(needed, arenas, strict=True))
+        parts += [need / arena for need, arena in zip(needed, arenas, strict=True) if arena]
+    # Copies are made at the beginning of a split, not at their first reader.
+    assert np.mean(parts) > 0.94
+
+
+@pytest.mark.parametrize("weights", [(0.0, 1.0), (256.0, 1.0)], ids=["prompt", "both"])
+def test_neither_arenas_nor_seconds_are_below_the_tables_where_weights_are_brought(weights, monkeypatch):
+    monkeypatch.setattr(trials, "_POLICY", trials._LEAN)        # copies of weights are not kept
+    devices = (FAST, GPU, CPU)
+    links = Links(devices, LINK)
+    model = Trials([decoder(2), decoder(2, tokens=64)], devices, links, weights, 1.0)
+    made = Tables(model.facts, weights, devices, links, (False, True))
+    chain = made.chain()
+    brought = 0
+    for solution in random_solutions(chain, np.random.default_rng(3), 100):
+        assignment = made.assignment(chain, solution)
+        trial = model.run(assignment.residents, assignment.nodes)
+        assert all(need <= arena for need, arena in zip(made.needed(chain, solution.path), trial.arenas, strict=True))
+        assert solution.cost <= trial.seconds * (1 + 1e-9)
+        brought += len(assignment.streamed[1])
+    assert brought > 100
 
 
 def test_inputs_count_in_arenas_where_three_stages_read_them():

@@ -67,6 +67,26 @@ def undominated(const int64_t[::1] first not None, const int64_t[:, ::1] memory 
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
+def unbeaten(const double[:, ::1] rows not None):
+    """bool [rows]: whether no earlier row is at most as large everywhere; a row that beats another comes before it."""
+    kept = np.ones(rows.shape[0], np.uint8)
+    cdef uint8_t[::1] keep = kept
+    cdef Py_ssize_t one, other, column, n = rows.shape[1]
+    with nogil:
+        for one in range(rows.shape[0]):
+            for other in range(one):
+                if keep[other]:
+                    for column in range(n):
+                        if rows[other, column] > rows[one, column]:
+                            break
+                    else:
+                        keep[one] = 0
+                        break
+    return kept.view(np.bool_)
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
 def suffixes(const int32_t[::1] classes not None, const double[:, :, ::1] table not None):
     """The least sum from each stage on, for each state before it: f64 [stages + 1, states].
 
