@@ -10,13 +10,20 @@ Doig, 1960).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Case", "by_caches", "first_case", "halves"]
+from ggml_sched.placement.devices import Device, Links
+
+__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors"]
+
+
+NEAR = 0.75
+"""The part of what a solution needs of an arena, above the floor, from which on needs are near it."""
 
 
 class Case(NamedTuple):
@@ -37,21 +44,24 @@ def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Ca
     return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)), (None,) * len(budgets))
 
 
-def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int]) -> tuple[
-        float, tuple[Case, Case]] | None:
-    """The case cut in two where that may raise its bound most: with arenas of at least what a solution needs on one
-    device, and with patterns that need less there; before it the seconds that the cut may gain.  None where the floors
-    are what the solution needs.
+def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int],
+           levels: Sequence[NDArray[np.int64]]) -> tuple[float, tuple[Case, Case]] | None:
+    """The case cut in two where that may raise its bound most: with arenas of at least nearly what a solution needs on
+    one device, and with patterns that need less there; before it the seconds that the cut may gain.  None where the
+    floors are what the solution needs.
 
     `used`: what the solution needs on each device; `worth`: seconds of a byte of each device; `spare`: bytes above the
-    floor of each device that the arenas have anyway.
+    floor of each device that the arenas have anyway; `levels`: for each device what patterns need, rising.  The cut is
+    at the least level that is near what the solution needs: between levels that differ little it is made last.
     """
+    cuts = [int(of[np.searchsorted(of, floor + NEAR * (need - floor))]) if need > floor else need
+            for need, floor, of in zip(used, case.floors, levels, strict=True)]
     gains = [price * (need - floor - more)
-             for need, floor, price, more in zip(used, case.floors, worth, spare, strict=True)]
+             for need, floor, price, more in zip(cuts, case.floors, worth, spare, strict=True)]
     d = max(range(len(gains)), key=lambda d: gains[d])
     if gains[d] <= 0:
         return None
-    need = used[d]
+    need = cuts[d]
     above = case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:]))
     below = case._replace(limits=(*case.limits[:d], need - 1, *case.limits[d + 1:]))
     return gains[d], (above, below)
@@ -66,3 +76,45 @@ def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, C
         return None
     there, not_there = (case._replace(caches=(*case.caches[:d], held, *case.caches[d + 1:])) for held in (True, False))
     return open_[d], (there, not_there)
+
+
+MOST_MIRRORS = 24
+
+
+def mirrors(devices: Sequence[Device], links: Links, pinned: Iterable[int]) -> list[tuple[int, ...]]:
+    """The orders of the devices that change nothing: equal devices, with equal links, exchanged; `pinned`: devices that
+    stay where they are.  The first order changes none."""
+    n, fixed = len(devices), set(pinned)
+    unnamed = [(device.replace(name="any", measured=frozenset()), type(device.backend)) for device in devices]
+    sets: list[list[int]] = []
+    for d in range(n):
+        alike = next((of for of in sets if not fixed & {d, of[0]} and unnamed[of[0]] == unnamed[d]), None)
+        if alike is None:
+            sets.append([d])
+        else:
+            alike.append(d)
+    found = []
+    for orders in product(*(permutations(of) for of in sets)):
+        order = [0] * n
+        for of, to in zip(sets, orders, strict=True):
+            for d, other in zip(of, to, strict=True):
+                order[d] = other
+        rows = np.ix_(order, order)
+        if np.array_equal(links.latency[rows], links.latency) and np.array_equal(links.per_byte[rows], links.per_byte):
+            found.append(tuple(order))
+        if len(found) == MOST_MIRRORS:
+            break
+    return found
+
+
+def mirrored(cases: Sequence[Case], shared: Sequence[Mapping[str, int]],
+             orders: Sequence[Sequence[int]]) -> tuple[object, ...]:
+    """A value that is the same for all cases that equal devices make of each other."""
+    found = []
+    for order in orders:
+        place = {d: k for k, d in enumerate(order)}
+        found.append((
+            tuple(tuple((case.limits[d], case.floors[d], -1 if not case.caches or case.caches[d] is None
+                         else int(bool(case.caches[d]))) for d in order) for case in cases),
+            tuple(tuple(sorted((name, place[d]) for name, d in fixed.items())) for fixed in shared)))
+    return min(found)

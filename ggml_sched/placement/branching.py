@@ -1,7 +1,9 @@
 """Branch and bound over the cases of arenas: a bound of all placements of the tables, and candidates on the way.
 
 Owns the cases that are left.  Each is bounded with its floors as arenas, the one with the least bound comes first; its
-solution is planned for real where it may fit, and the case is cut in two at what the solution needs of an arena.
+solution is planned for real where it may fit, and the case is cut in two at what the solution needs of an arena.  While
+the bound is far below the best, a case is cut at once, and what its bound needs is planned: arenas, not patterns, are
+what such a placement has wrong.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import product
 
 from ggml_sched._graph import Tensor
-from ggml_sched.placement.arenas import Case, by_caches, first_case, halves
+from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors
 from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import dearer, joined, parted
@@ -28,14 +30,18 @@ __all__ = ["Branching"]
 
 MAX_CASES = 48
 """Cases of arenas that are searched, at most."""
+MAX_CUTS = 160
+"""Cases that are cut in two without a search, at most: their bounds are far below the best."""
+FAR = 0.01
+"""The part of the best by which such a bound is below it at least."""
 MAX_BEYOND = 4
 """Cases that are searched, at most, although the bound of all cannot rise any more."""
-EFFORTS = {"more": 3, "most": 1}
+EFFORTS = {"more": 8, "most": 2}
 """So many cases are solved with these efforts, at most."""
 MAX_DEVICES = 2
 """Devices up to which they are: with more they take five seconds, and prove little."""
-MAX_FINEST = 6
-"""Cases that are left, at most, whose bounds are made better at the end: the least ones."""
+MAX_FINEST = 12
+"""Cases, at most, whose bounds are made better at the end: the least ones."""
 MAX_ROUNDS = 12
 """Solving and planning for one case, at most; each round's assumed arenas are larger."""
 MAX_WITHOUT = 6
@@ -73,40 +79,64 @@ class Branching:
         self.pins: Sequence[Mapping[str, int]] = pins
         self.left: list[tuple[float, int, Open]] = []
         self.closed: float = math.inf
-        """The least bound of the cases that need no more search."""
+        """The least bound of the cases whose best placement is near the best of all."""
+        self._weak: list[tuple[float, int, Open]] = []      # cases that are searched, far from the best
+        self._orders: list[tuple[int, ...]] = []            # of the devices, that change nothing
+        self._added: set[tuple[object, ...]] = set()
         self._count = 0
         self._left_of = dict(EFFORTS)
         self._assumed: set[tuple[object, ...]] = set()
 
     def run(self) -> float:
         """Search until all bounds are near the best, or the cases are too many; returns the bound of all."""
-        candidates, budgets = self.candidates, self.candidates.budgets
-        cases = tuple(first_case(table.needs, budgets) for table in self.tables)
-        for shared in product(*(_ways(table.shared, model, table.devices, pins) for table, model, pins in zip(
+        candidates, budgets, table = self.candidates, self.candidates.budgets, self.tables[0]
+        self._orders = mirrors(table.devices, table.links, {d for of in self.pins for d in of.values()})
+        cases = tuple(first_case(each.needs, budgets) for each in self.tables)
+        for shared in product(*(_ways(each.shared, model, each.devices, pins) for each, model, pins in zip(
                 self.tables, candidates.models, self.pins, strict=True))):
             self._add(cases, shared, 0.0)
-        beyond = 0
-        for _ in range(MAX_CASES):
-            if not self.left or candidates.is_near(self.left[0][0]):
-                break
+        beyond = cuts = searched = 0
+        while searched < MAX_CASES and self.left and not candidates.is_near(self.left[0][0]):
             # A bound that is above that of a closed case raises nothing: such cases may only have better candidates.
-            beyond += self.left[0][0] >= self.closed
+            beyond += self.left[0][0] >= min([self.closed, *(bound for bound, _, _ in self._weak[:1])])
             if beyond > MAX_BEYOND and candidates.best is not None:
                 break
             bound, _, made = heappop(self.left)
-            self._search(bound, made)
+            if cuts < MAX_CUTS and self._cut(bound, made):
+                cuts += 1
+            else:
+                searched += 1
+                self._search(bound, made)
         self._polish()
-        least = self.closed
+        return self._raised()
+
+    def _raised(self) -> float:
+        """The bound of all cases, after the least ones were bounded with more effort."""
+        cases = [*self.left, *self._weak]
+        heapify(cases)
+        least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
+        done = self.closed
         for _ in range(MAX_FINEST):
-            if self.left and self.left[0][0] < least:
-                bound, _, made = heappop(self.left)
-                bound = self._finest(made, bound)
-                solution = self._most(made, bound)
-                least = min(least, bound if solution is None else max(bound, solution.bound))
-        return min([least, *(bound for bound, _, _ in self.left[:1])])
+            if not cases or cases[0][0] >= done or self.candidates.is_near(least):
+                break
+            bound, _, made = heappop(cases)
+            bound = self._finest(made, bound)
+            solution = self._most(made, bound)
+            if solution is not None:
+                bound = max(bound, solution.bound)
+                self._explore(made, solution)
+            done = min(done, bound)
+            least = min([done, *(bound for bound, _, _ in cases[:1])])
+        return least
 
     def _add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
-        """Bound a case with its floors as arenas, and put it among those that are left."""
+        """Bound a case with its floors as arenas, and put it among those that are left; of cases that equal devices
+        make of each other only the first."""
+        if len(self._orders) > 1:
+            key = mirrored(cases, shared, self._orders)
+            if key in self._added:
+                return
+            self._added.add(key)
         chains = chains_of(self.tables, cases, shared)
         chain = dearer(joined(chains), self.candidates.fine)
         floors = self.candidates.joined([case.floors for case in cases])
@@ -120,6 +150,36 @@ class Branching:
         else:
             heappush(self.left, (bound, self._count, Open(cases, shared, chains, chain, floors, solution)))
             self._count += 1
+
+    def _cut(self, bound: float, made: Open) -> bool:
+        """Cut one case in two, with a placement of what its bound needs, if its bound is far below the best."""
+        best = self.candidates.best
+        if best is None or bound * (1 + FAR) > best.seconds:
+            return False
+        parts = self._halves(made, made.solution)
+        if parts is None:
+            return False
+        self._dive(made, made.solution)
+        for part in parts:
+            self._add(part, made.shared, bound)
+        return True
+
+    def _dive(self, made: Open, solution: Solution) -> None:
+        """Plan a solution with the arenas that this path needs, of patterns that need no more."""
+        candidates = self.candidates
+        assert solution.path is not None
+        cases = []
+        for case, needs in zip(made.cases, self._needs(made, solution.path), strict=True):
+            least = tuple(max(pair) for pair in zip(case.floors, needs, strict=True))
+            cases.append(case._replace(floors=least, limits=least))
+        if self._is_tried(tuple(cases), made.shared, ()):
+            return
+        floors = candidates.joined([case.floors for case in cases])
+        chains = chains_of(self.tables, cases, made.shared)
+        chain = dearer(joined(chains), candidates.fine)
+        found = candidates.solve(chain, floors, cutoff=candidates.cutoff, effort="few")
+        if found is not None and found.path is not None:
+            self._explore(Open(tuple(cases), made.shared, chains, chain, floors, found), found)
 
     def _search(self, bound: float, made: Open) -> None:
         """Search one case: plan what may fit, and cut it in two, or close it."""
@@ -143,14 +203,13 @@ class Branching:
             first = self._explore(made, solution) or first
             parts = None if candidates.is_near(bound) else self._halves(made, solution)
         if parts is None:
-            bound = self._finest(made, bound)
-            solution = self._most(made, bound)
-            if solution is not None:
-                bound = max(bound, solution.bound)
-                self._explore(made, solution)
-            self.closed = min(self.closed, bound)
-            if first is not None and not candidates.is_near(bound):
-                self._without(made, first)
+            if candidates.is_near(bound):
+                self.closed = min(self.closed, bound)
+            else:
+                heappush(self._weak, (bound, self._count, made))
+                self._count += 1
+                if first is not None:
+                    self._without(made, first)
         for part in parts or ():
             self._add(part, made.shared, bound)
 
@@ -178,7 +237,8 @@ class Branching:
                      for floor, own in zip(made.floors, case.floors, strict=True)]
             unpaid = [price if price > self.candidates.within * WORTH * solution.bound else 0.0
                       for price in self.tables[k].unpaid(made.chains[k], parts[k])]
-            for found in (halves(case, needs, made.solution.multipliers, spare), by_caches(case, unpaid)):
+            for found in (halves(case, needs, made.solution.multipliers, spare, self.tables[k].levels),
+                          by_caches(case, unpaid)):
                 if found is not None and (best is None or found[0] > best[0]):
                     best = found[0], k, found[1]
         if best is None:
@@ -216,15 +276,15 @@ class Branching:
                 break
             first = first or found
             assumed = grown(assumed, found)
-            if self._is_tried(made, assumed):
+            if self._is_tried(made.cases, made.shared, assumed):
                 break
             solution = candidates.solve(made.chain, assumed, cutoff=candidates.cutoff, effort="few")
         return first
 
-    def _is_tried(self, made: Open, arenas: Sequence[int]) -> bool:
-        """Whether the patterns of a case were solved with these arenas before."""
-        key = (*((case.limits, case.caches) for case in made.cases), *arenas,
-               *(tuple(sorted(fixed.items())) for fixed in made.shared))
+    def _is_tried(self, cases: Sequence[Case], shared: Sequence[Mapping[str, int]], arenas: Sequence[int]) -> bool:
+        """Whether the patterns of some cases were solved with these arenas before."""
+        key = (*((case.limits, case.caches) for case in cases), *arenas,
+               *(tuple(sorted(fixed.items())) for fixed in shared))
         if key in self._assumed:
             return True
         self._assumed.add(key)
@@ -233,7 +293,7 @@ class Branching:
     def _fill(self, made: Open, found: Found, assumed: Sequence[int]) -> None:
         """Solve once more with the arenas that a placement has, where they are smaller than it assumed."""
         if all(size >= held for size, held in zip(found.arenas, assumed, strict=True)) or self._is_tried(
-                made, found.arenas):
+                made.cases, made.shared, found.arenas):
             return
         solution = self.candidates.solve(made.chain, found.arenas, cutoff=self.candidates.cutoff, effort="few")
         if solution is not None and solution.path is not None:
@@ -242,7 +302,8 @@ class Branching:
     def _polish(self) -> None:
         """Solve thoroughly, once, with the arenas of the best placement."""
         best = self.candidates.best
-        if best is None or not best.cases or self.candidates.is_near(min([self.closed, *(b for b, _, _ in self.left)])):
+        if best is None or not best.cases or self.candidates.is_near(
+                min([self.closed, *(bound for bound, _, _ in (*self.left, *self._weak))])):
             return
         chains = chains_of(self.tables, best.cases, best.shared)
         solution = self.candidates.solve(dearer(joined(chains), self.candidates.fine), best.arenas,

@@ -3,14 +3,17 @@ what the search over cases proves is not above the price of any placement of the
 
 import random
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from placed_models import solution_of
+import pytest
+from placed_models import CPU, FAST, GPU, solution_of
 from small_models import devices, layered, sized
 
 import ggml_sched as gs
-from ggml_sched.placement.arenas import Case, by_caches, halves
+from ggml_sched.placement import branching
+from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, mirrors
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates
 from ggml_sched.placement.chain import Choice
@@ -19,21 +22,33 @@ from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
 
 CASE = Case((100, 80, 1000), (10, 20, 0), (None, True, None))
+LINK = gs.Link(25e9, 8e-6)
+LEVELS = tuple(np.array(levels) for levels in ((0, 10, 30), (0, 20, 50, 70), (0, 500)))
 
 
 def test_a_case_is_cut_at_what_a_solution_needs_where_a_byte_is_worth_most():
-    gain, (above, below) = halves(CASE, (30, 70, 500), (2.0, 1.0, 0.0), (0, 0, 0))
+    gain, (above, below) = halves(CASE, (30, 70, 500), (2.0, 1.0, 0.0), (0, 0, 0), LEVELS)
     assert gain == 50.0         # 50 bytes of the second device, for 20 of the first that are worth twice as much
     assert above == CASE._replace(floors=(10, 70, 0))
     assert below == CASE._replace(limits=(100, 69, 1000))
     # Arenas that are larger anyway raise nothing.
-    gain, (above, below) = halves(CASE, (30, 70, 500), (2.0, 1.0, 0.0), (0, 45, 0))
+    gain, (above, below) = halves(CASE, (30, 70, 500), (2.0, 1.0, 0.0), (0, 45, 0), LEVELS)
     assert gain == 40.0
     assert above.floors == (30, 20, 0) and below.limits == (29, 80, 1000)
 
 
+def test_a_case_is_cut_below_what_a_solution_needs_where_a_level_is_near():
+    levels = (LEVELS[0], np.array([20, 50, 57, 58, 64, 70]), LEVELS[2])
+    gain, (above, below) = halves(CASE, (30, 70, 500), (2.0, 1.0, 0.0), (0, 0, 0), levels)
+    assert gain == 40.0         # 58 is the least level of at least three quarters of the way from 20 to 70
+    assert above.floors == (30, 20, 0) and below.limits == (29, 80, 1000)
+    gain, (above, below) = halves(CASE, (30, 70, 500), (1.0, 1.0, 0.0), (0, 0, 0), levels)
+    assert gain == 38.0
+    assert above.floors == (10, 58, 0) and below.limits == (100, 57, 1000)
+
+
 def test_a_case_whose_floors_are_what_is_needed_is_not_cut():
-    assert halves(CASE, (10, 20, 500), (2.0, 1.0, 0.0), (0, 0, 0)) is None
+    assert halves(CASE, (10, 20, 500), (2.0, 1.0, 0.0), (0, 0, 0), LEVELS) is None
 
 
 def test_a_case_is_cut_at_whether_a_device_has_caches():
@@ -73,13 +88,14 @@ def test_no_placement_of_the_tables_undercuts_what_cases_prove():
     assert max(parts) > 0.999
 
 
-def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best():
+def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best(monkeypatch):
+    monkeypatch.setattr(branching, "EFFORTS", {"more": 3, "most": 1})
     efforts = []
     candidates = SimpleNamespace(budgets=(1, 1), best=SimpleNamespace(seconds=2.0), within=0.001, cutoff=2.0,
                                  solve=lambda chain, floors, cutoff, effort: efforts.append(effort))
-    branching, made = Branching(candidates, [], []), SimpleNamespace(chain=None, floors=())
+    search, made = Branching(candidates, [], []), SimpleNamespace(chain=None, floors=())
     for bound in (1.0, 1.999, 1.0, 1.0, 1.0):       # the second is near enough
-        assert branching._most(made, bound) is None
+        assert search._most(made, bound) is None
     assert efforts == ["more", "most", "more", "more"]
 
 
@@ -91,3 +107,43 @@ def test_a_trial_has_the_splits_of_the_graphs_that_the_goal_counts():
         trial = model.run({name: k % 2 for k, name in enumerate(model.sizes)})
         counted = [plan.data.n_splits for plan, weight in zip(trial.plans, weights, strict=True) if weight]
         assert trial.splits == sum(counted) > len(counted)
+
+
+TWO = (FAST.replace(name="one"), GPU, FAST.replace(name="two"), CPU)
+
+
+def test_orders_exchange_devices_that_are_equal_in_all_but_their_names():
+    slow = gs.Link(1e9, 8e-6)
+    assert mirrors(TWO, Links(TWO, LINK), ()) == [(0, 1, 2, 3), (2, 1, 0, 3)]
+    assert mirrors(TWO, Links(TWO, LINK), {2}) == [(0, 1, 2, 3)]
+    assert mirrors(TWO, Links(TWO, {("CPU", "two"): slow, ("*", "*"): LINK}), ()) == [(0, 1, 2, 3)]
+    assert mirrors((FAST, GPU, CPU), Links((FAST, GPU, CPU), LINK), ()) == [(0, 1, 2)]
+    three = (*TWO, FAST.replace(name="three"))
+    assert len(mirrors(three, Links(three, LINK), ())) == 6
+
+
+def test_cases_that_equal_devices_make_of_each_other_are_one():
+    orders = mirrors(TWO, Links(TWO, LINK), ())
+    one = Case((100, 80, 70, 1000), (10, 20, 0, 0), (None, True, False, None))
+    two = Case((70, 80, 100, 1000), (0, 20, 10, 0), (False, True, None, None))
+    assert mirrored([one], [{"embd": 0}], orders) == mirrored([two], [{"embd": 2}], orders)
+    assert mirrored([one], [{"embd": 0}], orders) != mirrored([two], [{"embd": 0}], orders)
+    assert mirrored([one], [{}], orders) != mirrored([two._replace(floors=(0, 20, 11, 0))], [{}], orders)
+    assert mirrored([one], [{}], orders) != mirrored([two._replace(caches=(None, True, None, None))], [{}], orders)
+
+
+def test_equal_devices_are_bounded_once(monkeypatch):
+    folder = Path(__file__).parents[1] / "data" / "graphs"
+    graphs = [gs.load_graph(folder / f"llama-160m-{run}.json.gz") for run in ("decode", "prefill512")]
+    room = sum(t.nbytes for t in graphs[0].tensors if t.resident and t.view_src is None) // 6
+    given = (FAST.replace(name="one", memory=room), FAST.replace(name="two", memory=room), CPU)
+    bounded = []
+    relaxed = branching.relaxed
+    monkeypatch.setattr(branching, "relaxed", lambda *args: bounded.append(args) or relaxed(*args))
+    once = gs.fit(graphs, given, LINK, within=1e-4)
+    cases = len(bounded)
+    monkeypatch.setattr(branching, "mirrors", lambda *args: [(0, 1, 2)])
+    twice = gs.fit(graphs, given, LINK, within=1e-4)
+    assert 0 < cases < len(bounded) - cases
+    assert once.seconds == pytest.approx(twice.seconds, rel=1e-3)
+    assert once.rules_bound == pytest.approx(twice.rules_bound, rel=1e-3)

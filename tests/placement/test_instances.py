@@ -9,10 +9,11 @@ import placement_instances as instances
 import pytest
 from small_models import allocated
 
-SOME = (0, 1, 4, 5, 6, 13)
+SOME = (0, 1, 4, 5, 6, 13, 43)
+OTHERS = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 220) if seed not in SOME]
 
 
-@pytest.mark.parametrize("seed", [*SOME, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 220))])
+@pytest.mark.parametrize("seed", [*SOME, *OTHERS])
 def test_a_token_of_an_instance(seed: int) -> None:
     made = instances.instance(seed)
     fit = made.fit()
@@ -20,6 +21,14 @@ def test_a_token_of_an_instance(seed: int) -> None:
     assert all(use.left >= 0 for use in fit.memory)
     assert fit.bound <= fit.rules_bound <= fit.seconds
     assert fit.gap <= 0.05
+
+
+@pytest.mark.soak
+def test_large_arenas_on_three_devices_are_chosen_together() -> None:
+    """Scores of attention take 264 MiB of devices of 647 to 2,319 MiB, or none where no caches are."""
+    fit = instances.instance(22).fit()
+    assert 1e3 * fit.seconds < 21.5         # 33.3 where one arena was decided after the other
+    assert fit.gap <= 0.02
 
 
 @pytest.mark.parametrize("goal", instances.GOALS[1:])
