@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         found.verify()
         stocks = stocks_of(found, args) if args.llama_cpp else []
         if args.json:
-            more: dict[str, Any] = {"notes": longer_than_trained(args)}
+            more: dict[str, Any] = {"notes": longer_than_trained(model_files(args), args.context)}
             if stocks:
                 each = [stock.to_dict() for _, stock in stocks]
                 more["llama_cpp"] = each[0] if len(each) == 1 else each
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 more["explain"] = {name: found.explain(name) for name in args.explain}
             print(json.dumps({"fits": True} | found.to_dict() | more, indent=1))
             return 0
-        print("\n".join([str(found), *longer_than_trained(args)]))
+        print("\n".join([str(found), *longer_than_trained(model_files(args), args.context)]))
         if source_of(found):
             print(source_of(found))
         for name in args.explain:
@@ -153,7 +153,7 @@ def refused(args: argparse.Namespace, devices: Sequence[object], error: OutOfMem
         largest = largest_context(args, devices)
         lines.append(f"a context of {largest} tokens fits" if largest else
                      "no context fits, not even of 32 tokens: the devices need more memory, or the model fewer bits")
-    return "\n".join([*lines, *longer_than_trained(args)])
+    return "\n".join([*lines, *longer_than_trained(model_files(args), args.context)])
 
 
 def stocks_of(found: Fit, args: argparse.Namespace) -> list[tuple[str, Stock]]:
@@ -169,16 +169,16 @@ def model_files(args: argparse.Namespace) -> list[str]:
     return [name for name in args.inputs if not name.endswith((".json", ".json.gz"))]
 
 
-def longer_than_trained(args: argparse.Namespace) -> list[str]:
-    """A line for each model that was trained with fewer tokens than the context has."""
+def longer_than_trained(files: Sequence[str], context: int) -> list[str]:
+    """A line for each model file whose model was trained with fewer tokens than the context has."""
     from ggml_sched.llama.gguf import open_gguf
 
     lines = []
-    for name in model_files(args):
+    for name in files:
         with open_gguf(name) as file:
             trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
-        if isinstance(trained, int) and args.context > trained:
-            lines.append(f"{name} was trained with {trained} tokens: a context of {args.context} is longer")
+        if isinstance(trained, int) and context > trained:
+            lines.append(f"{name} was trained with {trained} tokens: a context of {context} is longer")
     return lines
 
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of
-from ggml_sched.cli.fit import add_model_arguments, answer, longer_than_trained, refused
+from ggml_sched.cli.fit import add_model_arguments, answer, longer_than_trained, model_files, refused
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.planning import report
 from ggml_sched.planning.tables import seconds, table
@@ -84,7 +84,7 @@ def _on_devices(args: argparse.Namespace) -> int:
             print(f"\n{what}: {len(plan.graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
                   f"{plan.copy_bytes:,} bytes copied, {seconds(price.seconds)} by the speeds of the devices")
             _tables(args, plan)
-        for line in longer_than_trained(args):
+        for line in longer_than_trained(model_files(args), args.context):
             print(line)
     return 0
 

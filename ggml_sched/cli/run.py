@@ -134,8 +134,10 @@ def _is_remote(name: str) -> bool:
 
 
 def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) -> Fit:
-    """The placement of the model on the measured backends; its first line goes to standard error."""
+    """The placement of the model on the measured backends; its first line goes to standard error, and another where the
+    context is longer than the model was trained with."""
     from ggml_sched import fit
+    from ggml_sched.cli.fit import longer_than_trained
     from ggml_sched.llama import model_graphs
     from ggml_sched.placement.measured import measured_devices
     from ggml_sched.placement.report import verdict
@@ -145,7 +147,8 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     graphs = model_graphs(source, n_ctx, args.n_batch, kv_type=args.kv_type, flash=flash, backends=backends)
     devices, links = measured_devices(backends)
     found = fit(graphs, devices, links)
-    print("ggml-sched:", verdict(found).partition("\n")[0], file=sys.stderr, flush=True)
+    for line in (verdict(found).partition("\n")[0], *longer_than_trained([source], n_ctx)):
+        print("ggml-sched:", line, file=sys.stderr, flush=True)
     return found
 
 

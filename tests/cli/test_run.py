@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import pytest
 from small_llama import SHAPES, SMALL
 
-from ggml_sched import cli
+from ggml_sched import Device, cli
 from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
 from ggml_sched.llama.kvcache import KV_TYPES
 from ggml_sched.llama.text.tokenizer import Tokenizer
+from ggml_sched.placement import measured
 
 pytest.importorskip("tokenizers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,19 @@ def run(capsys, *argv: str) -> tuple[str, str]:
 def continuation(prompt: str, n: int, **options) -> str:
     with load(small_model(), n_ctx=512, kv_type="f16") as model:
         return model.generate(prompt, n, **options).read()
+
+
+def test_a_fit_names_a_context_that_is_longer_than_the_model_was_trained_with(model_file, capsys, monkeypatch):
+    def devices(backends):
+        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
+
+    monkeypatch.setattr(measured, "measured_devices", devices)
+    with open_gguf(SMALL) as file:
+        trained = file.metadata["llama.context_length"]
+    for n_ctx, named in ((trained, False), (2 * trained, True)):
+        _, err = run(capsys, model_file, "--fit", "--n-ctx", n_ctx, "--n-batch", 8, "--tokens", 1, "-n", 1)
+        line = f"ggml-sched: {model_file} was trained with {trained} tokens: a context of {n_ctx} is longer\n"
+        assert (line in err) is named
 
 
 # -- text and ids ----------------------------------------------------------------------------
