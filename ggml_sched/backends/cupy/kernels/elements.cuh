@@ -1,33 +1,13 @@
-// Reads one element of a row of any type as f32, for kernels that are not made for one type, such as copies.
+// Reads one element of a tensor of any type as f32, for kernels that are not made for one type, such as copies.
 //
 // The layout of blocks is ggml's (dequantize_row_*); products and sums round as the CPU's do, so the bits are the same.
 // Invariant: no load assumes more alignment than blocks have: two bytes, those of mxfp4 one.
 #pragma once
 
-// The number of elements of a block of a type, and its bytes; types without blocks count as blocks of one element.
+// The number of elements of a block of a type; types without blocks count as blocks of one element.
 __device__ __forceinline__ int block_elements(int kind) {
     if (kind == F32 || kind == F16 || kind == BF16 || kind == I32 || kind == I64) return 1;
     return (kind >= Q2_K && kind <= Q6_K) || kind == IQ4_XS ? 256 : 32;
-}
-
-__device__ __forceinline__ int block_bytes(int kind) {
-    switch (kind) {
-        case F32: case I32: return 4;
-        case F16: case BF16: return 2;
-        case I64: return 8;
-        case Q4_0: case IQ4_NL: return 18;
-        case Q4_1: return 20;
-        case Q5_0: return 22;
-        case Q5_1: return 24;
-        case Q8_0: return 34;
-        case Q2_K: return 84;
-        case Q3_K: return 110;
-        case Q4_K: return 144;
-        case Q5_K: return 176;
-        case Q6_K: return 210;
-        case IQ4_XS: return 136;
-        default: return 17;                // MXFP4
-    }
 }
 
 // The 16 levels that four bits stand for: of iq4_nl and iq4_xs, and of mxfp4 (4-bit floats, doubled to be integers).
@@ -105,13 +85,6 @@ __device__ __forceinline__ float element_of_block(const uint8_t* b, int kind, in
         }
         default: return (float)FP4_LEVELS[nibble(b + 1, j, 16)] * power_of_two(b[0]);
     }
-}
-
-// Element i of a row whose elements, or blocks, lie side by side.
-__device__ __forceinline__ float load_element(const char* row, int kind, int64_t i) {
-    const int n = block_elements(kind);
-    if (n == 1) return load_plain(row + i * block_bytes(kind), kind);
-    return element_of_block((const uint8_t*)row + i / n * block_bytes(kind), kind, (int)(i % n));
 }
 
 // The element of a tensor at indices k, as f32; t.nb[0] is the stride from element to element, or from block to block.
