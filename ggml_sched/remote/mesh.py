@@ -1,7 +1,8 @@
 """Messages between processes of one machine, over sockets in a folder that only their user can open.
 
 Each process listens on a socket of its name, and connects to a peer when it first sends to it.  A process that sends
-also receives, so that two processes that send to each other never wait for each other.  No thread is needed.
+also receives, so that two processes that send to each other never wait for each other; and what a peer does not take is
+kept, so that nobody waits for one that hangs.  No thread is needed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import time
 from collections import deque
+from itertools import islice
 from pathlib import Path
 
 __all__ = ["Mesh"]
@@ -17,6 +20,10 @@ __all__ = ["Mesh"]
 LENGTH = struct.Struct("<Q")
 MAX_MESSAGE = 1 << 34
 PIECE = 1 << 20
+TAKES_WITHIN = 0.25
+"""Seconds in which a peer takes some bytes; those of one that does not are sent while this process waits."""
+AT_ONCE = 64
+"""Buffers that are given to the system at once."""
 
 
 class _Incoming:
@@ -60,6 +67,32 @@ class _Incoming:
                 return False
 
 
+class _Outgoing:
+    """A connection to a peer, on which `name` is sent first; `rest`: what was not sent yet."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.rest: deque[memoryview] = deque()
+        self.is_watched = False
+        self.add(name.encode())
+
+    def add(self, message: bytes | bytearray) -> None:
+        self.rest += (memoryview(LENGTH.pack(len(message))), memoryview(message))
+
+    def push(self) -> None:
+        """Send what the connection takes at once.  OSError if it has ended."""
+        while self.rest:
+            try:
+                n = self.socket.sendmsg(islice(self.rest, AT_ONCE))
+            except BlockingIOError:
+                break
+            while self.rest and n >= len(self.rest[0]):
+                n -= len(self.rest.popleft())
+            if n:
+                self.rest[0] = self.rest[0][n:]
+
+
 class Mesh:
     """The connections of the process `name`.  `lost`: names of peers whose connection has ended.
 
@@ -75,7 +108,9 @@ class Mesh:
         self._listener.listen()
         self._listener.setblocking(False)
         self._incoming: dict[int, _Incoming] = {}
-        self._outgoing: dict[str, socket.socket] = {}
+        self._outgoing: dict[str, _Outgoing] = {}
+        self._watched: dict[int, str] = {}
+        """{descriptor of a connection that has something left to send: its peer}."""
         self._inbox: deque[bytearray] = deque()
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
@@ -89,56 +124,71 @@ class Mesh:
             except OSError:
                 connection.close()
                 return False
-            connection.setblocking(False)
-            self._outgoing[to] = connection
-            self.send(to, self.name.encode())
-        return True
+            self._outgoing[to] = _Outgoing(connection, self.name)
+            self._push(to)
+        return to in self._outgoing
 
     def send(self, to: str, message: bytes | bytearray) -> bool:
-        """Send a message, and receive meanwhile; False if the peer is lost."""
+        """Send a message, and receive meanwhile; False if the peer is lost.
+
+        What a peer that hangs does not take is sent by a later `send` or `receive`, should it go on.
+        """
         if to in self.lost or not self.connect(to):
             self._lose(to)
             return False
-        rest: deque[memoryview] = deque((memoryview(LENGTH.pack(len(message))), memoryview(message)))
-        while rest:
-            try:
-                n = self._outgoing[to].sendmsg(rest)
-            except BlockingIOError:
-                self._wait(None, self._outgoing[to])
-                if to in self.lost:
-                    return False
-                continue
-            except OSError:
-                self._lose(to)
-                return False
-            while rest and n >= len(rest[0]):
-                n -= len(rest.popleft())
-            if n:
-                rest[0] = rest[0][n:]
-        return True
+        outgoing = self._outgoing[to]
+        is_stuck = bool(outgoing.rest)
+        outgoing.add(message)
+        self._push(to)
+        end = time.monotonic() + TAKES_WITHIN
+        while not is_stuck and outgoing.rest and to not in self.lost and time.monotonic() < end:
+            before = len(outgoing.rest), len(outgoing.rest[0])
+            self._wait(max(0.0, end - time.monotonic()))
+            if outgoing.rest and (len(outgoing.rest), len(outgoing.rest[0])) != before:
+                end = time.monotonic() + TAKES_WITHIN
+        return to not in self.lost
 
     def receive(self, timeout: float | None) -> bytearray | None:
         """The next message; None if none comes within `timeout` seconds (None: however long), or a connection ends."""
-        if not self._inbox:
-            self._wait(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        n_lost = len(self.lost)
+        left = timeout
+        while not self._inbox:
+            self._wait(left)
+            left = None if end is None else end - time.monotonic()
+            if len(self.lost) > n_lost or left is not None and left <= 0:
+                break
         return self._inbox.popleft() if self._inbox else None
 
     def close(self) -> None:
         self._listener.close()
-        for end in (*self._outgoing.values(), *(peer.socket for peer in self._incoming.values())):
-            end.close()
-        self._outgoing, self._incoming = {}, {}
+        for end in (*self._outgoing.values(), *self._incoming.values()):
+            end.socket.close()
+        self._outgoing, self._incoming, self._watched, self._poll = {}, {}, {}, select.poll()
 
-    def _wait(self, timeout: float | None, writing: socket.socket | None = None) -> None:
-        """Wait until something has come, or can be written."""
-        if writing is not None:
-            self._poll.register(writing, select.POLLOUT)
+    def _push(self, to: str) -> None:
+        """Send what a peer takes at once, and watch for when it takes the rest."""
+        outgoing = self._outgoing[to]
         try:
-            ready = self._poll.poll(None if timeout is None else max(0.0, timeout * 1000))
-        finally:
-            if writing is not None:
-                self._poll.unregister(writing)
-        for number, _ in ready:
+            outgoing.push()
+        except OSError:
+            self._lose(to)
+            return
+        if outgoing.is_watched != bool(outgoing.rest):
+            outgoing.is_watched = not outgoing.is_watched
+            if outgoing.is_watched:
+                self._watched[outgoing.socket.fileno()] = to
+                self._poll.register(outgoing.socket, select.POLLOUT)
+            else:
+                self._unwatch(outgoing)
+
+    def _unwatch(self, outgoing: _Outgoing) -> None:
+        if self._watched.pop(outgoing.socket.fileno(), None) is not None:
+            self._poll.unregister(outgoing.socket)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until something has come, or was sent."""
+        for number, _ in self._poll.poll(None if timeout is None else max(0.0, timeout * 1000)):
             if number == self._listener.fileno():
                 connection = self._listener.accept()[0]
                 self._incoming[connection.fileno()] = _Incoming(connection)
@@ -148,10 +198,14 @@ class Mesh:
                 self._poll.unregister(peer.socket)
                 peer.socket.close()
                 self._lose(peer.name)
+            elif number in self._watched:
+                self._push(self._watched[number])
 
     def _lose(self, name: str) -> None:
         if name:
             self.lost.add(name)
-        end = self._outgoing.pop(name, None)
-        if end is not None:
-            end.close()
+        outgoing = self._outgoing.pop(name, None)
+        if outgoing is not None:
+            self._unwatch(outgoing)
+            outgoing.rest.clear()
+            outgoing.socket.close()
