@@ -53,9 +53,9 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
 class Launched(NamedTuple):
     """One launch: its kernel, "module.function", blocks, threads of a block, and bytes read and written.
 
-    `operations`: multiplications and additions of a matrix product, 0 of others; `ahead`: bytes of weights that its
-    blocks ask for before the launches before it have ended, where launches overlap; `asked`: bytes that a warp waits
-    for at once, 0 where that is not known.
+    `operations`: multiplications and additions of a matrix product, 0 of others; `ahead`: bytes of weights and caches
+    that its blocks ask for before the launches before it have ended, where launches overlap; `asked`: bytes that a warp
+    waits for at once, 0 where that is not known.
     """
 
     kernel: str
@@ -153,6 +153,8 @@ def _launched(launch: Launch) -> Launched:
     read, written = how(launch)
     operations = _operations(launch) if how is _matvec else 0
     ahead, asked = (_ahead(launch), _asked(launch)) if launch.kernel.startswith("matvec") else (0, 0)
+    if launch.kernel.startswith("attention"):
+        ahead = _cells_ahead(launch)
     return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead,
                     asked)
 
@@ -228,6 +230,14 @@ def _ahead(launch: Launch) -> int:
     each = min(AHEAD, _row_bytes(launch.kernel, int(p["k"]), int(p["w"][0])))
     rows = int(p["rows"]) * (2 if launch.args[2] else 1) + sum(int(more["rows"]) for more in p["more"])
     return rows * each
+
+
+def _cells_ahead(launch: Launch) -> int:
+    """Of each split of the cells as many as a block has threads."""
+    a = launch.args[0][0]
+    cells = min(int(a["cells"]), launch.block[0] * int(a["splits"]))
+    rows = ((int(a["d_k"]), gs.Type(int(a["k_kind"]))), (int(a["d_v"]), gs.Type(int(a["v_kind"]))))
+    return cells * int(a["matrices"]) * sum(min(512, n // kind.block_size * kind.type_size) for n, kind in rows)
 
 
 def _asked(launch: Launch) -> int:

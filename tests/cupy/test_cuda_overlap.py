@@ -29,11 +29,12 @@ COMMON = f'#include "{KERNELS / "common.cuh"}"\n'
 # -- the package's kernels ------------------------------------------------------------------------
 
 _KERNEL = re.compile(r'extern\s*"C"\s*here\b[\w\s]*?\b(\w+)\s*\(')
-_FIRST = re.compile(r"\s*(?:read_rows_ahead\(a, w, second, ids, bytes_of_row<\w+>\(a\)\);\s*)?await_inputs\(\);")
+_AHEAD = r"read_rows_ahead\(a, w, second, ids, bytes_of_row<\w+>\(a\)\)|read_cells_ahead\(a, k, v\)"
+_FIRST = re.compile(rf"\s*(?:(?:{_AHEAD});\s*)?await_inputs\(\);")
 
 
 def kernels_without_a_wait(text: str) -> tuple[set[str], set[str]]:
-    """(all kernels of a source, those that do not begin with await_inputs(), or with read_rows_ahead and that)."""
+    """(all kernels of a source, those that do not begin with await_inputs() or what they ask for ahead and that)."""
     command = [*compiler(), "-E", "-P", "-x", "c++", "-DHOST_CUDA=1", "-D__global__=here", "-D__launch_bounds__(...)=",
                "-D__device__=", "-D__forceinline__=", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout

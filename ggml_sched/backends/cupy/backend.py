@@ -38,8 +38,8 @@ class CupyBackend(DeviceQueue):
 
     `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products take f32 activations instead
     of rounding them to 8 bits.  `capture=False` launches every kernel by itself instead of replaying CUDA graphs.
-    `overlap`: kernels begin before those before them have ended, and ask for their weights meanwhile, on devices from
-    sm_90 on with a driver for CUDA 12.3 or later; elsewhere it has no effect.
+    `overlap`: kernels begin before those before them have ended, and ask for weights and caches meanwhile, on devices
+    from sm_90 on with a driver for CUDA 12.3 or later; elsewhere it has no effect.
     `repack`: quantised weights are rearranged, in place, to an order that matrix products read faster, until an op
     needs ggml's order.  `staging`: bytes of pinned host memory for copies to the device, and as many for copies to the
     host.

@@ -362,6 +362,23 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
     }
 }
 
+// Asks for the beginning of a row of `d` elements, up to four lines of 128 bytes.
+__device__ __forceinline__ void read_row_ahead(const char* row, int d, int kind) {
+    const int bytes = d / block_elements(kind) * block_bytes(kind);
+    for (int line = 0; line < bytes && line < 512; line += 128) read_ahead(row + line);
+}
+
+// Asks for keys and values of the block before await_inputs(): each thread for those of a cell.  A row that an earlier
+// launch still writes comes with what it writes: what is asked for goes into the cache behind which it is written.
+__device__ __forceinline__ void read_cells_ahead(const Attention& a, const char* k, const char* v) {
+    if (!OVERLAPS) return;
+    const int cell = blockIdx.y * a.split + (int)threadIdx.x, matrix = blockIdx.z;
+    if ((int)threadIdx.x >= a.split || cell >= a.cells || matrix >= a.matrices) return;
+    const int64_t batch = matrix / a.heads, kv = matrix % a.heads;
+    read_row_ahead(k + kv * a.k2 + batch * a.k3 + cell * a.k1, a.d, a.k_kind);
+    read_row_ahead(v + kv * a.v2 + batch * a.v3 + cell * a.v1, a.dv, a.v_kind);
+}
+
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
 // X(part of kernel names, SIZE, COLUMNS): kernels for values of up to SIZE elements, with COLUMNS columns in a block.
@@ -373,6 +390,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
 
 #define ATTEND(NAME, HALVES, SIZE, COLUMNS)                                   \
     extern "C" __global__ void __launch_bounds__(128, 2) NAME(ATTENTION) {    \
+        read_cells_ahead(a, k, v);                                            \
         await_inputs();                                                       \
         attend<HALVES, SIZE / 64, COLUMNS>(ATTENTION_ARGS);                   \
     }

@@ -39,8 +39,8 @@ __device__ __forceinline__ unsigned short __float_to_half_bits(float f) {
 
 // With OVERLAP (from sm_90 on) a launch may begin before those before it have ended.  What a kernel reads or writes
 // before await_inputs() they may still write or read; so each kernel begins with that call, in all threads, and before
-// it nothing but weights is asked for, by read_ahead, which only fills a cache that all multiprocessors share.  In
-// turn, await_inputs() first lets the next launch begin, once all blocks of this one have got so far.
+// it data is only asked for, by read_ahead, which fills a cache that all multiprocessors share and all writes go to.
+// In turn, await_inputs() first lets the next launch begin, once all blocks of this one have got so far.
 // Data that another launch writes during this one's life is no constant to the compiler: then no pointer is
 // __restrict__, which lets loads be moved to before the wait, and no load goes through the path for constants.
 #ifdef HOST_CUDA
