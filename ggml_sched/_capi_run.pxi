@@ -232,7 +232,7 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t place, gs_error *err
     if not x.traits[root] & IS_LOADED:
         numbers = NULL
     if numbers != NULL:
-        # Where a view of an input has the numbers; views are `address` apart, as in every memory.
+        # The numbers may be a view: it lies as far behind the caller's data as its address behind that of its root.
         numbers += <char *>x.address[step.ids] - <char *>x.address[root]
     else:
         b = x.home[step.ids]

@@ -447,6 +447,7 @@ def _alive(graph: weakref.ref[Graph]) -> Graph:
 
 
 def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:
+    """The tuples of places, one for each slot, of all that a step reads or writes in an arena."""
     if isinstance(step, Run):
         return [places for _, _, places in step.reads] + ([step.into] if step.into else [])
     return [step.places]

@@ -101,7 +101,7 @@ class Fit:
     prices: tuple[Price, ...]
     """The price of each graph's plan."""
     placed: tuple[Placed, ...]
-    """Every weight and cache, by name."""
+    """Where each weight and cache lives: those of the first model, sorted by name, then of the next."""
     worth: tuple[float, ...]
     """For each device the seconds that one more byte of it is worth (a multiplier).  The bound falls by no more than
     that for each byte; `seconds` falls in steps, as tensors are whole."""

@@ -312,8 +312,11 @@ class Branching:
             self.candidates.plan(self.tables, chains, solution, best.cases, best.shared)
 
     def _without(self, made: Open, found: Found) -> None:
-        """From a placement whose arenas are too large: solve with the least arenas again, without the patterns that are
-        computed at the peaks.  Other placements of nearly the same price may have smaller arenas."""
+        """Solve again, with the floors as arenas, after a placement whose arenas are too large.
+
+        Each time the stages whose nodes are computed at these peaks must not have the patterns that they have, nor may
+        other stages of their class.  Other placements of nearly the same price may have smaller arenas.
+        """
         candidates, chain = self.candidates, made.chain
         for _ in range(MAX_WITHOUT):
             assert found.solution.path is not None

@@ -67,6 +67,7 @@ def parted(path: Sequence[Choice], chains: Sequence[Chain]) -> list[tuple[Choice
 
 
 def _widened(table: NDArray[np.float64], states: int) -> NDArray[np.float64]:
+    """A table [patterns, states before, states after] with so many states; those that are new have no price."""
     if table.shape[1] == states:
         return table
     wide = np.full((len(table), states, states), np.inf)

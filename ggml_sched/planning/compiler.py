@@ -281,7 +281,8 @@ class _Maker:
     def _inputs(self, steps: Sequence[Step]) -> list[int]:
         """Leafs that the caller must have set: some of their bytes are read before a node has written them.
 
-        For a leaf that nodes write to, bytes that no node writes count as read: they are left at the end of a compute.
+        Of a leaf that nodes write to, bytes that no node writes count as read: after a compute they are still what the
+        caller has set.
         """
         loaded = sorted({step.tensor for step in steps if isinstance(step, Load)})
         read = set(self.memory[self.src[self.entry]].tolist()) if loaded else ()

@@ -43,10 +43,11 @@ class Out:
 
 @dataclass(slots=True)
 class _Sent:
-    """An envelope that was sent and not answered.  `labels`: what each of its segments computes."""
+    """An envelope that was sent at a time `at`."""
 
     message: bytes
     segments: list[tuple[str, int, str]]
+    """For each one its worker, its number there, and what it computes, for errors."""
     outs: dict[int, Out]
     at: float
     answer: Envelope | None = None

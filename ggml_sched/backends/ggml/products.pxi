@@ -95,7 +95,8 @@ cdef bint is_own_product(const gs_node *node, const gx_tensor *weight, int64_t l
 
 
 cdef void fill_step(gx_tensor *out, void *data, void *buffer) noexcept nogil:
-    """Make `out` a tensor of one f32 element: ggml skips nodes without elements."""
+    """Give an extra node, which makes a call of a product before the product's own node, a result of one f32 element that
+    is never written: ggml skips nodes whose result is empty."""
     out.data, out.buffer = data, buffer
     out.ne[0], out.ne[1], out.ne[2], out.ne[3] = 1, 1, 1, 1
     out.nb[0], out.nb[1], out.nb[2], out.nb[3] = 4, 4, 4, 4

@@ -178,7 +178,7 @@ cdef tuple cut_none(tuple src):
 
 
 cdef class ContextBase:
-    """The base of all op methods: ownership of tensors, and the functions that make them."""
+    """The base of the classes with op methods: owns the tensors, and has the functions that make them."""
 
     def __cinit__(self, name=""):
         self.home = Home.__new__(Home)

@@ -48,7 +48,7 @@ cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil:
 
 
 cdef inline void lay_out_behind_leafs(gs_graph *g, const gs_graph_size *size) noexcept nogil:
-    """Set the pointers of dependencies, slots and flags, which follow the leafs in every layout."""
+    """Set the pointers of dependencies, slots and flags, which follow the leafs with and without derived arrays."""
     g.slot = <unsigned char *>(g.leaf + size.n_leafs)
     if size.n_deps:
         g.dep_begin = g.leaf + size.n_leafs

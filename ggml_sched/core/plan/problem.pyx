@@ -284,7 +284,7 @@ cdef int take_groups(gs_request *r, const gs_problem *p, gs_error *error) noexce
 
 
 cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogil:
-    """Whether a reserved plan of one problem can serve the other: all but supports, offloads and nbytes are equal."""
+    """Whether two problems are equal but for supports, offloads and nbytes, as a replay needs."""
     return (a.n_bytes == b.n_bytes and a.p.n_backends == b.p.n_backends and a.p.n_buffers == b.p.n_buffers
             and a.p.n_groups == b.p.n_groups and (a.p.assigned == NULL) == (b.p.assigned == NULL)
             and memcmp(&a.p.policy, &b.p.policy, sizeof(gs_policy)) == 0

@@ -39,7 +39,7 @@ cdef int64_t plan_peak(const gs_plan *p, int32_t backend) noexcept nogil:
 
 
 cdef bint takes_less(const gs_plan *p, const gs_plan *reserved) noexcept nogil:
-    """Whether any id is smaller than in the reserved plan."""
+    """Whether any tensor or copy has fewer bytes than in the reserved plan."""
     cdef int32_t i
     for i in range(p.n):
         if p.size[i] < reserved.size[i]:

@@ -30,7 +30,7 @@ between elements are multiples of 0.5."""
 
 
 def _uneven(scaled: np.ndarray) -> np.ndarray:
-    """The index of the element of UNEVEN that is nearest to each value."""
+    """Quantises values: the index of the element of the table UNEVEN that is nearest to each."""
     return _PLACES[limited(np.floor(scaled * np.float32(2)), -254, 255).astype(np.int16) + 254]
 
 

@@ -225,7 +225,10 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
 
 
 def new_environment() -> Environment:
-    """A jinja2 environment with the settings of Hugging Face's, and with the budget."""
+    """A jinja2 environment with the syntax of that in which Hugging Face's transformers renders chat templates.
+
+    Its filters count against the rendering's `Budget` of steps and time.
+    """
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, auto_reload=False, cache_size=0,
         finalize=pass_context(_finalize), extensions=[Generation, ext.loopcontrols])

@@ -51,7 +51,8 @@ def improve(problem: Problem, path: Ints, multipliers: Floats) -> Ints:
 
 
 def splice(problem: Problem, path: Ints, bound: Bound) -> Ints:
-    """A path at which no splice is cheaper and fits, from one that fits and leaves room."""
+    """A path that fits, with parts replaced by cheaper ones between the same states, as long as one of those tried fits
+    into the room that the path leaves in the budgets: SPLICES times at most."""
     near = sorted(bound.visits, key=lambda one: -one.value)[:NEAREST]
     rows = np.unique([*(bound.multipliers * scale for scale in SCALES), *(one.multipliers for one in near)], axis=0)
     found = [cheapest(problem, problem.cost + problem.bytes @ row) for row in rows]
