@@ -5,12 +5,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from alive import BLOCKS, alive, block_counts, leaked
 from processes import run_python
 
 import ggml_sched as gs
+from ggml_sched.threads.locks import ForkLock
 
 TESTS = Path(__file__).resolve().parents[1]
 GRAPH = "ggml_sched.core.graph.graph.Graph"
@@ -53,7 +55,7 @@ def test_the_arrays_of_a_graph_count_while_it_is_alive():
 @counting
 @pytest.mark.parametrize("keep, status", [("", 0), ("ctypes.pythonapi.Py_IncRef(ctypes.py_object(", 1)])
 def test_a_session_that_leaves_something_alive_fails(tmp_path, keep, status):
-    for name in ("conftest.py", "support/alive.py", "support/spread.py"):
+    for name in ("conftest.py", "support/alive.py", "support/forks.py", "support/spread.py"):
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TESTS / name, tmp_path / "tests" / name)
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = tests/support\n")
@@ -63,6 +65,14 @@ def test_a_session_that_leaves_something_alive_fails(tmp_path, keep, status):
                           env=os.environ | {"PYTHONPATH": str(Path(gs.__file__).parents[1])})
     assert done.returncode == status, done.stdout + done.stderr
     assert "1 passed" in done.stdout and (f"1 {GRAPH}" in done.stdout) == bool(status)
+
+
+def test_a_global_of_a_module_that_is_imported_later_is_not_left(monkeypatch):
+    before = alive()
+    module = ModuleType("ggml_sched.imported_later")
+    module.lock, module.locks = ForkLock(), [ForkLock()]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert leaked(before, alive()) == ["1 ggml_sched.threads._locks.ForkLock"]     # that in the list
 
 
 IMPORTED = f"""
