@@ -274,8 +274,8 @@ def _compare_residents(old: object, new: dict[str, list[Any]], graph: Graph, whe
     for i in sorted(old.keys() | new.keys(), key=lambda i: (len(i), i)):
         if old.get(i) != new.get(i):
             name = names.get(i, i[:40])
-            raise PlacementError(f"{where}: tensor {name!r} has memory {_buffer_text(new.get(i))}; the plan was made for "
-                                 f"it {_buffer_text(old.get(i))}")
+            raise PlacementError(f"{where}: tensor {name!r} has memory {_buffer_text(new.get(i))}; the plan was made "
+                                 f"for it {_buffer_text(old.get(i))}")
 
 
 def _buffer_text(found: object) -> str:

@@ -1,8 +1,8 @@
 """Messages between processes of one machine, over sockets in a folder that only their user can open.
 
 Each process listens on a socket of its name, and connects to a peer when it first sends to it.  A process that sends
-also receives, so that two processes that send to each other never wait for each other; and what a peer does not take is
-kept, so that nobody waits for one that hangs.  No thread is needed.
+also receives, so that two processes that send to each other never wait for each other.  What a peer does not take is
+kept, so that a process that hangs holds up no other.  No thread is needed.
 """
 
 from __future__ import annotations

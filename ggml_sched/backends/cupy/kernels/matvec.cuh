@@ -48,8 +48,8 @@ enum Gate { SILU = 0, GELU = 1, RELU = 2 };
         const float2 *RESTRICT runs, const char *RESTRICT ids, char *RESTRICT d, Fault *RESTRICT word, int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
 // Kernels of few columns take three more parameters: `rounded` and `rounded_runs`, to which the result of a gated unit
-// is also written rounded to 8 bits (values; runs; null: it is not), and `counters`, one for each 32 rows of each matrix
-// of the batch: blocks that are done with these rows, so that the last one rounds them (round_rows).
+// is also written rounded to 8 bits (values; runs; null: it is not), and `counters`, one for each 32 rows of each
+// matrix of the batch: blocks that are done with these rows, so that the last one rounds them (round_rows).
 #define FEW PRODUCT, int8_t *RESTRICT rounded, float2 *RESTRICT rounded_runs, unsigned *RESTRICT counters
 #define FEW_ARGS PRODUCT_ARGS, rounded, rounded_runs, counters
 
