@@ -362,9 +362,9 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
     }
 }
 
-// Asks for the beginning of a row of `d` elements, up to four lines of 128 bytes.
+// Asks for the beginning of a row of `d` elements of a cache, up to four lines of 128 bytes.
 __device__ __forceinline__ void read_row_ahead(const char* row, int d, int kind) {
-    const int bytes = d / block_elements(kind) * block_bytes(kind);
+    const int bytes = kind == Q8_0 ? d / 32 * 34 : kind == Q4_0 ? d / 32 * 18 : d * (kind == F32 ? 4 : 2);
     for (int line = 0; line < bytes && line < 512; line += 128) read_ahead(row + line);
 }
 
