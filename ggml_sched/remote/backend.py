@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 from statistics import median
 from typing import Any, NamedTuple, cast
 
@@ -136,11 +137,11 @@ class RemoteBackend(Backend):
     def put_bytes(self, values: dict[str, Any], offset: int, data: Any) -> None:
         self._fetched = []
         key = self.session.new_key()
-        self.session.put(self.worker, ["write", values, offset, key], block=(key, bytes(data)))
+        self.session.put(self.worker, ["write", values, index(offset), key], block=(key, bytes(data)))
 
     def take_bytes(self, values: dict[str, Any], offset: int, out: memoryview) -> None:
         key = self.session.new_key()
-        self.session.put(self.worker, ["read", values, offset, len(out), key], out=(key, Out(out)))
+        self.session.put(self.worker, ["read", values, index(offset), len(out), key], out=(key, Out(out)))
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """The worker's answer to a question; waits for it."""
@@ -172,7 +173,7 @@ class RemoteBackend(Backend):
     # -- memory ----------------------------------------------------------------------------------------
 
     def alloc_buffer(self, size: int) -> RemoteBuffer:
-        number = self.session.new_key()
+        number, size = self.session.new_key(), index(size)
         self.session.call(self.worker, ["alloc", number, self.device, size, "any"])
         buffer = RemoteBuffer(self, size)
         buffer.number = number
@@ -295,7 +296,7 @@ class RemoteBackend(Backend):
         self.session.flush()
 
     def synchronize(self) -> None:
-        if self.session.closed:
+        if self.session.closed or not self.session.is_here:
             return
         self.session.wait()
         error = self.session.take_error()

@@ -42,9 +42,10 @@ class Cluster:
         transport = self.session.transport
         if not isinstance(transport, StartingTransport):
             raise BackendError(f"{transport!r} starts no workers")
-        transport.add(worker, WorkerOptions(backends, threads, memory))
-        self.session.add(worker)
-        return self._join(worker)
+        with self.session.lock:     # another thread may be computing
+            transport.add(worker, WorkerOptions(backends, threads, memory))
+            self.session.add(worker)
+            return self._join(worker)
 
     @property
     def lost(self) -> tuple[RemoteBackend, ...]:

@@ -162,8 +162,10 @@ class Mesh:
 
     def close(self) -> None:
         self._listener.close()
-        for end in (*self._outgoing.values(), *self._incoming.values()):
-            end.socket.close()
+        for outgoing in self._outgoing.values():
+            outgoing.socket.close()
+        for peer in self._incoming.values():
+            peer.socket.close()
         self._outgoing, self._incoming, self._watched, self._poll = {}, {}, {}, select.poll()
 
     def _push(self, to: str) -> None:

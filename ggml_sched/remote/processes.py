@@ -50,8 +50,16 @@ class Processes:
 
     def add(self, worker: str, how: WorkerOptions) -> None:
         check_names([*self.processes, worker])
-        self._start(worker, how)
-        self._connect(worker)
+        try:
+            self._start(worker, how)
+            self._connect(worker)
+        except BaseException:
+            process = self.processes.pop(worker, None)      # its name may be used again
+            if process is not None:
+                process.kill()
+                process.wait()
+            (self._folder / worker).unlink(missing_ok=True)
+            raise
 
     def _start(self, name: str, how: WorkerOptions) -> None:
         arguments = [f"--backend={backend}" for backend in how.backends]

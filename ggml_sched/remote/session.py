@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggml_sched.errors import BackendError, BackendLost
-from ggml_sched.remote.envelope import Command, Envelope, Segment, error_of
+from ggml_sched.remote.envelope import FREES, Command, Envelope, Segment, error_of
 from ggml_sched.remote.messages import MessageError
 from ggml_sched.remote.transport import Transport
 
@@ -52,6 +52,8 @@ class _Sent:
     at: float
     answer: Envelope | None = None
     is_call: bool = False
+    frees: list[tuple[str, Command]] = field(default_factory=list)
+    """(worker, command) of what must be freed even if the envelope is given up."""
 
     @property
     def route(self) -> list[str]:
@@ -137,6 +139,7 @@ class Session:
         or has from another.  Raises BackendLost for a lost worker.
 
         A command joins the last segment of its worker, unless a block that it needs is read in a later one."""
+        self._check_process(worker)
         with self.lock:
             self._check(worker)
             pending = self._pending
@@ -169,12 +172,19 @@ class Session:
         with self.lock:
             pending, self._pending = self._pending, _Pending()
             if pending.segments:
-                self._send("run", pending)
+                count = self._count
+                try:
+                    self._send("run", pending)
+                except BaseException:
+                    if self._count == count:
+                        self._pending = pending
+                    raise
                 while self._in_flight > IN_FLIGHT:
                     self._pump()
 
     def call(self, worker: str, *commands: Command) -> dict[str, Any]:
         """Execute commands after all that is queued, wait, and return the answers.  Raises their error."""
+        self._check_process(worker)
         with self.lock:
             self._check(worker)
             self.flush()
@@ -189,20 +199,24 @@ class Session:
             return answer.answers
 
     def _send(self, kind: str, pending: _Pending) -> int:
-        segments, said = [], []
+        segments, said, numbers = [], [], dict(self._numbers)
         acked: dict[str, int] = {}
         for worker, commands, labels in pending.segments:
-            n = self._numbers[worker]
-            self._numbers[worker] += 1
+            n = numbers[worker]
+            numbers[worker] += 1
             # No segment of this envelope is answered yet, the earlier ones of this worker among them.
             segments.append(Segment(worker, n, commands, acked.setdefault(worker, self._acked(worker, n))))
             said.append((worker, n, " .. ".join(dict.fromkeys((labels[0], labels[-1]))) if labels else ""))
-        number, self._count = self._count, self._count + 1
+        number = self._count
         message = Envelope(kind, self.name, number, self.epoch, segments, pending.blocks).packed()
+        frees = [(worker, command) for worker, commands, _ in pending.segments for command in commands
+                 if command[0] in FREES]
         now = self.transport.now()
+        # Nothing has changed before this: a number that was counted and never sent would be waited for.
         if not self._sent:
             self._heard, self._status = now, None
-        sent = self._sent[number] = _Sent(message, said, pending.outs, now, is_call=kind == "call")
+        sent = self._sent[number] = _Sent(message, said, pending.outs, now, None, kind == "call", frees)
+        self._numbers, self._count = numbers, number + 1
         self._in_flight += len(message)
         self._post(sent.route[0], message, sent.route)
         return number
@@ -217,11 +231,14 @@ class Session:
         self.bytes_sent += len(message)
         self.transport.post(worker, message, route)
 
+    def _check_process(self, worker: str) -> None:
+        """Before the lock, which a thread of the parent may have held at the fork."""
+        if not self.is_here:
+            raise BackendError(f"worker {worker!r} is connected to the parent of this process")
+
     def _check(self, worker: str) -> None:
         if self.closed:
             raise BackendError(f"the session on worker {worker!r} is closed")
-        if not self.is_here:
-            raise BackendError(f"worker {worker!r} is connected to the parent of this process")
         if worker in self.lost:
             if isinstance(self._error, BackendLost) and self._error.worker == worker:
                 self._taken()       # it is raised here, and not again by the next wait
@@ -241,7 +258,9 @@ class Session:
 
     def wait(self, position: int | None = None) -> None:
         """Wait until all of the first `position` envelopes are answered (None: all).  Errors are kept for
-        `take_error`."""
+        `take_error`.  Does nothing in a child of a fork, whose parent has the session."""
+        if not self.is_here:
+            return
         with self.lock:
             if position is None or position > self._count:
                 self.flush()
@@ -310,11 +329,16 @@ class Session:
             if self._status is not None:
                 self._status |= {name: n for name, n in answer.answers.items() if isinstance(n, int)}
             return
-        sent = self._sent.pop(answer.number, None)
+        sent = self._sent.get(answer.number)
         if sent is None:
             return
-        self._heard, self._status, self._patience = self.transport.now(), None, self._first_patience
+        self._put_out(sent, answer)
+        del self._sent[answer.number]       # last: an interrupt before it lets the answer be asked for again
         self._in_flight -= len(sent.message)
+
+    def _put_out(self, sent: _Sent, answer: Envelope) -> None:
+        """Take the results of an envelope, or its error."""
+        self._heard, self._status, self._patience = self.transport.now(), None, self._first_patience
         sent.answer = answer
         if answer.error is not None:
             if not sent.is_call:
@@ -340,7 +364,8 @@ class Session:
 
     def _lose(self, worker: str, why: str) -> None:
         """Give up a worker.  If it has a part in what is queued, all that is queued fails, as the rest may depend on
-        it; the next segment of each other worker then says that it need not wait for what was to come before."""
+        it; the next segment of each other worker then says that it need not wait for what was to come before, and frees
+        what was to be freed."""
         labels = [label for number in sorted(self._sent) for name, _, label in self._sent[number].segments
                   if name == worker]
         label = next(filter(None, labels), "")
@@ -351,22 +376,35 @@ class Session:
         if not labels and all(name != worker for name, _, _ in self._pending.segments):
             return
         self._error = self._error or error
+        frees = [free for sent in self._sent.values() for free in sent.frees]
+        frees += [(name, command) for name, commands, _ in self._pending.segments for command in commands
+                  if command[0] in FREES]
+        self._give_up()
+        for name, command in frees:
+            if name not in self.lost:
+                self.put(name, command)
+        self._heard, self._status = self.transport.now(), None
+
+    def _give_up(self) -> None:
+        """Forget all that is queued."""
         self._sent.clear()
         self._in_flight = 0
         self._pending = _Pending()
-        self._heard, self._status = self.transport.now(), None
 
     def _control(self, kind: str, worker: str) -> bytes:
         return Envelope(kind, self.name, 0, self.epoch, [Segment(worker, 0, [])]).packed()
 
     def close(self) -> None:
         """Free what the session holds on the workers; idempotent.  Queued work is waited for."""
+        if not self.is_here:
+            return
         with self.lock:
-            if self.closed or not self.is_here:
+            if self.closed:
                 return
             try:
                 self.wait()
             finally:
                 self.closed = True
+                self._give_up()
                 for worker in self._live():
                     self._post(worker, self._control("close", worker))

@@ -8,6 +8,7 @@ is checked here: numbers of buffers, offsets, layouts, sources of ops, and wheth
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +16,18 @@ from typing import Any
 from ggml_sched._graph import Context, Graph, Tensor, new_buffer
 from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
-from ggml_sched.remote.envelope import DIGEST, DRIVER, Envelope, Segment, error_values
+from ggml_sched.remote.envelope import DIGEST, DRIVER, FREES, Envelope, Segment, error_values
 from ggml_sched.remote.messages import MessageError, fields_of, natural, text
 from ggml_sched.remote.tensors import tensors_of
 
 __all__ = ["Worker"]
 
 MAX_SESSIONS = 64
+MAX_CLOSED = 1 << 10
+"""Sessions that were closed, of which late messages are refused."""
 GGUF = b"GGUF"
 MAX_HELD = 256
-"""Envelopes of a session that wait for one before them."""
+"""Envelopes of a session that wait for one before them; what comes too early is left to the driver to send again."""
 MAX_CACHED = 4096
 """Tensors of a session that are kept for the next command that names them."""
 Sent = list[tuple[str, bytes]]
@@ -66,6 +69,7 @@ class Worker:
         self.memory = memory
         self.used: list[int] = [0] * len(self.backends)
         self.sessions: dict[str, _Session] = {}
+        self._closed: deque[str] = deque(maxlen=MAX_CLOSED)
 
     def handle(self, message: bytes | bytearray | memoryview) -> Sent:
         """Execute what a message asks for; returns the messages to send.  Raises MessageError, with nothing changed,
@@ -73,13 +77,16 @@ class Worker:
         envelope = Envelope.read(message)
         if not envelope.segments or envelope.segments[0].worker != self.name:
             raise MessageError(f"an envelope that is not for worker {self.name!r}")
+        if envelope.kind == "close":
+            self.close_session(envelope.session)
+            self._closed.append(envelope.session)
+            return self._passed_on(envelope)
+        if envelope.session in self._closed:
+            return []           # it was late, or came twice
         session = self._session(envelope.session)
         number = envelope.segments[0].number
         if envelope.kind == "status":
             envelope.answers[self.name] = session.expected
-            return self._passed_on(envelope)
-        if envelope.kind == "close":
-            self.close_session(envelope.session)
             return self._passed_on(envelope)
         if number < session.expected:
             return session.sent.get(number, [])
@@ -88,7 +95,7 @@ class Worker:
             session.expected = envelope.segments[0].acked
             session.held = {n: held for n, held in session.held.items() if n >= session.expected}
         if number >= session.expected + MAX_HELD:
-            raise MessageError(f"segment {number} comes long before segment {session.expected} has")
+            return []
         session.held.setdefault(number, envelope)
         return self._serve_held(session)
 
@@ -138,7 +145,13 @@ class Worker:
     def _passed_on(self, envelope: Envelope) -> Sent:
         """The message with the rest of an envelope."""
         del envelope.segments[0]
-        return [(envelope.segments[0].worker if envelope.segments else DRIVER, envelope.packed())]
+        try:
+            message = envelope.packed()
+        except Exception as error:      # answers of a backend that are no values, or no memory for the blocks
+            envelope.answers, envelope.blocks = {}, {}
+            envelope.error = envelope.error or error_values(error, self.name)
+            message = envelope.packed()
+        return [(envelope.segments[0].worker if envelope.segments else DRIVER, message)]
 
     def _execute(self, session: _Session, envelope: Envelope, segment: Segment) -> None:
         """Execute the commands of a segment; the first error stays in the envelope, and ends it."""
@@ -199,7 +212,8 @@ class Worker:
         buffer.close()
 
     def _free_command(self, session: _Session, envelope: Envelope, number: Any) -> None:
-        self._free(session, number)
+        if natural(number, "the number of a buffer") in session.buffers:
+            self._free(session, number)
 
     def _usage(self, session: _Session, envelope: Envelope, number: Any, usage: Any) -> None:
         self._buffer(session, number).usage = text(usage, "the usage of a buffer")
@@ -411,7 +425,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "write": Worker._write, "read": Worker._read, "clear": Worker._clear, "copy": Worker._copy,
     "split": Worker._split, "drop": Worker._drop_command, "run": Worker._run, "ask": Worker._ask,
 }
-ALWAYS = ("free", "drop", "usage")
+ALWAYS = (*FREES, "usage")
 """Commands that are executed after a failure, too."""
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "hello": Worker._hello, "memory": Worker._memory, "work held": Worker._work_held, "supports": Worker._supports,

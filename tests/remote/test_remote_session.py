@@ -1,0 +1,171 @@
+"""A session after what goes wrong in the driver: values that are none, interrupts and forks."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+from remote_workers import simulated, two_halves
+
+import ggml_sched as gs
+from ggml_sched.remote.envelope import Envelope, Segment
+from ggml_sched.remote.simulated import Faults, SimulatedNetwork
+from ggml_sched.remote.worker import MAX_HELD, Worker
+
+
+def test_a_message_that_cannot_be_made_is_an_error_and_the_next_one_is_executed():
+    with simulated(1, deadline=4) as cluster:
+        backend = cluster.backends[0]
+        backend.alloc_buffer(64).close()
+        with pytest.raises(TypeError):
+            cluster.session.call("w0", ["ask", "answer", "memory", [object()]])
+        assert backend.memory_available() is None
+
+
+def test_sizes_and_offsets_may_be_numbers_of_numpy():
+    with simulated(1) as cluster:
+        backend = cluster.backends[0]
+        with backend.alloc_buffer(np.int64(64)) as buffer:
+            buffer.write(np.int64(8), memoryview(b"x"))
+            out = bytearray(1)
+            buffer.read(np.int64(8), memoryview(out))
+            assert out == b"x"
+
+
+def test_an_interrupt_while_a_message_is_made_loses_nothing(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with simulated(1, deadline=4) as cluster:
+        backend = cluster.backends[0]
+        with backend.alloc_buffer(64) as buffer:
+            backend.put("clear", buffer.number, 1)
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Envelope, "packed", interrupted)
+                backend.synchronize()
+            out = bytearray(1)
+            buffer.read(0, memoryview(out))
+            assert out == b"\1"
+
+
+@pytest.mark.parametrize("when", range(6))
+def test_an_interrupt_of_a_wait_loses_nothing(ctx, when):
+    """At the `when`th message that is waited for, as it has come."""
+
+    class Interrupted(SimulatedNetwork):
+        left = -1
+
+        def receive(self, timeout):
+            message = super().receive(timeout)
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return message
+
+    network = Interrupted([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)])
+    with gs.remote.cluster_of(network) as cluster:
+        graph, x, y, _held = two_halves(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            network.left = when + 1
+            with pytest.raises(KeyboardInterrupt):
+                for k in range(6):
+                    x.set(np.full((2, 16), k, np.float32))
+                    scheduler.compute(graph)
+                    y.numpy()
+            for k in (8, 9):
+                x.set(np.full((2, 16), k, np.float32))
+                scheduler.compute(graph)
+                assert np.array_equal(y.numpy(), np.full((2, 16), 6.0 * k, np.float32))
+            assert not cluster.lost
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_sends_nothing_of_what_its_parent_has_queued():
+    with simulated(1) as cluster:
+        backend, session = cluster.backends[0], cluster.session
+        with backend.alloc_buffer(64) as buffer:
+            backend.put("clear", buffer.number, 1)
+            pid = os.fork()
+            if not pid:
+                sent = session.messages
+                session.lock = None         # another thread may have held it
+                backend.synchronize()
+                cluster.session.close()
+                os._exit(session.messages - sent)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            out = bytearray(1)
+            buffer.read(0, memoryview(out))
+            assert out == b"\1"
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_what_was_to_be_freed_on_other_workers_is_freed_after_a_loss(is_sent):
+    with simulated(2, deadline=4, memory=1 << 10) as cluster:
+        first, second = cluster.backends
+        network = cluster.session.transport
+        kept, other = first.alloc_buffer(1 << 10), second.alloc_buffer(64)
+        network.begin(Faults(deaths={"w1": network.handled["w1"]}))
+        second.put("clear", other.number, 1)
+        kept.close()
+        if is_sent:
+            first.flush()
+        with pytest.raises(gs.BackendLost):
+            second.synchronize()
+        assert first.memory_available() == 1 << 10
+        other.close()
+
+
+def test_segments_that_come_long_before_an_earlier_one_are_executed(ctx):
+    """One worker computes for long, and another has much to do that comes after it."""
+    network = SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)],
+                               cost=lambda worker, message: 1.0 if worker.name == "w0" else 0.0)
+    with gs.remote.cluster_of(network) as cluster:
+        graph, x, _y, _held = two_halves(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            second = cluster.backends[1]
+            with second.alloc_buffer(64) as buffer:
+                scheduler.compute_async(graph)
+                second.flush()
+                for k in range(MAX_HELD + 40):
+                    second.put("clear", buffer.number, k % 256)
+                    second.flush()
+                scheduler.synchronize()
+                out = bytearray(1)
+                buffer.read(0, memoryview(out))
+                assert out[0] == (MAX_HELD + 39) % 256
+
+
+def test_what_comes_late_or_twice_does_not_open_a_closed_session_again():
+    worker = Worker("w0", [gs.CpuBackend(1)])
+    alloc = Envelope("call", "s", 0, 0, [Segment("w0", 0, [["alloc", 1, 0, 64, "any"]])]).packed()
+    close = Envelope("close", "s", 0, 0, [Segment("w0", 0, [])]).packed()
+    assert worker.answer(alloc)
+    assert worker.used == [64]
+    assert worker.answer(close)
+    assert worker.answer(alloc) == []
+    assert worker.used == [0] and not worker.sessions
+    worker.close()
+
+
+def test_an_answer_that_is_no_value_is_an_error_of_its_question():
+    class Odd(gs.CpuBackend):
+        kv_padding = object()
+
+    network = SimulatedNetwork([Worker("w0", [Odd(1)])])
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        gs.remote.cluster_of(network, 4)
+
+
+def test_a_name_whose_worker_did_not_start_may_be_used_again():
+    if sys.platform == "win32":
+        pytest.skip("needs sockets of the file system")
+    with gs.remote.connect(workers=1, threads=1, transport="processes") as cluster:
+        with pytest.raises(gs.BackendError, match="ended with status"):
+            cluster.join("again", backends=["none"])
+        assert cluster.session.transport.workers == ("w0",)
+        joined, = cluster.join("again", threads=1)
+        assert joined.memory_available() is None
