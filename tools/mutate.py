@@ -44,7 +44,7 @@ TESTS = {
     "ggml_sched/_graph": "core graph",
     "ggml_sched/_core": "core planning",
     "ggml_sched/_capi": "capi",
-    "ggml_sched/core/graph": "core graph planning",
+    "ggml_sched/core/graph": "core graph planning capi",
     "ggml_sched/core/pack": "core planning",
     "ggml_sched/core/alloc": "core planning execution",
     "ggml_sched/core/plan": "planning capi execution",

@@ -267,3 +267,20 @@ def test_flash_attention_of_no_rows_and_no_cells(ctx):
     assert not compute(ctx, ctx.flash_attn_ext(q, none, none), {}).any()
     k = ctx.tensor("f32", (4, 3, 2))
     assert compute(ctx, ctx.flash_attn_ext(none, k, k), {}).size == 0
+
+
+@pytest.mark.parametrize(("ne", "extents", "mask", "is_supported"), [
+    ((8, 4, 5, 1), (8, 7, 4, 1), (7, 5, 1, 1), True),
+    ((8, 5, 4, 1), (8, 7, 4, 1), (7, 5, 1, 1), False),      # the result has tokens and heads the other way round
+    ((16, 4, 5, 1), (16, 7, 4, 1), (7, 5, 1, 1), False),    # keys are longer than queries
+    ((8, 4, 5, 1), (8, 7, 4, 1), (6, 5, 1, 1), False)])     # a cell without a mask
+def test_attention_whose_extents_do_not_fit_is_not_supported(ctx, ne, extents, mask, is_supported):
+    q = ctx.tensor("f32", (8, 5, 4))
+    k, v = ctx.tensor("f32", extents), ctx.tensor("f32", extents)
+    fitting = ctx.flash_attn_ext(q, ctx.tensor("f32", (8, 7, 4)), ctx.tensor("f32", (8, 7, 4)),
+                                 ctx.tensor("f16", (7, 5)), scale=0.5)
+    nb = ctx.tensor("f32", ne).nb
+    node = ctx.restore("FLASH_ATTN_EXT", "f32", ne, nb, (q, k, v, ctx.tensor("f16", mask)),
+                       op_params=fitting.op_params)
+    with gs.CpuBackend(1) as backend:
+        assert backend.supports_op(fitting) and backend.supports_op(node) == is_supported
