@@ -112,15 +112,16 @@ class Branching:
 
     def _raised(self) -> float:
         """The bound of all cases, after the least ones were bounded with more effort."""
-        cases = [*self.left, *self._weak]
+        cases, searched = [*self.left, *self._weak], {count for _, count, _ in self._weak}
         heapify(cases)
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
         done = self.closed
         for _ in range(MAX_FINEST):
             if not cases or cases[0][0] >= done or self.candidates.is_near(least):
                 break
-            bound, _, made = heappop(cases)
-            bound = self._finest(made, bound)
+            bound, count, made = heappop(cases)
+            if count not in searched:
+                bound = self._finest(made, bound)
             solution = self._most(made, bound)
             if solution is not None:
                 bound = max(bound, solution.bound)
@@ -203,6 +204,7 @@ class Branching:
             first = self._explore(made, solution) or first
             parts = None if candidates.is_near(bound) else self._halves(made, solution)
         if parts is None:
+            bound = self._finest(made, bound)
             if candidates.is_near(bound):
                 self.closed = min(self.closed, bound)
             else:
