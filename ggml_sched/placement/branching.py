@@ -18,7 +18,7 @@ from ggml_sched._graph import Tensor
 from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors
 from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
 from ggml_sched.placement.chain import Chain, Choice, Solution
-from ggml_sched.placement.chains import dearer, joined, parted
+from ggml_sched.placement.chains import dearer, joined, parted, phased
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.solve.bound import best_bound
 from ggml_sched.placement.solve.problem import Problem
@@ -358,7 +358,8 @@ class Branching:
         """The bound of a case, or a better one where that is not near the best."""
         if len(self.tables) > 1 or self.candidates.best is None or self.candidates.is_near(bound):
             return bound
-        return max(bound, self._finer(made))
+        bound = max(bound, self._finer(made))
+        return bound if self.candidates.is_near(bound) else max(bound, self._by_phases(made))
 
     def _finer(self, made: Open) -> float:
         """Another bound of a case, by which devices have caches in three or more stages: there arenas need more.
@@ -380,6 +381,31 @@ class Branching:
                 few = candidates.solve(replace(made.chain, cost=costs), case.floors,
                                        cutoff=candidates.cutoff + 2 * fine)
                 bounds.append(math.inf if few is None else few.bound - 2 * fine)
+        if not bounds:
+            return -math.inf
+        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff)
+        return min([math.inf if most is None else most.bound, *bounds])
+
+
+    def _by_phases(self, made: Open) -> float:
+        """Another bound of a case: inputs of caches last from the first stage with caches on a device to the last.
+
+        Either the arena has what the case's path needs together with them, or no stage between those two needs so much.
+        """
+        [table], [case], [shared] = self.tables, made.cases, made.shared
+        candidates, held_at = self.candidates, table.holds_caches
+        assert made.solution.path is not None
+        floors, bounds = list(case.floors), []
+        for d, price in enumerate(made.solution.multipliers):
+            need = table.needed(made.chains[0], made.solution.path, d)[d]
+            if price * (need - floors[d]) < candidates.within * WORTH * made.solution.bound:
+                continue
+            limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
+            chains = outer, inner = [table.chain(case.caches, shared, limits, within) for within in (-1, d)]
+            held = [[of[rows][:, d] for of, rows in zip(held_at, chain.rows, strict=True)] for chain in chains]
+            room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
+            bounds.append(relaxed(dearer(phased(outer, inner, held), candidates.fine), room).bound)
+            floors[d] = need
         if not bounds:
             return -math.inf
         most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff)

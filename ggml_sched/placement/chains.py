@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Choice
 
-__all__ = ["dearer", "fined", "joined", "parted"]
+__all__ = ["dearer", "fined", "joined", "parted", "phased"]
 
 ChainT = TypeVar("ChainT", bound=Chain)
 
@@ -96,3 +96,28 @@ def dearer(chain: ChainT, fine: float) -> ChainT:
     costs = tuple(cost + fine * memory[:, -1, None, None]
                   for cost, memory in zip(chain.cost, chain.memory, strict=True))
     return replace(chain, cost=costs)
+
+
+def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]]]) -> Chain:
+    """A chain whose states also say whether a stage with caches on one device came before, and whether one follows.
+
+    `outer`: the chain of all patterns; `inner`: that of those a stage may have between two with caches on the device;
+    `held`: for both the rows of each class that have caches there.  State `s` of them is `s` before the first such
+    stage, `states + s` from it to the last, `2 * states + s` behind that.
+    """
+    n = len(outer.start)
+    costs, memory = [], []
+    for out, within, out_memory, in_memory, out_held, in_held in zip(outer.cost, inner.cost, outer.memory, inner.memory,
+                                                                      *held, strict=True):
+        free, caching = np.flatnonzero(~out_held), np.flatnonzero(out_held)
+        between = np.flatnonzero(~in_held)
+        cost = np.full((len(free) + len(caching) + len(between), 3 * n, 3 * n), np.inf)
+        one, two = len(free), len(free) + len(caching)
+        for before, after, rows, table in ((0, 0, slice(0, one), out[free]), (2, 2, slice(0, one), out[free]),
+                                           *((a, b, slice(one, two), out[caching]) for a in (0, 1) for b in (1, 2)),
+                                           (1, 1, slice(two, None), within[between])):
+            cost[rows, before * n:(before + 1) * n, after * n:(after + 1) * n] = table
+        costs.append(cost)
+        memory.append(np.concatenate([out_memory[free], out_memory[caching], in_memory[between]]))
+    start = np.concatenate([outer.start, np.full(2 * n, np.inf)])
+    return Chain(outer.classes, tuple(costs), tuple(memory), start, outer.devices * 3)

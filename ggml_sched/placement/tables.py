@@ -71,6 +71,7 @@ class _Class:
     ins: tuple[int, ...]
     active: tuple[int, ...]         # graphs with a weight, as indices into the model's
     costs: tuple[Costs, ...]        # of those
+    within: tuple[NDArray[np.int64], ...]   # their needs where the inputs of caches last, before and after the stage
     held_back: NDArray[np.float64]  # [devices] seconds of inputs of a stage whose caches are there, by number of stages
     needs: NDArray[np.int64]        # [patterns, devices]
 
@@ -204,6 +205,7 @@ class Tables:
             atoms = find_atoms(self._outlines[k], large[m], most)
             prepared.append((m, k, self._outlines[k], atoms, columns(self._outlines[k], atoms)))
         held = self._held = self._held_back(prepared)
+        self._lasting = self._lasting_bytes(held)
         self._inputs = self._price_inputs(held)
         return tuple(self._class(*each, held, stream) for each in prepared)
 
@@ -247,6 +249,18 @@ class Tables:
                                             + self.links.per_byte[self._host] * nbytes)
         return total
 
+    def _lasting_bytes(self, held: Sequence[set[int]]) -> list[int]:
+        """For each graph the bytes of the inputs that every stage with caches reads: their copies on a device last from
+        the first stage with caches there to the last."""
+        found = [0] * len(self.graphs)
+        for m, model in enumerate(self.models):
+            count = sum(any(resident.cache for resident in made.residents)
+                        for made, (of, _) in zip(self._outlines, self._of_stage, strict=True) if of == m)
+            for g in model.graphs:
+                stages = self._shared_values[g].stages
+                found[g] = sum(int(self._wirings[g].nbytes[s]) for s in held[g] if stages[s] == count)
+        return found
+
     def _class(self, m: int, k: int, made: Outline, atoms: Atoms, rules: list[Columns], held: Sequence[set[int]],
                stream: Sequence[bool]) -> _Class:
         model, stage = self.models[m], self._of_stage[k][1]
@@ -267,6 +281,9 @@ class Tables:
             for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
                 back += self.weights[g] / shared[s] * (
                     self.links.latency[self._host] + self.links.per_byte[self._host] * self._wirings[g].nbytes[s])
+        lasts = np.arange(len(self.devices)) != self._host
+        within = [cost.needs + self._lasting[model.graphs[n]] * lasts
+                  for n, cost in zip(active, made_costs, strict=True)]
         if made_costs:
             # Graphs without a weight follow the rule of the first that has one: its variants need their arenas, too.
             shape = (len(found), len(ins))
@@ -278,11 +295,12 @@ class Tables:
                                      native=at if stream[model.graphs[n]] else None)
                         for v in np.flatnonzero(np.array(made_costs[0].rule) == r):
                             np.maximum(made_costs[0].needs[v], need, out=made_costs[0].needs[v])
+                            np.maximum(within[0][v], need + self._lasting[model.graphs[n]] * lasts, out=within[0][v])
         least: NDArray[np.int64] = np.zeros((len(found), len(self.devices)), np.int64)
         for cost in made_costs:
             np.maximum(least, cost.needs.min(axis=(0, 2)), out=least)
         return _Class(m, made, atoms, tuple(rules), found, devices, self._memory(made, devices, atoms), ins, active,
-                      tuple(made_costs), back, least)
+                      tuple(made_costs), tuple(within), back, least)
 
     def _memory(self, made: Outline, devices: NDArray[np.int8], atoms: Atoms) -> NDArray[np.int64]:
         """Bytes of residents, as they are aligned [patterns, devices]."""
@@ -354,10 +372,11 @@ class Tables:
         return found
 
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
-              limits: Sequence[float] | None = None) -> TableChain:
+              limits: Sequence[float] | None = None, within: int = -1) -> TableChain:
         """The chain of all placements without caches on the devices where `caches` is False, with residents that
         several stages read on the devices of `shared` ({name: device}, one name for each group), and arenas of at most
-        `limits` bytes on each device.
+        `limits` bytes on each device; `within`: a device on which the inputs of caches last before and after each
+        stage.
 
         Inputs that are read with caches are copied once to each device where `caches` is True: the start costs that.
         Where it is None, as on every device without `caches`, each stage costs its part.  A group that `shared` does
@@ -375,7 +394,8 @@ class Tables:
         where_caches = (None,) * len(self.devices) if caches is None else tuple(
             None if held is None else bool(held) for held in caches)
         for c, each in enumerate(self._classes):
-            kept, table, chosen = self._table(c, each, where_caches, fixed, None if limits is None else tuple(limits))
+            kept, table, chosen = self._table(c, each, where_caches, fixed, None if limits is None else tuple(limits),
+                                              within)
             rows.append(kept)
             cost.append(table)
             memory.append(each.memory[kept])
@@ -399,7 +419,7 @@ class Tables:
         return fixed
 
     def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
-               limits: tuple[float, ...] | None) -> tuple[
+               limits: tuple[float, ...] | None, within: int) -> tuple[
                    NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
         """The patterns of a class that no other beats, their cost [patterns, states, states], and for each graph with a
         weight its best variant [all patterns, in, out]."""
@@ -408,8 +428,11 @@ class Tables:
         for r, resident in enumerate(each.outline.residents):
             if resident.shared in fixed:
                 usable &= each.devices[:, each.atoms.of[r]] == fixed[resident.shared]
-        allowed = [np.asarray((cost.needs <= (np.inf if limits is None else np.array(limits))).all(3))
-                   for cost in each.costs]
+        most = np.inf if limits is None else np.array(limits)
+        allowed = [np.asarray((cost.needs <= most).all(3)) for cost in each.costs]
+        if within >= 0 and limits is not None:
+            allowed = [mask & (needs[..., within] <= limits[within])
+                       for mask, needs in zip(allowed, each.within, strict=True)]
         parts = tuple(held is None for held in caches)
         key = (c, parts, usable.tobytes(), *(mask.tobytes() for mask in allowed))
         found = self._kept.get(key)
@@ -466,15 +489,18 @@ class Tables:
             best[to], chosen[to] = seconds[better], v
         return best, chosen
 
-    def needed(self, chain: TableChain, path: Sequence[Choice]) -> list[int]:
+    def needed(self, chain: TableChain, path: Sequence[Choice], within: int = -1) -> list[int]:
         """Bytes that the arena of each device has to hold at least for a path: the most of its stages, in the variants
-        that the path has."""
+        that the path has.  `within`: a device on which the inputs of caches last in all stages without caches there.
+        """
         most: NDArray[np.int64] = np.zeros(len(self.devices), np.int64)
         for choice, c in set(zip(path, self.classes, strict=True)):
             each, row = self._classes[c], int(chain.rows[c][choice.pattern])
             for j, cost in enumerate(each.costs):
                 variant, enters = self._variant(chain, each, c, row, choice, j)
                 np.maximum(most, cost.needs[variant, row, enters], out=most)
+                if within >= 0 and not self._caches(each)[row, within]:
+                    most[within] = max(most[within], each.within[j][variant, row, enters, within])
         return [int(nbytes) for nbytes in most]
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:

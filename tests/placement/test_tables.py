@@ -304,6 +304,26 @@ def test_neither_arenas_nor_seconds_are_below_the_tables_where_weights_are_broug
     assert brought > 100
 
 
+def test_inputs_of_caches_last_in_every_stage_between_two_with_caches():
+    devices = (FAST, GPU, CPU)
+    links = Links(devices, LINK)
+    model = Trials([decoder(3, hidden=1 << 14, cells=4096, tokens=64)], devices, links, (1.0,), 1.0)
+    made = Tables(model.facts, (1.0,), devices, links)
+    chain = made.chain()
+    solution = path_for(chain, (0, 0, 0))
+    assert holds(made, chain, solution).tolist() == [True, False, False]
+    assignment = made.assignment(chain, solution)
+    arena, *_ = model.run(assignment.residents, assignment.nodes).arenas
+    without, need = (made.needed(chain, solution.path, within)[0] for within in (-1, 0))
+    mask = 64 * 4096 * 4
+    assert need >= without + mask
+    assert 0.95 * arena < need <= arena
+    # The widest nodes are between caches, and do not fit there any more.
+    limits = (need - 1, 1 << 40, 1 << 40)
+    outer, inner = (made.chain(limits=limits, within=within) for within in (-1, 0))
+    assert path_for(outer, (0, 0, 0)).cost == solution.cost < path_for(inner, (0, 0, 0)).cost
+
+
 def test_inputs_count_in_arenas_where_three_stages_read_them():
     for layers in (2, 3):
         made = tables([decoder(layers, cells=4096, tokens=2)], (GPU, CPU))
