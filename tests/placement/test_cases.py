@@ -16,7 +16,7 @@ from ggml_sched.placement import branching
 from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, mirrors
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates
-from ggml_sched.placement.chain import Choice
+from ggml_sched.placement.chain import Chain, Choice
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
@@ -147,3 +147,11 @@ def test_equal_devices_are_bounded_once(monkeypatch):
     assert 0 < cases < len(bounded) - cases
     assert once.seconds == pytest.approx(twice.seconds, rel=1e-3)
     assert once.rules_bound == pytest.approx(twice.rules_bound, rel=1e-3)
+
+
+def test_arenas_may_fill_a_device_to_the_last_byte():
+    """A stage that holds nothing on the first device fits beside arenas of all its bytes; of one more it does not."""
+    chain = Chain((0,), (np.zeros((1, 1, 1)),), (np.array([[0, 3]]),), np.zeros(1), ((1,),))
+    candidates = SimpleNamespace(budgets=(5, 3), within=0.001)
+    assert Candidates.solve(candidates, chain, (5, 0)).path is not None
+    assert Candidates.solve(candidates, chain, (6, 0)) is None
