@@ -8,10 +8,12 @@ by different ways.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,8 +55,25 @@ def initialized(address: str | None, n_cpus: int) -> bool:
     # A local Ray runs its workers at a low priority unless the environment says otherwise.
     local = {} if address is not None else {"num_cpus": n_cpus, "include_dashboard": False,
                                             "_system_config": {"worker_niceness": 0}}
-    ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise BackendError(f"Ray at {address or 'this machine'} does not start or answer: {error}") from error
     return True
+
+
+def _kill(actor: Any) -> None:
+    """End an actor.  Ray starts anew at a call after its end, so none is made then."""
+    if ray.is_initialized():
+        with contextlib.suppress(Exception):        # another Ray by now
+            ray.kill(actor)
+
+
+def _ended(actors: Mapping[str, Any], pid: int) -> None:
+    """End the actors of a transport that was not closed: they know each other, so Ray does not end them by itself."""
+    if os.getpid() == pid:
+        for actor in actors.values():
+            _kill(actor)
 
 
 class _Actor:
@@ -143,10 +162,13 @@ class _Chain:
         except ray.exceptions.RayChannelTimeoutError:
             self.open[0]._ray_get_called = False        # Ray raises at a second wait, also after a timeout
             return []
-        except Exception as error:
+        except ray.exceptions.RayError as error:
             logger.info("the chain of actors has ended, calls take its place: %s", error)
             self.give_up()
             return []
+        except BaseException:
+            self.open[0]._ray_get_called = False        # an interrupt; the result is waited for again
+            raise
         self.open.popleft()
         return found
 
@@ -160,6 +182,8 @@ class _Chain:
     def close(self) -> bool:
         """End the actors' loops; False if one does not end in time.  Idempotent."""
         self.give_up()
+        if not ray.is_initialized():
+            return True
         ending = threading.Thread(target=self._graph.teardown, daemon=True)
         ending.start()
         ending.join(ENDS_WITHIN)
@@ -189,11 +213,13 @@ class RayActors:
         """{reference to a call's result that is to come: the worker that was called}."""
         self._inbox: deque[bytes] = deque()
         self._lost: dict[str, str] = {}
+        self._pid = os.getpid()
+        weakref.finalize(self, _ended, self._actors, self._pid)
         try:
             check_names([*workers])
             for name, how in workers.items():
                 self._start(name, how)
-            self._introduce()
+            self._introduce([*workers])
         except BaseException:
             self.close()
             raise
@@ -201,25 +227,33 @@ class RayActors:
     def add(self, worker: str, how: WorkerOptions) -> None:
         check_names([*self._actors, worker])
         self._start(worker, how)
-        self._introduce()
+        try:
+            self._introduce([worker])
+        except BaseException:
+            _kill(self._actors.pop(worker))
+            raise
 
     def _start(self, name: str, how: WorkerOptions) -> None:
         made = ray.remote(**{"num_cpus": how.threads or 1, "max_restarts": 0, **self._options})(_Actor)
         self._actors[name] = made.remote(name, how)
 
-    def _introduce(self) -> None:
-        """Give each actor those of its peers, and make the chain; BackendError for one that does not start."""
+    def _introduce(self, new: Sequence[str]) -> None:
+        """Give each actor those of its peers, and make the chain; BackendError for a new one that does not start."""
         live = {name: actor for name, actor in self._actors.items() if name not in self._lost}
         calls = {name: actor.meet.remote({peer: other for peer, other in live.items() if peer != name})
                  for name, actor in live.items()}
         for name, call in calls.items():
             try:
                 self.nodes[name] = ray.get(call, timeout=STARTS_WITHIN)
-            except ray.exceptions.GetTimeoutError as error:
+            except ray.exceptions.RayError as error:
+                if name not in new:
+                    self._lost[name] = _first_line(error)
+                    del live[name]
+                    continue
+                if not isinstance(error, ray.exceptions.GetTimeoutError):
+                    raise BackendError(f"worker {name!r} does not start: {error}") from error
                 raise BackendError(f"worker {name!r} does not start within {STARTS_WITHIN:g} s: Ray has "
                                    f"{ray.available_resources()} left") from error
-            except ray.exceptions.RayError as error:
-                raise BackendError(f"worker {name!r} does not start: {error}") from error
         if not self.chained or self._chain is not None and not self._chain.close():
             return
         try:
@@ -240,7 +274,7 @@ class RayActors:
         return time.monotonic()
 
     def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
-        if worker in self._lost:
+        if not self._is_up() or worker in self._lost:
             return
         if self._chain is not None and self._chain.post(message, route):
             self.messages_chained += 1
@@ -251,7 +285,17 @@ class RayActors:
         self.messages_called += 1
         self._open[self._actors[worker].deliver.remote(message)] = worker
 
+    def _is_up(self) -> bool:
+        """Whether Ray still runs; all workers are lost if not.  Ray would start anew at the next call."""
+        if ray.is_initialized():
+            return True
+        for name in self._actors:
+            self._lost.setdefault(name, "Ray was shut down")
+        return False
+
     def receive(self, timeout: float) -> bytes | None:
+        if not self._is_up():
+            return None
         end = time.monotonic() + timeout
         while not self._inbox:
             left = max(0.0, end - time.monotonic())
@@ -275,9 +319,13 @@ class RayActors:
             elif to not in self._lost:
                 self._call(to, message)     # for a worker before the one that sends it
         if self._chain.broken:
-            for name, actor in self._actors.items():        # one of these calls says who has died
-                if name not in self._lost:
-                    self._open[actor.alive.remote()] = name
+            self._ask_who_lives()
+
+    def _ask_who_lives(self) -> None:
+        """One of these calls says who has died."""
+        for name, actor in self._actors.items():
+            if name not in self._lost:
+                self._open[actor.alive.remote()] = name
 
     def _receive_call(self, timeout: float) -> None:
         if len(self._open) == 1 and timeout:        # one call of Ray's less than waiting first
@@ -291,8 +339,12 @@ class RayActors:
             messages, calls = ray.get(reference, timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             return
-        except ray.exceptions.RayActorError as error:
-            self._lost.setdefault(self._open.pop(reference), str(error).partition("\n")[0])
+        except ray.exceptions.ObjectLostError:
+            del self._open[reference]       # the actor that has made the call has died, and the answer with it
+            self._ask_who_lives()
+            return
+        except ray.exceptions.RayError as error:
+            self._lost.setdefault(self._open.pop(reference), _first_line(error))
             return
         del self._open[reference]
         self._inbox += messages
@@ -305,15 +357,24 @@ class RayActors:
         self._lost.setdefault(worker, "it was given up")
         if self._chain is not None:
             self._chain.give_up()
-        ray.kill(self._actors[worker])
+        _kill(self._actors[worker])
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return          # a child after a fork: the actors are its parent's
         if self._chain is not None:
             self._chain.close()
             self._chain = None
         for actor in self._actors.values():
-            ray.kill(actor)
-        self._actors, self._open = {}, {}
+            _kill(actor)
+        self._actors.clear()
+        self._open.clear()
         if self._ends_ray:
             self._ends_ray = False
             ray.shutdown()
+
+
+def _first_line(error: Exception) -> str:
+    """What an error of Ray's says first; the text of an exception in an actor ends with it."""
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return said[-1 if isinstance(error, ray.exceptions.RayTaskError) else 0]

@@ -1,8 +1,11 @@
 """Workers as actors of a real Ray, which a fixture starts and ends; skipped where Ray is not installed."""
 
 import contextlib
+import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import forks
@@ -233,3 +236,116 @@ def test_a_cluster_that_does_not_start_leaves_nothing(local_ray):
     while ray.available_resources().get("CPU", 0) < before and time.monotonic() < end:
         time.sleep(0.1)
     assert ray.available_resources().get("CPU", 0) >= before
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def carried(chained=True, deadline=8):
+    carrier = rays.RayActors(dict.fromkeys(("w0", "w1"), WorkerOptions(threads=1)), chained=chained)
+    return cluster_of(carrier, deadline)
+
+
+def pid_of(cluster, worker):
+    return ray.get(cluster.session.transport.actor(worker).process.remote())
+
+
+def test_workers_join_after_one_did_not_start_and_after_an_unseen_death(local_ray):
+    with carried() as cluster:
+        with pytest.raises(gs.BackendError, match="worker 'x' does not start"):
+            cluster.join("x", backends=["none"])
+        ray.kill(cluster.session.transport.actor("w1"))
+        joined, = cluster.join("x", threads=1)
+        assert joined.memory_available() is None
+        with pytest.raises(gs.BackendLost, match="worker 'w1' has died"):
+            cluster.backends[1].memory_available()
+        assert cluster.session.transport.workers == ("w0", "w1", "x")
+
+
+def test_an_interrupt_of_a_wait_at_the_chain_leaves_the_chain(local_ray, monkeypatch):
+    with carried() as cluster:
+        backend, transport = cluster.backends[0], cluster.session.transport
+
+        def interrupted(reference, **_):
+            reference._ray_get_called = True        # as Ray does before it waits
+            raise KeyboardInterrupt
+
+        with backend.alloc_buffer(64) as buffer:
+            backend.put("clear", buffer.number, 1)
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(rays.ray, "get", interrupted)
+                backend.synchronize()
+            called = transport.messages_called
+            out = bytearray(1)
+            buffer.read(0, memoryview(out))
+            assert out == b"\1"
+            assert transport.messages_called == called
+
+
+def test_the_death_of_an_actor_that_has_called_another_is_seen(local_ray, ctx):
+    """The answer of the call that it made is lost with it."""
+    with carried(chained=False, deadline=30) as cluster:
+        graph, x, _y, _held = two_halves(ctx, *cluster.backends)
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            second = pid_of(cluster, "w1")
+            os.kill(second, signal.SIGSTOP)
+            first = pid_of(cluster, "w0")
+            scheduler.compute_async(graph)
+            cluster.session.flush()
+            cluster.session.transport.receive(2)        # the first one's part is done
+            os.kill(first, signal.SIGKILL)
+            time.sleep(1)
+            os.kill(second, signal.SIGCONT)
+            with pytest.raises(gs.BackendLost, match="worker 'w0' has died"):
+                scheduler.synchronize()
+        assert cluster.backends[1].memory_available() is None
+
+
+def test_an_actor_that_raises_what_it_must_not_is_lost(local_ray):
+    with carried(chained=False) as cluster:
+        cluster.session.transport.post("w0", 5)     # no bytes
+        with pytest.raises(gs.BackendLost, match="worker 'w0' has died: TypeError"):
+            cluster.backends[0].memory_available()
+        assert cluster.backends[1].memory_available() is None
+
+
+def test_a_cluster_that_is_garbage_ends_its_actors(local_ray):
+    before = ray.available_resources()["CPU"]
+    carried()
+    gc.collect()
+    end = time.monotonic() + 30
+    while ray.available_resources()["CPU"] < before and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ray.available_resources()["CPU"] >= before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_closing_in_a_child_of_a_fork_leaves_the_actors(cluster):
+    pid = os.fork()
+    if not pid:
+        cluster.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert cluster.backends[0].memory_available() is None
+
+
+def test_after_a_shutdown_of_ray_workers_are_lost_and_no_other_ray_starts(local_ray):
+    code = ("import ggml_sched as gs, ray\n"
+            "cluster = gs.remote.connect(workers=1, threads=1)\n"
+            "backend = cluster.backends[0]\n"
+            "buffer = backend.alloc_buffer(64)\n"
+            "ray.shutdown()\n"
+            "try:\n"
+            "    backend.memory_available()\n"
+            "except gs.BackendLost as error:\n"
+            "    print(error)\n"
+            "buffer.close()\n"
+            "cluster.close()\n"
+            "cluster.close()\n"
+            "print(ray.is_initialized())")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines() == ["worker 'w0' has died: Ray was shut down", "False"], done.stderr
+    assert not done.stderr
