@@ -41,7 +41,7 @@ def attempt(seed):
         workers = network.handlers
         try:
             path = random.Random(seed).choice(["ab", "ba", "ca", "bc", "aba", "cac", "abca", "bcbc"])
-            graph, x, y, _held = products(ctx, *(cluster.backends["abc".index(step)] for step in path))
+            graph, x, y, held = products(ctx, *(cluster.backends["abc".index(step)] for step in path))
             factor = math.factorial(len(path) + 1)
             with gs.Scheduler(cluster.backends, copies=random.Random(seed).choice([1, 3])) as scheduler:
                 scheduler.alloc(graph)
@@ -55,6 +55,11 @@ def attempt(seed):
                         scheduler.compute(graph)
                         assert np.array_equal(y.numpy(), np.full((2, 16), factor * k, np.float32)), "a stale result"
                         done += 1
+            for _, w in held:
+                w.buffer.close()
+            cluster.session.wait()
+            # What is closed is freed on the workers, and not only with the session.
+            assert all(worker.used == [0] for worker in workers.values()), seed
         except gs.Error as raised:
             error = raised
         # A call may wait for an envelope that was queued before, and then for its own.

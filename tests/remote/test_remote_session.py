@@ -169,3 +169,14 @@ def test_a_name_whose_worker_did_not_start_may_be_used_again():
         assert cluster.session.transport.workers == ("w0",)
         joined, = cluster.join("again", threads=1)
         assert joined.memory_available() is None
+
+
+def test_what_is_freed_after_an_error_in_the_same_message_is_freed():
+    with simulated(1, memory=1 << 10) as cluster:
+        backend = cluster.backends[0]
+        buffer = backend.alloc_buffer(1 << 10)
+        backend.put("run", 99)
+        buffer.close()
+        with pytest.raises(gs.BackendError, match="there is no split 99"):
+            backend.synchronize()
+        assert backend.memory_available() == 1 << 10
