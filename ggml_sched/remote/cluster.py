@@ -93,9 +93,13 @@ def connect(address: str | None = None, workers: int | Sequence[str] = 2, backen
     those of Ray's actors, such as {"resources": {"big": 1}}.  `deadline`: seconds without an answer after which a
     worker is lost.
 
-    Raises BackendError if Ray is missing or a worker does not start, ValueError for an unknown transport, and for names
-    that are equal.
+    Raises BackendError if Ray is missing, does not start or does not answer, or a worker does not start; ValueError for
+    an unknown transport, a deadline that is not above 0, and names that are equal or have a slash.
     """
+    if isinstance(backends, str):
+        raise ValueError(f"backends are a list of names, such as [{backends!r}]")
+    if not deadline > 0:
+        raise ValueError(f"a deadline of {deadline} s: more than 0")
     names = [f"w{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
     if not names:
         raise ValueError("a cluster has one worker or more")

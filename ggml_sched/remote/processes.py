@@ -108,7 +108,8 @@ class Processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
             if process.poll() is not None or name in self._mesh.lost:
-                found[name] = f"its process ended with status {process.poll()}"
+                status = process.poll()
+                found[name] = "its connection ended" if status is None else f"its process ended with status {status}"
         return found
 
     def close(self) -> None:

@@ -84,6 +84,8 @@ class Session:
     """
 
     def __init__(self, transport: Transport, deadline: float = 60.0) -> None:
+        if not deadline > 0:
+            raise ValueError(f"a deadline of {deadline} s: more than 0")
         self.transport = transport
         self.deadline = deadline
         self.name: str = uuid.uuid4().hex

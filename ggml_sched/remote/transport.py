@@ -64,7 +64,9 @@ class StartingTransport(Transport, Protocol):
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of workers, which must differ, and be none of the driver's."""
+    """Names of workers, which must differ, and be none of the driver's; they may name files."""
     if len(set(names)) != len(names) or "driver" in names or not all(names):
         raise ValueError(f"names of workers are {list(names)}: they differ, and none is 'driver' or empty")
+    if any(not isinstance(name, str) or "/" in name or "\0" in name for name in names):
+        raise ValueError(f"names of workers are {list(names)}: texts without slashes")
     return tuple(names)

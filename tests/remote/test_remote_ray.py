@@ -349,3 +349,31 @@ def test_after_a_shutdown_of_ray_workers_are_lost_and_no_other_ray_starts(local_
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.splitlines() == ["worker 'w0' has died: Ray was shut down", "False"], done.stderr
     assert not done.stderr
+
+
+def test_a_ray_that_does_not_answer_is_a_typed_error(monkeypatch):
+    def refused(*_, **__):
+        raise ConnectionError("no such host")
+
+    monkeypatch.setattr(rays.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(rays.ray, "init", refused)
+    with pytest.raises(gs.BackendError, match="Ray at here:1 does not start or answer: no such host"):
+        gs.remote.connect("here:1")
+
+
+def test_a_driver_that_is_an_actor_itself(local_ray):
+    class Driver:
+        def tokens(self):
+            import ggml_sched as gs
+            from ggml_sched import llama
+
+            with gs.remote.connect(workers=2, threads=1) as cluster, \
+                    llama.load(llama.small_model(), cluster.backends, n_ctx=64) as model:
+                return list(model.generate([1, 2, 3], 4)), cluster.session.transport.messages_chained
+
+    driver = ray.remote(num_cpus=0)(Driver).remote()
+    try:
+        tokens, n_chained = ray.get(driver.tokens.remote(), timeout=120)
+    finally:
+        ray.kill(driver)
+    assert tokens == [410, 314, 1532, 7] and n_chained > 8

@@ -180,3 +180,13 @@ def test_what_is_freed_after_an_error_in_the_same_message_is_freed():
         with pytest.raises(gs.BackendError, match="there is no split 99"):
             backend.synchronize()
         assert backend.memory_available() == 1 << 10
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ({"deadline": 0}, "a deadline of 0 s"), ({"deadline": float("nan")}, "a deadline of nan s"),
+    ({"backends": "cpu"}, r"such as \['cpu'\]"), ({"workers": ["a/b"]}, "without slashes"),
+    ({"workers": [1]}, "without slashes"), ({"workers": ["driver"]}, "none is 'driver'"),
+])
+def test_what_a_cluster_cannot_have_is_refused_before_anything_starts(how, said):
+    with pytest.raises(ValueError, match=said):
+        gs.remote.connect(transport="processes", **how)
