@@ -1,4 +1,4 @@
-"""The typed view of _steps, written by hand."""
+"""The type hints of the compiled module _steps, written by hand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Self

@@ -196,7 +196,10 @@ cdef class BoundTransfer(BoundStep):
             raise
 
     cdef bint copied_in_c(self, BackendBase one, BackendBase other) except -1:
-        """Copy by `c_copy` of backend `one`; False if it does not do that.  BackendError if the copy fails."""
+        """Copy by `c_copy` of backend `one`; False if `one` does not make this copy.  BackendError if the copy fails.
+
+        `other`: the backend at the other end of the copy.
+        """
         cdef gs_error error
         cdef const gs_node *a
         cdef const gs_node *b
@@ -217,7 +220,8 @@ cdef class BoundTransfer(BoundStep):
 cdef class BoundCopy(BoundTransfer):
     """Copy a tensor to the memory of a copy; `versions` as in BoundLoad.
 
-    If `backend` holds `src`, the queue of the backend of `dst` is not waited for.
+    Where `backend` holds `src`, and the backend of `dst` takes data while it computes (`concurrent_copies`), a direct
+    copy does not wait for the queue of the latter.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, PlaceVersions versions):
@@ -257,6 +261,7 @@ cdef class BoundExperts(BoundStep):
         return lambda events, keep_alive: self.copy(given, events, keep_alive)
 
     def copy(self, given, events, keep_alive):
+        """The action of the step; `given`: the bytes of the ids, None to read them from the backend that has them."""
         there, here = home_of(self.src), home_of(self.dst)
         try:
             for event in events:
@@ -335,7 +340,7 @@ cdef class BoundRun(BoundStep):
         return 0
 
     cdef bint compute_c(self) except -1:
-        """Compute by the backend's `c_compute`; False if it does not do that."""
+        """Compute by the backend's `c_compute`; False if it has none, or does not compute these nodes by it."""
         cdef BackendBase backend = <BackendBase?>self.backend
         cdef BufferBase buffer
         cdef gs_error error
@@ -364,6 +369,7 @@ cdef class BoundRun(BoundStep):
         return self.run
 
     def run(self, events, keep_alive):
+        """The action of the step: compute the nodes after the events, by `c_compute` if the backend has it."""
         try:
             if not events and self.compute_c():
                 return
@@ -421,7 +427,7 @@ cdef class BoundWriteBack(BoundTransfer):
 
 
 cdef object failure(BackendBase backend, int status, gs_error *error, str doing):
-    """The exception for a status that a compiled backend returned."""
+    """The exception for a status that a compiled backend returned; `doing` is the message's text for what failed."""
     cdef const char *name = gs_status_name(status)
     cdef bytes said = error.message
     why = said.decode(errors="replace") if said else name.decode() if name != NULL else f"status {status}"

@@ -44,7 +44,7 @@ __all__ = ["Allocation"]
 class _Guard:
     """Called before a tensor's data is read: HazardError for a result that was not computed or was overwritten.
 
-    Its memory may hold another tensor by then, whose bytes ggml would return.
+    The memory of such a result may hold another tensor by then; ggml would return that tensor's bytes.
     """
 
     __slots__ = ("_allocation",)
@@ -363,6 +363,7 @@ class Allocation:
         return self.prepared[key]
 
     def _new_bound(self, step: Step, copy: int) -> BoundStep:
+        """A new bound step for a step of the program; `copy` as for `_bind`."""
         backend, versions = self.backends[step.backend], self._versions if step.keeps else None
         match step:
             case Load():
@@ -384,6 +385,7 @@ class Allocation:
         raise TypeError(f"no step: {step!r}")
 
     def _new_run(self, step: Run, copy: int) -> BoundRun:
+        """A run, bound: with twins for the nodes that read copies or compute into one.  `copy` as for `_bind`."""
         nodes = computed(self.nodes[step.first : step.last + 1])
         groups, needed = self._groups_of(step)
         if not step.reads and not step.into:

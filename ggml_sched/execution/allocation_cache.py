@@ -102,7 +102,10 @@ class Allocations:
         return new
 
     def invalidate(self, why: str | None = None) -> None:
-        """Release every allocation, before buffers are closed.  `why`, for messages, if that is for good."""
+        """Release every allocation; called before buffers are closed.
+
+        `why`: the reason that the error for a tensor without address names; None where only buffers are replaced.
+        """
         self.drain()
         ended = [*self._suspended.values()] + ([self.current] if self.current is not None else [])
         self._suspended.clear()

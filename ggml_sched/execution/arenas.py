@@ -82,6 +82,7 @@ class Arenas:
         self.all: list[Buffer] = [*chain.from_iterable(buffers)]
 
     def _holds(self, i: int, chunk: int, size: int) -> bool:
+        """Whether buffer number `chunk` of backend i is open, and has at least `size` bytes."""
         held = self.buffers[i]
         return chunk < len(held) and not held[chunk].closed and held[chunk].size >= size
 

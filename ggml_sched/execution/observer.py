@@ -41,6 +41,10 @@ class Observer:
         return None if action is None else partial(self._transfer, bound, action)
 
     def _run(self, bound: BoundRun, computes_into_copy: bool, events: Sequence[Event], keep_alive: KeepAlive) -> None:
+        """The action of a run: computes it in parts that end with an observed node, with the callback after each part.
+
+        `computes_into_copy`: the last node's result is in a copy, and its callback waits for the write-back.
+        """
         if self.stopped_at is not None:
             return
         for event in events:
@@ -63,6 +67,7 @@ class Observer:
 
     def _transfer(self, bound: BoundStep, action: Action, events: Sequence[Event],
                   keep_alive: KeepAlive) -> Event | None:
+        """The action of a step that is no run: `action`, and after a write-back the callback that waited for it."""
         if self.stopped_at is not None:
             return None
         end = action(events, keep_alive)

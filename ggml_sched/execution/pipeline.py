@@ -122,6 +122,7 @@ class _State:
         run."""
 
     def fail(self, error: BaseException, compute: float = inf) -> None:
+        """Keep the error of compute number `compute` (inf: not known), unless that of an earlier compute is kept."""
         with self.lock:
             if self.error is None or compute < self.failed:
                 self.error, self.failed = error, compute
@@ -168,6 +169,7 @@ class Pipeline:
         self._reset()
 
     def _reset(self) -> None:
+        """Begin without queued computes, threads and errors."""
         self._state = _State()
         self.drain_weakly: Callable[[], None] = partial(_drain_weakly, weakref.ref(self), self._state)
         """`drain`, for leases, which call it before their tensors are read; they must not keep the pipeline alive."""
@@ -350,6 +352,7 @@ class Pipeline:
         self._reset()
 
     def _crew(self, backend: Backend) -> Crew:
+        """The thread of a backend, started on first use; BackendError if the host gives none."""
         crew = self._crews.get(backend)
         if crew is None:
             crew = Crew([f"ggml-sched {backend.name}"])
@@ -371,6 +374,7 @@ class Pipeline:
 
 
 def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:
+    """Drain a pipeline; if it was freed, wait until every step that it queued was issued or skipped."""
     held = pipeline()
     if held is not None:
         held.drain()

@@ -50,7 +50,7 @@ class Usage(NamedTuple):
     weights: int
     cache: int
     arena: int
-    """Of the largest of the graphs."""
+    """Bytes of its arena; see `Fit.arenas`."""
     reserve: int
     left: int
     """What nothing takes."""
@@ -69,6 +69,7 @@ class Fit:
     goal: tuple[float, ...]
     """For each graph the weight of its seconds."""
     within: float
+    """The gap at which the search could stop."""
     seconds: float
     """The price of the plans: for each graph the seconds of its real plan, times its weight in the goal."""
     bound: float
@@ -82,12 +83,12 @@ class Fit:
 
     * that part an atom: residents of one node, the caches of a stage, small weights and the matrix beside them, and
       what joins a neighbour in a stage of more than seven atoms;
-    * that spread a stage over more than two devices, where it has more than 2,187 patterns (over more than one and the
-      host, where pairs have as many, too);
-    * with a group of residents that several stages read off the host, but for the largest groups: as many as have at
-      most 32 ways together;
-    * that compute several graphs of the goal on different devices at a cut, where there are more than 27 combinations,
-      but for graphs that weights are brought over for, with the others on the host;
+    * that spread a stage over more than two devices, where it has more than 2,187 patterns (over more than one device
+      and the host, where the patterns of two devices alone are more than that);
+    * that have residents which several stages read on another device than the host, except for the largest groups of
+      such residents: as many groups as can be placed in at most 32 ways together;
+    * that compute several graphs of the goal on different devices at a cut, where the combinations of devices are more
+      than 27, except with the graphs that weights are brought over for on one device and the others on the host;
     * that bring weights to a device that is not one of the four with the most FLOP/s.
 
     `bound` holds for all of these."""
@@ -108,6 +109,7 @@ class Fit:
     assigned: bool
     """Whether the plans assign nodes to devices, too; otherwise the scheduler's own rules place them."""
     fill: float
+    """The part of each cache that attention is expected to read."""
     stream: tuple[bool, ...]
     """For each graph whether weights of the host may be brought to other devices for it."""
     plans: tuple[Plan, ...] = field(compare=False)
@@ -223,8 +225,8 @@ class Fit:
             plan.verify()
 
     def _like(self, graph: Graph) -> Plan:
-        """The plan of a graph, or of the graph most like it: of the same wiring, else of as many tokens or the nearest.
-        """
+        """The plan of a graph of the fit; for another graph, of those of the same wiring, if any, the plan of the one
+        whose number of tokens is nearest.  PlacementError if several models, or none of several, have the wiring."""
         own = next((plan for plan in self.plans if plan.graph is graph), None)
         if own is not None:
             return own

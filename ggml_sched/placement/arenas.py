@@ -23,7 +23,7 @@ __all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors"]
 
 
 NEAR = 0.75
-"""The part of what a solution needs of an arena, above the floor, from which on needs are near it."""
+"""A level is near what a solution needs of an arena if it is at least this part of it, both counted from the floor."""
 
 
 class Case(NamedTuple):
@@ -46,9 +46,9 @@ def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Ca
 
 def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int],
            levels: Sequence[NDArray[np.int64]]) -> tuple[float, tuple[Case, Case]] | None:
-    """The case cut in two where that may raise its bound most: with arenas of at least nearly what a solution needs on
-    one device, and with patterns that need less there; before it the seconds that the cut may gain.  None where the
-    floors are what the solution needs.
+    """(Seconds that the bound may rise, the case cut in two where these are most): a part with arenas of at least
+    nearly what a solution needs on one device, and a part with patterns that need less there.  None where no cut raises
+    the bound.
 
     `used`: what the solution needs on each device; `worth`: seconds of a byte of each device; `spare`: bytes above the
     floor of each device that the arenas have anyway; `levels`: for each device what patterns need, rising.  The cut is
@@ -68,8 +68,10 @@ def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Seque
 
 
 def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, Case]] | None:
-    """The case cut in two where it is not decided whether a device has caches, as `halves`; None where nothing is
-    unpaid: the seconds of each device that its caches would cost a solution more."""
+    """As `halves`, with the case cut by whether a device has caches, where that is not decided.
+
+    `unpaid`: for each device the seconds that its caches would cost a solution more; None is returned where all are 0.
+    """
     open_ = [0.0 if decided is not None else price for decided, price in zip(case.caches, unpaid, strict=True)]
     d = max(range(len(open_)), key=lambda d: open_[d])
     if open_[d] <= 0:
@@ -79,6 +81,7 @@ def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, C
 
 
 MOST_MIRRORS = 24
+"""The most orders that `mirrors` returns."""
 
 
 def mirrors(devices: Sequence[Device], links: Links, pinned: Iterable[int]) -> list[tuple[int, ...]]:
@@ -109,7 +112,10 @@ def mirrors(devices: Sequence[Device], links: Links, pinned: Iterable[int]) -> l
 
 def mirrored(cases: Sequence[Case], shared: Sequence[Mapping[str, int]],
              orders: Sequence[Sequence[int]]) -> tuple[object, ...]:
-    """A value that is the same for all cases that equal devices make of each other."""
+    """A value that is equal for cases which differ only by an exchange of equal devices.
+
+    `shared`: for each model the devices of residents that several stages read; `orders`: those of `mirrors`.
+    """
     found = []
     for order in orders:
         place = {d: k for k, d in enumerate(order)}

@@ -27,8 +27,10 @@ Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
 Goal: TypeAlias = "str | Sequence[float] | None"
 
 PROMPT = 32.0
-"""A graph of more operations than this for each byte that it reads has many tokens: bringing weights may pay."""
+"""A graph of more operations than this for each byte that it reads and writes has many tokens: to bring weights to a
+faster device for it may save time."""
 MAX_DEVICES = 16
+"""The most devices that `fit` places on."""
 
 
 def groups_of(graphs: Graphs) -> list[list[Graph]]:
@@ -87,7 +89,7 @@ def devices_of(made: Sequence[Device | Backend]) -> tuple[Device, ...]:
 
 
 def part_of(name: str, value: object, most: str, whole: bool) -> float:
-    """An argument that is a part, larger than 0; `most` says what it must be; `whole`: it may be 1."""
+    """The argument `name` as a number above 0 and below 1, or 1 if `whole`; `most`: what the error says it must be."""
     try:
         part = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -121,7 +123,7 @@ def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
 
 
 def streams_of(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[list[bool]]:
-    """For each model, for each graph, whether weights may be brought over."""
+    """For each model, for each graph, whether weights may be brought to another device; `stream` as for `fit`."""
     if isinstance(stream, Sequence):
         flags = [bool(flag) for flag in stream]
         if len(flags) != sum(len(model.graphs) for model in models):

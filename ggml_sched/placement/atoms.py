@@ -1,9 +1,10 @@
 """Atoms: the residents of a stage, grouped into what is placed together.
 
 * Residents that one node reads are one atom, and so are all caches of the stage.
-* A weight is an atom of its own from 0.2 % of the stage's bytes on, if it is large (`stages.large_bytes`), and caches
-  are from 1/32 on.
-* A smaller weight goes with the node that reads it: a bias with the matrix before it, a norm with the matrix after it.
+* A weight is an atom of its own if it has at least 0.2 % of the stage's bytes, and is large (`stages.large_bytes`); the
+  caches of the stage are one if they have at least 1/32 of them.
+* A smaller weight joins the atom of a matrix near the node that reads it: a bias that of the matrix before it, a norm
+  that of the matrix after it.
   A small router of experts is an atom too while the stage has few, `FEW_ATOMS` by default; otherwise
   it goes with the smallest atom, such as an expert that every token uses.
 * What the caller pinned is an atom that has no choice.
@@ -46,6 +47,11 @@ class Atoms:
 
 @dataclass(eq=False)
 class _Group:
+    """Residents that are placed together.  A group that becomes an atom is called an anchor; small groups join one.
+
+    `position`: the mean index of the nodes that read them, in the first graph where any does.
+    """
+
     members: list[int]
     pin: int
     nbytes: int
@@ -133,10 +139,11 @@ def _together(outline: Outline) -> list[_Group]:
 
 
 _Near = tuple[list[list[int]], list[list[int]], list[_Group | None]]
-"""For each node of a graph: the nodes that it reads, its readers, the anchor with its residents."""
+"""For each node of a graph: the nodes that it reads, its readers, the anchor that has its residents."""
 
 
 def _near(nodes: Nodes, at: dict[int, _Group]) -> _Near:
+    """The lists of `_Near` for one graph; `at`: {resident: the anchor that has it}."""
     before = _before(nodes)
     return before, _after(before), [next((at[r] for r in own if r in at), None) for own in nodes.residents]
 

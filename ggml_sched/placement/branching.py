@@ -2,8 +2,8 @@
 
 Owns the cases that are left.  Each is bounded with its floors as arenas, the one with the least bound comes first; its
 solution is planned for real where it may fit, and the case is cut in two at what the solution needs of an arena.  While
-the bound is far below the best, a case is cut at once, and what its bound needs is planned: arenas, not patterns, are
-what such a placement has wrong.
+the bound is far below the best, a case is cut without a search, and the path of its bound is planned with the arenas
+that this path needs: the arenas that were assumed are wrong then, not the patterns.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ MAX_CASES = 48
 MAX_CUTS = 160
 """Cases that are cut in two without a search, at most: their bounds are far below the best."""
 FAR = 0.01
-"""The part of the best by which such a bound is below it at least."""
+"""A bound is far below the best if the best is more than this part of the bound above it."""
 MAX_BEYOND = 4
 """Cases that are searched, at most, although the bound of all cannot rise any more."""
 EFFORTS = {"more": 8, "most": 2}
-"""So many cases are solved with these efforts, at most."""
+"""{effort of `solve`: the most cases that are solved once more with it}."""
 MAX_DEVICES = 2
-"""Devices up to which they are: with more they take five seconds, and prove little."""
+"""With more devices no case is solved with `EFFORTS`: that takes five seconds, and proves little."""
 MAX_FINEST = 12
 """Cases, at most, whose bounds are made better at the end: the least ones."""
 MAX_ROUNDS = 12
 """Solving and planning for one case, at most; each round's assumed arenas are larger."""
 MAX_WITHOUT = 6
-"""Searches without the patterns at the peaks, for one case."""
+"""Searches for one case, at most, that exclude the patterns at the peaks of arenas (see `_without`)."""
 FEW_CACHES = 0.02
-"""The fine for a stage with caches, in parts of the best seconds, to bound placements with few such stages."""
+"""Seconds that `_finer` adds to the cost of a stage with caches, as a part of the best seconds."""
 WORTH = 0.04
-"""The part of `within` that copies of inputs have to cost to be worth two cases."""
+"""A case is cut by where caches are only if the copies of inputs cost more than this part of `within`."""
 POLISHED = 0.1
 """The part of `within` that a search with the arenas of the best placement may leave."""
 MAX_WAYS = 32
@@ -58,7 +58,7 @@ MAX_WAYS = 32
 
 @dataclass(frozen=True)
 class Open:
-    """A case that is not searched yet; of several models one for each."""
+    """A case that is not searched yet; with several models a case for each of them, which are searched together."""
 
     cases: tuple[Case, ...]
     shared: tuple[Mapping[str, int], ...]
@@ -80,8 +80,8 @@ class Branching:
         self.left: list[tuple[float, int, Open]] = []
         self.closed: float = math.inf
         """The least bound of the cases whose best placement is near the best of all."""
-        self._weak: list[tuple[float, int, Open]] = []      # cases that are searched, far from the best
-        self._orders: list[tuple[int, ...]] = []            # of the devices, that change nothing
+        self._weak: list[tuple[float, int, Open]] = []      # searched, cannot be cut, bounds far from the best
+        self._orders: list[tuple[int, ...]] = []            # orders of the devices that change nothing: `mirrors`
         self._added: set[tuple[object, ...]] = set()
         self._count = 0
         self._left_of = dict(EFFORTS)
@@ -166,7 +166,8 @@ class Branching:
         return True
 
     def _dive(self, made: Open, solution: Solution) -> None:
-        """Plan a solution with the arenas that this path needs, of patterns that need no more."""
+        """Solve a case again with exactly the arenas that the path of `solution` needs, and with patterns that need no
+        more; plan what is found."""
         candidates = self.candidates
         assert solution.path is not None
         cases = []
@@ -316,8 +317,8 @@ class Branching:
     def _without(self, made: Open, found: Found) -> None:
         """Solve again, with the floors as arenas, after a placement whose arenas are too large.
 
-        Each time the stages whose nodes are computed at these peaks must not have the patterns that they have, nor may
-        other stages of their class.  Other placements of nearly the same price may have smaller arenas.
+        Each time, the stages whose nodes are computed at the peaks of these arenas must not have the patterns that they
+        have, nor may other stages of their class.  Other placements of nearly the same price may have smaller arenas.
         """
         candidates, chain = self.candidates, made.chain
         for _ in range(MAX_WITHOUT):
@@ -362,10 +363,11 @@ class Branching:
         return bound if self.candidates.is_near(bound) else max(bound, self._by_phases(made))
 
     def _finer(self, made: Open) -> float:
-        """Another bound of a case, by which devices have caches in three or more stages: there arenas need more.
+        """Another bound of a case, the least over all kinds of its placements: with at most two stages that have caches
+        on a device, for each device, and with three or more on every device, which need larger arenas.
 
-        For the placements with at most two on a device every such stage costs `fine` more, and two fines are taken off:
-        no such placement costs less than that (Lagrange).
+        For the first kinds every stage with caches on the device costs `fine` more, and two fines are taken off the
+        bound: no placement of that kind costs less (Lagrange).
         """
         [table], [chain], [case] = self.tables, made.chains, made.cases
         candidates = self.candidates

@@ -1,7 +1,7 @@
 """Candidates of one search: solutions planned for real, each with the time and the bytes of its plans, and the best.
 
-Owns `Found` and `Candidates`.  A solution is planned with its nodes assigned as the tables had them, and with its
-residents alone, so that the scheduler's own rules place the rest.
+Owns `Found` and `Candidates`.  A solution is planned twice: with its nodes assigned to devices as the tables had them,
+and with its residents alone, so that the scheduler's own rules place the nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ggml_sched.placement.trials import Trial, Trials
 __all__ = ["Candidates", "Found", "chains_of", "grown"]
 
 NEARLY = 1 - 1e-4
-"""What is above this part of the best is not searched."""
+"""Only solutions that cost less than this part of the best are sought."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Found:
 
     trials: tuple[Trial, ...]
     residents: tuple[Mapping[str, int], ...]
+    """For each model {weight or cache: index of its device}."""
     nodes: tuple[Sequence[Mapping[Tensor, int]] | None, ...]
+    """For each model, for each graph {node: index of its device}; None where the scheduler's rules place the nodes."""
     arenas: tuple[int, ...]
     """Bytes of each device's arena, of all models together."""
     missing: tuple[int, ...]
@@ -43,11 +45,11 @@ class Found:
     shared: tuple[Mapping[str, int], ...]
     """For each model the devices of residents that several stages read."""
     fined: float
-    """Seconds that the bytes on the host are fined."""
+    """Seconds added for weights and caches on the host; see `Candidates.fine`."""
 
     @property
     def seconds(self) -> float:
-        """The goal, by the prices of the plans."""
+        """The goal by the prices of the plans, and `fined`."""
         return sum(trial.seconds for trial in self.trials) + self.fined
 
     @property
@@ -57,7 +59,10 @@ class Found:
 
 
 class Candidates:
-    """What was planned so far in one search, and the best of it."""
+    """What was planned so far in one search, and the best of it.
+
+    `within`: the gap at which the search may stop; `turns`: several models share their arenas.
+    """
 
     def __init__(self, models: Sequence[Trials], devices: Sequence[Device], within: float, turns: bool,
                  fine: float) -> None:
@@ -76,7 +81,7 @@ class Candidates:
         return math.inf if self.best is None else self.best.seconds * NEARLY
 
     def is_near(self, bound: float) -> bool:
-        """Whether the best is near enough to a bound."""
+        """Whether the best is above a bound by at most half of `within`."""
         return self.best is not None and self.best.seconds <= bound * (1 + self.within / 2)
 
     def joined(self, arenas: Sequence[Sequence[int]]) -> list[int]:
@@ -115,7 +120,7 @@ class Candidates:
     def found(self, trials: Sequence[Trial], residents: Sequence[Mapping[str, int]],
               nodes: Sequence[Sequence[Mapping[Tensor, int]] | None] | None = None, solution: Solution | None = None,
               cases: tuple[Case, ...] = (), shared: Sequence[Mapping[str, int]] | None = None) -> Found:
-        """Plans of all models as one value; without a solution: residents, and nodes, that were chosen otherwise."""
+        """The trials of all models as one value; without `solution`: a placement that the solver has not found."""
         arenas = self.joined([trial.arenas for trial in trials])
         held = [sum(sizes) for sizes in zip(*(trial.residents for trial in trials), strict=True)]
         missing = [max(0, h + a - budget) for h, a, budget in zip(held, arenas, self.budgets, strict=True)]
@@ -126,7 +131,7 @@ class Candidates:
                      tuple({} for _ in trials) if shared is None else tuple(shared), self.fine * held[-1])
 
     def keep(self, found: Found) -> None:
-        """Make it the best if it fits, and is cheaper or has fewer splits."""
+        """Make a placement the best if it fits, and is cheaper, or as cheap with fewer splits."""
         if not any(found.missing) and (self.best is None or (found.seconds, found.splits)
                                        < (self.best.seconds, self.best.splits)):
             self.best, self.worth = found, found.solution.multipliers

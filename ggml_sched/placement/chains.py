@@ -1,6 +1,7 @@
 """Chains made of chains: several models joined into one, and fines for stages on several devices or on the host.
 
-Joined models take turns: the last stage of one ends where the first of the next begins.
+Joined models take turns: the last stage of one ends where the first of the next begins.  A fine is seconds added to the
+cost of a stage, so that other placements are preferred.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The costs of one class of stage: for every pattern its bytes, its seconds, and what arenas need at least.
 
-A graph's nodes are summed by column first, and so are the splits between two columns and the copies from one column to
-others, so that each pattern costs a few look-ups.  A variant is a rule, and for graphs of many tokens also a device
-that weights on the host are brought to, where their nodes then run.  Seconds are exact for the variant:
+A column is here what patterns.py calls so: a device that a pattern decides.  The stream is the activation that passes
+from stage to stage.  A graph's nodes are summed by column first, and so are the splits between two columns and the
+copies from one column to others, so that each pattern costs a few look-ups.  A variant is a rule of patterns.py, and
+for graphs of many tokens also a device that weights on the host are brought to, where their nodes then run.  Seconds
+are exact for the variant:
 
 * nodes: `Facts.seconds` of the device of their column;
 * copies: once for each tensor and device that reads it; an input that several stages read counts in each of them with
@@ -46,8 +48,8 @@ __all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
 Where: TypeAlias = list[NDArray[np.int8]]
 """For each column its device, in arrays that broadcast to [patterns, devices that the stream may come in on]."""
 Brought: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
-"""Weights of an atom that are brought to a device: the device, where they are [patterns, in], and the bytes of them
-that each node reads."""
+"""Weights of an atom that are brought to a device: the device, whether they are brought there [patterns, in], and the
+bytes of them that each node reads.  An axis `in` has the devices that the stream may come in on."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,9 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
           bring_to: Sequence[int]) -> Costs:
     """The costs of one graph's nodes.
 
-    `rules`: for each rule the column of each node.  `seconds` [nodes, devices].  `parts`: for each input that several
-    stages read the part of its price that counts here.  `bring_to`: devices that weights may be brought to.
+    `rules`: for each rule the column of each node.  `ins`: the devices that the stream may come in on.  `seconds`
+    [nodes, devices].  `parts`: for each input that several stages read the part of its price that counts here.
+    `bring_to`: devices that weights may be brought to.
     """
     at = where(patterns, atoms, ins, machine.host)
     shape = (len(patterns), len(ins))
@@ -178,7 +181,8 @@ class _Ledger:
 
 def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
            device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], list[Brought]]:
-    """Weights on the host brought to a device: columns after that, seconds, whether any is brought, and which.
+    """(The device of each column, seconds, whether any weight is brought, which are) after weights on the host are
+    brought to `device`.  `column`: the column of each node.
 
     A weight that is brought over opens a split of its own, so that all of them can use the same memory.
     """
@@ -224,8 +228,9 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
           brought: Sequence[Brought] = ()) -> NDArray[np.int64]:
     """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
 
-    `lasting`: inputs, by id, whose copies are alive before and after the stage.  `native`: where columns would be
-    without the weights that are brought over for the stage, each of which may open a split; `brought`: those weights.
+    `column`: the column of each node; `at`: the device of each column; `shape`: (patterns, in).  `lasting`: inputs, by
+    id, whose copies are alive before and after the stage.  `native`: where columns would be without the weights that
+    are brought over for the stage, each of which may open a split; `brought`: those weights.
     """
     n = len(nodes.kinds)
     found = np.zeros((*shape, devices), np.int64)
@@ -281,7 +286,8 @@ def _all(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.
 
 
 _Run: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Columns that are in one split if all are on one device, and those that no weight may be brought over for then."""
+"""Columns that are in one split if all are on one device, and those of them for which then no weight may be brought
+over, because that opens another split."""
 
 
 class _Copy(NamedTuple):
@@ -293,13 +299,14 @@ class _Copy(NamedTuple):
     after: tuple[int, ...]
     """The columns that are not done."""
     ahead: tuple[_Run, ...]
-    """The columns that a later reader has one split with."""
+    """The columns from the present node to a later reader: if they are one split, the copy for it is made already."""
 
 
 class _Copied(NamedTuple):
     """A copy that is not made yet, unless one of `before` is on its device, or all of `between` are."""
 
     to: int
+    """The column of the reader."""
     before: tuple[int, ...]
     """The columns that read earlier."""
     between: tuple[int, ...]
@@ -356,7 +363,8 @@ _SMALL_COPY = 1 / 16    # of the largest copy: smaller ones begin at their first
 def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
     """How far before each node its split may begin, by the columns that are in it then.
 
-    A weight that is brought over may open a split, and a write to memory of another device ends one.
+    A weight that is brought over (`streams`) may open a split, and a node with several residents is taken to end one,
+    as it may write to memory of another device.
     """
     ends = [len(own) > 1 for own in nodes.residents]
     found: _Runs = []

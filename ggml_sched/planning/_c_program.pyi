@@ -1,4 +1,4 @@
-"""The typed view of planning._c_program."""
+"""The type hints of the compiled module planning._c_program, written by hand."""
 
 KINDS: dict[str, int]
 

@@ -1,4 +1,4 @@
-"""The typed view of _chain, written by hand."""
+"""The type hints of the compiled module _chain, written by hand."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""The typed view of _exchange, written by hand."""
+"""The type hints of the compiled module _exchange, written by hand."""
 
 import numpy as np
 import numpy.typing as npt
