@@ -65,10 +65,10 @@ class Device:
 
     `memory`: bytes left on it; `reserve`: those of them that are never used.  `bandwidth` in bytes a second, `flops` in
     operations a second; `bandwidths` and `flops_of` replace them for nodes with a weight of a type, such as
-    {"q4_0": 40e12}, or that read caches ("attention",
-    and "attention of prompts" for many tokens).  `launch`: seconds that a node takes at least (default 4 us on a
-    host, 2.5 us elsewhere); `split`: seconds to begin a split (5 and 10 us).  `host`: the processor with the inputs,
-    through which other devices exchange data.  `measured`: the names of the fields that were measured; the others are
+    {"q4_0": 40e12}, or that read caches ("attention", and "attention of prompts" for many tokens).  `launch`: seconds
+    that a node takes at least (default 4 us on a host, 2.5 us elsewhere); `split`: seconds to begin a split (5 and 10
+    us).  `host`: the processor with the inputs, through which other devices exchange data.  `alignment`: every address
+    on it is a multiple of so many bytes.  `measured`: the names of the fields that were measured; the others are
     assumed.  `backend`: the real backend that it describes; without one a `DryBackend` of this name and budget, made
     when it is first used.
 

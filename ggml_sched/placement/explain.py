@@ -53,7 +53,7 @@ def _index(fit: Fit, name: str) -> int:
 
 def _elsewhere(fit: Fit, trials: Trials, base: Trial, home: Mapping[str, int],
                nodes: Sequence[Mapping[Tensor, int]] | None, entry: Placed, d: int) -> str:
-    """The line for one other device."""
+    """The line of the text for one other device, d; `base` and `home`: the trial and the devices of the answer."""
     there = fit.devices[d].name
     moved = {**home, entry.name: d}
     trial = _moved(trials, moved, nodes, entry.name, d)
@@ -79,7 +79,11 @@ def _change(difference: float) -> str:
 
 def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, name: str,
            d: int, pushed: Mapping[str, int] | None = None) -> Trial:
-    """The trial with residents moved, and the nodes that read them."""
+    """The trial of these residents, with the nodes that read a moved one assigned to its new device.
+
+    Moved are `name`, to device d, and `pushed` {name: device}; `nodes`: the devices of nodes before, None if the
+    scheduler's rules place them.
+    """
     if nodes is None:
         return trials.run(residents)
     where = {name: d, **(pushed or {})}

@@ -156,6 +156,7 @@ def _operations(node: Tensor) -> float:
 
 
 def _states(node: Tensor, src: tuple[Tensor, ...]) -> float:
+    """Operations of a node that updates and reads a recurrent state."""
     return _PER_STATE * src[0].ne[0] * src[0].n_elements
 
 

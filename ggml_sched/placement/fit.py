@@ -44,10 +44,11 @@ __all__ = ["Refit", "Refits", "fit"]
 ENDLESS = 1 << 55
 """Bytes of a host without a bound."""
 DEAR = 1000.0
-"""What a byte on such a host is fined, in seconds that reading it once takes: a placement leaves little there."""
+"""Each byte on such a host adds so many times the seconds of reading it once to the price, so that little is left
+there."""
 FEW, TINY, MOST = 1024, 128, 1 << 14
-"""Placements of a model that are planned one by one where the search does not come close enough, those that always
-are, and of all models together that are compared then."""
+"""Where every model has at most `TINY` placements, each is planned; up to `FEW`, where the search did not come close
+enough; in both cases only if all models together have at most `MOST` combinations."""
 
 
 def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = None, goal: Goal = None,
@@ -132,7 +133,11 @@ class Refits:
 
 
 class _Search:
-    """The search for one call of `fit`."""
+    """The search for one call of `fit` or of `Refits.search`.
+
+    `pins`: for each model {name: index of its device}; `streams`: for each model and graph whether weights may be
+    brought over; `fine`: see `Candidates`; `tables`: those of an earlier search with the same pins, or an empty list.
+    """
 
     def __init__(self, models: Sequence[Trials], devices: tuple[Device, ...], links: Links,
                  pins: Sequence[Mapping[str, int]], streams: Sequence[Sequence[bool]], within: float,
@@ -171,6 +176,7 @@ class _Search:
         return candidates.best
 
     def _all_cases(self, tables: Sequence[Tables]) -> None:
+        """Search all cases of arenas of these tables; the bound becomes theirs where that is lower."""
         self.bound = min(self.bound, Branching(self.candidates, tables, self.pins).run())
 
     def _tables(self, streams: Sequence[Sequence[bool]]) -> list[Tables]:

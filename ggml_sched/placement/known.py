@@ -67,6 +67,7 @@ def known_devices() -> tuple[Known, ...]:
 
 
 def _known(row: dict[str, Any], reserve_mib: int) -> Known:
+    """The device of one entry of the file; `reserve_mib`: MiB that a driver takes."""
     def seconds(field: str) -> float | None:
         return row[field] / 1e6 if field in row else None
 

@@ -1,8 +1,8 @@
 """Measures a real backend: chains of products, and of attention, give bandwidth, launch and operations; copies links.
 
-A chain has several products one after the other, because backends fuse and replay graphs: a single node would show the
-price of a call.  Two sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to
-warm up and then up to five times; the median counts.  The weights together are larger than the caches of processors.
+A chain has several products one after the other: a single node would mostly show what a call of the backend costs.  Two
+sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to warm up and then up to
+five times; the median counts.  The weights together are larger than the caches of processors.
 """
 
 from __future__ import annotations
@@ -28,20 +28,26 @@ TYPES = ("f16", "q4_0", "q8_0")
 _POOL = 256 << 20
 """Bytes of all weights of a chain, where the device has room."""
 _NODES = 16
+"""Nodes of a chain, at most."""
 _LENGTH = 4096
 """Elements of a row: a multiple of every block."""
 _SMALL = (256, 2)
+"""Elements of a row, and rows, of each weight of a small chain."""
 _HEAD, _HEADS, _GROUP = 128, 8, 8
 """Elements of a head of attention; heads of the cache; how many heads share one of these where operations count."""
 _FEW_CELLS = 8
+"""Cells of each cache of a small chain."""
 _LEAST = 4 << 20
 """The smallest buffer of weights, in bytes: its parts are larger than the small chains."""
 _TOKENS = 512
+"""Tokens of products and attention that stand for those of a prompt."""
 _RUNS = 5
+"""How often a chain is timed, at most."""
 _FILL = 0x3C
 """The byte that weights and inputs are full of: 1.06 as f16, 0.011 as f32, so that no kernel meets denormal numbers.
 Zeros that were never written could all be one page."""
 _COPIES = (4 << 10, 64 << 20)
+"""Bytes of the two copies that measure a link."""
 
 
 def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None = None, seconds: float = 2.0,
@@ -50,7 +56,7 @@ def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None =
 
     Products of one token and weights of each of `types` give `bandwidths` and `launch`, products of 512 tokens give
     `flops_of`; `bandwidth` and `flops` are the largest of them.  Attention of one token and of 512 over caches of f16
-    gives the entries "attention".  What the backend does not support is left out.
+    gives the entries "attention" and "attention of prompts".  What the backend does not support is left out.
     `memory`: bytes left on the device (default: what the backend says is available, on a host what the system has).
     `measured` names these fields; `split` stays assumed.
 
@@ -122,6 +128,7 @@ Node: TypeAlias = Callable[[Context, Context], Tensor]
 
 
 def _product(kind: str, length: int, rows: int, tokens: int) -> Node:
+    """A product of a weight of type `kind`, with `rows` rows of `length` elements, and the activations of `tokens`."""
     return lambda weights, ctx: ctx.mul_mat(weights.tensor(kind, (length, rows)), ctx.tensor("f32", (length, tokens)))
 
 
@@ -136,7 +143,10 @@ def _attention(cells: int, tokens: int, group: int) -> Node:
 
 
 class _Chains:
-    """Chains of equal nodes whose weights, or caches, are in one buffer."""
+    """Chains of equal nodes whose weights, or caches, are in one buffer, `pool`, of `size` bytes.
+
+    `slot`: seconds that one measurement should take at most.
+    """
 
     def __init__(self, backend: Backend, pool: Buffer, size: int, slot: float, clock: Callable[[], float]) -> None:
         self.backend, self.pool, self.size, self.slot, self.clock = backend, pool, size, slot, clock
@@ -233,6 +243,7 @@ def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outsi
 
 
 def _copied(src: Tensor, dst: Tensor, slot: float, clock: Callable[[], float]) -> float:
+    """Median seconds of a copy; `slot` as for `_median`."""
     return _median(lambda: tensor_copy(src, dst), dst.backend.synchronize, slot, clock)
 
 

@@ -35,7 +35,7 @@ def default_path() -> Path:
 
 def save_devices(path: str | os.PathLike[str], devices: Sequence[Device],
                  links: Mapping[tuple[str, str], Link] | None = None) -> None:
-    """Write devices and links; an existing file is replaced at once, and folders on the way are made."""
+    """Write devices and links; an existing file is replaced atomically, and missing folders of the path are made."""
     path = Path(path)
     data = {"format": _FORMAT, "version": _VERSION, "devices": [device.to_dict() for device in devices],
             "links": [{"from": a, "to": b, "bandwidth": way.bandwidth, "latency": way.latency}

@@ -11,7 +11,7 @@ A graph without a weight costs nothing and takes memory: where a product runs, t
 as it does for each product of the other graphs.  Cases by the largest product of each device cover all placements, and
 the bound is the least of theirs.
 
-What is taken for granted: a device reads no memory but its own without a copy; inputs, the leafs with the flag, start
+What is taken for granted: a device reads no memory but its own without a copy; inputs, leafs with the input flag, start
 on the host, which is the last backend of a plan; products of graphs without a weight run where their largest resident
 is.  A placement that computes these elsewhere, where their time does not count, may be cheaper than the bound.
 """
@@ -41,7 +41,9 @@ Key: TypeAlias = "str | tuple[int, str] | Tensor"
 
 EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-6
+"""Cutting planes end when they promise no more than this part above the bound."""
 STEEPEST = 1e6
+"""No multiplier is above this many times the dearest labels, for the bytes of all residents."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
 
 
 MOST_CASES = 64
+"""The most combinations of levels, one for each device whose budget may bind, that `cases` makes."""
 
 
 def held_by_products(graphs: Sequence[Facts], keys: Mapping[Tensor, Key]) -> dict[Key, float]:
@@ -129,7 +132,11 @@ def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float]
 
 
 class Forest:
-    """The nodes and residents of all graphs with a weight, each under at most one other; parents come first."""
+    """The nodes and residents of all graphs with a weight, as entries: each under at most one other; parents come
+    first.
+
+    `by_bytes`: of the readers of an activation the one counts that reads most bytes of residents; else the first one.
+    """
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
                  allowed: Mapping[Key, Sequence[bool]], by_bytes: bool, keys: Mapping[Tensor, Key]) -> None:
@@ -138,6 +145,7 @@ class Forest:
         self.by_bytes: bool = by_bytes
         n = len(devices)
         self.own: list[Floats] = []
+        """For each entry its seconds on each device."""
         self.under: list[tuple[int, Floats] | None] = []
         """For each entry the entry that it stands under, and the price [its device, the other's device]."""
         self.nbytes: list[float] = []
@@ -157,6 +165,7 @@ class Forest:
         self.fixed_bytes: float = float(sum(sizes.values()))
 
     def _add(self, own: Floats, nbytes: float = 0.0, held: float = 0.0) -> int:
+        """Add an entry of the lists that `__init__` describes; returns its index."""
         self.own.append(own)
         self.under.append(None)
         self.nbytes.append(nbytes)
@@ -326,7 +335,8 @@ def read(node: Tensor, root: Tensor) -> float:
 
 def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device],
               keys: Mapping[Tensor, Key]) -> dict[Key, list[float]]:
-    """For each resident the share of its bytes in each graph: in proportion to what its readers' device matters."""
+    """For each resident the share of its bytes in each graph: in proportion to the most seconds by which the time of
+    one of its readers there differs between devices."""
     matters: dict[Key, list[float]] = {}
     for number, (graph, weight) in enumerate(used):
         seconds = weight * np.array([graph.seconds(device) for device in devices]).reshape(len(devices), -1)

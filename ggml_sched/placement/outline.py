@@ -35,7 +35,7 @@ class Resident(NamedTuple):
     shared: int
     """The group of residents read in several stages; -1: none."""
     counted: bool
-    """Whether its bytes are counted in this stage: the first that reads it."""
+    """Whether its bytes are counted in this stage, because it is the first that reads it."""
     router: bool
     """Whether it is the matrix that chooses experts."""
 
@@ -74,8 +74,8 @@ class Nodes(NamedTuple):
     writes: tuple[int, ...]
     """The node of the stage whose memory this one writes to; -1: none."""
     previous: tuple[int, ...]
-    """The node that runs before it, or FROM_...; where that is a node of another stage which is equal to a node of this
-    one, that node: neighbours are taken to have the same pattern."""
+    """The node that runs before it, or FROM_...  For a node of another stage that equals the one at its place in this
+    stage, the latter: neighbouring stages are taken to have the same pattern."""
     on_host: tuple[bool, ...]
     """Whether it is computed where the inputs are."""
     reuses: tuple[bool, ...]

@@ -1,12 +1,12 @@
 """Patterns: a device for every atom of a stage; and rules: where nodes without residents go under a pattern.
 
-A column stands for a device that a pattern decides: one for each atom, one for the device that the stream comes in on,
-one for the host.  A rule gives every node a column.  Nodes with residents have the column of their atom, under every
-rule; the others follow one of four:
+A column stands for a device that a pattern decides: one for each atom, one for the device that the stream (the
+activation that passes from stage to stage) comes in on, one for the host.  A rule gives every node a column.  Nodes
+with residents have the column of their atom, under every rule; the others follow one of four:
 
-* forward: with what they feed;
-* back: with what feeds them;
-* forward or back, and what no atom follows goes back to where the stream came from.
+* forward: they have the column of the node with residents that they feed, else that of what feeds them;
+* back: they have the column of what feeds them;
+* forward, or back, but nodes that feed no node with residents have the column on which the stream comes in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ggml_sched.placement.outline import NODE, Nodes, Outline
 __all__ = ["MAX_PATTERNS", "Columns", "columns", "patterns"]
 
 MAX_PATTERNS = 2187
-"""Patterns of a stage at most where there are few enough devices: three devices for seven atoms."""
+"""The most patterns of a stage, as many as three devices give for seven atoms; only with more than some 16 devices, and
+seven atoms, there are more."""
 
 Columns = tuple[tuple[int, ...], ...]
 """For each graph the column of each node."""
@@ -47,13 +48,16 @@ def patterns(atoms: int, devices: int, host: int) -> NDArray[np.int8]:
 
 
 def columns(outline: Outline, atoms: Atoms) -> list[Columns]:
-    """The distinct rules: for each graph the column of each node; atoms first, then IN, then HOST."""
+    """The distinct rules: for each graph the column of each node.  Columns are numbered: atoms first, then the device
+    that the stream comes in on, then the host."""
     ruled = [[_rule(nodes, atoms, forward, back_in) for nodes in outline.graphs]
              for forward, back_in in ((True, False), (False, False), (True, True), (False, True))]
     return list(dict.fromkeys(tuple(rule) for rule in ruled))
 
 
 def _rule(nodes: Nodes, atoms: Atoms, forward: bool, back_in: bool) -> tuple[int, ...]:
+    """The column of each node of a graph.  `forward`: with what it feeds, else with what feeds it; `back_in`: a node
+    that feeds no node with residents has the column on which the stream comes in."""
     comes_in, on_host = len(atoms.members), len(atoms.members) + 1
     n = len(nodes.kinds)
     before = [[nodes.values[v].number for v in reads if nodes.values[v].origin == NODE] for reads in nodes.reads]

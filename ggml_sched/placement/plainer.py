@@ -12,11 +12,12 @@ from ggml_sched.placement.tables import Tables
 __all__ = ["plainer", "plainest"]
 
 FINES = (2.0, 8.0, 30.0)
-"""Fines for each device more in a stage, in prices of the dearest split."""
+"""Seconds that are added to a stage's cost for each further device in it, as multiples of the dearest split's."""
 PLAIN = 0.2
-"""The part of `within` that a placement without any splits might cost; half of them fewer may cost half of it."""
+"""A placement without splits may take longer than the cheapest by this part of `within`; one with half as many splits
+as the cheapest, by half of that."""
 FEW_SPLITS = 3
-"""Splits for each device that are not worth a search for fewer."""
+"""No search is made for a placement that has at most so many splits for each device."""
 ROUNDS = 4
 """Solving and planning for one fine, at most; each round's assumed arenas are larger."""
 

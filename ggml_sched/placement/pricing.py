@@ -81,6 +81,7 @@ class Pricer:
         return Price(tuple(compute.tolist()), self._copies(plan, ids, device_of), float(self._split[begun].sum()))
 
     def _copies(self, plan: Plan, ids: _Ids, device_of: NDArray[np.intp]) -> float:
+        """Seconds of a plan's copies and write-backs; `device_of`: for each backend the index of its device."""
         data = plan.data
         listed = data.copies
         made = [listed[c] for _, _, _, inputs in data.splits for c in inputs]

@@ -17,7 +17,7 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
     """The error to raise.
 
     `on_host`: bytes that the host needs in a placement that keeps all other budgets, None if none was found even with
-    an endless host; `arenas`: bytes of all arenas there.
+    a host of endless memory; `arenas`: bytes of all arenas in that placement.
     """
     host = len(devices) - 1
     weights = sum(size for model in models for name, size in model.sizes.items() if model.kinds[name] == "weight")

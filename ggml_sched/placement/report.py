@@ -20,7 +20,7 @@ _MORE = (("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
 def report(fit: Fit) -> str:
-    """The answer in four tables: bytes of devices, kinds of tensors, seconds, and what more memory is worth."""
+    """The answer as text: the verdict, three tables (bytes of devices, kinds of tensors, seconds), and notes."""
     return "\n\n".join([verdict(fit), memory_table(fit), kinds_table(fit), time_table(fit), notes(fit)])
 
 

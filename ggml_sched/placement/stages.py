@@ -1,8 +1,8 @@
 """Stages: the nodes of all graphs of a model, cut where a single activation passes from what is before to the rest.
 
 A vertex is a node that every path from the first to the last activation goes through (an articulation point).  A cut
-is behind a vertex, and all graphs have it: they have read the same residents there.  So stages follow from what reads
-what, not from names or positions: attention and feed-forward of sequential blocks, whole layers where both run in
+is behind a vertex, and all graphs have it: up to there they have read the same residents.  So stages follow from what
+reads what, not from names or positions: attention and feed-forward of sequential blocks, whole layers where both run in
 parallel, one layer of a recurrent model although its states are read early and written late.
 
 Nodes beside these paths: what inputs and caches alone feed belongs to the stage of its first reader, a sink to the
@@ -96,6 +96,7 @@ def _groups(wirings: Sequence[Wiring]) -> list[tuple[int, ...]]:
 
 
 def _cuts(w: Wiring) -> _Cuts:
+    """The vertices of one graph, and the segments that its cuts behind them make."""
     n = len(w)
     last = next((i for i in range(n - 1, -1, -1) if w.root[w.ids[i]] not in w.residents), -1)
     if last < 0:
@@ -166,6 +167,7 @@ def _residents_of(w: Wiring, node: int) -> list[int]:
 
 
 def _model(graphs: tuple[int, ...], wirings: list[Wiring], sizes: dict[str, int]) -> Model:
+    """The model of these graphs; `wirings` are theirs, `sizes` {resident: bytes}."""
     cuts = [_cuts(w) for w in wirings]
     reads = [_reads(w, c) for w, c in zip(wirings, cuts, strict=True)]
     kept = _common(wirings, cuts, reads)

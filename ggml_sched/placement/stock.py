@@ -173,7 +173,8 @@ def stock(fit: Fit, names: Mapping[str, str] | None = None,
             found = _measured(found, compute(found), called)
         if found.fits or not left:      # plans are those of the last search
             break
-        # As much room as llama.cpp's arenas take beyond those of the placement, which excludes it.
+        # Leave free what llama.cpp's arenas take beyond those of this placement, and at least the missing bytes: then
+        # the next search cannot find this placement again.
         more = [max(size - use.left, use.arena - own) if use.left < 0 else size
                 for size, use, own in zip(more, found.memory, at.arenas, strict=True)]
         near = again.search({**layers.pins, **layers.caches_of(layer_of)}, more) if left > ROUNDS_ELSEWHERE else None
@@ -224,6 +225,7 @@ def _described(again: Refits, fit: Fit, layers: _Layers, order: Sequence[str], l
 
 
 def _called(fit: Fit, names: Mapping[str, str]) -> dict[str, str]:
+    """{name of a device of the fit: llama.cpp's name}; `names` as for `stock`."""
     known = [device.name for device in fit.devices]
     for name in names:
         if name not in known:
@@ -303,6 +305,7 @@ class _Layers:
 
 
 def _layer_of(pattern: re.Pattern[str], name: str) -> int:
+    """The number of the layer in a name; PlacementError for a name without one."""
     found = pattern.search(name)
     if found is None:
         raise PlacementError(f"{name!r} does not name its layer as llama.cpp's caches do: cache_k_l0, cache_v_l0, ...")
@@ -361,6 +364,7 @@ def _tokens(graph: Graph) -> int:
 
 
 def _context(graph: Graph, residents: Mapping[str, Tensor]) -> int:
+    """Cells of the KV cache, by the graph's metadata, or else by the extents of its caches."""
     known = graph.meta.get("n_ctx")
     if isinstance(known, int) and known > 0:
         return known
@@ -432,6 +436,7 @@ def _planned(again: Refits, fit: Fit, residents: Mapping[str, str],
 
 
 def _usage(fit: Fit, d: int, residents: Mapping[str, str], plans: Sequence[Plan]) -> StockUsage:
+    """The bytes of device d with these residents, aligned, and with the largest arena of the plans."""
     device = fit.devices[d]
     nbytes = {t.name: t.nbytes for plan in plans for t in plan.graph.tensors if t.resident and t.view_src is None}
     weights = cache = 0

@@ -68,11 +68,11 @@ class _Class:
     patterns: NDArray[np.int8]      # [patterns, free atoms]
     devices: NDArray[np.int8]       # [patterns, atoms], pinned ones included
     memory: NDArray[np.int64]       # [patterns, devices]
-    ins: tuple[int, ...]
+    ins: tuple[int, ...]            # devices that the activation from the stage before may be on
     active: tuple[int, ...]         # graphs with a weight, as indices into the model's
     costs: tuple[Costs, ...]        # of those
     within: tuple[NDArray[np.int64], ...]   # their needs where the inputs of caches last, before and after the stage
-    held_back: NDArray[np.float64]  # [devices] seconds of inputs of a stage whose caches are there, by number of stages
+    held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
     needs: NDArray[np.int64]        # [patterns, devices]
 
 
@@ -149,8 +149,8 @@ class Tables:
     def _states(self, stream: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
         """The combinations of devices for the graphs with a weight of one model.
 
-        With many devices or graphs: those that agree, and those where the graphs that weights are brought over for are
-        on one device and the others on the host.
+        With many devices or graphs: one device for all graphs, and one device for the graphs that weights are brought
+        over for, with the host for the others.
         """
         streams = max(([bool(stream[g]) for g in model.graphs if self.weights[g]] for model in self.models), key=len)
         order = [self._host, *(d for d in range(len(self.devices)) if d != self._host)]
@@ -166,12 +166,14 @@ class Tables:
         return sorted(sorted(others, key=lambda d: -self.devices[d].flops)[:_MAX_BRING])
 
     def _reuses(self, op: str) -> bool:
+        """Whether some device computes an op in place."""
         found = self._reusing.get(op)
         if found is None:
             found = self._reusing[op] = any(device.backend.inplace_sources(op) for device in self.devices)
         return found
 
     def _find_classes(self, stream: Sequence[bool]) -> tuple[_Class, ...]:
+        """The classes of stages of all models; also sets the class and the outline of each stage."""
         classes: dict[tuple[object, ...], int] = {}
         first: list[tuple[int, int]] = []       # of each class its first stage: (model, index of the outline)
         of_stage: list[int] = []
@@ -240,7 +242,7 @@ class Tables:
         return found
 
     def _price_inputs(self, held: Sequence[set[int]]) -> NDArray[np.float64]:
-        """Seconds to copy what is held back to each device, once for each graph [devices]."""
+        """Seconds to copy the inputs of `_held_back` to each device, once for each graph [devices]."""
         total: NDArray[np.float64] = np.zeros(len(self.devices))
         for g, inputs in enumerate(held):
             if inputs and self.weights[g]:
@@ -445,6 +447,8 @@ class Tables:
     def _make_table(self, each: _Class, parts: Sequence[bool], usable: NDArray[np.bool_],
                     allowed: Sequence[NDArray[np.bool_]]) -> tuple[
                         NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
+        """The result of `_table`.  `parts`: for each device whether each stage pays its part of inputs read with
+        caches; `usable`: the patterns that may be used; `allowed`: for each graph the variants within the limits."""
         best, variants = [], []
         for cost, mask in zip(each.costs, allowed, strict=True):
             seconds, chosen = self._best_variant(cost, mask & usable[None, :, None])
@@ -505,7 +509,7 @@ class Tables:
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
         """For each device the seconds by which a path costs less for inputs that are read with caches than one copy of
-        them does: 0 where it has no caches.  `chain` is one without `caches`."""
+        them does: 0 where it has no caches.  Valid for devices for which `caches` of the chain is None."""
         paid: list[list[float]] = [[] for _ in self.devices]
         for choice, c in zip(path, self.classes, strict=True):
             each = self._classes[c]

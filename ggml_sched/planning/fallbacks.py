@@ -39,7 +39,8 @@ class Fallback:
     why: str
     """What of the nodes that backend does not support."""
     seconds: float | None
-    """Seconds that a compute would take less if it did, by the prices of the devices; None without devices."""
+    """Seconds that a compute would take less if `refused_by` supported them, by the prices of the devices; None without
+    devices."""
 
     def __str__(self) -> str:
         more = f" and {len(self.nodes) - _SHOWN} more" if len(self.nodes) > _SHOWN else ""

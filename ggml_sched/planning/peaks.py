@@ -1,9 +1,9 @@
 """What binds the size of each arena: the peaks of its live bytes, and which tensors must shrink together to lower them.
 
 Tensors whose names differ in numbers alone, with equal op, type and extents, are one series: `kq-0` .. `kq-31` of 32
-layers peak one after the other, and only all of them together can lower the arena.  A cap is a set of series of which
-each is needed: without any one of them another peak keeps more of the bytes.  All figures are bytes of live memory, the
-lower bound of the arena; where a plan is `optimal` its arena shrinks by the same.
+layers peak one after the other, and only all of them together can lower the arena.  A cap is a set of series that must
+shrink together: if one of them does not, a peak remains at which more bytes are alive.  All figures are bytes of live
+memory, the lower bound of the arena; where a plan is `optimal` its arena shrinks by the same.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Cap:
-    """Series that bind together: without memory of their own they would lower the live bytes by `saves`.
+    """Series that bind together: if they took no memory, the live bytes would be lower by `saves`.
 
     Each of them is needed: every smaller set of them saves less.
     """
@@ -90,7 +90,7 @@ class ArenaPeaks:
     """The most bytes that are alive at once."""
     peaks: tuple[Peak, ...]
     caps: tuple[Cap, ...]
-    """Those that save most of their number of series; a cap of more series saves more than every one of fewer."""
+    """For each number of series the caps that save most; each saves more than every cap of fewer series."""
 
     def __str__(self) -> str:
         """The peaks and the caps as tables."""
@@ -121,6 +121,7 @@ def peaks_of(plan: Plan) -> tuple[ArenaPeaks, ...]:
 
 
 def _arena(plan: Plan, b: int, owners: Sequence[int]) -> ArenaPeaks:
+    """What binds the arena of backend b; `owners`: the ids that have memory of their own there."""
     data = plan.data
     keys: dict[tuple[str, str, str, tuple[int, ...]], list[int]] = {}
     for i in owners:

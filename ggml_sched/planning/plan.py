@@ -34,6 +34,7 @@ __all__ = ["Copy", "Plan", "Split", "Traffic", "register_plan_methods"]
 
 
 class _Methods(TypedDict, total=False):
+    """The functions that do the work of methods of Plan, by the method's name."""
     facts: Callable[[Plan], Facts]
     save: Callable[[Plan, str | os.PathLike[str]], None]
     verify: Callable[[Plan], None]

@@ -123,6 +123,7 @@ class Planner:
 
     def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
                       held: HeldBytes) -> tuple[Plan, Request] | None:
+        """The adopted plan of an equal graph, and its request; None without one, OutOfMemory if it exceeds a budget."""
         request = Request(graph, self.devices, assigned)
         adopted = self._adopted.get(self._key(graph, request, self.policy))
         if adopted is None:
@@ -157,6 +158,7 @@ class Planner:
         raise excess
 
     def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
+        """The key of a plan in the cache; a planner's policies differ in `stream` alone."""
         limits = tuple([backend.max_buffer_size for backend in self.backends])
         return graph.fingerprint, request.key, policy.stream, limits, self.devices.epoch()
 
@@ -205,6 +207,7 @@ class Planner:
 
 
 def _reserved_key(graph: Graph, request: Request, policy: Policy) -> Key:
+    """What a graph must share with a reserved graph to get its plan by replay."""
     return graph.wiring, request.key, request.groups(policy)
 
 

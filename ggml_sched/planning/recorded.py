@@ -37,8 +37,10 @@ class PlanFile(TypedDict):
     graph: str
     """The fingerprint of the graph, in hexadecimal digits."""
     order: list[int] | None
+    """The plan's order of execution, as positions of nodes in the graph; None: the graph's own."""
     backends: list[BackendDescription]
     needs: list[list[int]]
+    """For each id: 1 if its backend supports it, else 0; the bytes that the backend allocates for it."""
     residents: dict[str, list[Any]]
     """{id: [usage of its buffer, indices of the backends that can read it]}."""
     plan: dict[str, Any]

@@ -40,7 +40,8 @@ ROUNDS, NODES = 4, 100
 SMALL = 300
 """Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""
 NEAR_STOP = 1.01
-"""With little effort runs bound what may become as dear as what is sought: up to this part above the other bound."""
+"""With the effort "few", runs are bounded only if the seconds from which a path is of no use are at most this many
+times the bound by multipliers."""
 TINY = 1e-12
 """Part of the seconds by which sums of the same numbers may differ."""
 
@@ -54,8 +55,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
     search ends: then `path` is None, unless a path below `cutoff` was found.
 
-    `effort`: "few" searches a few labels alone, "some" more of them and does not bound by runs, "all" those of some
-    tenths of a second and counts, "more" and "most" those of up to a second and some seconds.
+    `effort`: "few" searches with few labels; "some" with more of them, and without the bound by runs; "all" with labels
+    for some tenths of a second, and by counts; "more" with labels for up to a second, "most" for some seconds.
 
     `solver`: "own" uses this package alone, "highs" HiGHS for what labels do not prove (the extra `fit`), "auto" the
     latter if it is installed, and for small programs, which take less than a second.
@@ -97,6 +98,7 @@ def is_near(problem: Problem, bound: Bound, path: Ints | None, within: float) ->
 
 
 def is_done(labels: Labels, path: Ints | None, within: float, cutoff: float) -> bool:
+    """Whether the search may end: the bound has reached `cutoff`, or the path is proven to be near the least."""
     return labels.bound.value >= cutoff or is_near(labels.problem, labels.bound, path, within * (1 + TINY) + 2 * TINY)
 
 
@@ -129,7 +131,7 @@ def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: floa
 def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float, most: int | None) -> Ints | None:
     """The best of `path` and of integer programs over counts, with more and more rows; raises the bound's value.
 
-    None is solved that has more than `most` columns.
+    A program of more than `most` columns is not solved.
     """
     problem, bound = labels.problem, labels.bound
     stop = stop_at(problem, path, within, cutoff)
@@ -177,6 +179,7 @@ def distinct(visits: Sequence[Visit], most: int) -> list[Visit]:
 
 
 def answer(problem: Problem, bound: Bound, path: Ints | None) -> Solution:
+    """The Solution with this bound, and with the path if there is one."""
     multipliers = [0.0] * len(problem.all_budgets)
     for device, worth in zip(problem.scarce, bound.multipliers.tolist(), strict=True):
         multipliers[device] = worth

@@ -1,8 +1,9 @@
 # cython: language_level=3
 """The loops of the solver over columns, stages and labels, without the GIL.
 
-Owns no memory: every array is NumPy's, so nothing is left where a call raises.  The callers in this room check shapes
-and ranges.  A label is a path up to some stage: its state, its seconds and its bytes on the scarce devices.
+Owns no memory: every array is NumPy's, so nothing is left where a call raises.  The callers, in this folder, check
+shapes and ranges.  A label is a path up to some stage: its state, its seconds and its bytes on the scarce devices,
+those whose budgets a path may exceed.  Reduced seconds are seconds plus the worth of the bytes at some multipliers.
 """
 
 cimport cython
@@ -44,7 +45,7 @@ cdef int by_state_and_key(const void *a, const void *b) noexcept nogil:
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def undominated(const int64_t[::1] first not None, const int64_t[:, ::1] memory not None):
-    """bool [columns]: whether no earlier column of the group takes no more bytes anywhere.
+    """bool [columns]: False where an earlier, cheaper column of the same group takes no more bytes on any device.
 
     Columns first[g] .. first[g + 1] - 1 are a group, cheapest first.
     """
@@ -162,7 +163,10 @@ cdef int32_t ordered(int64_t *bytes_, int32_t state, const int32_t[:, ::1] swaps
 
 def exchanges(int64_t[::1] bytes_ not None, int32_t state, const int32_t[:, ::1] swaps not None,
               const int32_t[:, ::1] state_swaps not None):
-    """(state, exchanges): what puts equal devices in order, as `labels` does; `bytes_` [scarce] changes in place."""
+    """(state, exchanges): what puts equal devices in order, as `labels` does; `bytes_` [scarce] changes in place.
+
+    `swaps` and `state_swaps` as for `labels`.
+    """
     cdef Py_ssize_t most = bytes_.shape[0] * (bytes_.shape[0] + 1) * (state_swaps.shape[1] + 1)
     made = np.zeros(most, np.int32)
     cdef int32_t[::1] done = made
@@ -253,7 +257,8 @@ cdef class _Stage:
             self.memory[at, row] = memory[row]
 
     cdef void drop(self, Py_ssize_t kept) noexcept nogil:
-        # Keeps `kept` labels: of each state and cell of bytes the one of the lowest bound; cells grow until they do.
+        # Keeps at most `kept` labels: of each state and cell the one of the lowest bound.  A cell is a range of 2^shift
+        # bytes on each scarce device; cells grow until so few labels are left.
         cdef Py_ssize_t at, chosen
         cdef int32_t *slot
         if self.n <= kept:
@@ -352,9 +357,10 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
     Columns ranges[c * states + s] .. are those of class c from state s, by rising `reduced` seconds at the first
     multipliers.  For each row of `multipliers` [rows, scarce] a label's bound is its seconds, its bytes' worth, the
     suffix [rows, stages + 1, states] and the constant of the row.  `least` [stages + 1, states, scarce]: the bytes that
-    the later stages take at least.  At most `width` labels are kept after a stage, of each state and cell of bytes the
-    one of the lowest bound, and so few that about `effort` columns are tried.  No path that fits costs less than the smaller of `bound` and `stop`, unless it is
-    the one returned.  Devices of a pair of `swaps` are equal: `state_swaps` [pairs, states] has a state's counterpart.
+    the later stages take at least.  At most `width` labels are kept after a stage, of each state and range of bytes the
+    one of the lowest bound, and so few that about `effort` columns are tried.  No path that fits costs less than the
+    smaller of `bound` and `stop`, unless it is the one returned.  The two devices of a pair of `swaps` are equal:
+    `state_swaps` [pairs, states] has for each state the one with these devices exchanged.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0], n_bounds = constants.shape[0]
     cdef Py_ssize_t stage, at, row, k, n_labels = 0, best = -1

@@ -1,10 +1,11 @@
 # cython: language_level=3
 """The loops of exchanges, without the GIL: columns of a path replaced by others of their groups, and parts of it.
 
-Owns no memory: every array is NumPy's, so nothing is left where a call raises.  The callers in this room check shapes
-and ranges.  Columns first[g] .. first[g + 1] - 1 are those of group g, by rising `cost`; `memory` [columns, rows] has
-their bytes on the scarce devices.  A path is an array with a column for each stage; equal columns are interchangeable,
-so exchanges are tried once for each column in use.
+Owns no memory: every array is NumPy's, so nothing is left where a call raises.  The callers, in this folder, check
+shapes and ranges.  Columns first[g] .. first[g + 1] - 1 are those of group g, by rising `cost`; `memory` [columns,
+rows] has their bytes on the scarce devices, those whose budgets a path may exceed.  Reduced seconds are seconds plus
+the worth of the bytes at some multipliers.  A path is an array with a column for each stage; equal columns are
+interchangeable, so exchanges are tried once for each column in use.
 """
 
 cimport cython
@@ -92,7 +93,8 @@ cdef class _Path:
         return count > 1
 
     cdef double single(self, double least, int64_t *old, int64_t *new) noexcept nogil:
-        # The exchange of one stage that wins most, and more than `least`: its seconds, or -least.
+        # Finds the exchange of one stage that wins most, and more than `least` seconds; returns the change of the
+        # path's seconds, which is negative, or -least if there is no such exchange.
         cdef Py_ssize_t at, row
         cdef int64_t column, other
         cdef double best = -least, seconds

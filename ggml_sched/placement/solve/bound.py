@@ -1,8 +1,9 @@
 """The bound by multipliers: what no choices within the budgets can undercut.
 
 For multipliers l >= 0, seconds a byte, every choice that fits costs at least the least of cost + l . (bytes - budget)
-over all choices, which a dynamic program over stages and states finds.  Cutting planes choose l (Kelley 1960; for
-constrained paths: Handler and Zang 1980).  Every value is lowered by the largest error that its sums can have.
+over all choices, which a dynamic program over stages and states finds.  The reduced seconds of a column are its cost
+plus l . bytes.  Cutting planes choose l (Kelley 1960; for constrained paths: Handler and Zang 1980).  Every value is
+lowered by the largest error that its sums can have.
 """
 
 from __future__ import annotations

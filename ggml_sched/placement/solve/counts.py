@@ -1,10 +1,10 @@
 """Counts: how often each column is used, as an integer program that does not see the order of equal stages.
 
 Stages of a class are interchangeable, so only counts matter: as many columns of a class as it has stages; what comes
-into a state between two stages goes out of it; bytes within the budgets.  Where one class follows another, the places
-after the one and before the other are the same, however often.  A solution whose columns hang together is an Euler
-trail, which gives the order (Hierholzer 1873); a part that does not hang together is excluded by a row: its columns
-are used only if something comes into it.  Counts bound every path from below.
+into a state between two stages goes out of it; bytes within the budgets.  A place is before or after the stages of a
+class; where one class follows another, the place after the one is the place before the other.  A solution whose columns
+hang together is an Euler trail, which gives the order (Hierholzer 1873); a part that does not hang together is excluded
+by a row: its columns are used only if something comes into it.  Counts bound every path from below.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Program:
 
 
 class Counts:
-    """The integer program of some columns of a problem; then a variable for each state to begin in, and to end in."""
+    """The integer program of some columns of a problem: a variable for each column, for each state to begin in, and for
+    each state to end in."""
 
     def __init__(self, problem: Problem, kept: Ints) -> None:
         self.problem: Problem = problem
@@ -79,7 +80,7 @@ class Counts:
             np.concatenate([stages[number], np.ones(n_begins + states)]))
 
     def path(self, counts: Ints) -> Ints | None:
-        """The columns in an order that the chain can have, by an Euler trail; None if the trail has another."""
+        """The columns in the order of an Euler trail; None if the chain cannot have that order."""
         edges: dict[int, list[int]] = {}
         for variable in np.flatnonzero(counts[:len(self.kept)]).tolist():
             edges.setdefault(int(self.tail[variable]), []).extend([variable] * int(counts[variable]))

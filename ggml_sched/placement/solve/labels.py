@@ -1,9 +1,9 @@
 """Labels: paths stage by stage, those kept that no other beats and that the multipliers' bounds do not rule out.
 
 A constrained shortest path by label setting (Desrochers and Soumis 1988), with the bounds of several multipliers, the
-fewest bytes that later stages take, and columns fixed by their reduced seconds.  Equal devices are kept in the order of
-their bytes, so that only one of several mirrored paths is followed.  At most `width` labels are kept after a stage: the
-bound of those that were dropped says what is proven.
+fewest bytes that later stages take, and without columns whose reduced seconds rule them out.  Equal devices are kept in
+the order of their bytes, so that only one of several mirrored paths is followed.  At most `width` labels are kept after
+a stage: the bound of those that were dropped says what is proven.
 """
 
 from __future__ import annotations

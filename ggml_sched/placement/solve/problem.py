@@ -1,8 +1,8 @@
 """A chain and its budgets as the solver's arrays: checked once, flat, without devices whose budgets cannot bind.
 
 Owns `Problem`.  A column is one use of a class's table: a pattern with a state before and a state after the stage.
-Columns of one class and one pair of states stand together, cheapest first; a path is an array with a column for each
-stage.
+Columns of one class and one pair of states are a group; they stand together, cheapest first.  A path is an array with a
+column for each stage.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class Problem:
         if max(most, default=0) >= LARGEST:
             raise ValueError(f"a path may take {max(most)} bytes on a device; {LARGEST} are too many for the solver")
         self.scarce: list[int] = [device for device, bytes_ in enumerate(most) if bytes_ > self.all_budgets[device]]
+        """The devices whose budgets a path may exceed; the bytes of the others need not be followed."""
         self.budget: Ints = np.array([max(self.all_budgets[device], -1) for device in self.scarce], np.int64)
         self.total: Floats = np.array([most[device] for device in self.scarce], np.float64)
         self.row_of: NDArray[np.int32] = checked_rows(chain, self.scarce, self.n_states)
-        """For each state the scarce device of its streams, -1 where they are elsewhere or on several."""
+        """For each state the row, in `scarce`, of the one device that it has for all graphs; -1 if it has several, or
+        one that is not scarce."""
         self.states: tuple[tuple[int, ...], ...] = tuple(tuple(devices) for devices in chain.devices)
         """For each state its devices; empty where they are not known."""
         self._make_columns(tables)
@@ -86,6 +88,7 @@ class Problem:
         self.bytes: Floats = self.memory.astype(np.float64)
 
     def _firsts(self) -> Ints:
+        """For each group the index of its first column, and at the end the number of columns."""
         counts = np.bincount(self.group, minlength=self.n_classes * self.n_states ** 2)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -136,7 +139,7 @@ def checked_start(chain: Chain) -> Floats:
 
 
 def checked_rows(chain: Chain, scarce: Sequence[int], n_states: int) -> NDArray[np.int32]:
-    """For each state the scarce device that all its devices are, or -1."""
+    """The values of `Problem.row_of`; `scarce`: the scarce devices."""
     if chain.devices and len(chain.devices) != n_states:
         raise ValueError(f"devices of {len(chain.devices)} states, and {n_states} states")
     rows = {device: row for row, device in enumerate(scarce)}

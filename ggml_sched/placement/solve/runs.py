@@ -1,11 +1,11 @@
 """A better bound by multipliers for several scarce devices: of paths of which no run exceeds a budget.
 
-A run is a part of a path, from where the stream enters a scarce device to where it enters another one; what a path
-that fits has on that device in one run keeps the budget.  The bound by multipliers alone mixes paths that have
-everything on one device, several times its budget, and so counts fewer copies and splits than a path that fits has.
-Here such paths are left out: a shortest path with one resource at a time, whose dynamic program keeps labels by state,
-device of the run, and bytes.  Cutting planes choose the multipliers again, half-way between the best found and those
-that promise most.
+A run is a part of a path, from where the stream (the activation that passes from stage to stage) enters a scarce device
+(one whose budget a path may exceed) to where it enters another one; what a path that fits has on that device in one run
+keeps the budget.  The bound by multipliers alone mixes paths that have everything on one device, several times its
+budget, and so counts fewer copies and splits than a path that fits has.  Here such paths are left out: a shortest path
+with one resource at a time, whose dynamic program keeps labels by state, device of the run, and bytes.  Cutting planes
+choose the multipliers again, half-way between the best found and those that promise most.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CELLS, MOST_SLOTS = 128, 1 << 13
-"""Parts of a budget in which one label is kept, and labels of a stage in all, at most."""
+"""Equal parts of a budget, for each of which one label is kept, at most; and the most labels of a stage."""
 VISITS = 20
 """Dynamic programs of one bound, at most."""
 AROUND = (0.7, 1.4)
-"""Multiples of each of the best multipliers of all paths that are tried first."""
+"""Before cutting planes choose multipliers, each of the best ones without runs is tried at these multiples."""
 STEP = 0.5
 """The part of the way from the best multipliers to those that promise most."""
 CLOSE = 2e-5

@@ -85,6 +85,7 @@ class Facts:
     write_backs: dict[int, int]
     """{node that computes into a copy: index of that copy}; it is then written back to the node's own memory."""
     sequence: list[int]
+    """Ids of copies and nodes, in the order in which a compute makes and computes them."""
     assigned: list[int]
     """The backend that computes a node, or holds a leaf or a copy; -1 for a tensor that is not used."""
     home: list[int]
