@@ -1,4 +1,4 @@
-# The C view of _steps.
+# What other compiled modules may use of _steps: its classes, with their fields and methods in C.
 
 from libc.stdint cimport int64_t
 

@@ -144,6 +144,7 @@ class Allocation:
 
     @cached_property
     def _versions(self) -> PlaceVersions:
+        """Which data is in the locations of the steps that are left out while their data does not change (`keeps`)."""
         return PlaceVersions()
 
     @cached_property

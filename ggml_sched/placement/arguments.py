@@ -25,6 +25,7 @@ __all__ = ["Goal", "Graphs", "devices_of", "given_devices", "groups_of", "part_o
 
 Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
 Goal: TypeAlias = "str | Sequence[float] | None"
+"""The arguments `graphs` and `goal` of `fit`."""
 
 PROMPT = 32.0
 """A graph of more operations than this for each byte that it reads and writes has many tokens: to bring weights to a

@@ -21,7 +21,9 @@ from ggml_sched.placement.outline import NODE, Nodes, Outline
 __all__ = ["FEW_ATOMS", "MAX_ATOMS", "Atoms", "find_atoms"]
 
 MAX_ATOMS = 7
+"""The most atoms of a stage that have a choice."""
 FEW_ATOMS = 4
+"""Up to so many atoms with a choice, small routers included, a stage has its small routers as atoms."""
 _SHARE, _CACHE_SHARE = 0.002, 1 / 32
 _FARTHEST = 64      # nodes between a small weight and the atom that it goes with, at most
 

@@ -390,9 +390,11 @@ class Branching:
 
 
     def _by_phases(self, made: Open) -> float:
-        """Another bound of a case: inputs of caches last from the first stage with caches on a device to the last.
+        """Another bound of a case, by how long inputs that are read with caches stay copied on a device: from the first
+        stage with caches there to the last.
 
-        Either the arena has what the case's path needs together with them, or no stage between those two needs so much.
+        For each device the placements are of two kinds: the arena has at least what the case's path needs together with
+        these copies, or no stage from that first to that last one needs so much.  The least bound of both holds.
         """
         [table], [case], [shared] = self.tables, made.cases, made.shared
         candidates, held_at = self.candidates, table.holds_caches

@@ -74,6 +74,7 @@ class Candidates:
         """Seconds for each byte of weights and caches on the host, beside the price."""
         self.best: Found | None = None
         self.worth: tuple[float, ...] = (0.0,) * len(devices)
+        """For each device the seconds that one more byte of it is worth, at the solution of the best."""
 
     @property
     def cutoff(self) -> float:

@@ -102,9 +102,10 @@ def dearer(chain: ChainT, fine: float) -> ChainT:
 def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]]]) -> Chain:
     """A chain whose states also say whether a stage with caches on one device came before, and whether one follows.
 
-    `outer`: the chain of all patterns; `inner`: that of those a stage may have between two with caches on the device;
-    `held`: for both the rows of each class that have caches there.  State `s` of them is `s` before the first such
-    stage, `states + s` from it to the last, `2 * states + s` behind that.
+    `outer`: the chain with all patterns; `inner`: the chain with the patterns that a stage may have between two stages
+    with caches on the device; `held`: for both chains the rows of each class that have caches there.  State `s` of
+    these chains is `s` before the first stage with caches there, `states + s` from it to the last one, and
+    `2 * states + s` behind the last one.
     """
     n = len(outer.start)
     costs, memory = [], []

@@ -1,9 +1,10 @@
 """What an unmodified llama.cpp must be given to place weights and caches as a fit does: `stock(fit)`.
 
-llama.cpp gives each layer a device: first layers to the host, then to its devices, one after the other in their order,
-in the proportions of `-ts`; the output is one more layer at the end.  A layer's caches follow its device.  Weights do,
-too, unless a regular expression (`-ot`) names another device for them.  So weights can be anywhere, and caches wherever
-the order of layers allows; where a fit has them otherwise, the nearest order is taken and the rest fitted to it again.
+llama.cpp gives each layer a device: the first layers to the host, the others then to its devices, one after the other
+in their order, in the proportions of `-ts`; the output is one more layer at the end.  A layer's caches follow its
+device.  Weights do, too, unless a regular expression (`-ot`) names another device for them.  So weights can be
+anywhere, and caches wherever the order of layers allows; where a fit has them otherwise, the nearest order is taken and
+the rest fitted to it again.
 
 Owns the rules of llama.cpp's parameters, nothing of its arithmetic.  All sizes are bytes, times seconds.
 """
@@ -39,8 +40,8 @@ OFFLOADED_ROWS = 32
 MOST_ROUNDS = 5
 """Placements that are tried, at most, until llama.cpp's arenas fit."""
 ROUNDS_ELSEWHERE = 2
-"""How many of these, the last ones, have caches where a search for more room puts them; the others have them where the
-first placement has them."""
+"""In so many of these rounds, the last ones, caches may move to where a search for more room puts them; before that
+they stay where the first placement has them."""
 HOST_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the layers whose caches are on the host, one tried after the other where caches leave no room."""
 PINNED = 1 << 40

@@ -71,7 +71,7 @@ class _Class:
     ins: tuple[int, ...]            # devices that the activation from the stage before may be on
     active: tuple[int, ...]         # graphs with a weight, as indices into the model's
     costs: tuple[Costs, ...]        # of those
-    within: tuple[NDArray[np.int64], ...]   # their needs where the inputs of caches last, before and after the stage
+    within: tuple[NDArray[np.int64], ...]   # `needs` of costs, and the copies of all inputs that are read with caches
     held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
     needs: NDArray[np.int64]        # [patterns, devices]
 
@@ -110,7 +110,8 @@ class Tables:
         self.shared: tuple[tuple[str, ...], ...] = ()
         """Groups of residents that the same several stages read; each group is on one device."""
         self.states: tuple[tuple[int, ...], ...] = self._states(stream)
-        """For each state the devices of the streams of the graphs with a weight."""
+        """For each state, for each graph with a weight, the device of its stream: of the activation that passes from
+        one stage to the next."""
         self._bring = self._bring_to()
         self._reusing: dict[str, bool] = {}
         self._sizes: dict[tuple[str, int], int] = {}
@@ -377,8 +378,8 @@ class Tables:
               limits: Sequence[float] | None = None, within: int = -1) -> TableChain:
         """The chain of all placements without caches on the devices where `caches` is False, with residents that
         several stages read on the devices of `shared` ({name: device}, one name for each group), and arenas of at most
-        `limits` bytes on each device; `within`: a device on which the inputs of caches last before and after each
-        stage.
+        `limits` bytes on each device; `within`: a device where the copies of inputs that are read with caches are alive
+        before and after each stage, -1: none.
 
         Inputs that are read with caches are copied once to each device where `caches` is True: the start costs that.
         Where it is None, as on every device without `caches`, each stage costs its part.  A group that `shared` does
@@ -495,8 +496,8 @@ class Tables:
 
     def needed(self, chain: TableChain, path: Sequence[Choice], within: int = -1) -> list[int]:
         """Bytes that the arena of each device has to hold at least for a path: the most of its stages, in the variants
-        that the path has.  `within`: a device on which the inputs of caches last in all stages without caches there.
-        """
+        that the path has.  `within`: a device where the copies of inputs that are read with caches are alive in all
+        stages without caches there, too; -1: none."""
         most: NDArray[np.int64] = np.zeros(len(self.devices), np.int64)
         for choice, c in set(zip(path, self.classes, strict=True)):
             each, row = self._classes[c], int(chain.rows[c][choice.pattern])

@@ -54,8 +54,7 @@ class Trial:
 
 
 class Trials:
-    """Some graphs with the same residents, on some devices.
-
+    """Some graphs with the same residents, on some devices; `weights`: those of the graphs in the goal.
     `graphs`, `facts`: the copies.  `sizes`: {name of a resident: bytes}.  `unread`: {resident that no node reads: its
     device}, the host unless `_Search` has a pin for it.  Raises GraphError for residents without a name, or of one name
     and different sizes.
@@ -120,6 +119,8 @@ class Trials:
 
     def _plan(self, g: int, residents: Mapping[str, int], nodes: Mapping[Tensor, int] | None,
               room: Sequence[int]) -> Plan:
+        """The plan of graph number g; `nodes`: assigned ones; `room`: the bytes that its arena may take on each device,
+        beyond which it is planned without copies of weights that are kept."""
         graph = self.graphs[g]
         self._move(self.tensors[g], residents, self.backends)
         assigned = {t: self.backends[d] for t, d in (nodes or {}).items()}

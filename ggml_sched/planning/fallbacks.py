@@ -159,7 +159,7 @@ def _why(plan: Plan, node: Tensor, backend: Backend) -> str:
 
 
 def _supports(backend: Backend, node: Tensor, dense: Mapping[int, Type]) -> bool:
-    """Whether a backend supports the node if some sources were contiguous and of these types."""
+    """Whether a backend would support the node with some sources contiguous; `dense`: {slot of a source: its type}."""
     with Context("what if") as ctx:
         given: list[Tensor | None] = []
         for k, source in enumerate(node.src):

@@ -255,6 +255,7 @@ def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase
 
 
 def _compare_backends(old: object, new: list[BackendDescription], where: str) -> None:
+    """Raise PlacementError for the first difference of the given backends, `new`, from those of a file, `old`."""
     if not isinstance(old, list) or not all(isinstance(b, dict) for b in old):
         raise FileFormatError(f"{where}: no list of backends")
     if len(old) != len(new):
@@ -268,6 +269,7 @@ def _compare_backends(old: object, new: list[BackendDescription], where: str) ->
 
 
 def _compare_residents(old: object, new: dict[str, list[Any]], graph: Graph, where: str) -> None:
+    """Raise PlacementError for the first resident with another buffer in the graph, `new`, than in a file, `old`."""
     if not isinstance(old, dict):
         raise FileFormatError(f"{where}: no residents")
     names = {str(i): t.name for i, t in enumerate(graph.tensors)}
@@ -288,6 +290,7 @@ def _buffer_text(found: object) -> str:
 
 
 def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
+    """For a message: the first id for which the results of `_needs` in a file, `old`, and now, `new`, differ."""
     if not isinstance(old, list) or len(old) != len(new):
         return f"there are {len(new)} ids"
     i = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)

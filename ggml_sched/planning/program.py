@@ -222,6 +222,7 @@ def describe(step: Step, name: Named = lambda i: f"id {i}", backend: Named = lam
 
 
 def _where(places: tuple[Place, ...], name: Named, backend: Named) -> str:
+    """In words: the locations of a tensor, or of the slots of a copy."""
     first = places[0]
     chunk = f" buffer {first.chunk}" if first.chunk else ""
     offsets = " or ".join(str(place.offset) for place in places)

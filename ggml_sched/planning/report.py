@@ -291,6 +291,7 @@ def _some(plan: Plan, ids: list[int]) -> str:
 
 
 def _copies(plan: Plan, i: int) -> list[str]:
+    """A line for each copy of tensor i: where it is, before which splits it is made, and what for."""
     data = plan.data
     written_back = dict(data.write_backs)
     splits: dict[int, list[int]] = {}
@@ -346,6 +347,7 @@ def dot(plan: Plan) -> str:
 
 
 def _dot_node(plan: Plan, i: int, names: Sequence[str], colour: dict[Backend, str], grouped: dict[int, int]) -> str:
+    """The Graphviz statement for tensor i; `grouped`: {id of a node: the number of its fusion group}."""
     t = plan.graph.tensors[i]
     b = plan.data.backend_index(i)
     fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]

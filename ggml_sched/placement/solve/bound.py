@@ -38,7 +38,9 @@ class Visit:
     """A bound in seconds."""
     path: Ints
     cost: float
+    """Seconds of the path."""
     memory: Ints
+    """Bytes of the path on each scarce device."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 SCALES = (0.8, 1.25)
 """The best multipliers are used at these multiples, too: for labels that took more bytes than their part, or fewer."""
 NEAREST = 3
-"""So many other multipliers of the best bounds are used."""
+"""Of the multipliers met before, so many with the best bounds are used, too."""
 MOST_KEPT = 1 << 23
 """At most so many labels are kept of all stages together."""
 

@@ -28,7 +28,7 @@ SPLICES = 24
 SCALES = (0.0, 0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
 """Multiples of the best multipliers at which parts are sought."""
 NEAREST = 6
-"""So many other multipliers of the best bounds are used."""
+"""Of the multipliers met before, so many with the best bounds are used, too."""
 
 
 def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:

@@ -324,6 +324,7 @@ class _Execution:
         self.done.add(place)
 
     def copy(self, step: Copy | CopyExperts) -> None:
+        """Make a copy in the real memory; check that what is copied has been computed."""
         facts, place = self.facts, place_of(step, self.turn)
         missing = [s for s in self.producers(step.tensor) if s not in self.done]
         if missing:

@@ -43,6 +43,7 @@ def check_memory(facts: Facts) -> list[Problem]:
 
 
 def _check_ranges(facts: Facts) -> Iterator[Problem]:
+    """The problems of single ids in arenas, and of the live bytes of each backend."""
     for i in range(len(facts.name)):
         if facts.home[i] < 0 or facts.offset[i] < 0 or facts.view_of[i] >= 0:
             continue

@@ -85,6 +85,7 @@ def _rings(step: Step) -> list[tuple[Place, ...]]:
 
 
 def _check_splits(facts: Facts) -> list[Problem]:
+    """Check that the splits cover the nodes in the order of `sequence`, and make copies for their own backend."""
     found = []
     expected, at = [], 0
     for k, split in enumerate(facts.splits):
@@ -109,6 +110,7 @@ def _check_splits(facts: Facts) -> list[Problem]:
 
 
 def _check_nodes(facts: Facts) -> Iterator[Problem]:
+    """Check that each node is on the backend of its split, which supports it, and reads copies of the right layout."""
     for k, split in enumerate(facts.splits):
         for i in facts.nodes[split.start:split.stop]:
             if not facts.computes(i):
@@ -166,6 +168,7 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
 
 
 def _check_run(facts: Facts, k: int, step: Run, nodes: list[int]) -> Iterator[Problem]:
+    """Check that step k computes its nodes on the plan's backend, from and into the memory that the plan gives."""
     for i in nodes:
         what = f"step {k} on {facts.backend(step.backend)} runs {facts.label(i)}"
         if facts.assigned[i] != step.backend:
