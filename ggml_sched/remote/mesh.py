@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from collections import deque
-from itertools import islice
 from pathlib import Path
 
 __all__ = ["Mesh"]
@@ -26,6 +25,10 @@ AT_ONCE = 64
 """Buffers that are given to the system at once."""
 
 
+# An interrupt may come after any call of a system's function, before its result is assigned.  `list.extend(map(...))`
+# keeps the count of bytes in the same step, and a state is replaced as a whole: so no byte is lost or sent twice.
+
+
 class _Incoming:
     """A connection of a peer that sends: `name` is that in its first message, and empty before."""
 
@@ -33,64 +36,71 @@ class _Incoming:
         connection.setblocking(False)
         self.socket = connection
         self.name = ""
-        self._head = bytearray()
-        self._body: bytearray | None = None
-        self._filled = 0
+        self._state: tuple[bytearray, bool, list[int]] = bytearray(LENGTH.size), True, []
+        """What is filled, whether it is the length of a message, and the bytes that have come by each call."""
 
     def receive(self, inbox: deque[bytearray]) -> bool:
         """Take what has come, complete messages into `inbox`; False at the end of the connection."""
         while True:
-            try:
-                if self._body is None:
-                    given = self.socket.recv(LENGTH.size - len(self._head))
-                    self._head += given
-                    n = len(given)
-                    if len(self._head) == LENGTH.size:
-                        size, = LENGTH.unpack(self._head)
-                        if size > MAX_MESSAGE:
-                            return False
-                        self._head, self._body, self._filled = bytearray(), bytearray(size), 0
-                else:
-                    n = self.socket.recv_into(memoryview(self._body)[self._filled :][:PIECE])
-                    self._filled += n
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if self._body is not None and self._filled == len(self._body):
+            target, is_length, taken = self._state
+            filled = sum(taken)
+            if filled < len(target):
+                try:
+                    taken.extend(map(self.socket.recv_into, (memoryview(target)[filled:][:PIECE],)))
+                except BlockingIOError:
+                    return True
+                except OSError:
+                    return False
+                if not taken[-1]:
+                    return False
+            elif is_length:
+                size, = LENGTH.unpack(target)
+                if size > MAX_MESSAGE:
+                    return False
+                self._state = bytearray(size), False, []
+            else:
                 if self.name:
-                    inbox.append(self._body)
+                    inbox.append(target)
                 else:
-                    self.name = bytes(self._body).decode("utf-8", "replace")
-                self._body = None
-            elif n == 0:
-                return False
+                    self.name = target.decode("utf-8", "replace")
+                self._state = bytearray(LENGTH.size), True, []
 
 
 class _Outgoing:
-    """A connection to a peer, on which `name` is sent first; `rest`: what was not sent yet."""
+    """A connection to a peer, on which `name` is sent first."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.rest: deque[memoryview] = deque()
         self.is_watched = False
+        self._state: tuple[tuple[memoryview, ...], list[int]] = (), []
+        """What is to be sent, and how many bytes of it each call has sent."""
         self.add(name.encode())
 
     def add(self, message: bytes | bytearray) -> None:
-        self.rest += (memoryview(LENGTH.pack(len(message))), memoryview(message))
+        self._state = (*self.rest, memoryview(LENGTH.pack(len(message))), memoryview(message)), []
+
+    @property
+    def rest(self) -> tuple[memoryview, ...]:
+        """What was not sent yet."""
+        rest, sent = self._state
+        n, first = sum(sent), 0
+        while first < len(rest) and n >= len(rest[first]):
+            n -= len(rest[first])
+            first += 1
+        rest = rest[first:]
+        if n:
+            rest = rest[0][n:], *rest[1:]
+        self._state = rest, []
+        return rest
 
     def push(self) -> None:
         """Send what the connection takes at once.  OSError if it has ended."""
-        while self.rest:
+        while rest := self.rest:
             try:
-                n = self.socket.sendmsg(islice(self.rest, AT_ONCE))
+                self._state[1].extend(map(self.socket.sendmsg, (rest[:AT_ONCE],)))
             except BlockingIOError:
                 break
-            while self.rest and n >= len(self.rest[0]):
-                n -= len(self.rest.popleft())
-            if n:
-                self.rest[0] = self.rest[0][n:]
 
 
 class Mesh:
@@ -176,13 +186,13 @@ class Mesh:
         except OSError:
             self._lose(to)
             return
-        if outgoing.is_watched != bool(outgoing.rest):
-            outgoing.is_watched = not outgoing.is_watched
-            if outgoing.is_watched:
-                self._watched[outgoing.socket.fileno()] = to
-                self._poll.register(outgoing.socket, select.POLLOUT)
-            else:
-                self._unwatch(outgoing)
+        if outgoing.rest and not outgoing.is_watched:
+            self._watched[outgoing.socket.fileno()] = to
+            self._poll.register(outgoing.socket, select.POLLOUT)
+            outgoing.is_watched = True
+        elif outgoing.is_watched and not outgoing.rest:
+            self._unwatch(outgoing)
+            outgoing.is_watched = False
 
     def _unwatch(self, outgoing: _Outgoing) -> None:
         if self._watched.pop(outgoing.socket.fileno(), None) is not None:
@@ -209,5 +219,4 @@ class Mesh:
         outgoing = self._outgoing.pop(name, None)
         if outgoing is not None:
             self._unwatch(outgoing)
-            outgoing.rest.clear()
             outgoing.socket.close()
