@@ -9,13 +9,14 @@ by different ways.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ggml_sched.errors import BackendError
@@ -56,10 +57,24 @@ def initialized(address: str | None, n_cpus: int) -> bool:
     local = {} if address is not None else {"num_cpus": n_cpus, "include_dashboard": False,
                                             "_system_config": {"worker_niceness": 0}}
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+        ray.init(address, log_to_driver=False, logging_level="ERROR",
+                 runtime_env={"worker_process_setup_hook": _package_import()}, **local)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise BackendError(f"Ray at {address or 'this machine'} does not start or answer: {error}") from error
     return True
+
+
+def _package_import() -> Callable[[], None]:
+    """What each of Ray's processes calls when it starts: it imports the installed package, before Ray puts the driver's
+    folder first on the path, which may be a tree of this package's sources that is not compiled.
+
+    A nested function, because Ray sends such by value: a process without the package says so where an actor starts.
+    """
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ggml_sched")
+
+    return load
 
 
 def _kill(actor: Any) -> None:

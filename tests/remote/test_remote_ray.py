@@ -351,6 +351,16 @@ def test_after_a_shutdown_of_ray_workers_are_lost_and_no_other_ray_starts(local_
     assert not done.stderr
 
 
+def test_workers_import_the_installed_package_where_the_drivers_folder_has_another(local_ray, tmp_path):
+    (tmp_path / "ggml_sched").mkdir()
+    (tmp_path / "ggml_sched" / "__init__.py").write_text("raise ImportError('not compiled')\n", encoding="utf-8")
+    code = ("import ggml_sched as gs\n"
+            "with gs.remote.connect(workers=1, threads=1) as cluster:\n"
+            "    print(cluster.backends[0].name)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["w0:CPU"], done.stderr
+
+
 def test_a_ray_that_does_not_answer_is_a_typed_error(monkeypatch):
     def refused(*_, **__):
         raise ConnectionError("no such host")
