@@ -20,7 +20,7 @@ where results take the memory of what they are the last to read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -232,41 +232,100 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
     id, whose copies are alive before and after the stage.  `native`: where columns would be without the weights that
     are brought over for the stage, each of which may open a split; `brought`: those weights.
     """
-    n = len(nodes.kinds)
-    found = np.zeros((*shape, devices), np.int64)
-    if not n:
-        return found
+    if not len(nodes.kinds):
+        return np.zeros((*shape, devices), np.int64)
     rows, groups = _alive(nodes, column, len(at), lasting, native is not None)
     rows += [row for _, _, row in brought]
-    if n > _POSITIONS:      # each position bounds from below, so that the fullest will do
-        fullest = np.argsort(-np.sum(rows, axis=0), kind="stable")[:_POSITIONS] if rows else np.zeros(0, np.intp)
-        rows = [row[fullest] for row in rows]
+    if not rows:
+        return np.zeros((*shape, devices), np.int64)
+    live = _fullest(np.array(rows, np.float64))
+    if native is None or not brought and all(one is other for one, other in zip(at, native, strict=True)):
+        # Which columns are together decides, not on which device: few of all combinations differ in that.
+        together = _Together(at, sorted(set(column) | {len(at) - 2, len(at) - 1}), shape, devices)
+        held = _held(groups, together.on, together.on, together.pair)
+        return together.spread((np.stack(np.broadcast_arrays(*held), 0).reshape(len(held), -1).T @ live).max(1))
+    found = np.zeros((*shape, devices), np.int64)
     same = _Same(at)
-    kept = [same.kept(key) if isinstance(key, _Kept) else None for key in groups]
     for d in range(devices):
-        on = [a == d for a in at]
-        own = on if native is None else [a == d for a in native]
-        weights, live = [], []
-        for key, condition, row in zip(groups, kept, rows[:len(groups)], strict=True):
-            if isinstance(key, int):
-                held = on[key]
-            elif isinstance(key, _Kept):
-                held = on[key.source] & condition
-            else:
-                held = _any(on, key.before) & _any(on, key.after) if key.before else np.zeros((1, 1), bool)
-                for together, still in key.ahead:
-                    held = held | _all(on, together) & _all(own, still)
-                held = held & ~on[key.source]
-            weights.append(np.broadcast_to(held, shape).reshape(-1))
-            live.append(row)
-        for (to, moved, _), row in zip(brought, rows[len(groups):], strict=True):
-            if to == d:
-                weights.append(np.broadcast_to(moved, shape).reshape(-1))
-                live.append(row)
-        if weights:
-            alive = np.array(weights, np.float64).T @ np.array(live, np.float64)
-            found[..., d] = alive.max(1).reshape(shape)
+        held = _held(groups, [a == d for a in at], [a == d for a in native], same.pair)
+        held += [moved & (to == d) for to, moved, _ in brought]
+        weights = np.array([np.broadcast_to(flags, shape).reshape(-1) for flags in held], np.float64)
+        found[..., d] = (weights.T @ live).max(1).reshape(shape)
     return found
+
+
+def _fullest(live: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of bytes alive [groups, nodes] the nodes at which no group has fewer than at another, and at most `_POSITIONS`:
+    each bounds from below, so that the fullest will do."""
+    live = live[:, np.argsort(-live.sum(0), kind="stable")]
+    kept: list[int] = []
+    for i in range(live.shape[1]):
+        if not (live[:, kept] >= live[:, i, None]).all(0).any():
+            kept.append(i)
+            if len(kept) == _POSITIONS:
+                break
+    return np.ascontiguousarray(live[:, kept])
+
+
+def _held(groups: Sequence[_Group], on: Sequence[NDArray[np.bool_]], own: Sequence[NDArray[np.bool_]],
+          pair: Callable[[int, int], NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
+    """For each group whether its bytes are on a device.  `on`: for each column whether it is there; `own`: the same
+    without weights that are brought over; `pair`: whether two columns are on one device."""
+    found = []
+    for key in groups:
+        if isinstance(key, int):
+            held = on[key]
+        elif isinstance(key, _Kept):
+            held = on[key.source] & key.still(pair)
+        else:
+            held = _any(on, key.before) & _any(on, key.after) if key.before else np.zeros((1, 1), bool)
+            for together, still in key.ahead:
+                held = held | _all(on, together) & _all(own, still)
+            held = held & ~on[key.source]
+        found.append(held)
+    return found
+
+
+class _Together:
+    """The ways in which columns are together on devices, each once: `on` has for each column whether it is in a block
+    [ways, blocks], where a block is what is on one device."""
+
+    def __init__(self, at: Where, used: Sequence[int], shape: tuple[int, int], devices: int) -> None:
+        self._shape, self._devices = shape, devices
+        flat = [np.broadcast_to(at[c], shape).reshape(-1) for c in used]
+        block: list[NDArray[np.int64]] = []         # for each column of `used`, the blocks in the order of columns
+        count = np.zeros(len(flat[0]), np.int64)
+        self._block_of = np.full((len(flat[0]), devices), -1, np.int64)
+        cells = np.arange(len(flat[0]))
+        for here in flat:
+            known = self._block_of[cells, here]
+            fresh = known < 0
+            block.append(np.where(fresh, count, known))
+            self._block_of[cells, here] = block[-1]
+            count += fresh
+        blocks = int(count.max())
+        code = np.zeros(len(cells), np.int64)
+        for each in block:
+            code = code * blocks + each
+        _, first, self._way = np.unique(code, return_index=True, return_inverse=True)
+        self._blocks = blocks
+        ways = {c: each[first] for c, each in zip(used, block, strict=True)}
+        self._ways = ways
+        none: NDArray[np.bool_] = np.zeros((len(first), blocks), bool)
+        self.on: list[NDArray[np.bool_]] = [ways[c][:, None] == np.arange(blocks) if c in ways else none
+                                            for c in range(len(at))]
+
+    def pair(self, one: int, two: int) -> NDArray[np.bool_]:
+        """Whether two columns are in one block [ways, 1]."""
+        found: NDArray[np.bool_] = (self._ways[one] == self._ways[two])[:, None]
+        return found
+
+    def spread(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Values [ways * blocks] as those of each device [patterns, in, devices], 0 where it has no column."""
+        by_block = values.reshape(-1, self._blocks)[self._way.reshape(-1)]
+        found = np.where(self._block_of < 0, 0,
+                         np.take_along_axis(by_block, np.maximum(self._block_of, 0), 1)).astype(np.int64)
+        return found.reshape(*self._shape, self._devices)
 
 
 def _any(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.bool_]:
@@ -321,6 +380,20 @@ class _Kept(NamedTuple):
     """Columns that are not done: if one is on the source's device, it reads the result itself."""
     copied: tuple[_Copied, ...]
 
+    def still(self, pair: Callable[[int, int], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Where the results are still there; `pair`: whether two columns are on one device."""
+        found: NDArray[np.bool_] = np.zeros((1, 1), bool)
+        for c in self.readers:
+            found = found | pair(self.source, c)
+        for to, before, between in self.copied:
+            other = ~pair(between[0], to)
+            for c in between[1:]:
+                other = other | ~pair(c, to)
+            for c in before:
+                other = other & ~pair(c, to)
+            found = found | other & ~pair(self.source, to)
+        return found
+
 
 _Group: TypeAlias = "int | _Copy | _Kept"
 
@@ -337,20 +410,6 @@ class _Same:
         if key not in self._known:
             self._known[key] = self._at[one] == self._at[two]
         return self._known[key]
-
-    def kept(self, key: _Kept) -> NDArray[np.bool_]:
-        """Where results are still there."""
-        found: NDArray[np.bool_] = np.zeros((1, 1), bool)
-        for c in key.readers:
-            found = found | self.pair(key.source, c)
-        for to, before, between in key.copied:
-            other = ~self.pair(between[0], to)
-            for c in between[1:]:
-                other = other | ~self.pair(c, to)
-            for c in before:
-                other = other & ~self.pair(c, to)
-            found = found | other & ~self.pair(key.source, to)
-        return found
 
 
 _Runs: TypeAlias = list[dict[int, _Run]]
