@@ -53,9 +53,9 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
 class Launched(NamedTuple):
     """One launch: its kernel, "module.function", blocks, threads of a block, and bytes read and written.
 
-    `operations`: multiplications and additions of a matrix product, 0 of others; `ahead`: bytes of weights and caches
-    that its blocks ask for before the launches before it have ended, where launches overlap; `asked`: bytes that a warp
-    waits for at once, 0 where that is not known.
+    `operations`: multiplications and additions of matrix products and of attention, 0 of others; `ahead`: bytes of
+    weights and caches that its blocks ask for before the launches before it have ended, where launches overlap;
+    `asked`: bytes that a warp waits for at once, 0 where that is not known.
     """
 
     kernel: str
@@ -151,10 +151,12 @@ def host_calls(make: Source) -> HostCalls:
 def _launched(launch: Launch) -> Launched:
     how = next((found for name, found in READ.items() if launch.kernel.startswith(name)), _views)
     read, written = how(launch)
-    operations = _operations(launch) if how is _matvec else 0
+    operations = _operations(launch) if how is _matvec else _scores(launch) if how is _attention else 0
     ahead, asked = (_ahead(launch), _asked(launch)) if launch.kernel.startswith("matvec") else (0, 0)
     if launch.kernel.startswith("attention"):
         ahead = _cells_ahead(launch)
+    if launch.kernel.startswith("attention_mma"):
+        asked = 2 * 16 * int(launch.args[0][0]["d_k"])      # of keys: its share of 64 cells, as a rule
     return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead,
                     asked)
 
@@ -185,6 +187,8 @@ def _rows_of_a_table(launch: Launch) -> tuple[int, int]:
     views = [arg for arg in launch.args if isinstance(arg, Location)]
     if launch.kernel == "rows.get_rows" or launch.kernel.startswith("packed_rows"):
         return _size(views[2]) + _size(views[1]), _size(views[2])
+    if launch.kernel == "rows.claim_rows":
+        return _size(views[1]), 4 * int(launch.args[3])
     return _size(views[0]) + _size(views[1]), _size(views[0])
 
 
@@ -275,6 +279,15 @@ def _attention(launch: Launch) -> tuple[int, int]:
     mask = int(a["cells"]) * int(a["rows"]) * 2 if launch.args[4] else 0
     out = columns * int(a["d_v"])
     return caches + mask + 4 * columns * int(a["d_k"]) + partial, 4 * out + partial + _rounded(launch.args[9], out)
+
+
+def _scores(launch: Launch) -> int:
+    """Of scores and of values, of the cells that columns see: with a mask as many as a causal one leaves, for the last
+    rows of the cache."""
+    a = launch.args[0][0]
+    rows, cells = int(a["rows"]), int(a["cells"])
+    seen = rows * cells - (rows * (rows - 1) // 2 if launch.args[4] and rows <= cells else 0)
+    return 2 * seen * int(a["group"]) * int(a["matrices"]) * (int(a["d_k"]) + int(a["d_v"]))
 
 
 def _turn_heads(launch: Launch) -> tuple[int, int]:

@@ -30,7 +30,8 @@ __all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "each", "needed_of_tiles", 
 class GPU:
     """A device.  `rate`: bytes a second of its memory, by its data sheet; `large`: the share of that which large reads
     reach; `latency`: seconds of a read under load; `gap`: seconds between two launches of a graph that depend on each
-    other; `tensor`: operations a second of 8-bit integers, without sparsity; `overlaps`: launches may overlap."""
+    other; `tensor`: operations a second of its tensor cores with 8-bit integers, without sparsity, and `half`: with f16
+    and sums in f32; `single`: of its other units in f32; `overlaps`: launches may overlap."""
 
     n_multiprocessors: int
     warps: int
@@ -39,6 +40,8 @@ class GPU:
     latency: float
     gap: float
     tensor: float
+    half: float
+    single: float
     overlaps: bool = False
 
     @property
@@ -48,12 +51,12 @@ class GPU:
 
 
 DEVICES = {
-    "H200": GPU(132, 64, 4.8e12, 0.90, 0.75e-6, 1.0e-6, 1979e12, overlaps=True),
-    "A100": GPU(108, 64, 2.039e12, 0.90, 0.65e-6, 1.2e-6, 624e12),
-    "4090": GPU(128, 48, 1.008e12, 0.92, 0.60e-6, 1.0e-6, 661e12),
-    "3060": GPU(28, 48, 0.36e12, 0.92, 0.60e-6, 1.2e-6, 102e12),
+    "H200": GPU(132, 64, 4.8e12, 0.90, 0.75e-6, 1.0e-6, 1979e12, 989e12, 67e12, overlaps=True),
+    "A100": GPU(108, 64, 2.039e12, 0.90, 0.65e-6, 1.2e-6, 624e12, 312e12, 19.5e12),
+    "4090": GPU(128, 48, 1.008e12, 0.92, 0.60e-6, 1.0e-6, 661e12, 165e12, 82.6e12),
+    "3060": GPU(28, 48, 0.36e12, 0.92, 0.60e-6, 1.2e-6, 102e12, 25.5e12, 12.7e12),
 }
-"""Multiprocessors, rates of memory and of tensor cores are NVIDIA's (H200 SXM, A100 SXM 80 GB, RTX 4090, RTX 3060 of
+"""Multiprocessors, rates of memory and of operations are NVIDIA's (H200 SXM, A100 SXM 80 GB, RTX 4090, RTX 3060 of
 12 GB: data sheets and architecture papers).  Reads of global memory take some 500 cycles on idle devices of these
 generations ("Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", arXiv 2402.13499); about twice as long
 under load is assumed.  `large`: copies of 4.3 TB/s were seen on an H200; those of the other devices, and all of `gap`,
@@ -68,10 +71,10 @@ PUBLISHED = {
 TARGETS = {"H200": 0.6, "A100": 0.75, "4090": 0.8}
 """The share of the copies' rate that a token of llama-2-7b shall reach at 256 rows."""
 
-CHAINS = {"matvec": 2, "mma": 3, "matmul": 3, "norm_rows": 3, "turn_heads": 3, "attention": 5, "choose_experts": 8,
-          "weighted_sum": 2}
+CHAINS = {"matvec": 2, "mma": 3, "matmul": 3, "norm_rows": 3, "turn_heads": 3, "attention": 5, "attention_mma": 7,
+          "choose_experts": 8, "weighted_sum": 2}
 """Accesses to memory, barriers between warps and the like that wait for each other, in times of the latency."""
-BLOCKS = {"matvec": 4, "matvec_plain.packed_q4_0_1": 6, "attention": 4, "mma": 2, "matmul": 2}
+BLOCKS = {"matvec": 4, "matvec_plain.packed_q4_0_1": 6, "attention": 4, "attention_mma": 2, "mma": 2, "matmul": 2}
 """Blocks that fit on a multiprocessor by their launch bounds; others are bounded by its warps."""
 IN_FLIGHT = {"attention": 4 * 16 * 32, "norm_rows": 3 * 8 * 4 * 32, "mma": 4096,
              "matmul": 4096}
@@ -85,15 +88,24 @@ in: assumed."""
 CACHED = 2.0
 """How much faster than from memory weights are read from the cache that all multiprocessors share: assumed."""
 DENSE = 0.5
-"""The share of the tensor cores' rate that tiles reach: assumed."""
+"""The share of the rate of operations that tiles reach, and attention: assumed."""
 LIBRARY = 0.75
 """The share that cuBLAS reaches of that of f16, which is half of that of 8-bit integers: assumed."""
+
+
+def dense(launch: Launched, gpu: GPU) -> float:
+    """Seconds that the operations of a launch take at least; 0 for those that wait for memory in any case."""
+    module = launch.kernel.partition(".")[0]
+    rate = {"mma": gpu.tensor, "attention_mma": gpu.half, "attention": gpu.single, "matmul": gpu.single}
+    found = next((of for name, of in rate.items() if module.startswith(name)), 0.0)
+    busy = min(1.0, launch.blocks / gpu.n_multiprocessors)
+    return launch.operations / (found * DENSE * busy) if found else 0.0
 
 
 def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0) -> float:
     """Of one launch, with the gap before it.  `early`: it has begun when the launch before it ends; `ahead`: bytes that
     it has read until then."""
-    name = family(launch.kernel)
+    name = "attention_mma" if launch.kernel.startswith("attention_mma") else family(launch.kernel)
     warps = max(1, launch.threads // 32)
     held = BLOCKS.get(launch.kernel, BLOCKS.get(name, 1 << 30))
     slots = gpu.n_multiprocessors * min(held, max(1, gpu.warps // warps))
@@ -111,9 +123,8 @@ def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0)
         # Behind whole waves the rest begins one by one as blocks end, so that it costs a latency at most.
         last = time(read * rest / launch.blocks, rest)
         reading += min(last, read * rest / launch.blocks / gpu.copies + gpu.latency) if whole else last
-    on_tensor_cores = launch.operations / (gpu.tensor * DENSE) if name == "mma" else 0.0
     chain = CHAINS.get(name, 2) * gpu.latency / 2
-    return gpu.gap * (EARLY if early else 1.0) + chain + max(reading, n / gpu.copies, on_tensor_cores)
+    return gpu.gap * (EARLY if early else 1.0) + chain + max(reading, n / gpu.copies, dense(launch, gpu))
 
 
 def each(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> list[float]:

@@ -83,11 +83,12 @@ def test_kernels_of_tensor_cores_are_compiled_for_more_devices(tool, compiler, c
     """Where NVRTC knows them: that of CUDA 12.6 has no sm_120."""
     made = []
     compiler.compile = lambda self, name, text, arch, *_: made.append((name, arch.partition("=")[2])) or (True, LOG, 10)
-    for name in ("mma_a.cu", "b.cu"):
+    for name in ("mma_a.cu", "attention_mma.cu", "attention.cu"):
         (tmp_path / name).write_text("")
-    tool.main([str(tmp_path / "mma_a.cu"), str(tmp_path / "b.cu")])
-    assert sorted(made) == [("b.cu", "sm_80"), ("b.cu", "sm_90"), ("mma_a.cu", "sm_80"), ("mma_a.cu", "sm_89"),
-                            ("mma_a.cu", "sm_90")]
+    tool.main([str(path) for path in tmp_path.glob("*.cu")])
+    assert sorted(made) == [("attention.cu", "sm_80"), ("attention.cu", "sm_90"),
+                            *((f"{name}.cu", arch) for name in ("attention_mma", "mma_a")
+                              for arch in ("sm_80", "sm_89", "sm_90"))]
 
 
 def test_equal_sources_are_compiled_once(tool, compiler, tmp_path):
@@ -173,7 +174,7 @@ def breaches(lines: list[str]) -> list[str]:
     waits = [i for i, line in enumerate(lines) if line.startswith("griddepcontrol.wait")]
     if not waits:
         return ["no wait"]
-    memory = re.compile(r"(@%?\w+ )?(ld|st|atom|red|ldu|tex)\b(?!\.(param|shared|local|const))")
+    memory = re.compile(r"(@%?\w+ )?(ld|st|atom|red|ldu|tex|cp)\b(?!\.async\.wait)(?!\.(param|shared|local|const))")
     return [line for i, line in enumerate(lines) if memory.match(line) and (i < waits[0] or ".nc." in line)]
 
 
@@ -183,13 +184,20 @@ WITHOUT_A_WAIT = """
 KERNEL(good)(const float* x, float* y) { WAIT; y[0] = x[threadIdx.x]; }
 KERNEL(never)(const float* x, float* y) { y[0] = x[threadIdx.x]; }
 KERNEL(late)(const float* x, float* y) { float v = x[threadIdx.x]; WAIT; y[0] = v; }
+KERNEL(copies)(const float* x, float* y) {
+    __shared__ __align__(16) float to[4];
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(x));
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    WAIT;
+    y[0] = to[0];
+}
 KERNEL(constant)(const float* __restrict__ x, float* __restrict__ y) { WAIT; y[0] = x[threadIdx.x]; }
 """
 
 
 def test_loads_before_a_wait_are_found(with_nvrtc):
     found = entries_of(with_nvrtc.Nvrtc(with_nvrtc.find_nvrtc()).ptx("f.cu", WITHOUT_A_WAIT, "compute_90"))
-    assert {name for name, lines in found.items() if breaches(lines)} == {"never", "late", "constant"}
+    assert {name for name, lines in found.items() if breaches(lines)} == {"never", "late", "copies", "constant"}
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Flash attention on the device: sizes and types that take different code paths."""
+"""Flash attention on the device, in f32: sizes and types that take different code paths."""
 
 import cupy_kernels
 import numpy as np
@@ -23,7 +23,7 @@ def check_node(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
     """A node of random values, but for `values`, against the oracle, whose result is returned."""
     given = cupy_kernels.leaves(ctx, RNG) | values
     want = cupy_kernels.oracle(ctx, out, given)
-    assert_close(cupy_kernels.compute(ctx, out, given), want)
+    assert_close(cupy_kernels.compute(ctx, out, given, tensor=False), want)
     return want
 
 
@@ -100,7 +100,7 @@ def test_heads_of_a_group_read_a_cell_once(ctx):
     k = ctx.tensor("f16", (128, 4096, 8))
     for heads, blocks in ((64, 8), (32, 8), (128, 16)):
         launch, = cupy_kernels.placed_launches(
-            ctx, [ctx.flash_attn_ext(ctx.tensor("f32", (128, 1, heads)), k, k)]).launches
+            ctx, [ctx.flash_attn_ext(ctx.tensor("f32", (128, 1, heads)), k, k)], tensor=False).launches
         assert launch.grid[0] * launch.grid[2] == blocks
 
 
@@ -124,7 +124,7 @@ def test_work_memory_is_what_is_said(ctx):
     for kind, n_kv in (("f16", 4096), ("q5_1", 300), ("f16", 100)):
         k = ctx.tensor(kind, (64, n_kv, 2))
         node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
-        taken = cupy_kernels.placed_launches(ctx, [node], n_multiprocessors=256).work_size
+        taken = cupy_kernels.placed_launches(ctx, [node], n_multiprocessors=256, tensor=False).work_size
         assert taken <= ops.OPS[node.op].work(node)
 
 

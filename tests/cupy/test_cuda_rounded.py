@@ -229,7 +229,8 @@ def test_bugs_of_the_last_block_are_found(ctx, bug, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cells", [32, 1024])
-@pytest.mark.parametrize(("n", "width", "heads", "kind"), [(1, 64, 2, "f16"), (3, 128, 4, "f16"), (1, 256, 1, "q8_0")])
+@pytest.mark.parametrize(("n", "width", "heads", "kind"), [(1, 64, 2, "f16"), (3, 128, 4, "f16"), (1, 256, 1, "q8_0"),
+                                                         (8, 64, 6, "f16")])
 def test_attention_rounds_for_the_product_behind_it(ctx, n, width, heads, kind, cells):
     """Caches that are split over blocks, and those that are not."""
     q = ctx.tensor("f32", (width, n, heads))

@@ -54,8 +54,10 @@ WELL = {
         "test_columns_between_the_multiples", "test_columns_of_other_types", "test_views_of_a_cache",
         "test_ids_in_a_strided_view", "test_products_have_the_bits_of_ggmls_order",
         "test_chosen_experts", "test_a_feed_forward_of_one_token", "test_gates_and_several_tokens")),
-    "attention": (("cuda_attention", "cuda_ops_of_the_cpu", "cuda_sort", "cuda_values"), (
+    "attention": (("cuda_attention", "cuda_attention_tiles", "cuda_ops_of_the_cpu", "cuda_sort", "cuda_values"), (
         "test_caches", "test_head_sizes", "test_batches_and_unused", "test_long_caches", "test_flash_attention_over",
+        "test_heads_whose_keys", "test_columns", "test_cells", "test_variants", "test_a_mask_between",
+        "test_what_is_not_finite", "test_splits_are_joined",
         "test_soft_max_of_masked_rows", "test_rows_with_nan", "test_diag_mask", "test_rope", "test_rows_of_one_block",
         "test_argmax", "test_top_k")),
     "rows": (("cuda_rows", "cuda_groups"), (
@@ -99,6 +101,12 @@ PLANTED = {
         "sort.cu", "i < n_experts; i += blockDim.x)\n            *(int32_t*)at(order",
         "i <= n_experts; i += blockDim.x)\n            *(int32_t*)at(order", "cuda_routing",
         "test_experts_are_chosen", "heap-buffer-overflow"),
+    "cells behind the last one of a cache": (
+        "attention_mma.cuh", "const bool whole = cell0 + i < end;", "const bool whole = cell0 + i <= end;",
+        "cuda_attention_tiles", "test_cells", "heap-buffer-overflow"),
+    "a cell behind those of a tile": (
+        "attention_mma.cuh", "(values + 9 * pitch)", "(values + 99 * pitch)", "cuda_attention_tiles", "test_columns",
+        "heap-buffer-overflow"),
     "a place that is counted in too few bits": (
         "rows.cu", "if (row < 0 || row >= a.ne[1]) {", "if (row < 0 || (int)row * 4 >= a.ne[1] * 4) {",
         "cuda_rows", "test_an_id_that_names_nothing", "signed integer overflow"),

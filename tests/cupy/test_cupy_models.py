@@ -107,7 +107,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
     arenas grow, so that what had been captured points to memory of before."""
     library = devices.Products()
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
-    monkeypatch.setattr(EmulatedDevice, "has_int8_tiles", False)
+    monkeypatch.setattr(EmulatedDevice, "has_tensor_cores", False)
     turns = [*first, [7], [7], PROMPT, [7], PROMPT, [7]]
 
     def run(backend, seen=lambda tokens: None) -> np.ndarray:
@@ -137,7 +137,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
 def test_exact_products_go_through_no_library(monkeypatch):
     library = devices.Products()
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
-    monkeypatch.setattr(EmulatedDevice, "has_int8_tiles", False)
+    monkeypatch.setattr(EmulatedDevice, "has_tensor_cores", False)
     with gs.CpuBackend(1, kernels="numpy") as oracle, load(BLOCKS, [oracle], n_ctx=64) as model:
         expected = model.eval(PROMPT)
     with devices.backend(exact=True) as cuda, load(BLOCKS, [cuda], n_ctx=64) as model:

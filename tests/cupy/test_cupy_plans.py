@@ -454,7 +454,7 @@ def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use
 def test_products_of_the_library_are_queued_with_the_kernels_and_never_captured(seed, monkeypatch):
     library, device = devices.Products(), devices.device(seed)
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
-    monkeypatch.setattr(EmulatedDevice, "has_int8_tiles", False)
+    monkeypatch.setattr(EmulatedDevice, "has_tensor_cores", False)
     rng, home, ctx = np.random.default_rng(seed), gs.Context("weights"), gs.Context("prompt")
     w, v = home.tensor("q8_0", (64, 32)), home.tensor("f16", (32, 48))
     x = ctx.tensor("f32", (64, 40), "x", input=True)
@@ -487,7 +487,7 @@ def product_of_a_prompt(n: int = 40):
 @pytest.mark.parametrize("n", [1, 40])
 def test_plans_say_what_kernels_need_and_no_kernel_takes_more(n, library, monkeypatch):
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
-    monkeypatch.setattr(EmulatedDevice, "has_int8_tiles", False)
+    monkeypatch.setattr(EmulatedDevice, "has_tensor_cores", False)
     with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cuda, cpu]) as sched:
         w, x, graph = product_of_a_prompt(n)
         sched.set_tensor_backend(graph.nodes[0], cuda)

@@ -91,6 +91,27 @@ KERNEL(products)(const uint32_t* a, const uint32_t* b, int* d, int n) {
         for (int j = 0; j < 4; ++j) z[j] = sum[j];
     }
 }
+KERNEL(products_of_halves)(const uint32_t* a, const uint32_t* b, float* d) {
+    const uint32_t *x = a + 4 * threadIdx.x, *y = b + 2 * threadIdx.x;
+    float* z = d + 4 * threadIdx.x;
+    const uint32_t x4[4] = {x[0], x[1], x[2], x[3]}, y2[2] = {y[0], y[1]};
+    float sum[4] = {z[0], z[1], z[2], z[3]};
+    mma_halves(sum, x4, y2);
+    for (int j = 0; j < 4; ++j) z[j] = sum[j];
+}
+KERNEL(pairs_of_halves)(const float* x, unsigned* y) {
+    y[threadIdx.x] = pack_halves(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
+}
+// Each thread copies 16 bytes, and reads those of the next thread.  `wait`: 2: as it has to; 1: too late; 0: never.
+KERNEL(copies)(const float* x, float* y, int wait, int whole, int to_global) {
+    DYNAMIC_SHARED(float, to);
+    for (int j = 0; j < 4; ++j) to[4 * threadIdx.x + j] = -1.0f;
+    copy_16((to_global ? y : to) + 4 * threadIdx.x, x + 4 * threadIdx.x, (int)threadIdx.x < whole);
+    if (wait == 2) wait_copies();
+    __syncthreads();
+    for (int j = 0; j < 4; ++j) y[4 * threadIdx.x + j] = to[(4 * threadIdx.x + 4 + j) % (4 * blockDim.x)];
+    if (wait == 1) wait_copies();
+}
 KERNEL(half_a_product)(int* d) {
     const uint32_t a[4] = {}, b[2] = {};
     int sum[4] = {};
@@ -261,6 +282,68 @@ def test_products_of_matrices_by_a_warp(bench):
         seen = found
     lanes = seen.reshape(n, warps, 8, 4, 2, 2).transpose(0, 1, 4, 2, 3, 5).reshape(n, warps, 16, 8)
     assert np.array_equal(lanes, want.astype(np.int32))
+
+
+def test_products_of_f16_by_a_warp(bench):
+    """Lanes hold what PTX documents for mma.m16n8k16 with .f16: lane 4 g + t has the pairs t of rows g and g + 8 of a,
+    then the pairs t + 4; of column g of b the pairs t and t + 4; of the result as with integers."""
+    rng, warps = np.random.default_rng(9), 2
+    a, b = (rng.integers(-64, 65, (warps, *of)) / 16 for of in ((16, 16), (16, 8)))     # sums are exact
+    c = rng.integers(-8, 9, (warps, 16, 8)).astype(np.float32)
+    a[0, 0, 0], a[0, 3, 5], b[0, 5, 2] = 2.0**-24, np.inf, 65504       # the least and the largest of f16
+    of_a, of_b = (np.zeros((32 * warps, k), np.uint32) for k in (4, 2))
+    of_d = np.zeros((32 * warps, 4), np.float32)
+    for warp in range(warps):
+        words, columns = (np.ascontiguousarray(m.astype(np.float16)).view(np.uint32) for m in (a[warp], b[warp].T))
+        for g, t in np.ndindex(8, 4):
+            lane = 32 * warp + 4 * g + t
+            of_a[lane] = words[g, t], words[g + 8, t], words[g, t + 4], words[g + 8, t + 4]
+            of_b[lane] = columns[g, t], columns[g, t + 4]
+            of_d[lane] = *c[warp, g, 2 * t:2 * t + 2], *c[warp, g + 8, 2 * t:2 * t + 2]
+    with np.errstate(invalid="ignore"):
+        want = (c + a.astype(np.float32) @ b.astype(np.float32)).astype(np.float32)
+    for order in ORDERS:
+        bench.device.order = order
+        target = bench.up(of_d)
+        bench.run("products_of_halves", 1, 32 * warps, bench.up(of_a), bench.up(of_b), target)
+        found = bench.down(target, np.zeros_like(of_d))
+        found = found.reshape(warps, 8, 4, 2, 2).transpose(0, 3, 1, 2, 4).reshape(warps, 16, 8)
+        np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_two_f32_become_a_word_of_f16(bench):
+    x = np.float32([1.0, -2.5, 65504, 65520, 2.0**-25, 3 * 2.0**-25, np.nan, -np.inf])
+    target = bench.up(np.zeros(4, np.uint32))
+    bench.run("pairs_of_halves", 1, 4, bench.up(x), target)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(bench.down(target, np.zeros(4, np.uint32)).view(np.float16), x.astype(np.float16))
+
+
+def test_copies_to_shared_memory_are_there_when_they_were_waited_for(bench):
+    """And not before; what is not copied whole is 0."""
+    x = np.arange(256, dtype=np.float32)
+    want = np.roll(np.where(x < 160, x, 0), -4)
+    for order in ORDERS:
+        bench.device.order = order
+        for wait in (2, 1):
+            target = bench.up(np.zeros(256, np.float32))
+            bench.run("copies", 1, 64, bench.up(x), target, np.int32(wait), np.int32(40), np.int32(0),
+                      shared=1024)
+            found = bench.down(target, np.zeros(256, np.float32))
+            assert np.array_equal(found, want) if wait == 2 else (found == -1).any()
+
+
+@pytest.mark.parametrize(("to_global", "wait", "shift", "said"), [
+    (0, 0, 0, "has not waited for its copies"), (1, 2, 0, "to memory that is not shared"),
+    (0, 2, 4, "a misaligned address of cp.async")])
+def test_copies_to_shared_memory_that_are_wrong_are_errors(bench, to_global, wait, shift, said):
+    from ggml_sched.backends.cupy.device import DeviceError
+    x, target = bench.up(np.zeros(260, np.float32)), bench.up(np.zeros(256, np.float32))
+    for _ in range(2):                  # what was not waited for does not stay
+        with pytest.raises(DeviceError, match=said):
+            bench.run("copies", 1, 64, np.uint64(x.ptr + shift), target, np.int32(wait), np.int32(64),
+                      np.int32(to_global), shared=1024)
+            bench.down(target, np.zeros(256, np.float32))
 
 
 def test_a_product_of_half_a_warp_is_an_error(bench):

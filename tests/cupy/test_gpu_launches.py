@@ -8,7 +8,7 @@ import gpu_model
 import pytest
 from gpu_launches import Launched, family, graph_of, host_calls, launched
 
-from ggml_sched.backends.cupy.ops import library, matrix
+from ggml_sched.backends.cupy.ops import attention, library, matrix
 
 
 @pytest.mark.parametrize(("model", "rows", "layer", "others"), [
@@ -61,6 +61,16 @@ def test_launches_of_a_layer_of_experts():
                            "matvec", "matvec", "weighted_sum", "norm_rows"]
 
 
+def test_operations_of_attention():
+    """Of the cells that a causal mask leaves: scores and values, a product and a sum each."""
+    for model, heads in (("llama-2-7b", 32), ("llama-3-8b", 32)):
+        found = [launch for launch in launched(graph_of(model, 4096, 4096)) if family(launch.kernel) == "attention"]
+        assert {launch.kernel for launch in found} == {"attention_mma.tiles_128_64"}
+        assert {launch.operations for launch in found} == {2 * 2 * 128 * heads * 4096 * 4097 // 2}
+        one, *_ = (launch for launch in launched(graph_of(model, 256)) if family(launch.kernel) == "attention")
+        assert (one.kernel.partition(".")[0], one.operations) == ("attention", 2 * 2 * 128 * heads * 256)
+
+
 # -- the model of time ----------------------------------------------------------------------------
 
 
@@ -101,6 +111,45 @@ def test_warps_share_rows_nowhere_where_the_model_says_that_it_loses(model, devi
     for a, b in zip(shared, alone, strict=True):
         assert gpu_model.seconds(a, gpu) <= gpu_model.seconds(b, gpu)
     assert gpu_model.token(shared, gpu) <= (1 - gain) * gpu_model.token(alone, gpu)
+
+
+def share_of_attention(found: list[Launched], gpu: gpu_model.GPU) -> float:
+    times = gpu_model.each(found, gpu)
+    return sum(time for launch, time in zip(found, times, strict=True)
+               if family(launch.kernel) == "attention") / sum(times)
+
+
+@pytest.mark.parametrize(("device", "most", "alone"), [
+    ("H200", 0.15, 0.6), ("A100", 0.15, 0.6), ("4090", 0.25, 0.3), ("3060", 0.25, 0.3)])
+def test_attention_of_a_long_prompt_by_the_model(device, most, alone):
+    """The share of the time of 4,096 tokens; `alone`: of the same in f32."""
+    gpu = gpu_model.DEVICES[device]
+    found = launched(graph_of("llama-2-7b", 4096, 4096), gpu.n_multiprocessors)
+    in_f32 = [launch._replace(kernel="attention.half_128_8") if family(launch.kernel) == "attention" else launch
+              for launch in found]
+    assert share_of_attention(found, gpu) < most
+    assert share_of_attention(in_f32, gpu) > alone
+
+
+@pytest.mark.parametrize(("device", "gain"), [("H200", 0.1), ("A100", 0.1), ("4090", -0.03), ("3060", -0.01)])
+def test_heads_of_a_long_cache_are_computed_on_tensor_cores_where_the_model_says_that_it_pays(
+        device, gain, monkeypatch):
+    """`gain`: at least this share of the time of attention, of a llama-3-70b's eight query heads to a key head."""
+    gpu = gpu_model.DEVICES[device]
+    arch, metadata = gpu_launches.MODELS["llama-3-8b"]
+    wide = metadata | {"embedding_length": 8192, "attention.head_count": 64, "block_count": 1}
+    monkeypatch.setitem(gpu_launches.MODELS, "wide", (arch, wide))
+
+    def time() -> tuple[str, float]:
+        one, = (launch for launch in launched(graph_of("wide", attention.MANY_CELLS), gpu.n_multiprocessors)
+                if family(launch.kernel) == "attention")
+        return one.kernel, gpu_model.seconds(one, gpu)
+
+    kernel, on_tensor_cores = time()
+    monkeypatch.setattr(attention, "_tile", lambda node: None)
+    other, in_f32 = time()
+    assert (kernel, other) == ("attention_mma.tiles_128_16", "attention.half_128_8")
+    assert on_tensor_cores < (1 - gain) * in_f32
 
 
 def test_what_tiles_must_reach_for_the_library_to_be_worse():

@@ -98,7 +98,7 @@ class CupyBackend(DeviceQueue):
         return self.work.size
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
-        return work_size(nodes, self.exact, self.blas is not None, self.device.has_int8_tiles)
+        return work_size(nodes, self.exact, self.blas is not None, self.device.has_tensor_cores)
 
     @guarded
     def alloc_buffer(self, size: int) -> DeviceBuffer:

@@ -228,8 +228,8 @@ class Device(ABC):
     """Whether launches may be `early`."""
 
     @property
-    def has_int8_tiles(self) -> bool:
-        """Whether its warps multiply matrices of 8-bit integers as kernels mma_*.cu do: from sm_80 on."""
+    def has_tensor_cores(self) -> bool:
+        """Whether its warps multiply matrices as tensor.cuh does, of 8-bit integers and of f16: from sm_80 on."""
         number = self.arch.removeprefix("sm_")
         return not number.isdigit() or int(number) >= 80
 

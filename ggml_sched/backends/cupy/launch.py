@@ -93,8 +93,8 @@ class Builder:
 
     `name`: the backend's, for errors; `owns(buffer)`: whether kernels may use a buffer; `needed`: nodes whose data is
     read outside of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of
-    "blas.gemm" are possible (see ops/library.py); `tensor`: the device has what kernels mma_*.cu use; `rounded`: nodes
-    whose results products read rounded to 8 bits.  All nodes use the same scratch memory: `work_size` is the largest.
+    "blas.gemm" are possible (see ops/library.py); `tensor`: `Device.has_tensor_cores`; `rounded`: nodes whose results
+    products read rounded to 8 bits.  All nodes use the same scratch memory: `work_size` is the largest.
     """
 
     error: ErrorWord = ErrorWord()

@@ -126,9 +126,9 @@ class DevicePlan:
         builder = Builder(backend.name, owns=backend.supports_buffer,
                           needed=None if self._needed is None else {nodes[i] for i in self._needed},
                           n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact,
-                          blas=backend.blas is not None, tensor=backend.device.has_int8_tiles,
+                          blas=backend.blas is not None, tensor=backend.device.has_tensor_cores,
                           rounded=rounding.results(nodes, backend.exact, backend.blas is not None,
-                                                   backend.device.has_int8_tiles))
+                                                   backend.device.has_tensor_cores))
         group_at = {group[-1]: group for group in self._groups}
         computed_later = {i for group in self._groups for i in group[:-1]}
         staged = staged_leafs(nodes)

@@ -5,6 +5,7 @@
 // lets a warp stop early, too).  Invariant: a barrier that can never open is an error that names the waiting threads
 // and their lines.
 #pragma once
+#include "host_copies.h"
 #include "host_overlap.h"
 
 namespace host_cuda {
@@ -153,7 +154,7 @@ static inline bool run_block(uint64_t n_blocks_done) {
             ran = true;
         }
         for (int i = 0; i < n_warps; ++i) is_done = is_done && warps[i].done == warps[i].alive;
-        if (is_done) return true;
+        if (is_done) return end_copies();
         if (!open_block() && !ran) {
             if (!failed) report_stuck();
             return false;
@@ -200,7 +201,7 @@ static inline int run_grid(unsigned shared) {
         blockIdx.x = static_cast<unsigned>(i % gridDim.x);
         blockIdx.y = static_cast<unsigned>(i / gridDim.x % gridDim.y);
         blockIdx.z = static_cast<unsigned>(i / gridDim.x / gridDim.y);
-        if (!run_block(k)) { drop_fibers(); return 1; }
+        if (!run_block(k)) { drop_fibers(); end_copies(); return 1; }
     }
     for (Fiber* f = idle; f; f = f->next) {
         if (memcmp(f->stack, &GUARD, sizeof GUARD) != 0) {

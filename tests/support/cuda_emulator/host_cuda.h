@@ -1,8 +1,8 @@
 // CUDA C++ as host C++ (g++, C++17): put before a kernel source, which then is compiled as it stands.
 //
-// These files define the part of CUDA that NVRTC offers without headers and kernels may use: no cp.async, no float
-// atomics, no clocks, no printf; and products of matrices by a warp, which are PTX in a source.  HOST_CUDA is defined,
-// so that a source can keep PTX behind a wrapper.  Dynamic shared memory is `DYNAMIC_SHARED(type, name);` (for NVRTC
+// These files define the part of CUDA that NVRTC offers without headers and kernels may use: no float atomics, no
+// clocks, no printf; and products of matrices by a warp and copies to shared memory that go on meanwhile, which are PTX
+// in a source.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic shared memory is `DYNAMIC_SHARED(type, name);` (for NVRTC
 // the source defines that macro itself); arrays that are `__shared__` and dynamic shared memory begin each block full
 // of ones (NaNs).
 //

@@ -17,6 +17,7 @@ struct Attention {
     float scale, softcap, max_bias;            // as ggml's parameters
     int32_t whole, chunk;                      // the largest power of two up to the number of heads (ALiBi); cells that
                                                // a warp takes at once: 16 or 32
+    int32_t m_wide, unused;                    // whether the mask is f16, aligned for loads of 16 bytes
 };
 
 // -- caches -----------------------------------------------------------------------------------------------------------

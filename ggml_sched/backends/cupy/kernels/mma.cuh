@@ -10,23 +10,7 @@
 #pragma once
 
 #include "matmul.cuh"
-
-// d += a b on a warp: a has 16 rows of 32 (16) 8-bit integers, b 8 columns, d 16 x 8.  Lane l has of a the words l % 4
-// (and, of 32, 4 + l % 4) of rows l / 4 and l / 4 + 8; of b those of column l / 4; of d columns 2 (l % 4) and the next
-// of the same rows.
-#ifndef HOST_CUDA
-__device__ __forceinline__ void mma_16_8_32(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_16_8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-#endif
+#include "tensor.cuh"
 
 // What a type's levels need.  OFFSET: what is subtracted from each, in place of a minimum; SCALES: scales (and minima)
 // for each piece of a row.

@@ -1,11 +1,14 @@
-"""Launches of attention.cu: FLASH_ATTN_EXT.
+"""Launches of attention.cu, attention_any.cu and attention_mma.cu: FLASH_ATTN_EXT.
 
 A block computes one, four or eight columns (queries of heads that share a key head) at once, so that a cell is read
-once for them.  Where that gives too few blocks for the device, the cells of the KV cache are divided into splits, a
-block for each; the last one joins their results.  Caches of types that the kernel does not read are decoded first.
+once for them.  Many columns over caches in f16 are computed on tensor cores, 16 or 64 in a block (`exact`: never).
+Where that gives too few blocks for the device, the cells of the KV cache are divided into splits, a block for each; the
+last one joins their results.  Caches of types that no kernel reads are decoded first.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +26,7 @@ ATTENTION = np.dtype([(name, "<i8", 3) for name in "qkvmd"]
                          "d_k", "d_v", "cells", "rows", "group", "heads", "matrices", "splits", "split", "k_kind",
                          "v_kind", "mask_kind", "q0", "k0", "v0", "k_wide", "v_wide")]
                      + [(name, "<f4") for name in ("scale", "softcap", "max_bias")]
-                     + [(name, "<i4") for name in ("whole", "chunk")])
+                     + [(name, "<i4") for name in ("whole", "chunk", "m_wide", "unused")])
 """`struct Attention` of caches.cuh; `q`, `k`, `v`, `m` and `d` are q1, q2, q3 and so on."""
 
 READ = frozenset({Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0})
@@ -36,12 +39,43 @@ LEAST = 256
 """The most cells for which a block for each multiprocessor is enough."""
 BLOCKS = 4
 """Blocks for each multiprocessor, where there are more cells: with fewer there are too few loads in flight."""
+TILE_BLOCKS = 2
+"""The same for blocks of 16 columns on tensor cores."""
 MOST = 256
 """More multiprocessors than this count as so many: work memory is planned for them."""
 MAX_SPLITS = WARPS * max(CHUNKS)
 """The kernels' shared memory has a factor for each split."""
 
+MOST_SHARED = (99 << 10) - 64
+"""Bytes of dynamic shared memory that a block may have on every device from sm_80 on, beside its static variables."""
+RESULTS = 2 * 4 * 64 + WARPS * 2 * 16 * 16 + 4 * WARPS
+"""Bytes of what attention_mma.cuh has in shared memory before the tiles."""
+MOST_FEW = 8
+"""The most columns of a block that computes in f32; more are computed on tensor cores where that is possible."""
+MANY_CELLS = 4096
+"""From so many cells on already more than half as many columns are: where operations in f32 take longer than reading
+the cells on an A100 and an H200, and no device takes longer (bench/gpu_model.py)."""
+WIDE_TILES = 32
+"""More columns than this are computed in blocks of 64, fewer in blocks of 16."""
+
 NONE = np.uint64(0)
+
+
+class Tile(NamedTuple):
+    """What a block of a kernel of attention_mma.cuh has at once: columns, and cells of the cache; for values of up to
+    `size` elements."""
+
+    size: int
+    columns: int
+    cells: int
+
+    def shared(self, node: Tensor, splits: int) -> int:
+        """Bytes of shared memory."""
+        part = -(-node.src[1].ne[0] // 32)
+        pitch = 64 * (part if part % 2 else part + 1)
+        tiles = self.cells * (pitch + 2 * self.size + 16) + (self.columns * pitch if self.size > 128 else 0)
+        return RESULTS + max(tiles, 4 * self.columns * (self.size + 4),
+                             4 * self.columns * MAX_SPLITS if splits > 1 else 0)
 
 
 def _cache(b: Builder, node: Tensor, i: int) -> tuple[Location, Type]:
@@ -74,6 +108,30 @@ def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int, int]:
     return (cells - 1) // (rounds * WARPS * chunk) + 1, rounds * WARPS * chunk, chunk
 
 
+def _tile(node: Tensor) -> Tile | None:
+    """The tile for a node over caches in f16; None: it is computed without tensor cores."""
+    q, k, v = node.src[:3]
+    columns = q.ne[1] * (q.ne[2] // k.ne[2])
+    if columns <= (MOST_FEW if k.ne[1] < MANY_CELLS else MOST_FEW // 2) or k.ne[0] % 8 or v.ne[0] % 8:
+        return None
+    size = next(size for size in (64, 128, 256, 512) if max(k.ne[0], v.ne[0]) <= size or size == 512)
+    wide = columns > WIDE_TILES and size < 512
+    tile = Tile(size, 64 if wide else 16, 64 if size <= 128 or (size == 256 and not wide) else 32)
+    return tile if tile.shared(node, MAX_SPLITS) <= MOST_SHARED else None
+
+
+def _tile_splits(node: Tensor, tile: Tile, n_multiprocessors: int) -> tuple[int, int]:
+    """(number of splits, cells of each), whole tiles."""
+    q, k = node.src[:2]
+    blocks = max(1, -(-q.ne[1] * (q.ne[2] // k.ne[2]) // tile.columns) * k.ne[2] * q.ne[3])
+    tiles = max(1, -(-k.ne[1] // tile.cells))
+    wanted = -(-n_multiprocessors * (1 if tile.columns == 64 or k.ne[1] <= LEAST else TILE_BLOCKS) // blocks)
+    if blocks > N_COUNTERS:
+        wanted = 1
+    each = -(-tiles // max(1, min(wanted, tiles, MAX_SPLITS)))
+    return -(-tiles // each), each * tile.cells
+
+
 def _partial(node: Tensor, splits: int) -> int:
     """Bytes of the splits' results."""
     return 4 * splits * node.n_elements // node.ne[0] * (node.ne[0] + 2)
@@ -83,7 +141,8 @@ def _work(node: Tensor) -> int:
     """Bytes of scratch memory, at most: for as many splits as a large device would get."""
     if node.n_elements == 0:
         return 0
-    splits = _splits(node, MOST)[0]
+    tile = _tile(node)
+    splits = max(_splits(node, MOST)[0], 1 if tile is None else _tile_splits(node, tile, MOST)[0])
     total = 256 + _partial(node, splits) if splits > 1 else 0
     total += scratch_size(*rounding.size(node.n_elements))
     return total + sum(4 * t.n_elements + 256 for t in node.src[1:3] if t.type.is_quantized)
@@ -109,7 +168,11 @@ def _flash(b: Builder, node: Tensor) -> None:
     softcap, group = float_param(node, 2), q.ne[2] // k.ne[2]
     with np.errstate(all="ignore"):
         scale = float_param(node, 0) / softcap if softcap else float_param(node, 0)
-    splits, split, chunk = _splits(node, min(b.n_multiprocessors, MOST))
+    halves = k_kind == v_kind == Type.F16 and k_wide and v_wide and k.ne[0] % 8 == 0
+    tile = _tile(node) if halves and b.tensor and not b.exact and is_multiple(at_v, 16) else None
+    n_multiprocessors = min(b.n_multiprocessors, MOST)
+    splits, split, chunk = (_splits(node, n_multiprocessors) if tile is None
+                            else (*_tile_splits(node, tile, n_multiprocessors), 0))
     a = struct(
         ATTENTION, q=at_q.nb[1:], k=at_k.nb[1:], v=at_v.nb[1:], d=node.nb[1:], q0=at_q.nb[0], k0=at_k.nb[0],
         v0=at_v.nb[0], k_kind=k_kind, v_kind=v_kind, k_wide=k_wide, v_wide=v_wide, d_k=k.ne[0], d_v=v.ne[0],
@@ -125,17 +188,20 @@ def _flash(b: Builder, node: Tensor) -> None:
         location = b.source(node, 3)
         mask_at, a["mask_kind"], a["m"] = location.pointer(), mask.type, location.nb[1:]
         a["heads_of_mask"], a["batches_of_mask"] = mask.ne[2:]
+        a["m_wide"] = mask.type == Type.F16 and is_multiple(location, 16)
     if sinks is not None:
         sinks_at = b.source(node, 4).pointer()
     if splits > 1:
         partial = b.scratch(_partial(node, splits))
     rounded = rounding.beside(b, node)
-    together, _ = _blocks(node)
-    columns, matrices = q.ne[1] * group, k.ne[2] * q.ne[3]
-    halves = k_kind == v_kind == Type.F16 and k_wide and v_wide and k.ne[0] % 8 == 0
-    size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
-    shared = 4 * together * (-(-k.ne[0] // 64) * 64 + WARPS * max(CHUNKS) + size + 2 * WARPS)
-    b.launch(f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}",
-             (-(-columns // together), splits, min(matrices, MAX_GRID)), (32 * WARPS,),
-             a, at_q.pointer(), at_k.pointer(), at_v.pointer(), mask_at, sinks_at, b.pointer(node), partial, Counters(),
+    if tile is not None:
+        kernel, together = f"attention_mma.tiles_{tile.size}_{tile.columns}", tile.columns
+        shared = tile.shared(node, splits)
+    else:
+        together, _ = _blocks(node)
+        size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
+        kernel = f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}"
+        shared = 4 * together * (-(-k.ne[0] // 64) * 64 + MAX_SPLITS + size + 2 * WARPS)
+    b.launch(kernel, (-(-q.ne[1] * group // together), splits, min(k.ne[2] * q.ne[3], MAX_GRID)), (32 * WARPS,), a,
+             at_q.pointer(), at_k.pointer(), at_v.pointer(), mask_at, sinks_at, b.pointer(node), partial, Counters(),
              *rounded, shared=shared)

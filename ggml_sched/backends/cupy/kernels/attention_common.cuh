@@ -1,0 +1,190 @@
+// What the kernels of attention share: columns and their masks, sinks, the results of warps and of splits.
+//
+// A `column` is one query: a row of queries in one of the heads that share a key head.  A `split` is a part of the
+// cells.  A block computes some columns over one split, its warps different cells.  The results of warps are joined in
+// a fixed order, and then those of splits, by the block that ends last of those with the same columns: a counter tells
+// it.  Invariants: a column without any cell is 0; a counter is 0 before and after a launch.
+#pragma once
+
+#include "caches.cuh"
+#include "rounded.cuh"
+
+enum { A_WARPS = 4, MAX_SPLITS = 128 };
+
+// The maximum of scores.  A NaN is ignored here; it still reaches the result, through its weight exp(NaN).
+struct Largest {
+    static __device__ __forceinline__ float of(float a, float b) { return a > b || b != b ? a : b; }
+};
+
+// The factor by which a head multiplies the mask: ALiBi (Press et al. 2021).
+__device__ __forceinline__ float slope_of(const Attention& a, int head) {
+    if (!(a.max_bias > 0.0f)) return 1.0f;
+    const float e = head < a.whole ? (float)(head + 1) / (float)a.whole
+                                   : (float)(2 * (head - a.whole) + 1) / (float)(2 * a.whole);
+    return exp2f(-a.max_bias * e);
+}
+
+// One query, a column: its row of queries, and its query head, one of those that share a key head.
+struct Column {
+    int row, head;
+};
+
+// Column number c of a key head; `matrix`: the number of that key head among those of all batches.
+__device__ __forceinline__ Column column_of(const Attention& a, int matrix, int c) {
+    Column r;
+    r.row = c / a.group;
+    r.head = matrix % a.heads * a.group + c % a.group;
+    return r;
+}
+
+// The mask of a column, a row of it; null where there is none.
+__device__ __forceinline__ const char* mask_of(const Attention& a, const char* mask, int matrix, int c) {
+    const Column at = column_of(a, matrix, c);
+    const uint32_t head = (uint32_t)at.head % (uint32_t)a.heads_of_mask;
+    const uint32_t batch = (uint32_t)(matrix / a.heads) % (uint32_t)a.batches_of_mask;
+    return mask == nullptr ? nullptr : mask + at.row * a.m1 + head * a.m2 + batch * a.m3;
+}
+
+// Sums of weights exp(score - top) are kept relative to the largest score so far, `top`.  Returns the factor by which
+// such a sum is multiplied when `top` changes from `from` to `to`: exp(from - to); both may be -inf.
+__device__ __forceinline__ float carry(float from, float to) { return from == to ? 1.0f : expf(from - to); }
+
+// The weighted sum of values divided by the total of the weights; 0 where there was no cell.
+__device__ __forceinline__ float finished(float sum, float total) {
+    return total != 0.0f || total != total ? sum / total : 0.0f;
+}
+
+// A sink is one more score of a head that has a weight and no value.  Adds it to a column's total, and returns the
+// factor for the column's sums so far.
+__device__ __forceinline__ float with_sink(const float* sinks, int head, float top, float& total) {
+    if (sinks == nullptr) return 1.0f;
+    const float sink = sinks[head], to = sink > top ? sink : top, factor = carry(top, to);
+    total = total * factor + carry(sink, to);
+    return factor;
+}
+
+#define ATTENTION                                                                                                    \
+    Attention a, const char *RESTRICT q, const char *RESTRICT k, const char *RESTRICT v, const char *RESTRICT mask,  \
+        const float *RESTRICT sinks, char *RESTRICT dst, float *RESTRICT partial, unsigned *RESTRICT counters,       \
+        int8_t *RESTRICT rounded, float2 *RESTRICT runs
+#define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial, counters, rounded, runs
+
+// Writes element e of a column's result; and rounded to 8 bits, where `rounded` is not null: then whole warps come here
+// with 32 neighbours.
+__device__ __forceinline__ void store_value(const Attention& a, const Column& at, int batch, int e, float v, char* dst,
+                                            int8_t* rounded, float2* runs) {
+    const int64_t row = at.head * a.d1 + at.row * a.d2 + batch * a.d3;
+    ((float*)(dst + row))[e] = v;
+    if (rounded != nullptr) store_rounded(v, (row >> 2) + e, rounded, runs);
+}
+
+// Where the results of the splits of a column are: for each split the largest score, the total of the weights, and the
+// weighted sum of values.  They are volatile: other blocks write them during the launch.
+__device__ __forceinline__ volatile float* partial_of(const Attention& a, float* partial, int matrix, int column) {
+    return partial + ((int64_t)matrix * a.group * a.rows + column) * a.splits * (a.dv + 2);
+}
+
+// Joins the results of the splits of the block's columns, and writes theirs.  `factors`: [COLUMNS][MAX_SPLITS] of shared
+// memory.
+template <int COLUMNS>
+__device__ __forceinline__ void join_splits(const Attention& a, int matrix, int first, float* partial,
+                                            const float* sinks, char* dst, float* factors, float* tops,
+                                            float* totals, int8_t* rounded, float2* runs) {
+    const int n_columns = a.group * a.rows, lane = threadIdx.x & 31;
+    UNROLL_BY(1)
+    for (int c = threadIdx.x >> 5; c < COLUMNS && first + c < n_columns; c += A_WARPS) {
+        const volatile float* from = partial_of(a, partial, matrix, first + c);
+        float to = -INFINITY, all = 0.0f;
+        UNROLL_BY(1)
+        for (int s = lane; s < a.splits; s += 32) {
+            const float top = from[s * (a.dv + 2)];
+            to = top > to ? top : to;
+        }
+        to = warp_reduce<Largest>(to);
+        UNROLL_BY(1)
+        for (int s = lane; s < a.splits; s += 32) {
+            const float factor = carry(from[s * (a.dv + 2)], to);
+            factors[c * MAX_SPLITS + s] = factor;
+            all += from[s * (a.dv + 2) + 1] * factor;
+        }
+        all = warp_reduce<Sum>(all);
+        const float factor = with_sink(sinks, column_of(a, matrix, first + c).head, to, all);
+        if (lane == 0) {
+            tops[c] = factor;
+            totals[c] = all;
+        }
+    }
+    __syncthreads();
+    UNROLL_BY(1)
+    for (int i = threadIdx.x; i < COLUMNS * a.dv; i += blockDim.x) {
+        const int c = i / a.dv, e = i % a.dv;
+        if (first + c >= n_columns) continue;
+        const volatile float* from = partial_of(a, partial, matrix, first + c) + 2 + e;
+        float x = 0.0f;
+        UNROLL_BY(4)
+        for (int s = 0; s < a.splits; ++s) x += from[s * (a.dv + 2)] * factors[c * MAX_SPLITS + s];
+        const Column at = column_of(a, matrix, first + c);
+        store_value(a, at, matrix / a.heads, e, finished(x * tops[c], totals[c]), dst, rounded, runs);
+    }
+}
+
+// Writes the results of the block's columns, or of its split of the cells, where the last block of these columns joins
+// them.  From WARPS warps with cells of their own: `tops`, `totals`, [WARPS][COLUMNS]: of each column the largest score,
+// and the total of the weights relative to it; `joined`, [COLUMNS][pitch]: the weighted sums of all of them, relative to
+// the largest of all scores.  `factors`: [MAX_SPLITS] for each column, may be the memory of `joined`.
+template <int WARPS, int COLUMNS>
+__device__ __forceinline__ void store_results(const Attention& a, int matrix, int first, const float* joined, int pitch,
+                                              float* tops, float* totals, float* factors, const float* sinks, char* dst,
+                                              float* partial, unsigned* counters, int8_t* rounded, float2* runs) {
+    __shared__ int is_last;
+    const int n_columns = a.group * a.rows;
+    UNROLL_BY(1)
+    for (int i = threadIdx.x; i < COLUMNS * a.dv; i += blockDim.x) {
+        const int c = i / a.dv, e = i % a.dv;
+        if (first + c >= n_columns) continue;
+        float to = -INFINITY, all = 0.0f;
+        for (int w = 0; w < WARPS; ++w) to = tops[w * COLUMNS + c] > to ? tops[w * COLUMNS + c] : to;
+        for (int w = 0; w < WARPS; ++w) all += totals[w * COLUMNS + c] * carry(tops[w * COLUMNS + c], to);
+        const float x = joined[c * pitch + e];
+        const Column at = column_of(a, matrix, first + c);
+        if (a.splits == 1) {
+            const float factor = with_sink(sinks, at.head, to, all);
+            store_value(a, at, matrix / a.heads, e, finished(x * factor, all), dst, rounded, runs);
+            continue;
+        }
+        volatile float* out = partial_of(a, partial, matrix, first + c) + blockIdx.y * (a.dv + 2);
+        out[e + 2] = x;
+        if (e == 0) {
+            out[0] = to;
+            out[1] = all;
+        }
+    }
+    if (a.splits == 1) return;
+    __threadfence();                       // each thread's results are to be seen before the block is counted
+    __syncthreads();
+    if (threadIdx.x == 0)
+        is_last = atomicInc(&counters[matrix * gridDim.x + blockIdx.x], a.splits - 1) == (unsigned)a.splits - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    join_splits<COLUMNS>(a, matrix, first, partial, sinks, dst, factors, tops, totals, rounded, runs);
+}
+
+// -- what is read ahead -----------------------------------------------------------------------------------------------
+
+// Asks for the beginning of a row of `d` elements of a cache, up to four lines of 128 bytes.
+__device__ __forceinline__ void read_row_ahead(const char* row, int d, int kind) {
+    const int bytes = kind == Q8_0 ? d / 32 * 34 : kind == Q4_0 ? d / 32 * 18 : d * (kind == F32 ? 4 : 2);
+    for (int line = 0; line < bytes && line < 512; line += 128) read_ahead(row + line);
+}
+
+// Asks for keys and values of the block before await_inputs(): each thread for those of a cell.  A row that an earlier
+// launch still writes comes with what it writes: what is asked for goes into the cache behind which it is written.
+__device__ __forceinline__ void read_cells_ahead(const Attention& a, const char* k, const char* v) {
+    if (!OVERLAPS) return;
+    const int cell = blockIdx.y * a.split + (int)threadIdx.x, matrix = blockIdx.z;
+    if ((int)threadIdx.x >= a.split || cell >= a.cells || matrix >= a.matrices) return;
+    const int64_t batch = matrix / a.heads, kv = matrix % a.heads;
+    read_row_ahead(k + kv * a.k2 + batch * a.k3 + cell * a.k1, a.d, a.k_kind);
+    read_row_ahead(v + kv * a.v2 + batch * a.v3 + cell * a.v1, a.dv, a.v_kind);
+}
