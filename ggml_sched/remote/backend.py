@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
@@ -30,6 +31,7 @@ class RemoteBuffer(Buffer):
 
     number: int = -1
     _usage_there = "any"
+    _garbage: weakref.finalize[Any, Any] | None = None
 
     def write(self, offset: int, data: memoryview) -> None:
         backend = cast("RemoteBackend", self.backend)
@@ -54,7 +56,9 @@ class RemoteBuffer(Buffer):
         backend.put("init", values_of(tensor, self.number))
 
     def free(self) -> None:
-        cast("RemoteBackend", self.backend).freed(self.number)
+        cast("RemoteBackend", self.backend).freed("free", self.number)
+        if self._garbage is not None:
+            self._garbage.detach()
 
     def _bytes(self) -> dict[str, Any]:
         """The whole buffer as a tensor of bytes."""
@@ -80,14 +84,15 @@ class RemoteEvent(Event):
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class RemoteSplit:
     """A split that a worker has prepared, under a number.  `outputs`: (buffer, offset, size, values) of results that
-    the caller will read."""
+    the caller will read; `garbage`: the finalizer that drops the split."""
 
     number: int
     label: str
     outputs: tuple[tuple[int, int, int, dict[str, Any]], ...]
+    garbage: list[weakref.finalize[Any, Any]]
 
 
 class _Fetched(NamedTuple):
@@ -147,10 +152,16 @@ class RemoteBackend(Backend):
         """The worker's answer to a question; waits for it."""
         return self.session.call(self.worker, ["ask", "answer", question, [*arguments]])["answer"]
 
-    def freed(self, number: int) -> None:
-        """A buffer was closed: free it on the worker."""
+    def freed(self, command: str, number: int) -> None:
+        """A buffer was closed ("free"), or a split is not needed any more ("drop")."""
         if self._is_connected:
-            self.put("free", number)
+            self.put(command, number)
+
+    def _when_garbage(self, thing: object, command: str, number: int) -> weakref.finalize[Any, Any]:
+        """Free what the worker has for `thing` with the next message after it was garbage."""
+        found = weakref.finalize(thing, self.session.released.append, (self.worker, [command, number]))
+        found.atexit = False
+        return found
 
     @property
     def _is_connected(self) -> bool:
@@ -174,10 +185,20 @@ class RemoteBackend(Backend):
 
     def alloc_buffer(self, size: int) -> RemoteBuffer:
         number, size = self.session.new_key(), index(size)
-        self.session.call(self.worker, ["alloc", number, self.device, size, "any"])
-        buffer = RemoteBuffer(self, size)
-        buffer.number = number
+        try:
+            self.session.call(self.worker, ["alloc", number, self.device, size, "any"])
+            buffer = RemoteBuffer(self, size)
+            buffer.number = number
+            buffer._garbage = self._when_garbage(buffer, "free", number)
+        except BaseException:
+            self._give_up("free", number)
+            raise
         return buffer
+
+    def _give_up(self, command: str, number: int) -> None:
+        """Free what the worker may have made for a call that was given up: for the loss of another worker, or by an
+        interrupt."""
+        self.session.released.append((self.worker, [command, number]))
 
     def memory_available(self) -> int | None:
         return cast("int | None", self.ask("memory", self.device))
@@ -330,20 +351,24 @@ class RemoteBackend(Backend):
             groups = [[positions[k] for k in group] for group in groups]
             needed = sorted(positions[k] for k in cast("GraphView", graph).needed if k in positions)
         said = " .. ".join(dict.fromkeys(label(node) for node in (*nodes[:1], *nodes[-1:])))
+        number = self.session.new_key()
         try:
             values, chosen = self._described(nodes)
-            number = self.session.new_key()
             self.session.call(self.worker, ["split", number, self.device, values, chosen, groups, needed])
+            outputs = tuple((_number(node), node.offset, node.nbytes, self._values(node)) for node in nodes
+                            if "output" in node.flags and node.nbytes <= FETCHED)
+            split = RemoteSplit(number, said, outputs, [])
+            split.garbage.append(self._when_garbage(split, "drop", number))
         except BaseException as error:
+            self._give_up("drop", number)
             note_nodes(error, self, nodes)
             raise
-        outputs = tuple((_number(node), node.offset, node.nbytes, self._values(node)) for node in nodes
-                        if "output" in node.flags and node.nbytes <= FETCHED)
-        return RemoteSplit(number, said, outputs)
+        return split
 
     def graph_plan_free(self, plan: Any) -> None:
-        if self._is_connected:
-            self.put("drop", plan.number)
+        self.freed("drop", plan.number)
+        for garbage in plan.garbage:
+            garbage.detach()
 
     def graph_plan_compute(self, plan: Any) -> None:
         self.put("run", plan.number, label=plan.label)

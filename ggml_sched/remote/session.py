@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ SEND_ABOVE = 1 << 22
 """Pending bytes that are sent at once."""
 PATIENCE = 0.25
 """Seconds after which a message without an answer is sent again for the first time."""
+ENDS_WITHIN = 10.0
+"""Seconds that a worker has to free what a session holds, at most the deadline."""
 IN_FLIGHT = 1 << 26
 """Bytes without an answer above which sending waits."""
 
@@ -109,6 +112,11 @@ class Session:
         """Seconds without an answer after which messages are sent again; it doubles."""
         self._status: dict[str, int] | None = None
         """{worker: segments executed}, asked for shortly before the deadline."""
+        self.released: deque[tuple[str, Command]] = deque()
+        """(worker, command) of what is to be freed there, from finalizers: they may run at any instruction of the
+        thread that holds the lock, so they only append."""
+        self._open: set[str] = set()
+        """Workers that have not confirmed that they freed the session."""
         self._noted: list[Callable[[Exception], None]] = []
 
     def add(self, worker: str) -> None:
@@ -169,9 +177,18 @@ class Session:
             if pending.n_bytes > SEND_ABOVE:
                 self.flush()
 
+    def _take_released(self) -> None:
+        """Queue what finalizers have released."""
+        while self.released:
+            worker, command = self.released[0]
+            if worker not in self.lost and not self.closed:
+                self.put(worker, command)
+            self.released.popleft()
+
     def flush(self) -> None:
         """Send what is pending."""
         with self.lock:
+            self._take_released()
             pending, self._pending = self._pending, _Pending()
             if pending.segments:
                 count = self._count
@@ -247,7 +264,8 @@ class Session:
             raise self._lost_error(worker)
 
     def _lost_error(self, worker: str) -> BackendLost:
-        """A new exception for a lost worker: each caller gets its own, with notes of its own."""
+        """A new exception for a lost worker: each caller gets its own, with notes of its own, and none is kept with the
+        frames that it was raised through."""
         lost = self.lost[worker]
         return BackendLost(str(lost), lost.worker, lost.computing)
 
@@ -264,9 +282,9 @@ class Session:
         if not self.is_here:
             return
         with self.lock:
-            if position is None or position > self._count:
+            if position is None or position > self._count or self.released:
                 self.flush()
-                position = self._count
+                position = self._count if position is None else min(position, self._count)
             for number in [n for n in self._sent if n < position]:
                 self._await(number)
 
@@ -297,11 +315,8 @@ class Session:
         if message is not None:
             self._take(message)
             return
-        dead = self.transport.lost()
-        for worker in dead:
-            if worker not in self.lost and worker in self._numbers:
-                self._lose(worker, f"has died: {dead[worker]}")
-                return
+        if self._lose_dead():
+            return
         now = self.transport.now()
         if not self._sent:
             return
@@ -327,16 +342,16 @@ class Session:
             if not answer.session and answer.error is not None:
                 self._error = self._error or error_of(answer.error)
             return
-        if answer.kind == "status":
+        if answer.kind == "close":
+            self._open.difference_update(answer.answers)
+        elif answer.kind == "status":
             if self._status is not None:
                 self._status |= {name: n for name, n in answer.answers.items() if isinstance(n, int)}
-            return
-        sent = self._sent.get(answer.number)
-        if sent is None:
-            return
-        self._put_out(sent, answer)
-        del self._sent[answer.number]       # last: an interrupt before it lets the answer be asked for again
-        self._in_flight -= len(sent.message)
+        elif answer.number in self._sent:
+            sent = self._sent[answer.number]
+            self._put_out(sent, answer)
+            del self._sent[answer.number]       # last: an interrupt before it lets the answer be asked for again
+            self._in_flight -= len(sent.message)
 
     def _put_out(self, sent: _Sent, answer: Envelope) -> None:
         """Take the results of an envelope, or its error."""
@@ -364,6 +379,14 @@ class Session:
         known = self._status or {}
         return next((worker for worker, n, _ in sent.segments if known.get(worker, 0) <= n), sent.route[0])
 
+    def _lose_dead(self) -> bool:
+        """Give up the workers of which the transport knows that they have died; whether there are any new ones."""
+        dead = {worker: why for worker, why in self.transport.lost().items()
+                if worker not in self.lost and worker in self._numbers}
+        for worker, why in dead.items():
+            self._lose(worker, f"has died: {why}")
+        return bool(dead)
+
     def _lose(self, worker: str, why: str) -> None:
         """Give up a worker.  If it has a part in what is queued, all that is queued fails, as the rest may depend on
         it; the next segment of each other worker then says that it need not wait for what was to come before, and frees
@@ -372,12 +395,11 @@ class Session:
                   if name == worker]
         label = next(filter(None, labels), "")
         doing = f" while it computed {label}" if label else ""
-        error = BackendLost(f"worker {worker!r} {why}{doing}", worker, label)
-        self.lost[worker] = error
+        self.lost[worker] = BackendLost(f"worker {worker!r} {why}{doing}", worker, label)
         self.transport.abandon(worker)
         if not labels and all(name != worker for name, _, _ in self._pending.segments):
             return
-        self._error = self._error or error
+        self._error = self._error or self._lost_error(worker)
         frees = [free for sent in self._sent.values() for free in sent.frees]
         frees += [(name, command) for name, commands, _ in self._pending.segments for command in commands
                   if command[0] in FREES]
@@ -397,7 +419,8 @@ class Session:
         return Envelope(kind, self.name, 0, self.epoch, [Segment(worker, 0, [])]).packed()
 
     def close(self) -> None:
-        """Free what the session holds on the workers; idempotent.  Queued work is waited for."""
+        """Free what the session holds on the workers; idempotent.  Queued work is waited for; a worker that does not
+        confirm the end in time is lost."""
         if not self.is_here:
             return
         with self.lock:
@@ -408,5 +431,22 @@ class Session:
             finally:
                 self.closed = True
                 self._give_up()
-                for worker in self._live():
+                self._open = {*self._live()}
+                for worker in self._open:
                     self._post(worker, self._control("close", worker))
+            self._await_ends()
+
+    def _await_ends(self) -> None:
+        now, self._patience = self.transport.now, self._first_patience
+        end = now() + min(self.deadline, ENDS_WITHIN)
+        while self._open and (left := end - now()) > 0:
+            message = self.transport.receive(min(left, self._patience))
+            if message is not None:
+                self._take(message)
+                continue
+            self._lose_dead()
+            self._open.difference_update(self.lost)
+            for worker in self._open:
+                self._post(worker, self._control("close", worker))
+        for worker in self._open:
+            self._lose(worker, "has not confirmed the end of its session")

@@ -80,6 +80,7 @@ class Worker:
         if envelope.kind == "close":
             self.close_session(envelope.session)
             self._closed.append(envelope.session)
+            envelope.answers[self.name] = None
             return self._passed_on(envelope)
         if envelope.session in self._closed:
             return []           # it was late, or came twice

@@ -1,13 +1,16 @@
 """A session after what goes wrong in the driver: values that are none, interrupts and forks."""
 
+import gc
 import os
 import sys
+import weakref
 
 import numpy as np
 import pytest
-from remote_workers import simulated, two_halves
+from remote_workers import products, simulated, two_halves
 
 import ggml_sched as gs
+from ggml_sched import llama
 from ggml_sched.remote.envelope import Envelope, Segment
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import MAX_HELD, Worker
@@ -190,3 +193,153 @@ def test_what_is_freed_after_an_error_in_the_same_message_is_freed():
 def test_what_a_cluster_cannot_have_is_refused_before_anything_starts(how, said):
     with pytest.raises(ValueError, match=said):
         gs.remote.connect(transport="processes", **how)
+
+
+# -- what is dropped or given up --------------------------------------------------------------------
+
+
+def held(cluster):
+    """{worker: (bytes, buffers, splits)} of all sessions."""
+    return {name: (sum(worker.used), sum(len(s.buffers) for s in worker.sessions.values()),
+                   sum(len(s.splits) for s in worker.sessions.values()))
+            for name, worker in cluster.session.transport.handlers.items()}
+
+
+def test_what_becomes_garbage_is_freed_with_the_next_message(ctx):
+    with simulated(2) as cluster:
+        before = held(cluster)
+        for _ in range(2):
+            model = llama.load(llama.small_model(), cluster.backends, n_ctx=64)
+            model.eval([1, 2, 3])
+            del model
+            buffer = cluster.backends[1].alloc_buffer(64)
+            del buffer
+            gc.collect()
+            cluster.backends[0].synchronize()
+            assert held(cluster) == before
+
+
+def test_garbage_collected_in_the_middle_of_the_sessions_own_work_is_freed():
+    """A finalizer may run between any two instructions of a thread that holds the session."""
+    class Cycle:
+        pass
+
+    with simulated(1) as cluster:
+        backend, out, before = cluster.backends[0], bytearray(1), gc.get_threshold()
+        kept = backend.alloc_buffer(64)
+        try:
+            for k in range(300):
+                cycle = Cycle()
+                cycle.itself, cycle.buffer = cycle, backend.alloc_buffer(64)
+                del cycle
+                gc.set_threshold(1 + k % 60, 1, 1)
+                backend.put("clear", kept.number, k % 256)
+                kept.read(0, memoryview(out))
+                gc.set_threshold(*before)
+                assert out[0] == k % 256
+        finally:
+            gc.set_threshold(*before)
+        gc.collect()
+        backend.synchronize()
+        assert held(cluster) == {"w0": (64, 1, 0)}
+        kept.close()
+
+
+@pytest.mark.parametrize("what", ["alloc", "split"])
+def test_what_a_worker_makes_for_a_call_that_is_given_up_is_freed(ctx, what):
+    """Another worker is lost while this one is busy and the call waits for it."""
+    seen = set()
+
+    def cost(worker, message):
+        is_slow = worker.name == "w0" and b'["clear",' in message and message not in seen
+        seen.add(bytes(message))
+        return 9.0 * is_slow
+
+    with simulated(2, deadline=8, cost=cost) as cluster:
+        network, (first, second) = cluster.session.transport, cluster.backends
+        graph, _x, _y, _held = products(ctx, first)
+        slow, other = first.alloc_buffer(64), second.alloc_buffer(64)
+        with gs.Scheduler([first]) as scheduler:
+            scheduler.alloc(graph)
+            before = held(cluster)["w0"]
+            network.begin(Faults(hangs={"w1": network.handled["w1"]}))
+            second.put("clear", other.number, 0)
+            second.flush()
+            first.put("clear", slow.number, 0)
+            first.flush()
+            with pytest.raises(gs.BackendLost, match="'w1' has not answered"):
+                first.alloc_buffer(1 << 10) if what == "alloc" else first.graph_plan_create(graph)
+            first.synchronize()
+            assert held(cluster)["w0"] == before
+        for buffer in (slow, other):
+            buffer.close()
+
+
+@pytest.mark.parametrize("when", range(1, 4))
+def test_what_a_worker_makes_for_a_call_that_is_interrupted_is_freed(when):
+    class Interrupted(SimulatedNetwork):
+        left = -1
+
+        def receive(self, timeout):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return super().receive(timeout)
+
+    network = Interrupted([Worker("w0", [gs.CpuBackend(1)])])
+    with gs.remote.cluster_of(network) as cluster:
+        network.left = when
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(3):
+                cluster.backends[0].alloc_buffer(64).close()
+        cluster.backends[0].synchronize()
+        assert held(cluster) == {"w0": (0, 0, 0)}
+
+
+def test_the_end_of_a_session_is_repeated_until_its_workers_confirm_it():
+    class Deaf(SimulatedNetwork):
+        lost_ends = 3
+
+        def post(self, worker, message, route=()):
+            if Envelope.read(message).kind == "close" and self.lost_ends:
+                self.lost_ends -= 1
+            else:
+                super().post(worker, message, route)
+
+    network = Deaf([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)])
+    with gs.remote.cluster_of(network) as cluster:
+        assert all(worker.sessions for worker in network.handlers.values())
+        cluster.session.close()
+        assert not any(worker.sessions for worker in network.handlers.values())
+        assert not cluster.lost and not network.lost_ends
+
+
+def test_a_worker_that_does_not_confirm_the_end_is_lost_and_closing_ends():
+    with simulated(2, deadline=4) as cluster:
+        network = cluster.session.transport
+        network.begin(Faults(hangs={"w1": network.handled["w1"]}))
+        start = network.now()
+        cluster.session.close()
+        assert network.now() - start == pytest.approx(4)
+        assert [backend.worker for backend in cluster.lost] == ["w1"]
+
+
+def test_a_loss_keeps_nothing_that_its_frames_held_alive():
+    class Held:
+        pass
+
+    def computed(backend):
+        backend.held = Held()
+        kept = backend.__dict__.pop("held")
+        reference.append(weakref.ref(kept))
+        backend.put("clear", 1, 0)
+        backend.synchronize()
+
+    reference = []
+    with simulated(2, deadline=4) as cluster:
+        network = cluster.session.transport
+        network.begin(Faults(deaths={"w1": network.handled["w1"]}))
+        with pytest.raises(gs.BackendLost):
+            computed(cluster.backends[1])
+        gc.collect()
+        assert reference[0]() is None
