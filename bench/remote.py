@@ -11,6 +11,7 @@ measured on a simulated network with a clock of its own, so its row is exact; th
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -51,19 +52,19 @@ def chain(backends: tuple[gs.Backend, ...], n: int) -> tuple[gs.Graph, gs.Tensor
     return gs.Graph(ctx.set_output(y)), x, y, [ctx, *held]
 
 
-def messages_a_token(n: int) -> int:
-    """Messages of a compute over `n` workers."""
+def messages_a_token(n: int, tied: bool) -> tuple[int, int]:
+    """Messages of a token of a llama over `n` workers, after the first token: their median, and the most, of a token
+    with which attention reads more rows of the cache, so that workers are asked about kinds of nodes."""
     network = remote.SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(n)])
-    with remote.cluster_of(network) as cluster:
-        graph, x, y, _held = chain(cluster.backends, 64)
-        with gs.Scheduler(cluster.backends) as scheduler:
-            for _ in range(2):
-                scheduler.alloc(graph)
-                x.set(np.ones((1, 64), np.float32))
-                before = sum(network.carried.values())
-                scheduler.compute(graph, wait=False)
-                y.numpy()
-        return sum(network.carried.values()) - before
+    with remote.cluster_of(network) as cluster, \
+            llama.load(llama.random_llama(tied=tied), cluster.backends, n_ctx=256) as model:
+        model.eval([1, 2, 3])
+        taken = []
+        for k in range(TOKENS + 1):
+            before = sum(network.carried.values())
+            model.eval([5 + k])
+            taken.append(sum(network.carried.values()) - before)
+        return int(np.median(taken[1:])), max(taken[1:])
 
 
 def pipelining(n: int = 4) -> float:
@@ -177,7 +178,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a GGUF file (default: a random model of 160M parameters)")
     parser.add_argument("--transports", nargs="+", default=["processes", "ray"], choices=["processes", "ray"])
     args = parser.parse_args()
-    rows = [[f"messages a token, {n} workers", f"<= {n + 1}", str(messages_a_token(n))] for n in (1, 2, 3)]
+    rows = []
+    for n, tied in itertools.product((1, 2, 3), (False, True)):
+        usual, most = messages_a_token(n, tied)
+        rows.append([f"messages a token of a model{', tied weights,' if tied else ''} over {n} workers "
+                     f"(each 32 tokens: {most})", f"<= {n + 1}", str(usual)])
     rows.append(["4 prompts over 2 simulated workers, links of 1 ms: one by one / queued", ">= 1.6",
                  f"{pipelining():.2f}"])
     folder = tempfile.TemporaryDirectory()

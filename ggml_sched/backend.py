@@ -39,8 +39,10 @@ node itself and each of `node.src` have a `buffer` of this backend and an `offse
 
 `supports_op`, `offload_op` and `alloc_size` are not called for each node: their results are cached (support cache) for
 all nodes with the same op, parameters, type, extents and strides, and the same types, extents and strides of sources.
-They may depend on nothing else.  A backend whose results change later must increase its `answers_version`.  A backend
-whose results depend on more sets `answers_version` to None; then they are called for every node of every plan.
+They may depend on nothing else.  `expect_queries` is called with the nodes of the calls that follow, for a backend that
+asks another process about all of them at once.  A backend whose results change later must increase its
+`answers_version`.  A backend whose results depend on more sets `answers_version` to None; then they are called for
+every node of every plan.
 
 A backend that computes several nodes faster as one kernel returns such fusion groups from `fusion_groups`, which is
 called before a graph is planned.  `GraphView.groups` has those that the plan uses; it is empty where nodes are computed
@@ -204,6 +206,8 @@ class Backend(BackendBase):
     * `takes_at_once`: `set_tensor_async` copies its data before it returns, so the caller may change or free them then.
     * `has_memory`: its addresses are those of real memory; False for dry backends, whose data can not be read.
     * `kv_padding`: the number of rows of a KV cache that attention reads is rounded up to a multiple of this.
+    * `worker`: the name of the process that computes for it, where that is another one: to go from one worker to
+      another costs a message.
     * `work_held`: bytes of work memory that it has allocated so far (see `work_size`); budgets count it.
     * `failed`: (how many waits for queued work have raised its error, the last message); see `note_failure`.  If the
       number has grown since a compute was queued, the results of that compute are not valid.
@@ -218,6 +222,7 @@ class Backend(BackendBase):
     takes_at_once: bool = False
     has_memory: bool = True
     kv_padding: int = 32
+    worker: str | None = None
     work_held: int = 0
     failed: tuple[int, str] = (0, "")
 

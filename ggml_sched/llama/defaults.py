@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ggml_sched.placement.answer import Fit
     from ggml_sched.placement.devices import Device
 
-__all__ = ["NAMES", "Place", "PlaceLike", "as_fit", "checked_place", "default_backend", "named_backends",
+__all__ = ["NAMES", "Place", "PlaceLike", "are_apart", "as_fit", "checked_place", "default_backend", "named_backends",
            "spread_layers"]
 
 NAMES = ("cpu", "cuda", "ggml")
@@ -75,7 +75,7 @@ def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = Tru
 
     The tensors after the last layer are on the last backend, and those that all layers share on the first.  The
     embedding is on the last one, too: the output matrix may be the same tensor (`is_tied`), and a host reads rows of it
-    where they are.  Where the matrix is another one and no backend is a host, it is on the first.
+    where they are.  Where the matrix is another one and the last backend is no host, it is on the first.
     """
     first = backends[0] if not is_tied and not backends[-1].is_host else backends[-1]
 
@@ -87,6 +87,12 @@ def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = Tru
         return backends[-1] if name.startswith("output") else backends[0]
 
     return place
+
+
+def are_apart(backends: Sequence[Backend]) -> bool:
+    """Whether the first and the last layer are on different workers, so that an embedding on the last one would cost
+    each token a message of its own."""
+    return backends[0].worker != backends[-1].worker and not backends[-1].is_host
 
 
 def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> Place:

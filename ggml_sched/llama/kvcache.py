@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ggml_sched._graph import Context, Tensor, Type
-from ggml_sched.backend import Backend, Buffer
+from ggml_sched._graph import Context, Tensor, Type, bind_resident
+from ggml_sched.backend import Backend, Buffer, tensor_copy
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.defaults import Place
 from ggml_sched.llama.hparams import Hparams
@@ -59,6 +59,7 @@ class KVCache:
         self.v: list[Tensor | None] = []
         self.r: list[Tensor | None] = []
         self.s: list[Tensor | None] = []
+        self._rows: dict[tuple[str, int], Tensor] = {}
         self.contexts: dict[Backend, Context] = {}
         self.buffers: dict[Backend, Buffer] = {}
         try:
@@ -185,8 +186,23 @@ class KVCache:
             t.backend.set_tensor(t, np.ascontiguousarray(state, np.uint8), self._at(t, row))
 
     def copy_state(self, a: int, b: int) -> None:
-        """Copy the states of sequence a to sequence b."""
-        self.write_state(b, self.read_state(a))
+        """Copy the states of sequence a to sequence b, within the memory of each backend."""
+        for t in self._states():
+            src, dst, backend = self._row(t, a), self._row(t, b), t.backend
+            t.touch()
+            if not (backend.asynchronous and backend.concurrent_copies and backend.cpy_tensor_async(src, dst)):
+                tensor_copy(src, dst)
+
+    def _row(self, t: Tensor, row: int) -> Tensor:
+        """One row of a state tensor, as a tensor of its own."""
+        found = self._rows.get((t.name, row))
+        if found is None:
+            with Context() as scratch:
+                plain = scratch.tensor(t.type, (t.ne[0],))
+                found = self._rows[t.name, row] = self.contexts[t.backend].restore(
+                    "NONE", plain.type, plain.ne, plain.nb, name=f"{t.name} {row}")
+            bind_resident(found, self.buffers[t.backend], t.offset + self._at(t, row))
+        return found
 
     def _states(self) -> list[Tensor]:
         return [t for pair in zip(self.r, self.s, strict=True) for t in pair if t is not None]
@@ -205,7 +221,7 @@ class KVCache:
         for ctx in self.contexts.values():
             ctx.close()
         self.buffers, self.contexts = {}, {}
-        self.k, self.v, self.r, self.s = [], [], [], []
+        self.k, self.v, self.r, self.s, self._rows = [], [], [], [], {}
 
 
 def type_of(kv_type: Type | str) -> Type:

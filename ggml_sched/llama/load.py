@@ -7,18 +7,19 @@ llama_model_load_from_file and llama_init_from_model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, cast
 
-from ggml_sched._graph import Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.backend import Backend
+from ggml_sched.errors import OutOfMemory
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
-from ggml_sched.llama.defaults import PlaceLike, as_fit, checked_place, default_backend, spread_layers
+from ggml_sched.llama.defaults import Place, PlaceLike, are_apart, as_fit, checked_place, default_backend, spread_layers
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hints import unknown_argument
 from ggml_sched.llama.hparams import Hparams
@@ -28,7 +29,7 @@ from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.weights import Weights, load_weights
 
 if TYPE_CHECKING:
-    from ggml_sched.llama.gguf import Source
+    from ggml_sched.llama.gguf import GGUFFile, Source
     from ggml_sched.placement.answer import Fit
 
 __all__ = ["load"]
@@ -95,10 +96,35 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
             is_tied = "output.weight" not in file.tensors
-            at = checked_place(where or spread_layers(backends, hparams.n_layer, is_tied), backends)
-            weights = load_weights(file, arch.weights(hparams), at, use_mmap, progress)
-            undo.callback(weights.close)
+            runner_at = partial(_runner_at, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
+                                policy, fit, use_mmap, progress)
+            runner = None
+            if where is None and is_tied and are_apart(backends):
+                with suppress(OutOfMemory):     # of the matrix that is there twice
+                    runner = runner_at(spread_layers(backends, hparams.n_layer, is_tied=False),
+                                       {"output.weight": "token_embd.weight"})
+            if runner is None:
+                runner = runner_at(checked_place(where or spread_layers(backends, hparams.n_layer, is_tied), backends))
+            undo.callback(runner.close)
             metadata = file.metadata
+        n_ctx, n_batch = runner.cache.n_ctx, runner.n_batch
+        again = None if hasattr(path, "read") else partial(
+            _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
+            use_mmap=use_mmap)
+        model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
+        undo.pop_all()
+        return model
+
+
+def _runner_at(file: GGUFFile, arch: architectures.Architecture, hparams: Hparams, backends: Sequence[Backend],
+               n_ctx: int, n_batch: int, kv_type: Type, n_seq: int, flash: bool | None, policy: str, fit: Fit | None,
+               use_mmap: bool, progress: Callable[[int, int], object] | None, at: Place,
+               twins: Mapping[str, str] | None = None) -> Runner:
+    """A runner with the weights of a file and an empty cache, which are placed by `at`, and memory for its graphs.
+    `twins`: see `load_weights`."""
+    with ExitStack() as undo:
+        weights = load_weights(file, arch.weights(hparams), at, use_mmap, progress, twins=twins)
+        undo.callback(weights.close)
         n_ctx = n_ctx or trained_context(hparams, kv_type, backends)
         n_states = Runner.n_states(hparams, n_seq)
         cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or bool(flash))
@@ -106,16 +132,11 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         if flash is None and not has_flash(arch, hparams, weights, cache):
             cache.close()
             cache = KVCache(hparams, n_ctx, at, kv_type, n_states)
-        n_batch = min(n_batch, n_ctx)
-        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, n_batch, fit)
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, min(n_batch, n_ctx), fit)
         undo.callback(runner.scheduler.close)
         runner.reserve()
-        again = None if hasattr(path, "read") else partial(
-            _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
-            use_mmap=use_mmap)
-        model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
         undo.pop_all()
-        return model
+        return runner
 
 
 def _load_again(path: Source, backends: Sequence[Backend], **settings: Any) -> Model:
@@ -137,7 +158,13 @@ def _checked_backends(backends: object) -> tuple[Backend, ...]:
 def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
     """Whether the backend that holds each layer's cache supports the node of flash attention that this model needs."""
     graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
-    return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
+    nodes: dict[Backend, list[Tensor]] = {}
+    for node in graph.nodes:
+        if node.op == "FLASH_ATTN_EXT":
+            nodes.setdefault(node.src[1].backend, []).append(node)
+    for backend, asked in nodes.items():
+        backend.expect_queries(asked)
+    return all(backend.supports_op(node) for backend, asked in nodes.items() for node in asked)
 
 
 def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend]) -> int:

@@ -12,8 +12,8 @@ memory of the file's pages is released meanwhile, so that the weights do not tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -78,18 +78,20 @@ class Weights:
 
 
 def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: bool = True,
-                 progress: Progress | None = None, ignored: Iterable[str] = ()) -> Weights:
+                 progress: Progress | None = None, ignored: Iterable[str] = (),
+                 twins: Mapping[str, str] | None = None) -> Weights:
     """Find, check, place and load the tensors `specs` of a file.
 
-    `ignored`: patterns ("*.bias") of tensors of the file that are not loaded.  With `progress` mapped weights are read
-    into memory, too; without it they are read at their first use.
+    `twins`: {name of a tensor that the file does not have: the one whose bytes it has}.  `ignored`: patterns ("*.bias")
+    of tensors of the file that are not loaded.  With `progress` mapped weights are read into memory, too; without it
+    they are read at their first use.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
     """
     weights = Weights()
     try:
-        groups = _group(file, specs, place, (*IGNORED, *ignored))
+        groups = _group(file, specs, place, (*IGNORED, *ignored), twins or {})
         report = _Report(progress, sum(info.nbytes for members in groups.values() for info in members))
         for backend, members in groups.items():
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
@@ -130,14 +132,16 @@ class _Report:
             self.progress(self.done, self.total)
 
 
-def _group(file: GGUFFile, specs: Iterable[Spec], place: Place,
-           ignored: tuple[str, ...]) -> dict[Backend, list[TensorInfo]]:
+def _group(file: GGUFFile, specs: Iterable[Spec], place: Place, ignored: tuple[str, ...],
+           twins: Mapping[str, str]) -> dict[Backend, list[TensorInfo]]:
     """{backend: the tensors of the file that it will hold}, after comparing the file with `specs`."""
     groups: dict[Backend, list[TensorInfo]] = {}
     known = set()
     for spec in specs:
         known.add(spec.name)
         info = file.tensors.get(spec.name)
+        if info is None and spec.name in twins:
+            info = replace(file.tensors[twins[spec.name]], name=spec.name)
         if info is None:
             if spec.required:
                 raise FileFormatError(f"{file.name}: no tensor {spec.name!r}, which this architecture needs")

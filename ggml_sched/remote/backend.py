@@ -11,6 +11,7 @@ import hashlib
 import os
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from statistics import median
@@ -84,15 +85,21 @@ class RemoteEvent(Event):
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class RemoteSplit:
-    """A split that a worker has prepared, under a number.  `outputs`: (buffer, offset, size, values) of results that
-    the caller will read; `garbage`: the finalizer that drops the split."""
+    """A split of a worker, under a number.
+
+    `values`: its nodes and fusion groups, as the worker gets them before it first computes the split; `registered`: in
+    which epoch of the session that was, as what is queued when something fails is not executed.  `outputs`: (buffer,
+    offset, size, values) of results that the caller will read.
+    """
 
     number: int
     label: str
+    values: tuple[Any, ...]
     outputs: tuple[tuple[int, int, int, dict[str, Any]], ...]
-    garbage: list[weakref.finalize[Any, Any]]
+    registered: int | None = None
+    garbage: weakref.finalize[Any, Any] | None = None
 
 
 class _Fetched(NamedTuple):
@@ -121,13 +128,14 @@ class RemoteBackend(Backend):
                  name: str | None = None) -> None:
         super().__init__(f"{worker}:{facts['name']}" if name is None else name, facts["alignment"])
         self.session = session
-        self.worker = worker
+        self.worker: str = worker
         self.device = device
         self.facts = facts
         self.max_buffer_size: int | None = facts["max_buffer_size"]
         self.kv_padding: int = facts["kv_padding"]
         self.has_memory: bool = facts["has_memory"]
-        self._inplace: dict[str, int] = {}
+        self._answered: weakref.WeakKeyDictionary[Tensor, list[Any]] = weakref.WeakKeyDictionary()
+        """Answers of the worker's backend about nodes that were expected to be asked about."""
         self._fetched: list[_Fetched] = []
         """Outputs of the splits computed last, since when nothing else was queued here."""
         session.on_failure(self.note_failure)
@@ -201,15 +209,11 @@ class RemoteBackend(Backend):
         self.session.released.append((self.worker, [command, number]))
 
     def memory_available(self) -> int | None:
-        return cast("int | None", self.ask("memory", self.device))
+        return cast("int | None", self.ask("memory", self.device)) if self.facts["bounded"] else None
 
     def alloc_size(self, tensor: Tensor) -> int:
-        if not self.facts["sizes"]:
-            return super().alloc_size(tensor)
-        try:
-            return int(self.ask("size", self.device, self._described((tensor,))[0]))
-        except PlacementError:
-            return super().alloc_size(tensor)
+        found = self._answers(tensor) if self.facts["sizes"] else None
+        return super().alloc_size(tensor) if found is None else int(found[2])
 
     @property
     def work_held(self) -> int:     # type: ignore[override]  # only the worker changes it
@@ -234,25 +238,36 @@ class RemoteBackend(Backend):
     def _described(self, nodes: Iterable[Tensor]) -> tuple[list[dict[str, Any]], list[int]]:
         return described(nodes, self._place)
 
+    def expect_queries(self, nodes: Sequence[Tensor]) -> None:
+        asked = []
+        for node in nodes:
+            if node not in self._answered and (node.computes or self.facts["sizes"]):
+                with suppress(PlacementError):      # elements that overlap: see layout_values
+                    asked.append((node, described((node,), lambda buffer: None)[0]))
+        answers = self.ask("kinds", self.device, [values for _, values in asked]) if asked else []
+        self._answered.update(zip((node for node, _ in asked), answers, strict=True))
+
+    def _answers(self, node: Tensor) -> list[Any] | None:
+        """Whether the worker's backend supports a node, whether it offers to compute it with weights of the host, and
+        its size; None for a node whose layout does not travel."""
+        found = self._answered.get(node)
+        if found is None:
+            self.expect_queries((node,))
+            found = self._answered.get(node)
+        return found
+
     def supports_op(self, node: Tensor) -> bool:
-        try:
-            values, _ = described((node,), lambda buffer: None)
-        except PlacementError:
-            return False        # elements that overlap: see layout_values
-        return bool(self.ask("supports", self.device, values))
+        found = self._answers(node)
+        return found is not None and bool(found[0])
 
     def offload_op(self, node: Tensor) -> bool:
         if not self.facts["offloads"]:
             return super().offload_op(node)
-        try:
-            return bool(self.ask("offloads", self.device, described((node,), lambda buffer: None)[0]))
-        except PlacementError:
-            return False
+        found = self._answers(node)
+        return found is not None and bool(found[1])
 
     def inplace_sources(self, op: str) -> int:
-        if op not in self._inplace:
-            self._inplace[op] = int(self.ask("inplace", self.device, op))
-        return self._inplace[op]
+        return int(self.facts["inplace"].get(op, 0))
 
     def fusion_groups(self, graph: Graph) -> list[tuple[int, ...]]:
         if not self.facts["fuses"]:
@@ -351,26 +366,27 @@ class RemoteBackend(Backend):
             groups = [[positions[k] for k in group] for group in groups]
             needed = sorted(positions[k] for k in cast("GraphView", graph).needed if k in positions)
         said = " .. ".join(dict.fromkeys(label(node) for node in (*nodes[:1], *nodes[-1:])))
-        number = self.session.new_key()
         try:
             values, chosen = self._described(nodes)
-            self.session.call(self.worker, ["split", number, self.device, values, chosen, groups, needed])
-            outputs = tuple((_number(node), node.offset, node.nbytes, self._values(node)) for node in nodes
-                            if "output" in node.flags and node.nbytes <= FETCHED)
-            split = RemoteSplit(number, said, outputs, [])
-            split.garbage.append(self._when_garbage(split, "drop", number))
-        except BaseException as error:
-            self._give_up("drop", number)
+        except PlacementError as error:
             note_nodes(error, self, nodes)
             raise
-        return split
+        outputs = tuple((_number(node), node.offset, node.nbytes, self._values(node)) for node in nodes
+                        if "output" in node.flags and node.nbytes <= FETCHED)
+        return RemoteSplit(self.session.new_key(), said, (self.device, values, chosen, groups, needed), outputs)
 
     def graph_plan_free(self, plan: Any) -> None:
-        self.freed("drop", plan.number)
-        for garbage in plan.garbage:
-            garbage.detach()
+        if plan.garbage is not None:
+            self.freed("drop", plan.number)
+            plan.garbage.detach()
 
     def graph_plan_compute(self, plan: Any) -> None:
+        epoch = self.session.epoch
+        if plan.registered != epoch:
+            if plan.garbage is None:
+                plan.garbage = self._when_garbage(plan, "drop", plan.number)
+            self.put("split", plan.number, *plan.values, label=plan.label)
+            plan.registered = epoch
         self.put("run", plan.number, label=plan.label)
         for buffer, offset, size, values in plan.outputs:
             out, key = Out(memoryview(bytearray(size))), self.session.new_key()

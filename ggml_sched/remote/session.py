@@ -148,7 +148,9 @@ class Session:
         `label`: what it computes, for errors; `gives`, `needs`: the number of a block that it reads for another worker,
         or has from another.  Raises BackendLost for a lost worker.
 
-        A command joins the last segment of its worker, unless a block that it needs is read in a later one."""
+        A command joins the last segment of its worker, unless a block that it needs is read in a later one.  Then it
+        takes the commands of that segment with it, if no block is read for another worker there: so inputs that the
+        host writes for the last worker before it computes on the first cost no message of their own."""
         self._check_process(worker)
         with self.lock:
             self._check(worker)
@@ -162,8 +164,12 @@ class Session:
                 pending.splits.add((worker, command[1]))
             at = pending.last.get(worker, -1)
             if at < 0 or needs is not None and pending.read_in.get(needs, -1) > at:
-                at = pending.last[worker] = len(pending.segments)
-                pending.segments.append((worker, [], []))
+                before, at = at, len(pending.segments)
+                moves = before >= 0 and before not in pending.read_in.values()
+                pending.segments.append(pending.segments[before] if moves else (worker, [], []))
+                pending.last[worker] = at
+                if moves:
+                    pending.segments[before] = worker, [], []
             pending.segments[at][1].append(command)
             if label:
                 pending.segments[at][2].append(label)
@@ -221,6 +227,8 @@ class Session:
         segments, said, numbers = [], [], dict(self._numbers)
         acked: dict[str, int] = {}
         for worker, commands, labels in pending.segments:
+            if not commands:
+                continue        # they were moved to a later segment
             n = numbers[worker]
             numbers[worker] += 1
             # No segment of this envelope is answered yet, the earlier ones of this worker among them.

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggml_sched._graph import Context, Graph, Tensor, new_buffer
-from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
+from ggml_sched._graph import Context, Graph, Tensor, new_buffer, op_names
+from ggml_sched.backend import Backend, Buffer, GraphView, note_nodes, tensor_copy
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
 from ggml_sched.remote.envelope import DIGEST, DRIVER, FREES, Envelope, Segment, error_values
 from ggml_sched.remote.messages import MessageError, fields_of, natural, text
@@ -281,8 +281,7 @@ class Worker:
                groups: Any, needed: Any) -> None:
         number = natural(number, "the number of a split")
         _, backend = self._backend(device)
-        if number in session.splits:
-            raise MessageError(f"split {number} exists")
+        self._drop(session, number)     # the driver does not know what it had of it before something failed
         ctx = Context("split")
         _, chosen = self._nodes(session, values, nodes, ctx)
         for node in chosen:
@@ -292,7 +291,11 @@ class Worker:
             if not node.computes or not backend.supports_op(node):
                 raise UnsupportedOp(f"backend {backend.name!r} of worker {self.name!r} does not compute {node!r}")
         view = GraphView(chosen, *_groups(groups, needed, len(chosen)))
-        plan = backend.graph_plan_create(view)
+        try:
+            plan = backend.graph_plan_create(view)
+        except Exception as error:
+            note_nodes(error, backend, chosen)
+            raise
         session.splits[number] = _Split(backend, view, plan, frozenset(v["at"][0] for v in values if "at" in v), ctx)
 
     def _drop(self, session: _Session, number: int) -> None:
@@ -321,10 +324,11 @@ class Worker:
     def describe(self) -> list[dict[str, Any]]:
         """What a driver needs to know about each backend."""
         return [{"name": b.name, "alignment": b.alignment, "max_buffer_size": b.max_buffer_size,
-                 "kv_padding": b.kv_padding, "has_memory": b.has_memory,
+                 "kv_padding": b.kv_padding, "has_memory": b.has_memory, "bounded": self.available(k) is not None,
                  "sizes": _overrides(b, "alloc_size"), "work": _overrides(b, "work_size"),
-                 "fuses": _overrides(b, "fusion_groups"), "offloads": _overrides(b, "offload_op")}
-                for b in self.backends]
+                 "fuses": _overrides(b, "fusion_groups"), "offloads": _overrides(b, "offload_op"),
+                 "inplace": {op: sources for op in op_names() if (sources := b.inplace_sources(op))}}
+                for k, b in enumerate(self.backends)]
 
     def _hello(self, session: _Session) -> list[dict[str, Any]]:
         return self.describe()
@@ -368,20 +372,17 @@ class Worker:
             raise MessageError("no tensor")
         return made[-1]
 
-    def _supports(self, session: _Session, device: Any, values: Any) -> bool:
-        ctx = Context("question")
-        return bool(self._backend(device)[1].supports_op(self._node(session, values, ctx)))
-
-    def _offloads(self, session: _Session, device: Any, values: Any) -> bool:
-        ctx = Context("question")
-        return bool(self._backend(device)[1].offload_op(self._node(session, values, ctx)))
-
-    def _size(self, session: _Session, device: Any, values: Any) -> int:
-        ctx = Context("question")
-        return int(self._backend(device)[1].alloc_size(self._node(session, values, ctx)))
-
-    def _inplace(self, session: _Session, device: Any, op: Any) -> int:
-        return int(self._backend(device)[1].inplace_sources(text(op, "an op")))
+    def _kinds(self, session: _Session, device: Any, nodes: Any) -> list[list[Any]]:
+        """For each node whether the backend supports it, offers to compute it with weights of the host, and its size;
+        leafs have a size alone."""
+        _, backend = self._backend(device)
+        found = []
+        for values in fields_of(nodes, "nodes"):
+            ctx = Context("question")
+            node = self._node(session, values, ctx)
+            found.append([node.computes and bool(backend.supports_op(node)),
+                          node.computes and bool(backend.offload_op(node)), int(backend.alloc_size(node))])
+        return found
 
     def _work(self, session: _Session, device: Any, values: Any, nodes: Any) -> int:
         ctx = Context("question")
@@ -429,7 +430,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 ALWAYS = (*FREES, "usage")
 """Commands that are executed after a failure, too."""
 QUESTIONS: dict[str, Callable[..., Any]] = {
-    "hello": Worker._hello, "memory": Worker._memory, "work held": Worker._work_held, "supports": Worker._supports,
-    "offloads": Worker._offloads, "size": Worker._size, "inplace": Worker._inplace, "work": Worker._work,
-    "fusions": Worker._fusions, "file": Worker._file,
+    "hello": Worker._hello, "memory": Worker._memory, "work held": Worker._work_held, "kinds": Worker._kinds,
+    "work": Worker._work, "fusions": Worker._fusions, "file": Worker._file,
 }

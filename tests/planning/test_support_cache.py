@@ -71,6 +71,27 @@ def test_nodes_of_one_kind_are_asked_about_once():
     assert len(take(backend)) == 3             # another cache shares nothing with it
 
 
+def test_a_backend_expects_the_nodes_that_it_is_then_asked_about():
+    """One whose answers take a message asks about all of them at once."""
+    class Far(gs.DryBackend):
+        expected, asked = (), ()
+
+        def expect_queries(self, nodes):
+            self.expected = *self.expected, [t.op for t in nodes]
+
+        def supports_op(self, node):
+            self.asked = *self.asked, node.op
+            return True
+
+    backend = Far("A")
+    devices, graph = Devices((backend,)), layers(5)
+    plan(devices, graph)
+    assert backend.expected == (["UNARY:RELU", "SCALE", "ADD"],) and backend.asked == ("UNARY:RELU", "SCALE", "ADD")
+    plan(devices, graph)
+    plan(devices, layers(2, scale=3.0))     # a single query is not announced
+    assert len(backend.expected) == 1 and backend.asked[3:] == ("SCALE",)
+
+
 def test_every_backend_is_asked_itself():
     backends = asked("A"), asked("B", supports_op=lambda node: node.op != "SCALE"), gs.DryBackend("C")
     graph = layers(3)

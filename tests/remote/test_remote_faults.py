@@ -230,7 +230,7 @@ def test_the_error_names_the_worker_and_what_it_computed(ctx):
                 scheduler.compute(graph)
             assert cluster.lost == (cluster.backends[1],)
             # The other worker goes on.
-            assert cluster.backends[0].memory_available() is None
+            assert cluster.backends[0].ask("memory", 0) is None
 
 
 def test_a_lost_worker_does_not_keep_the_others_waiting(ctx):

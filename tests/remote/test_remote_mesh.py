@@ -147,7 +147,7 @@ def test_a_stopped_worker_is_lost_at_the_deadline_while_it_is_sent_much():
         assert time.monotonic() - start < 25
         ends.cancel()
         buffer.close()
-        assert cluster.backends[0].memory_available() is None
+        assert cluster.backends[0].ask("memory", 0) is None
 
 
 def test_a_worker_that_sends_much_to_a_stopped_one_is_not_the_lost_one():

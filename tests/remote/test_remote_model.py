@@ -6,6 +6,7 @@ from remote_workers import ARCHITECTURES, check_architecture, logits_of, product
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.llama.synthetic import random_model
 from ggml_sched.remote.messages import unpacked
 from ggml_sched.remote.simulated import Faults
 
@@ -51,6 +52,103 @@ def test_a_compute_over_w_workers_takes_at_most_w_plus_one_messages(ctx, n):
                 messages = sum(carried.values()) - before
                 # The first compute registers its splits; those after it send inputs and get outputs.
                 assert messages <= n + 1 or value == 0
+
+
+def test_what_the_host_writes_for_the_last_worker_first_costs_no_message(ctx):
+    """Inputs of a later worker are often set first; they travel with the work that it has anyway."""
+    with simulated(3) as cluster:
+        carried = cluster.session.transport.carried
+        contexts = [gs.Context() for _ in range(3)]
+        tensors = [(c.tensor("f32", (16,), "own"), c.tensor("f32", (16,), "given")) for c in contexts]
+        buffers = [backend.alloc_tensors(c) for backend, c in zip(cluster.backends, contexts, strict=True)]
+        before = dict(carried)
+        for k in (2, 1, 0):
+            cluster.backends[k].set_tensor_async(tensors[k][0], memoryview(np.full(16, k, np.float32)).cast("B"))
+        for k in (0, 1):
+            assert cluster.backends[k].cpy_tensor_async(tensors[k][0], tensors[k + 1][1])
+        cluster.backends[0].synchronize()
+        ways = {way: n - before.get(way, 0) for way, n in carried.items() if n != before.get(way, 0)}
+        assert ways == {("driver", "w0"): 1, ("w0", "w1"): 1, ("w1", "w2"): 1, ("w2", "driver"): 1}
+        for k, (own, given) in enumerate(tensors):
+            assert np.all(own.numpy() == k) and (k == 0 or np.all(given.numpy() == k - 1))
+        for buffer in buffers:
+            buffer.close()
+
+
+def test_work_whose_result_another_worker_has_read_is_not_moved_behind_it(ctx):
+    """w1 reads a value for w0, changes it, and then gets what w0 made of it."""
+    with simulated(2) as cluster:
+        contexts = [gs.Context() for _ in range(2)]
+        (a, b), (c, d) = ((ctx.tensor("f32", (16,), "a"), ctx.tensor("f32", (16,), "b")) for ctx in contexts)
+        buffers = [backend.alloc_tensors(ctx) for backend, ctx in zip(cluster.backends, contexts, strict=True)]
+        one, two = cluster.backends
+        two.set_tensor_async(c, memoryview(np.full(16, 7, np.float32)).cast("B"))
+        assert two.cpy_tensor_async(c, a)
+        two.set_tensor_async(c, memoryview(np.full(16, 9, np.float32)).cast("B"))
+        assert one.cpy_tensor_async(a, d)
+        two.synchronize()
+        assert np.all(a.numpy() == 7) and np.all(d.numpy() == 7) and np.all(c.numpy() == 9)
+        for buffer in buffers:
+            buffer.close()
+
+
+def messages_of_tokens(cluster, source, n=4, **how):
+    """How many messages each of `n` tokens takes, after the prompt and the first token, whose splits are registered."""
+    carried, taken = cluster.session.transport.carried, []
+    with llama.load(source, cluster.backends, n_ctx=64, **how) as model:
+        model.eval([3, 14, 15])
+        for k in range(n + 1):
+            before = sum(carried.values())
+            model.eval([5 + k])
+            taken.append(sum(carried.values()) - before)
+    return taken[1:]
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_token_of_every_architecture_takes_a_message_more_than_there_are_workers(arch, tied):
+    data = random_model(arch, 1, tied=tied)
+    for n in (1, 2, 3) if arch == "llama" else (2,):
+        with simulated(n) as cluster:
+            assert messages_of_tokens(cluster, data, 2) == [n + 1] * 2, n
+
+
+def test_a_generation_takes_a_message_more_than_there_are_workers_for_each_token():
+    with simulated(2) as cluster, llama.load(llama.small_model(), cluster.backends, n_ctx=64) as model:
+        carried, taken, before = cluster.session.transport.carried, [], None
+        for _ in model.generate([1, 2, 3], 12):
+            now = sum(carried.values())
+            taken.append(now - (before or 0))
+            before = now
+        assert taken[2:] == [3] * 10
+
+
+def test_loading_asks_each_worker_about_all_kinds_of_nodes_of_a_graph_at_once():
+    """Four graphs are reserved; beyond the weights, which are bytes here, a worker is asked a few questions."""
+    n_weights = len(llama.gguf.open_gguf(llama.random_llama()).tensors)
+    with simulated(2) as cluster:
+        before = cluster.session.messages
+        with llama.load(llama.random_llama(), cluster.backends, n_ctx=64):
+            assert cluster.session.messages - before < n_weights + 2 * 12
+
+
+def test_tied_weights_are_loaded_on_the_first_and_on_the_last_worker_where_there_is_room():
+    data = random_model("llama", 1, tied=True)
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        local = logits_of([a, b], source=data)
+        with llama.load(data, [a, b], n_ctx=64) as model:
+            assert "output.weight" not in model.weights.tensors     # a copy between backends of a process is cheap
+    with simulated(2) as cluster:
+        assert np.array_equal(logits_of(cluster.backends, source=data), local)
+        with llama.load(data, cluster.backends, n_ctx=64) as model:
+            first, last = (model.weights[f"{name}.weight"] for name in ("token_embd", "output"))
+            assert [first.backend, last.backend] == [*cluster.backends]
+            assert first.numpy().tobytes() == last.numpy().tobytes()
+            held = [sum(worker.used) for worker in cluster.session.transport.handlers.values()]
+    # With room for all but the second one, it is there once, and a token takes a message more.
+    with simulated(2, memory=max(held[0] - first.nbytes // 2, held[1])) as cluster:
+        assert messages_of_tokens(cluster, data) == [4] * 4
+        assert np.array_equal(logits_of(cluster.backends, source=data), local)
 
 
 def test_the_cache_never_travels():

@@ -130,14 +130,14 @@ def test_a_child_of_a_fork_does_not_use_its_parents_workers(cluster):
     pid = os.fork()
     if not pid:
         try:
-            cluster.backends[0].memory_available()
+            cluster.backends[0].ask("memory", 0)
             os._exit(1)
         except gs.BackendError:
             os._exit(0)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert cluster.backends[0].memory_available() is None
+    assert cluster.backends[0].ask("memory", 0) is None
 
 
 def test_workers_read_the_weights_of_a_file_that_they_have(cluster, tmp_path):

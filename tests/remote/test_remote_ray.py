@@ -15,6 +15,7 @@ from remote_workers import ARCHITECTURES, check_architecture, logits_of, product
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.llama.synthetic import random_model
 from ggml_sched.remote import RemoteBackend
 from ggml_sched.testing.contract import CASES, BackendContract
 
@@ -143,6 +144,17 @@ def test_a_compute_in_the_order_of_the_actors_takes_the_chain(cluster, ctx, took
             assert took() == way or k == 0
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+def test_each_token_of_a_model_takes_the_chain(cluster, took, tied):
+    with llama.load(random_model("llama", 1, tied=tied), cluster.backends, n_ctx=64) as model:
+        model.eval([1, 2, 3])
+        model.eval([4])
+        took()
+        for k in range(8):
+            model.eval([5 + k])
+        assert took() == (8, 0)
+
+
 def test_more_queued_computes_than_places_in_the_chain(cluster, ctx, took):
     graph, x, y, _held = products(ctx, *cluster.backends)
     n = 3 * rays.IN_CHAIN
@@ -256,9 +268,9 @@ def test_workers_join_after_one_did_not_start_and_after_an_unseen_death(local_ra
             cluster.join("x", backends=["none"])
         ray.kill(cluster.session.transport.actor("w1"))
         joined, = cluster.join("x", threads=1)
-        assert joined.memory_available() is None
+        assert joined.ask("memory", 0) is None
         with pytest.raises(gs.BackendLost, match="worker 'w1' has died"):
-            cluster.backends[1].memory_available()
+            cluster.backends[1].ask("memory", 0)
         assert cluster.session.transport.workers == ("w0", "w1", "x")
 
 
@@ -301,15 +313,15 @@ def test_the_death_of_an_actor_that_has_called_another_is_seen(local_ray, ctx):
             os.kill(second, signal.SIGCONT)
             with pytest.raises(gs.BackendLost, match="worker 'w0' has died"):
                 scheduler.synchronize()
-        assert cluster.backends[1].memory_available() is None
+        assert cluster.backends[1].ask("memory", 0) is None
 
 
 def test_an_actor_that_raises_what_it_must_not_is_lost(local_ray):
     with carried(chained=False) as cluster:
         cluster.session.transport.post("w0", 5)     # no bytes
         with pytest.raises(gs.BackendLost, match="worker 'w0' has died: TypeError"):
-            cluster.backends[0].memory_available()
-        assert cluster.backends[1].memory_available() is None
+            cluster.backends[0].ask("memory", 0)
+        assert cluster.backends[1].ask("memory", 0) is None
 
 
 def test_a_cluster_that_is_garbage_ends_its_actors(local_ray):
@@ -329,7 +341,7 @@ def test_closing_in_a_child_of_a_fork_leaves_the_actors(cluster):
         cluster.close()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert cluster.backends[0].memory_available() is None
+    assert cluster.backends[0].ask("memory", 0) is None
 
 
 def test_after_a_shutdown_of_ray_workers_are_lost_and_no_other_ray_starts(local_ray):
@@ -339,7 +351,7 @@ def test_after_a_shutdown_of_ray_workers_are_lost_and_no_other_ray_starts(local_
             "buffer = backend.alloc_buffer(64)\n"
             "ray.shutdown()\n"
             "try:\n"
-            "    backend.memory_available()\n"
+            "    backend.ask('memory', 0)\n"
             "except gs.BackendLost as error:\n"
             "    print(error)\n"
             "buffer.close()\n"

@@ -22,7 +22,7 @@ def test_a_message_that_cannot_be_made_is_an_error_and_the_next_one_is_executed(
         backend.alloc_buffer(64).close()
         with pytest.raises(TypeError):
             cluster.session.call("w0", ["ask", "answer", "memory", [object()]])
-        assert backend.memory_available() is None
+        assert backend.ask("memory", 0) is None
 
 
 def test_sizes_and_offsets_may_be_numbers_of_numpy():
@@ -171,7 +171,7 @@ def test_a_name_whose_worker_did_not_start_may_be_used_again():
             cluster.join("again", backends=["none"])
         assert cluster.session.transport.workers == ("w0",)
         joined, = cluster.join("again", threads=1)
-        assert joined.memory_available() is None
+        assert joined.ask("memory", 0) is None
 
 
 def test_what_is_freed_after_an_error_in_the_same_message_is_freed():
@@ -245,8 +245,7 @@ def test_garbage_collected_in_the_middle_of_the_sessions_own_work_is_freed():
         kept.close()
 
 
-@pytest.mark.parametrize("what", ["alloc", "split"])
-def test_what_a_worker_makes_for_a_call_that_is_given_up_is_freed(ctx, what):
+def test_what_a_worker_makes_for_a_call_that_is_given_up_is_freed():
     """Another worker is lost while this one is busy and the call waits for it."""
     seen = set()
 
@@ -257,22 +256,65 @@ def test_what_a_worker_makes_for_a_call_that_is_given_up_is_freed(ctx, what):
 
     with simulated(2, deadline=8, cost=cost) as cluster:
         network, (first, second) = cluster.session.transport, cluster.backends
-        graph, _x, _y, _held = products(ctx, first)
         slow, other = first.alloc_buffer(64), second.alloc_buffer(64)
-        with gs.Scheduler([first]) as scheduler:
-            scheduler.alloc(graph)
-            before = held(cluster)["w0"]
-            network.begin(Faults(hangs={"w1": network.handled["w1"]}))
-            second.put("clear", other.number, 0)
-            second.flush()
-            first.put("clear", slow.number, 0)
-            first.flush()
-            with pytest.raises(gs.BackendLost, match="'w1' has not answered"):
-                first.alloc_buffer(1 << 10) if what == "alloc" else first.graph_plan_create(graph)
-            first.synchronize()
-            assert held(cluster)["w0"] == before
+        network.begin(Faults(hangs={"w1": network.handled["w1"]}))
+        second.put("clear", other.number, 0)
+        second.flush()
+        first.put("clear", slow.number, 0)
+        first.flush()
+        with pytest.raises(gs.BackendLost, match="'w1' has not answered"):
+            first.alloc_buffer(1 << 10)
+        first.synchronize()
+        assert held(cluster)["w0"] == (64, 1, 0)
         for buffer in (slow, other):
             buffer.close()
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_split_whose_registration_was_given_up_is_registered_again(ctx, is_sent):
+    with simulated(2, deadline=4) as cluster:
+        network, (first, second) = cluster.session.transport, cluster.backends
+        graph, x, y, _held = products(ctx, first)
+        other = second.alloc_buffer(64)
+        with gs.Scheduler([first]) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            network.begin(Faults(hangs={"w1": network.handled["w1"]}))
+            second.put("clear", other.number, 0)
+            if is_sent:
+                second.flush()
+            with pytest.raises(gs.BackendLost):
+                scheduler.compute(graph)
+            assert held(cluster)["w0"][2] == is_sent
+            for k in (3, 4):
+                x.set(np.full((2, 16), k, np.float32))
+                scheduler.compute(graph)
+                assert np.array_equal(y.numpy(), np.full((2, 16), 2.0 * k, np.float32))
+        first.synchronize()
+        assert held(cluster)["w0"][2] == 0
+        other.close()
+
+
+def test_a_split_that_fails_at_its_registration_is_registered_at_the_next_compute(ctx):
+    class Late(gs.CpuBackend):
+        refused = 1
+
+        def graph_plan_create(self, graph):
+            if self.refused:
+                self.refused -= 1
+                raise gs.OutOfMemory("no work memory", self.name, 2, 1)
+            return super().graph_plan_create(graph)
+
+    with simulated(1, backends=lambda: [Late(1)]) as cluster:
+        graph, x, y, _held = products(ctx, cluster.backends[0])
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            with pytest.raises(gs.OutOfMemory, match="no work memory") as raised:
+                scheduler.compute(graph)
+            assert any("MUL_MAT" in note for note in raised.value.__notes__)
+            scheduler.compute(graph)
+            assert np.array_equal(y.numpy(), np.full((2, 16), 2.0, np.float32))
 
 
 @pytest.mark.parametrize("when", range(1, 4))

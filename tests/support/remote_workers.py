@@ -25,9 +25,9 @@ def simulated(n=2, seed=0, faults=None, deadline=10.0, backends=lambda: [gs.CpuB
         yield cluster
 
 
-def logits_of(backends, tokens=(1, 2, 3), n=3, **how):
-    """The logits after some tokens, and after each of `n` more."""
-    with llama.load(llama.small_model(), backends, n_ctx=64, **how) as model:
+def logits_of(backends, tokens=(1, 2, 3), n=3, source=None, **how):
+    """The logits after some tokens, and after each of `n` more, of the small model or another one."""
+    with llama.load(source or llama.small_model(), backends, n_ctx=64, **how) as model:
         rows = [model.eval(list(tokens))[-1]]
         rows += [model.eval([7 + k])[-1] for k in range(n)]
         return np.array(rows)

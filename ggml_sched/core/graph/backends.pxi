@@ -99,6 +99,10 @@ cdef class BackendBase:
         self.name = str(name)
         self.alignment = alignment
 
+    def expect_queries(self, nodes):
+        """The support queries about these nodes come next: a backend for which each answer takes a message may ask
+        about all of them at once.  By default does nothing."""
+
     def supports_op(self, node):
         """Whether `graph_compute` can run this node; depends on its kind only: op, parameters, types and shapes."""
         cdef NodeTable table

@@ -81,6 +81,7 @@ cdef class SupportQueries:
         """Make the queries to one backend about every kind that was not in the support cache."""
         cdef BackendBase backend = self.devices.backends[b]
         cdef tuple tensors = self.graph.tensors
+        cdef list ahead = []
         cdef const gs_graph *g = &self.graph.flat
         cdef int32_t k, at, step = self.n_backends
         cdef int in_c = self.devices.in_c[b]
@@ -88,6 +89,11 @@ cdef class SupportQueries:
             with nogil:
                 query_in_c(backend, in_c, g, self.example, self.n, step, self.cached, self.pending + b, self.bits + b,
                            self.size + b)
+        for k in range(self.n if self.devices.in_python[b] else 0):
+            if not self.cached[k] and self.pending[k * step + b]:
+                ahead.append(tensors[self.example[k]])
+        if len(ahead) > 1:
+            backend.expect_queries(ahead)
         for k in range(self.n):
             at = k * step + b
             if self.cached[k]:

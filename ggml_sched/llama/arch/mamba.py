@@ -58,6 +58,7 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     r, states = b.cache.r[layer], b.cache.s[layer]
     assert s is not None and r is not None and states is not None
     xz = b.linear(x, prefix + "in", "ssm_in", layer)
+    b.expand(xz)        # before the row of `r`, which no weight of this layer draws to its backend
     size = xz.nb[0]
     x = ctx.view_2d(xz, s.n_inner, n, xz.nb[1])
     gate = ctx.cont(ctx.view_2d(xz, s.n_inner, n, xz.nb[1], s.n_inner * size))

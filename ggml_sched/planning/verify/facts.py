@@ -126,10 +126,12 @@ class Facts:
         assigned = [data.backend_index(i) for i in every]
         home = [data.memory_index(i) for i in every]
         supported, tolerates = [True] * n, [0] * n
-        for i in nodes:
-            if 0 <= assigned[i] < len(backends) and tensors[i].op not in VIEW_OPS:
-                supported[i] = bool(backends[assigned[i]].supports_op(tensors[i]))
-                tolerates[i] = backends[assigned[i]].inplace_sources(tensors[i].op)
+        computed = [i for i in nodes if 0 <= assigned[i] < len(backends) and tensors[i].op not in VIEW_OPS]
+        for b, backend in enumerate(backends):
+            backend.expect_queries([tensors[i] for i in computed if assigned[i] == b])
+        for i in computed:
+            supported[i] = bool(backends[assigned[i]].supports_op(tensors[i]))
+            tolerates[i] = backends[assigned[i]].inplace_sources(tensors[i].op)
         return Facts(
             backends=tuple(b.name for b in backends),
             alignment=tuple(b.alignment for b in backends),
