@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
@@ -21,7 +21,7 @@ from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
 from ggml_sched.errors import BackendLost, PlacementError
 from ggml_sched.remote.envelope import DIGEST
-from ggml_sched.remote.session import Out, Session
+from ggml_sched.remote.session import PIECE, Out, Session
 from ggml_sched.remote.tensors import bytes_at, described, values_of
 
 __all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent"]
@@ -73,6 +73,11 @@ def _number(tensor: Tensor) -> int:
 
 FETCHED = 1 << 22
 """Bytes of the largest output that comes back with its compute, before the caller reads it."""
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    """The bytes [start, end) of each message that carries a part of so many."""
+    return ((start, min(start + PIECE, size)) for start in range(0, max(size, 1), PIECE))
 
 
 ROUND_TRIPS = 7
@@ -149,12 +154,19 @@ class RemoteBackend(Backend):
 
     def put_bytes(self, values: dict[str, Any], offset: int, data: Any) -> None:
         self._fetched = []
-        key = self.session.new_key()
-        self.session.put(self.worker, ["write", values, index(offset), key], block=(key, bytes(data)))
+        offset = index(offset)
+        for start, end in _pieces(len(data)):
+            key = self.session.new_key()
+            self.session.put(self.worker, ["write", values, offset + start, key], block=(key, bytes(data[start:end])))
 
     def take_bytes(self, values: dict[str, Any], offset: int, out: memoryview) -> None:
-        key = self.session.new_key()
-        self.session.put(self.worker, ["read", values, index(offset), len(out), key], out=(key, Out(out)))
+        offset = index(offset)
+        for start, end in _pieces(len(out)):
+            key = self.session.new_key()
+            self.session.put(self.worker, ["read", values, offset + start, end - start, key],
+                             out=(key, Out(out[start:end])))
+            if len(out) > PIECE:
+                self.session.flush()    # an answer for each piece
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """The worker's answer to a question; waits for it."""
@@ -321,11 +333,14 @@ class RemoteBackend(Backend):
             return True
         if src.nbytes != dense_bytes(src):
             return False
-        key = self.session.new_key()
         here._fetched = []
-        with self.session.lock:     # both commands are in one envelope
-            self.session.put(there.worker, ["read", there._values(src), 0, src.nbytes, key], gives=key)
-            self.session.put(here.worker, ["write", here._values(dst), 0, key], needs=key)
+        for start, end in _pieces(src.nbytes):
+            key = self.session.new_key()
+            with self.session.lock:     # both commands are in one envelope
+                self.session.put(there.worker, ["read", there._values(src), start, end - start, key], gives=key)
+                self.session.put(here.worker, ["write", here._values(dst), start, key], needs=key)
+                if src.nbytes > PIECE:
+                    self.session.flush()
         return True
 
     def flush(self) -> None:

@@ -33,6 +33,8 @@ class Processes:
     however that ends.  BackendError if a worker does not start.
     """
 
+    losses: int | None = 0
+
     def __init__(self, workers: Mapping[str, WorkerOptions]) -> None:
         check_names([*workers])
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -136,12 +136,14 @@ class _Actor:
 
 
 class _Chain:
-    """A compiled graph through all `actors` in turn.  Raises an error of Ray's if it cannot be compiled.
+    """A compiled graph through all `actors` in turn; calls `note_loss` when it ends with messages under way.  Raises an
+    error of Ray's if it cannot be compiled.
 
     An actor takes part in one compiled graph at a time.
     """
 
-    def __init__(self, actors: Mapping[str, Any]) -> None:
+    def __init__(self, actors: Mapping[str, Any], note_loss: Callable[[], None]) -> None:
+        self._note_loss = note_loss
         # What ends with an actor is an error of a wait, and is raised there; Ray's thread prints it as well.
         logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         self._places = {name: k for k, name in enumerate(actors)}
@@ -190,6 +192,8 @@ class _Chain:
     def give_up(self) -> None:
         """Carry nothing more; what is under way is lost."""
         self.broken = True
+        if self.open:
+            self._note_loss()
         for reference in self.open:
             reference._ray_get_called = True        # else it waits for its result when it is freed
         self.open.clear()
@@ -216,6 +220,7 @@ class RayActors:
     def __init__(self, workers: Mapping[str, WorkerOptions], options: Mapping[str, Any] | None = None,
                  ends_ray: bool = False, chained: bool = True) -> None:
         self.nodes: dict[str, str] = {}
+        self.losses: int | None = 0
         self.chained = chained
         self.messages_chained: int = 0
         self.messages_called: int = 0
@@ -272,10 +277,14 @@ class RayActors:
         if not self.chained or self._chain is not None and not self._chain.close():
             return
         try:
-            self._chain = _Chain(live)
+            self._chain = _Chain(live, self._note_loss)
         except Exception as error:
             logger.warning("Ray compiles no graph of the actors, every message is a call: %s", error)
             self._chain = None
+
+    def _note_loss(self) -> None:
+        assert self.losses is not None
+        self.losses += 1
 
     @property
     def workers(self) -> tuple[str, ...]:

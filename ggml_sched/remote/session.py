@@ -5,8 +5,11 @@ The segments that are pending when a compute is queued or the host waits are one
 worker.  Each worker executes its commands in the order in which they were issued, so nothing else has to order them:
 whatever one worker has from another came in the envelope.
 
-A message without an answer is sent again; a worker that has executed it sends its answer again.  A worker that has died
-or does not answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
+On a transport that may lose messages, one without an answer is sent again, and a worker that has executed it sends its
+answer again.  Only the first one of each worker is: those behind it wait for it there, if they are not lost.  How long
+the session waits before it sends again follows the time between answers, as a slow link would get slower by what is
+sent again; the second answer to one message shows that it was sent again too early.  A worker that has died or does not
+answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +29,21 @@ from ggml_sched.remote.transport import Transport
 
 __all__ = ["Out", "Session"]
 
-SEND_ABOVE = 1 << 22
-"""Pending bytes that are sent at once."""
+PIECE = 1 << 22
+"""Pending bytes that are sent at once; larger data travel in pieces, so that answers come while they do."""
 PATIENCE = 0.25
-"""Seconds after which a message without an answer is sent again for the first time."""
+"""Seconds after which a message without an answer is sent again for the first time, at least."""
+PACE = 1e6
+"""Bytes a second of a link of which nothing is known."""
+MEASURED = 1 << 20
+"""Bytes of the smallest message whose answer says how fast a link is."""
+FORGETS = 0.75
+"""How much of the longest time between answers counts after another answer."""
+MAX_EARLY = 64
+POLL = 0.25
+"""Seconds after which a session looks for dead workers while it waits."""
+ASKS_AT = 0.75
+"""The part of the deadline after which workers are asked how far they are."""
 ENDS_WITHIN = 10.0
 """Seconds that a worker has to free what a session holds, at most the deadline."""
 IN_FLIGHT = 1 << 26
@@ -53,6 +67,9 @@ class _Sent:
     """For each one its worker, its number there, and what it computes, for errors."""
     outs: dict[int, Out]
     at: float
+    n_bytes: int
+    """Of the message, and of what workers read: they travel on the way."""
+    is_repeated: bool = False
     answer: Envelope | None = None
     is_call: bool = False
     frees: list[tuple[str, Command]] = field(default_factory=list)
@@ -107,9 +124,21 @@ class Session:
         self._sent: dict[int, _Sent] = {}
         self._in_flight = 0
         self._error: Exception | None = None
-        self._heard = transport.now()
-        self._patience = self._first_patience = min(PATIENCE, deadline / 8)
-        """Seconds without an answer after which messages are sent again; it doubles."""
+        self._heard = self._repeated = transport.now()
+        """When an answer came last, and when messages were sent again last."""
+        self._first_patience = min(PATIENCE, deadline / 8)
+        self._took = 0.0
+        """Seconds between answers, of late."""
+        self._pace = PACE
+        """Bytes a second, of late."""
+        self._early: dict[int, tuple[float, int]] = {}
+        """{number of an answered envelope that was sent again: (seconds, bytes) of it}: true if a second answer comes.
+        """
+        self._n_repeats = 0
+        """How often messages were sent again since the last answer."""
+        self._losses = transport.losses
+        self._in_doubt = False
+        """Whether an interrupt may have lost a message on its way into this process or out of it."""
         self._status: dict[str, int] | None = None
         """{worker: segments executed}, asked for shortly before the deadline."""
         self.released: deque[tuple[str, Command]] = deque()
@@ -180,7 +209,7 @@ class Session:
                 pending.n_bytes += len(block[1])
             if out is not None:
                 pending.outs[out[0]] = out[1]
-            if pending.n_bytes > SEND_ABOVE:
+            if pending.n_bytes >= PIECE:
                 self.flush()
 
     def _take_released(self) -> None:
@@ -238,14 +267,20 @@ class Session:
         message = Envelope(kind, self.name, number, self.epoch, segments, pending.blocks).packed()
         frees = [(worker, command) for worker, commands, _ in pending.segments for command in commands
                  if command[0] in FREES]
+        n_bytes = len(message) + sum(command[3] for segment in segments for command in segment.commands
+                                     if command[0] == "read")
         now = self.transport.now()
         # Nothing has changed before this: a number that was counted and never sent would be waited for.
         if not self._sent:
             self._heard, self._status = now, None
-        sent = self._sent[number] = _Sent(message, said, pending.outs, now, None, kind == "call", frees)
-        self._numbers, self._count = numbers, number + 1
-        self._in_flight += len(message)
-        self._post(sent.route[0], message, sent.route)
+        sent = self._sent[number] = _Sent(message, said, pending.outs, now, n_bytes, is_call=kind == "call", frees=frees)
+        try:
+            self._numbers, self._count = numbers, number + 1
+            self._in_flight += n_bytes
+            self._post(sent.route[0], message, sent.route)
+        except BaseException:
+            self._in_doubt = True
+            raise
         return number
 
     def _acked(self, worker: str, number: int) -> int:
@@ -315,30 +350,58 @@ class Session:
 
     def _pump(self) -> None:
         """Handle one message, or what the time says."""
-        now = self.transport.now()
+        try:
+            self._step()
+        except BaseException:
+            self._in_doubt = True
+            raise
+
+    def _step(self) -> None:
+        transport, losses = self.transport, self.transport.losses
+        if self._in_doubt or losses != self._losses:
+            self._in_doubt, self._losses = False, losses
+            self._repeat(self._sent.values())
+        now = transport.now()
         oldest = min((sent.at for sent in self._sent.values()), default=now)
         silent_since = max(oldest, self._heard)
-        ends = silent_since + self.deadline
-        message = self.transport.receive(max(0.0, min(ends - now, self._patience)))
+        ends, asks = silent_since + self.deadline, silent_since + self.deadline * ASKS_AT
+        heads = self._heads() if losses is None else []
+        due = max(silent_since, self._repeated) + self._patience() if heads else now + POLL
+        message = transport.receive(max(0.0, min(due, ends, ends if self._status is not None else asks) - now))
         if message is not None:
             self._take(message)
             return
-        if self._lose_dead():
+        if self._lose_dead() or not self._sent:
             return
-        now = self.transport.now()
-        if not self._sent:
-            return
+        now = transport.now()
         if now >= ends:
             self._lose(self._silent(), f"has not answered within {self.deadline:g} s")
-        elif now >= silent_since + self.deadline * 0.75:
-            if self._status is None:
-                self._status = {}
-                for worker in self._live():
-                    self._post(worker, self._control("status", worker))
-        else:
-            self._patience = min(2 * self._patience, self.deadline / 8)
-            for sent in self._sent.values():
-                self._post(sent.route[0], sent.message)
+            return
+        if now >= asks and self._status is None or now >= due and heads and self._status is not None:
+            self._status = self._status or {}
+            for worker in self._live():
+                self._post(worker, self._control("status", worker))
+        if now >= due and heads:
+            self._n_repeats += 1
+            self._repeat(heads)
+
+    def _heads(self) -> list[_Sent]:
+        """The first envelope without an answer of each worker that envelopes are sent to."""
+        first: dict[str, _Sent] = {}
+        for number in sorted(self._sent):
+            first.setdefault(self._sent[number].route[0], self._sent[number])
+        return [*first.values()]
+
+    def _patience(self) -> float:
+        """Seconds without an answer after which messages are sent again, behind all that is under way."""
+        base = max(self._first_patience, 2 * self._took) + self._in_flight / self._pace
+        return max(min(base * 2.0 ** min(self._n_repeats, 16), self.deadline / 8), min(2 * self._took, self.deadline / 2))
+
+    def _repeat(self, envelopes: Iterable[_Sent]) -> None:
+        self._repeated = self.transport.now()
+        for sent in [*envelopes]:
+            sent.is_repeated = True
+            self._post(sent.route[0], sent.message)
 
     def _take(self, message: bytes | bytearray) -> None:
         try:
@@ -355,15 +418,34 @@ class Session:
         elif answer.kind == "status":
             if self._status is not None:
                 self._status |= {name: n for name, n in answer.answers.items() if isinstance(n, int)}
+        elif answer.number in self._early:
+            self._learn(*self._early.pop(answer.number))
         elif answer.number in self._sent:
             sent = self._sent[answer.number]
+            self._note_time(answer.number, sent)
             self._put_out(sent, answer)
             del self._sent[answer.number]       # last: an interrupt before it lets the answer be asked for again
-            self._in_flight -= len(sent.message)
+            self._in_flight -= sent.n_bytes
+
+    def _note_time(self, number: int, sent: _Sent) -> None:
+        """Learn from the time between this answer and the one before."""
+        now = self.transport.now()
+        seen = now - max(sent.at, self._heard), sent.n_bytes
+        if not sent.is_repeated:
+            self._learn(*seen)
+        else:
+            self._early[number] = seen
+            while len(self._early) > MAX_EARLY:
+                del self._early[min(self._early)]
+        self._heard, self._status, self._n_repeats = now, None, 0
+
+    def _learn(self, took: float, n_bytes: int) -> None:
+        self._took = max(took, self._took * FORGETS)
+        if n_bytes >= MEASURED and took > 0:
+            self._pace = n_bytes / took
 
     def _put_out(self, sent: _Sent, answer: Envelope) -> None:
         """Take the results of an envelope, or its error."""
-        self._heard, self._status, self._patience = self.transport.now(), None, self._first_patience
         sent.answer = answer
         if answer.error is not None:
             if not sent.is_call:
@@ -445,16 +527,16 @@ class Session:
             self._await_ends()
 
     def _await_ends(self) -> None:
-        now, self._patience = self.transport.now, self._first_patience
+        now = self.transport.now
         end = now() + min(self.deadline, ENDS_WITHIN)
         while self._open and (left := end - now()) > 0:
-            message = self.transport.receive(min(left, self._patience))
+            message = self.transport.receive(min(left, self._first_patience))
             if message is not None:
                 self._take(message)
                 continue
             self._lose_dead()
             self._open.difference_update(self.lost)
-            for worker in self._open:
+            for worker in self._open if self.transport.losses is None else ():
                 self._post(worker, self._control("close", worker))
         for worker in self._open:
             self._lose(worker, "has not confirmed the end of its session")

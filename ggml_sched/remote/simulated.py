@@ -37,10 +37,13 @@ class Faults(NamedTuple):
 class SimulatedNetwork:
     """Carries messages to workers in this process.
 
-    `delay` and `bandwidth`: seconds, and bytes a second, of each message on its way.  `cost(worker, message)`: seconds
-    that a worker takes for a message.  Equal seeds give equal runs.  `carried` counts messages by (sender, receiver),
-    `bytes_carried` their bytes.
+    `delay` and `bandwidth`: seconds, and bytes a second, of each message on its way; a link, from one sender to one
+    receiver, carries one message at a time.  `cost(worker, message)`: seconds that a worker takes for a message.
+    `losses` None: a message may be lost without a sign.  Equal seeds give equal runs.  `carried` counts messages by
+    (sender, receiver), `bytes_carried` their bytes.
     """
+
+    losses: int | None = None
 
     def __init__(self, workers: Sequence[Worker], seed: int = 0, faults: Faults | None = None, delay: float = 0.0,
                  bandwidth: float = float("inf"),
@@ -60,6 +63,7 @@ class SimulatedNetwork:
         self._coming: list[tuple[float, int, str, bytes]] = []
         """A heap of (time of arrival, number, receiver, message)."""
         self._free_at: dict[str, float] = dict.fromkeys(self._workers, 0.0)
+        self._link_free_at: dict[tuple[str, str], float] = {}
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -109,9 +113,11 @@ class SimulatedNetwork:
             return
         for _ in range(2 if self._random.random() < self.faults.repeat else 1):
             late = self._random.random() * self.faults.late
+            sent = max(at, self._link_free_at.get(pair, 0.0)) + len(message) / self.bandwidth
+            self._link_free_at[pair] = sent
             if self._random.random() >= self.faults.loss:
                 self._count += 1
-                arrival = at + self.delay + len(message) / self.bandwidth + late
+                arrival = sent + self.delay + late
                 heapq.heappush(self._coming, (arrival, self._count, receiver, message))
 
     def _deliver(self, name: str, message: bytes, at: float) -> None:

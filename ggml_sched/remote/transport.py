@@ -20,8 +20,12 @@ class WorkerOptions(NamedTuple):
 class Transport(Protocol):
     """Carries messages between a driver and named workers, and between these.
 
-    It may lose, repeat and reorder messages: numbers in them let their receivers put that right.
+    It may lose, repeat and reorder messages: numbers in them let their receivers put that right.  `losses`: None where
+    a message may be lost without a sign; otherwise how often messages were lost while their workers lived.  A message
+    without an answer is sent again after a while, or each time that the number has grown.
     """
+
+    losses: int | None
 
     @property
     def workers(self) -> tuple[str, ...]:

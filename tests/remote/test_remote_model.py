@@ -8,7 +8,8 @@ import ggml_sched as gs
 from ggml_sched import llama
 from ggml_sched.llama.synthetic import random_model
 from ggml_sched.remote.messages import unpacked
-from ggml_sched.remote.simulated import Faults
+from ggml_sched.remote.simulated import Faults, SimulatedNetwork
+from ggml_sched.remote.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -275,3 +276,68 @@ def test_work_memory_that_a_worker_has_allocated_counts_in_budgets():
 def test_every_architecture_has_the_bits_of_local_backends(arch, faults):
     with simulated(2, 5, faults, 1000.0) as cluster:
         check_architecture(arch, cluster.backends)
+
+
+# -- slow links -------------------------------------------------------------------------------------
+
+
+def streamed(network, n, deadline, queued):
+    """Send `n` bytes to one worker, its link carrying one message after the other: (seconds, bytes that were sent)."""
+    with gs.remote.cluster_of(network, deadline) as cluster:
+        backend, weights = cluster.backends[0], gs.Context()
+        w = weights.tensor("i8", (n,), "w")
+        data = np.resize(np.arange(101, dtype=np.int8), n)
+        with backend.alloc_tensors(weights):
+            start, before = network.now(), network.bytes_carried["driver", "w0"]
+            for at in range(0, n, 1 << 24):
+                set_piece = backend.set_tensor_async if queued else backend.set_tensor
+                set_piece(w, memoryview(data[at : at + (1 << 24)]), at)
+            backend.synchronize()
+            took, sent = network.now() - start, network.bytes_carried["driver", "w0"] - before
+            assert np.array_equal(w.numpy(), data)
+            return took, sent
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("rate", [2e6, 12.5e6, 50e6, 125e6])
+def test_a_slow_link_is_not_made_slower_by_messages_that_are_sent_again(rate, queued):
+    """16 Mbit/s to 1 Gbit/s.  A transport that may lose messages is told nothing of the rate."""
+    n = 1 << 26
+    network = SimulatedNetwork([Worker("w0", [gs.CpuBackend(1)])], delay=1e-3, bandwidth=rate)
+    took, sent = streamed(network, n, 60.0, queued)
+    assert sent < 1.15 * n and took < 1.2 * n / rate + 0.1
+
+
+def test_a_transport_that_loses_nothing_carries_each_message_once_however_long_answers_take():
+    n = 1 << 24
+    network = SimulatedNetwork([Worker("w0", [gs.CpuBackend(1)])], delay=1e-3, bandwidth=2e5)
+    network.losses = 0
+    took, sent = streamed(network, n, 60.0, True)
+    assert sent < 1.001 * n and took < 1.01 * n / 2e5
+
+
+def test_a_stream_goes_on_over_a_link_that_is_fast_and_loses_messages():
+    """What is lost is sent again soon, and what waits behind it is not."""
+    n = 1 << 26
+    network = SimulatedNetwork([Worker("w0", [gs.CpuBackend(1)])], 1, Faults(loss=0.1), delay=1e-3, bandwidth=1e9)
+    took, sent = streamed(network, n, 60.0, True)
+    assert sent < 1.5 * n and took < 30
+
+
+def test_large_data_are_read_and_copied_in_pieces_that_each_have_the_deadline(ctx):
+    """16 MiB take longer than the deadline."""
+    n = 1 << 24
+    network = SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)], bandwidth=4e6)
+    network.losses = 0
+    with gs.remote.cluster_of(network, 3.0) as cluster:
+        contexts = [gs.Context() for _ in range(2)]
+        one, two = (ctx.tensor("i8", (n,), "t") for ctx in contexts)
+        buffers = [backend.alloc_tensors(ctx) for backend, ctx in zip(cluster.backends, contexts, strict=True)]
+        data = np.resize(np.arange(101, dtype=np.int8), n)
+        one.set(data)
+        gs.tensor_copy(one, two)
+        start = network.now()
+        assert np.array_equal(two.numpy(), data)
+        assert network.now() - start > 4
+        for buffer in buffers:
+            buffer.close()

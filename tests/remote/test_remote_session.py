@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from interrupting import interrupted
 from remote_workers import products, simulated, two_halves
 
 import ggml_sched as gs
@@ -81,6 +82,37 @@ def test_an_interrupt_of_a_wait_loses_nothing(ctx, when):
                 scheduler.compute(graph)
                 assert np.array_equal(y.numpy(), np.full((2, 16), 6.0 * k, np.float32))
             assert not cluster.lost
+
+
+@pytest.mark.parametrize("losses", [0, None], ids=["reliable", "lossy"])
+def test_an_interrupt_at_any_instruction_of_a_session_loses_nothing(losses):
+    network = SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)])
+    network.losses = losses
+    with gs.remote.cluster_of(network, 4) as cluster:
+        contexts = [gs.Context() for _ in range(2)]
+        one, two = (ctx.tensor("i8", (64,), "t") for ctx in contexts)
+        buffers = [backend.alloc_tensors(ctx) for backend, ctx in zip(cluster.backends, contexts, strict=True)]
+        first, second = cluster.backends
+        out = bytearray(64)
+
+        def talk():
+            first.put("clear", buffers[0].number, 1)
+            second.cpy_tensor_async(one, two)
+            second.get_tensor_async(two, memoryview(out))
+            second.synchronize()
+
+        at, where = 0, ""
+        while where is not None:
+            at += 7
+            where = interrupted(talk, at, "remote/session")
+            value = at % 100
+            first.put("clear", buffers[0].number, value)
+            gs.tensor_copy(one, two)
+            assert set(two.numpy().tolist()) == {value}, where
+            assert not cluster.lost, where
+        assert at > 700
+        for buffer in buffers:
+            buffer.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
