@@ -137,8 +137,8 @@ class Session:
         self._n_repeats = 0
         """How often messages were sent again since the last answer."""
         self._losses = transport.losses
-        self._in_doubt = False
-        """Whether an interrupt may have lost a message on its way into this process or out of it."""
+        self._in_doubt = 0
+        """Of the envelopes with lower numbers an interrupt may have lost a message, to its worker or from it."""
         self._status: dict[str, int] | None = None
         """{worker: segments executed}, asked for shortly before the deadline."""
         self.released: deque[tuple[str, Command]] = deque()
@@ -273,13 +273,14 @@ class Session:
         # Nothing has changed before this: a number that was counted and never sent would be waited for.
         if not self._sent:
             self._heard, self._status = now, None
-        sent = self._sent[number] = _Sent(message, said, pending.outs, now, n_bytes, is_call=kind == "call", frees=frees)
+        sent = self._sent[number] = _Sent(message, said, pending.outs, now, n_bytes, is_call=kind == "call",
+                                          frees=frees)
         try:
             self._numbers, self._count = numbers, number + 1
             self._in_flight += n_bytes
             self._post(sent.route[0], message, sent.route)
         except BaseException:
-            self._in_doubt = True
+            self._in_doubt = number + 1
             raise
         return number
 
@@ -353,14 +354,16 @@ class Session:
         try:
             self._step()
         except BaseException:
-            self._in_doubt = True
+            self._in_doubt = self._count
             raise
 
     def _step(self) -> None:
         transport, losses = self.transport, self.transport.losses
-        if self._in_doubt or losses != self._losses:
-            self._in_doubt, self._losses = False, losses
-            self._repeat(self._sent.values())
+        if losses != self._losses:
+            self._in_doubt, self._losses = self._count, losses
+        if self._in_doubt:
+            self._repeat(sent for number, sent in self._sent.items() if number < self._in_doubt)
+            self._in_doubt = 0
         now = transport.now()
         oldest = min((sent.at for sent in self._sent.values()), default=now)
         silent_since = max(oldest, self._heard)
@@ -395,7 +398,8 @@ class Session:
     def _patience(self) -> float:
         """Seconds without an answer after which messages are sent again, behind all that is under way."""
         base = max(self._first_patience, 2 * self._took) + self._in_flight / self._pace
-        return max(min(base * 2.0 ** min(self._n_repeats, 16), self.deadline / 8), min(2 * self._took, self.deadline / 2))
+        least = min(2 * self._took, self.deadline / 2)
+        return max(least, min(base * 2.0 ** min(self._n_repeats, 16), self.deadline / 8))
 
     def _repeat(self, envelopes: Iterable[_Sent]) -> None:
         self._repeated = self.transport.now()

@@ -301,7 +301,7 @@ def streamed(network, n, deadline, queued):
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("rate", [2e6, 12.5e6, 50e6, 125e6])
 def test_a_slow_link_is_not_made_slower_by_messages_that_are_sent_again(rate, queued):
-    """16 Mbit/s to 1 Gbit/s.  A transport that may lose messages is told nothing of the rate."""
+    """16 Mbit/s to 1 Gbit/s, of which the session knows nothing at first."""
     n = 1 << 26
     network = SimulatedNetwork([Worker("w0", [gs.CpuBackend(1)])], delay=1e-3, bandwidth=rate)
     took, sent = streamed(network, n, 60.0, queued)

@@ -200,7 +200,7 @@ def test_calls_alone_on_request(local_ray):
 
 
 def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_chain(ctx):
-    with gs.remote.connect(workers=3, threads=1, deadline=4) as cluster:
+    with gs.remote.connect(workers=3, threads=1, deadline=10) as cluster:
         transport = cluster.session.transport
         graph, x, _y, _held = products(ctx, *cluster.backends)
         with gs.Scheduler(cluster.backends) as scheduler:
@@ -209,9 +209,9 @@ def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_chain(ctx
             scheduler.compute(graph)
             os.kill(ray.get(transport.actor("w1").process.remote()), signal.SIGSTOP)
             start = time.monotonic()
-            with pytest.raises(gs.BackendLost, match="worker 'w1' has not answered within 4 s"):
+            with pytest.raises(gs.BackendLost, match="worker 'w1' has not answered within 10 s"):
                 scheduler.compute(graph)
-            assert time.monotonic() - start < 30        # 4 s on an idle machine
+            assert time.monotonic() - start < 40        # 10 s on an idle machine
         first, _, third = cluster.backends
         joined, = cluster.join("w3", threads=1)
         chained = transport.messages_chained
@@ -287,11 +287,28 @@ def test_an_interrupt_of_a_wait_at_the_chain_leaves_the_chain(local_ray, monkeyp
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(rays.ray, "get", interrupted)
                 backend.synchronize()
-            called = transport.messages_called
+            # Its message may be lost, and is sent again as a call.
+            chained, called = transport.messages_chained, transport.messages_called
+            out = bytearray(1)
+            for _ in range(3):
+                buffer.read(0, memoryview(out))
+                assert out == b"\1"
+            assert transport.messages_chained == chained + 3 and transport.messages_called == called + 1
+
+
+def test_what_a_chain_carried_when_it_ended_is_sent_again_as_calls(local_ray):
+    """Without a wait: the transport says that messages were lost."""
+    with carried(deadline=100) as cluster:
+        backend, transport = cluster.backends[0], cluster.session.transport
+        with backend.alloc_buffer(64) as buffer:
+            os.kill(pid_of(cluster, "w1"), signal.SIGKILL)
+            start = time.monotonic()
+            backend.put("clear", buffer.number, 1)
+            backend.synchronize()
             out = bytearray(1)
             buffer.read(0, memoryview(out))
-            assert out == b"\1"
-            assert transport.messages_called == called
+            assert out == b"\1" and transport.losses == 1
+            assert time.monotonic() - start < 50
 
 
 def test_the_death_of_an_actor_that_has_called_another_is_seen(local_ray, ctx):
