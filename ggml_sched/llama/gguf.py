@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     """Where a model is: a path, a buffer of bytes or a binary file."""
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "Value",
-           "open_gguf"]
+           "open_gguf", "open_part"]
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_PARTS = 1 << 12
@@ -155,7 +155,7 @@ def open_gguf(source: Source) -> GGUFFile:
     """
     if isinstance(source, (str, os.PathLike)):
         name = os.fsdecode(source)
-        file = _open(name)
+        file = open_part(name)
         try:
             return _with_parts(file)
         except BaseException:
@@ -180,7 +180,8 @@ def open_gguf(source: Source) -> GGUFFile:
     return file
 
 
-def _open(path: str) -> GGUFFile:
+def open_part(path: str) -> GGUFFile:
+    """Open one file alone, which may be a part of a split model; raises as `open_gguf` does."""
     mapping = _map(path)
     return GGUFFile(path, memoryview(mapping), mapping)
 
@@ -206,7 +207,7 @@ def _with_parts(first: GGUFFile) -> GGUFFile:
     for k in range(1, n_parts):
         path = os.path.join(os.path.dirname(first.name), f"{named[1]}-{k + 1:05}-of-{n_parts:05}.gguf")
         try:
-            part = _open(path)
+            part = open_part(path)
         except OSError as error:
             raise FileFormatError(f"{first.name}: part {k + 1} of {n_parts}: {error}") from error
         first.parts += (part,)

@@ -227,9 +227,13 @@ def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: 
                 continue
             for start in range(0, info.nbytes, CHUNK):
                 piece = data[start : start + CHUNK]
-                backend.set_tensor(tensor, piece, start)
+                if backend.takes_at_once:
+                    backend.set_tensor_async(tensor, memoryview(piece), start)
+                else:
+                    backend.set_tensor(tensor, piece, start)
                 part.forget(info.offset + start, info.offset + start + piece.nbytes)
                 report.add(piece.nbytes)
+        backend.synchronize()
     except BaseException:
         buffer.close()
         raise

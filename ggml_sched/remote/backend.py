@@ -7,7 +7,6 @@ pass through the driver.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, cast
 from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
 from ggml_sched.errors import BackendLost, PlacementError
-from ggml_sched.remote.envelope import DIGEST
+from ggml_sched.remote.files import SMALLEST, digest_of
 from ggml_sched.remote.session import PIECE, Out, Session
 from ggml_sched.remote.tensors import bytes_at, described, values_of
 
@@ -296,12 +295,12 @@ class RemoteBackend(Backend):
         self.put_bytes(self._values(tensor), offset, data)
 
     def load_from_file(self, tensor: Tensor, path: str, start: int, data: Any) -> bool:
-        """Let the worker fill a tensor from byte `start` of a GGUF file that it has under this path, too.
+        """Let the worker fill a tensor with the one at byte `start` of a GGUF file that it has under this path, too.
 
-        False if it has none, or one with other bytes than `data` there.
+        False if it has none there with the bytes `data`, and for a small one, which is not looked for.
         """
-        digest = hashlib.blake2b(data, digest_size=DIGEST).hexdigest()
-        return bool(self.ask("file", self._values(tensor), os.path.abspath(path), start, digest))
+        return len(data) >= SMALLEST and bool(
+            self.ask("file", self._values(tensor), os.path.abspath(path), start, digest_of(data)))
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         start = tensor.offset + offset

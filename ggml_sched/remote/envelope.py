@@ -18,7 +18,7 @@ from ggml_sched import errors
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.remote.messages import MessageError, fields_of, natural, packed, text, unpacked
 
-__all__ = ["DIGEST", "DRIVER", "FREES", "KINDS", "Envelope", "Segment", "error_of", "error_values"]
+__all__ = ["DRIVER", "FREES", "KINDS", "Envelope", "Segment", "error_of", "error_values"]
 
 DRIVER = "driver"
 """The name of the driver among those of the workers."""
@@ -28,8 +28,6 @@ that the session holds."""
 FREES = ("free", "drop")
 """Commands that free what the driver has closed.  What was freed already is freed again without an error."""
 MAX_SEGMENTS = 1 << 12
-DIGEST = 16
-"""Bytes of the BLAKE2b digest of a weight in a file."""
 Command = list[Any]
 
 

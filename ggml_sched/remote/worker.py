@@ -7,7 +7,6 @@ is checked here: numbers of buffers, offsets, layouts, sources of ops, and wheth
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from typing import Any
 from ggml_sched._graph import Context, Graph, Tensor, new_buffer, op_names
 from ggml_sched.backend import Backend, Buffer, GraphView, note_nodes, tensor_copy
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
-from ggml_sched.remote.envelope import DIGEST, DRIVER, FREES, Envelope, Segment, error_values
+from ggml_sched.remote.envelope import DRIVER, FREES, Envelope, Segment, error_values
+from ggml_sched.remote.files import Files
 from ggml_sched.remote.messages import MessageError, fields_of, natural, text
 from ggml_sched.remote.tensors import tensors_of
 
@@ -25,7 +25,6 @@ __all__ = ["Worker"]
 MAX_SESSIONS = 64
 MAX_CLOSED = 1 << 10
 """Sessions that were closed, of which late messages are refused."""
-GGUF = b"GGUF"
 MAX_HELD = 256
 """Envelopes of a session that wait for one before them; what comes too early is left to the driver to send again."""
 MAX_CACHED = 4096
@@ -67,6 +66,7 @@ class Worker:
         self.name = name
         self.backends: tuple[Backend, ...] = tuple(backends)
         self.memory = memory
+        self.files = Files()
         self.used: list[int] = [0] * len(self.backends)
         self.sessions: dict[str, _Session] = {}
         self._closed: deque[str] = deque(maxlen=MAX_CLOSED)
@@ -334,25 +334,13 @@ class Worker:
         return self.describe()
 
     def _file(self, session: _Session, values: Any, path: Any, start: Any, digest: Any) -> bool:
-        """Fill a tensor from a GGUF file; False if there is no such file, or its bytes have another digest.
-
-        The digest is that of the bytes that the driver has, so nothing can be read here that it does not have.
-        """
+        """Fill a tensor with a whole one of a GGUF file that is here; False if there is none with this digest."""
         t = self._tensor(session, values)
         path, start = text(path, "a path", 1 << 12), natural(start, "an offset")
-        digest = text(digest, "a digest")
-        try:
-            with open(path, "rb") as file:
-                if file.read(len(GGUF)) != GGUF:
-                    return False
-                file.seek(start)
-                data = file.read(t.nbytes)
-        except (OSError, ValueError):
-            return False
-        if len(data) != t.nbytes or hashlib.blake2b(data, digest_size=DIGEST).hexdigest() != digest:
-            return False
-        self._set(t, data, 0)
-        return True
+        data = self.files.read(path, start, t.nbytes, text(digest, "a digest"))
+        if data is not None:
+            self._set(t, data, 0)
+        return data is not None
 
     def _memory(self, session: _Session, device: Any) -> int | None:
         return self.available(self._backend(device)[0])

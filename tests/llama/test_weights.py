@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_llama import contents, written
+from small_llama import contents, written, written_in_parts
 
 import ggml_sched as gs
 from ggml_sched.graph import quants
@@ -19,16 +19,8 @@ MODEL = random_llama(3, **SHAPES, dtype="q8_0")
 TOKENS = [1, 5, 63, 0]
 
 
-def split(folder: Path, n_parts: int, data: bytes = MODEL, changes: dict | None = None, name: str = "m") -> Path:
-    """Write a model in parts; `changes` are fields of part k that differ from what is right."""
-    metadata, tensors = contents(data)
-    names = list(tensors)
-    for k in range(n_parts):
-        fields = {"split.no": (Kind.U16, k), "split.count": (Kind.U16, n_parts),
-                  "split.tensors.count": (Kind.I32, len(tensors))} | (changes or {}).get(k, {})
-        here = {key: tensors[key] for key in names[k::n_parts]}
-        write_gguf(folder / f"{name}-{k + 1:05}-of-{n_parts:05}.gguf", (metadata if k == 0 else {}) | fields, here)
-    return folder / f"{name}-00001-of-{n_parts:05}.gguf"
+def split(folder, n_parts, data=MODEL, **how):
+    return written_in_parts(folder, n_parts, data, **how)
 
 
 def logits(source, **options) -> np.ndarray:

@@ -12,9 +12,12 @@ import time
 import numpy as np
 import pytest
 from remote_workers import ARCHITECTURES, check_architecture, logits_of, two_halves
+from small_llama import written_in_parts
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.llama import open_gguf
+from ggml_sched.remote.files import SMALLEST, Files, digest_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs sockets of the file system")
 
@@ -154,19 +157,86 @@ def test_workers_read_the_weights_of_a_file_that_they_have(cluster, tmp_path):
     assert cluster.session.bytes_sent - before > size / 2
 
 
-def test_a_worker_reads_only_gguf_files_and_only_bytes_that_the_driver_has(cluster, tmp_path):
-    backend, ctx = cluster.backends[0], gs.Context()
-    t = ctx.tensor("i8", (64,), "t")
-    with backend.alloc_tensors(ctx):
-        secret, model = tmp_path / "secret", tmp_path / "model.gguf"
-        secret.write_bytes(b"s" * 100)
-        model.write_bytes(b"GGUF" + b"m" * 100)
-        assert not backend.load_from_file(t, str(secret), 8, memoryview(b"s" * 64))
-        assert not backend.load_from_file(t, str(model), 8, memoryview(b"x" * 64))
-        assert not backend.load_from_file(t, str(model), 80, memoryview(b"m" * 64))
-        assert not backend.load_from_file(t, str(tmp_path / "none"), 8, memoryview(b"m" * 64))
-        assert backend.load_from_file(t, str(model), 8, memoryview(b"m" * 64))
-        assert t.numpy().tobytes() == b"m" * 64
+@pytest.fixture(scope="module")
+def filled(cluster):
+    """filled(path, start, data): whether a worker fills a tensor from a file, which then has these bytes; the tensor is
+    as it was if not."""
+    backend = cluster.backends[0]
+
+    def fill(path, start, data):
+        ctx = gs.Context()
+        t = ctx.tensor("i8", (len(data),), "t")
+        with backend.alloc_tensors(ctx):
+            found = backend.load_from_file(t, str(path), start, memoryview(data))
+            assert t.numpy().tobytes() == (bytes(data) if found else bytes(len(data)))
+            return found
+
+    return fill
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model file: (path, its bytes, its largest tensor)."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(llama.random_llama())
+    with open_gguf(path) as file:
+        info = max(file.tensors.values(), key=lambda info: info.nbytes)
+    return path, path.read_bytes(), info
+
+
+def test_a_worker_reads_whole_tensors_whose_digest_the_driver_knows(filled, model):
+    path, data, info = model
+    start, end = info.offset, info.offset + info.nbytes
+    assert filled(path, start, data[start:end])
+    assert not filled(path, start, bytes([data[start] ^ 1]) + data[start + 1 : end])
+    # Parts of a tensor, or bytes around it, could be guessed piece by piece.
+    for first, last in ((start, end - 1), (start + 1, end), (start, start + 1), (start, start + SMALLEST),
+                        (0, SMALLEST), (0, 4), (start - 32, end)):
+        assert not filled(path, first, data[first:last])
+
+
+def test_a_small_tensor_is_not_looked_for_in_a_file(cluster, model):
+    """Its bytes could be guessed."""
+    path, data, _ = model
+    with open_gguf(path) as file:
+        info = min(file.tensors.values(), key=lambda info: info.nbytes)
+    assert Files().read(str(path), info.offset, info.nbytes, digest_of(data[info.offset :][: info.nbytes])) is None
+
+
+def test_what_is_no_model_file_is_refused_at_once(filled, model, tmp_path):
+    path, data, info = model
+    tensor = data[info.offset :][: info.nbytes]
+    for name, contents in (("text", b"s" * len(data)), ("head", b"GGUF" + data[4:20] + data[20:].swapcase()),
+                           ("short", data[: info.offset]), ("empty", b"")):
+        (tmp_path / name).write_bytes(contents)
+        assert not filled(tmp_path / name, info.offset, tensor), name
+    for name in ("none", "", "model.gguf\0", "x" * 4000):
+        assert not filled(str(tmp_path / name), info.offset, tensor), name
+    assert not filled("/dev/zero", info.offset, tensor)
+    assert not filled(tmp_path, info.offset, tensor)
+    start = time.monotonic()
+    os.mkfifo(tmp_path / "pipe")
+    assert not filled(tmp_path / "pipe", info.offset, tensor)       # nothing writes into it
+    assert time.monotonic() - start < 20
+
+
+def test_a_file_that_is_replaced_is_read_anew(filled, model):
+    path, data, info = model
+    tensor = data[info.offset :][: info.nbytes]
+    assert filled(path, info.offset, tensor)
+    path.write_bytes(b"no model" + bytes(len(data)))
+    assert not filled(path, info.offset, tensor)
+    path.write_bytes(data)
+    assert filled(path, info.offset, tensor)
+
+
+def test_workers_read_the_parts_of_a_split_model(cluster, tmp_path):
+    data = llama.random_llama()
+    first = written_in_parts(tmp_path, 3, data)
+    before = cluster.session.bytes_sent
+    found = logits_of(cluster.backends, source=first)
+    assert cluster.session.bytes_sent - before < len(data) / 4
+    assert np.array_equal(found, logits_of(cluster.backends, source=data))
 
 
 def test_a_scheduler_without_a_lost_backend_plans_over_the_others(ctx):
