@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
 from ggml_sched.backend import Backend, Buffer
@@ -228,7 +228,7 @@ def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: 
             for start in range(0, info.nbytes, CHUNK):
                 piece = data[start : start + CHUNK]
                 if backend.takes_at_once:
-                    backend.set_tensor_async(tensor, memoryview(piece), start)
+                    backend.set_tensor_async(tensor, memoryview(cast("Any", piece)), start)
                 else:
                     backend.set_tensor(tensor, piece, start)
                 part.forget(info.offset + start, info.offset + start + piece.nbytes)

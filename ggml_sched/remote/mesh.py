@@ -14,10 +14,11 @@ import time
 from collections import deque
 from pathlib import Path
 
+from ggml_sched.remote.messages import MAX_MESSAGE
+
 __all__ = ["Mesh"]
 
 LENGTH = struct.Struct("<Q")
-MAX_MESSAGE = 1 << 34
 PIECE = 1 << 20
 TAKES_WITHIN = 0.25
 """Seconds in which a peer takes some bytes; those of one that does not are sent while this process waits."""

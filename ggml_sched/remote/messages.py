@@ -18,13 +18,17 @@ from typing import Any
 
 from ggml_sched.errors import BackendError
 
-__all__ = ["MAX_HEADER", "MessageError", "fields_of", "natural", "packed", "text", "unpacked"]
+__all__ = ["MAX_BLOCK_BYTES", "MAX_HEADER", "MAX_MESSAGE", "MessageError", "fields_of", "natural", "packed", "text",
+           "unpacked"]
 
 MAGIC = b"gsm1"
+START = struct.Struct("<4sI")
 MAX_HEADER = 1 << 26
 """Bytes of the largest header: that of a split of some hundred thousand tensors."""
 MAX_BLOCKS = 1 << 16
-START = struct.Struct("<4sI")
+MAX_BLOCK_BYTES = 1 << 27
+"""Bytes of the blocks of a message, all together: drivers send some MiB."""
+MAX_MESSAGE = START.size + MAX_HEADER + MAX_BLOCK_BYTES
 MAX_NUMBER = 1 << 62
 """No size, offset or number of a message is as large."""
 
@@ -42,6 +46,8 @@ def packed(header: dict[str, Any], blocks: Sequence[bytes | bytearray | memoryvi
 def unpacked(message: bytes | bytearray | memoryview) -> tuple[dict[str, Any], list[memoryview]]:
     """The header and the blocks, which are views of the message.  MessageError if it is not what `packed` returns."""
     whole = memoryview(message)
+    if len(whole) > MAX_MESSAGE:
+        raise MessageError(f"a message of {len(whole)} bytes, at most {MAX_MESSAGE}")
     if len(whole) < START.size:
         raise MessageError(f"a message of {len(whole)} bytes has no header")
     magic, size = START.unpack_from(whole)

@@ -48,6 +48,8 @@ ENDS_WITHIN = 10.0
 """Seconds that a worker has to free what a session holds, at most the deadline."""
 IN_FLIGHT = 1 << 26
 """Bytes without an answer above which sending waits."""
+MAX_OPEN = 1 << 8
+"""Envelopes without an answer above which sending waits: workers hold no more that come too early."""
 
 
 @dataclass(slots=True)
@@ -209,7 +211,9 @@ class Session:
                 pending.n_bytes += len(block[1])
             if out is not None:
                 pending.outs[out[0]] = out[1]
-            if pending.n_bytes >= PIECE:
+            if command[0] == "read":
+                pending.n_bytes += command[3]
+            if pending.n_bytes >= PIECE and gives is None:      # what needs the block is queued next
                 self.flush()
 
     def _take_released(self) -> None:
@@ -233,7 +237,7 @@ class Session:
                     if self._count == count:
                         self._pending = pending
                     raise
-                while self._in_flight > IN_FLIGHT:
+                while self._in_flight > IN_FLIGHT or len(self._sent) > MAX_OPEN:
                     self._pump()
 
     def call(self, worker: str, *commands: Command) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ggml_sched.backend import Backend, Buffer, GraphView, note_nodes, tensor_co
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
 from ggml_sched.remote.envelope import DRIVER, FREES, Envelope, Segment, error_values
 from ggml_sched.remote.files import Files
-from ggml_sched.remote.messages import MessageError, fields_of, natural, text
+from ggml_sched.remote.messages import MAX_BLOCK_BYTES, MessageError, fields_of, natural, text
 from ggml_sched.remote.tensors import tensors_of
 
 __all__ = ["Worker"]
@@ -25,10 +25,19 @@ __all__ = ["Worker"]
 MAX_SESSIONS = 64
 MAX_CLOSED = 1 << 10
 """Sessions that were closed, of which late messages are refused."""
-MAX_HELD = 256
-"""Envelopes of a session that wait for one before them; what comes too early is left to the driver to send again."""
+MAX_HELD = 1 << 10
+"""Envelopes of a session that wait for one before them; the driver has fewer under way."""
+MAX_MESSAGES = 1 << 29
+"""Bytes of the messages that a worker holds for all sessions: those that wait for one before them, and answers until
+they are acknowledged."""
 MAX_CACHED = 4096
 """Tensors of a session that are kept for the next command that names them."""
+MAX_KEY = 1 << 12
+"""Characters of the values of such a tensor."""
+MAX_BUFFERS = 1 << 16
+"""Buffers of all sessions."""
+MAX_REGISTERED = 1 << 20
+"""Tensors of the splits of all sessions, some GB."""
 Sent = list[tuple[str, bytes]]
 """Messages to send: (name of a worker or DRIVER, bytes)."""
 
@@ -42,6 +51,7 @@ class _Split:
     plan: Any
     buffers: frozenset[int]
     ctx: Context
+    n_tensors: int
 
 
 @dataclass(slots=True)
@@ -52,15 +62,17 @@ class _Session:
     splits: dict[int, _Split] = field(default_factory=dict)
     tensors: dict[str, tuple[int, Tensor, Context]] = field(default_factory=dict)
     expected: int = 0
-    held: dict[int, Envelope] = field(default_factory=dict)
+    held: dict[int, tuple[Envelope, int]] = field(default_factory=dict)
+    """Envelopes that came early, with their bytes."""
     sent: dict[int, Sent] = field(default_factory=dict)
     failed: int = -1
     """The epoch of the last failure: queued work of this epoch or an earlier one is not executed."""
 
 
 class Worker:
-    """Backends under a name.  `memory`: the most bytes that all sessions may hold on each backend, None for no bound of
-    its own.  The worker closes its backends."""
+    """Backends under a name.  `memory`: the most bytes that all sessions may hold on each backend, with the work memory
+    of its kernels, None for no bound of its own; messages take MAX_MESSAGES bytes of the host besides.  The worker
+    closes its backends."""
 
     def __init__(self, name: str, backends: Sequence[Backend], memory: int | None = None) -> None:
         self.name = name
@@ -68,6 +80,11 @@ class Worker:
         self.memory = memory
         self.files = Files()
         self.used: list[int] = [0] * len(self.backends)
+        self.held_bytes: int = 0
+        """Of messages: see MAX_MESSAGES."""
+        self.n_buffers: int = 0
+        self.n_registered: int = 0
+        """Tensors of the splits of all sessions."""
         self.sessions: dict[str, _Session] = {}
         self._closed: deque[str] = deque(maxlen=MAX_CLOSED)
 
@@ -84,20 +101,25 @@ class Worker:
             return self._passed_on(envelope)
         if envelope.session in self._closed:
             return []           # it was late, or came twice
-        session = self._session(envelope.session)
-        number = envelope.segments[0].number
         if envelope.kind == "status":
-            envelope.answers[self.name] = session.expected
+            known = self.sessions.get(envelope.session)
+            envelope.answers[self.name] = 0 if known is None else known.expected
             return self._passed_on(envelope)
+        session = self._session(envelope.session)
+        number, acked = envelope.segments[0].number, envelope.segments[0].acked
         if number < session.expected:
             return session.sent.get(number, [])
-        if session.expected < envelope.segments[0].acked <= number:
+        if session.expected < acked <= number:
             # Segments in between were given up: they were to come by way of a worker that is lost.
-            session.expected = envelope.segments[0].acked
-            session.held = {n: held for n, held in session.held.items() if n >= session.expected}
-        if number >= session.expected + MAX_HELD:
+            session.expected = acked
+            for n in [n for n in session.held if n < acked]:
+                self.held_bytes -= session.held.pop(n)[1]
+        is_full = len(session.held) >= MAX_HELD or self.held_bytes + len(message) > MAX_MESSAGES
+        if number > session.expected and is_full:
             return []
-        session.held.setdefault(number, envelope)
+        if number not in session.held:
+            session.held[number] = envelope, len(message)
+            self.held_bytes += len(message)
         return self._serve_held(session)
 
     def answer(self, message: bytes | bytearray | memoryview) -> Sent:
@@ -112,6 +134,8 @@ class Worker:
         session = self.sessions.pop(name, None)
         if session is not None:
             splits, buffers = [*session.splits], [*session.buffers]
+            self.held_bytes -= sum(size for _, size in session.held.values())
+            self._forget(session, session.expected)
             each([*(lambda k=k: self._drop(session, k) for k in splits),
                   *(lambda k=k: self._free(session, k) for k in buffers)])
 
@@ -133,15 +157,25 @@ class Worker:
         sent: Sent = []
         while session.expected in session.held:
             number = session.expected
-            envelope = session.held.pop(number)
+            envelope, size = session.held.pop(number)
+            self.held_bytes -= size
             segment = envelope.segments[0]
             session.expected += 1
+            self._forget(session, segment.acked)
+            if self.held_bytes > MAX_MESSAGES and envelope.error is None:
+                envelope.error = error_values(OutOfMemory(
+                    f"worker {self.name!r} holds {self.held_bytes} bytes of messages, more than {MAX_MESSAGES}",
+                    self.name, self.held_bytes, MAX_MESSAGES), self.name)
             self._execute(session, envelope, segment)
-            out = self._passed_on(envelope)
-            session.sent = {n: old for n, old in session.sent.items() if n >= segment.acked}
-            session.sent[number] = out
+            out = session.sent[number] = self._passed_on(envelope)
+            self.held_bytes += sum(len(message) for _, message in out)
             sent += out
         return sent
+
+    def _forget(self, session: _Session, acked: int) -> None:
+        """Drop the answers to segments with lower numbers."""
+        for n in [n for n in session.sent if n < acked]:
+            self.held_bytes -= sum(len(message) for _, message in session.sent.pop(n))
 
     def _passed_on(self, envelope: Envelope) -> Sent:
         """The message with the rest of an envelope."""
@@ -184,8 +218,9 @@ class Worker:
 
     def available(self, device: int) -> int | None:
         """Bytes that sessions may still allocate on a backend, None where neither it nor the worker knows."""
-        known = [n for n in (None if self.memory is None else self.memory - self.used[device],
-                             self.backends[device].memory_available()) if n is not None]
+        backend = self.backends[device]
+        of_worker = None if self.memory is None else max(self.memory - self.used[device] - backend.work_held, 0)
+        known = [n for n in (of_worker, backend.memory_available()) if n is not None]
         return min(known, default=None)
 
     def _alloc(self, session: _Session, envelope: Envelope, number: Any, device: Any, size: Any, usage: Any) -> None:
@@ -193,14 +228,20 @@ class Worker:
         k, backend = self._backend(device)
         if number in session.buffers:
             raise MessageError(f"buffer {number} exists")
-        left = self.available(k)
-        if left is not None and size > left:
-            raise OutOfMemory(f"backend {backend.name!r} of worker {self.name!r}: {size} bytes needed, {left} left",
-                              backend.name, size, left)
+        if self.n_buffers >= MAX_BUFFERS:
+            raise MessageError(f"worker {self.name!r} has {MAX_BUFFERS} buffers, and allocates no other")
+        self._check_room(k, size, "")
         buffer = new_buffer(backend, size)
         buffer.usage = text(usage, "the usage of a buffer")
         session.buffers[number] = buffer
+        self.n_buffers += 1
         self.used[k] += size
+
+    def _check_room(self, device: int, size: int, what: str) -> None:
+        left, backend = self.available(device), self.backends[device]
+        if left is not None and size > left:
+            raise OutOfMemory(f"backend {backend.name!r} of worker {self.name!r}: {size} bytes{what} needed, {left} "
+                              "left", backend.name, size, left)
 
     def _free(self, session: _Session, number: Any) -> None:
         buffer = session.buffers.pop(natural(number, "the number of a buffer"), None)
@@ -210,6 +251,7 @@ class Worker:
             self._drop(session, k)
         session.tensors = {key: found for key, found in session.tensors.items() if found[0] != number}
         self.used[self.backends.index(buffer.backend)] -= buffer.size
+        self.n_buffers -= 1
         buffer.close()
 
     def _free_command(self, session: _Session, envelope: Envelope, number: Any) -> None:
@@ -233,9 +275,11 @@ class Worker:
             t, = tensors_of([values], session.buffers, ctx)
             if t.buffer is None or t.src:
                 raise MessageError("a tensor without a place")
-            if len(session.tensors) >= MAX_CACHED:
-                session.tensors.clear()
-            found = session.tensors[key] = (values["at"][0], t, ctx)
+            found = values["at"][0], t, ctx
+            if len(key) <= MAX_KEY:
+                if len(session.tensors) >= MAX_CACHED:
+                    session.tensors.clear()
+                session.tensors[key] = found
         return found[1]
 
     def _init(self, session: _Session, envelope: Envelope, values: Any) -> None:
@@ -261,6 +305,8 @@ class Worker:
         key, size = natural(key, "the number of a block"), natural(size, "a size", t.nbytes + 1)
         if key in envelope.blocks:
             raise MessageError(f"block {key} exists")
+        if sum(map(len, envelope.blocks.values())) + size > MAX_BLOCK_BYTES:
+            raise MessageError(f"more than {MAX_BLOCK_BYTES} bytes are read in one envelope")
         out = bytearray(size)
         try:
             t.backend.get_tensor(t, out, natural(offset, "an offset"))
@@ -280,7 +326,7 @@ class Worker:
     def _split(self, session: _Session, envelope: Envelope, number: Any, device: Any, values: Any, nodes: Any,
                groups: Any, needed: Any) -> None:
         number = natural(number, "the number of a split")
-        _, backend = self._backend(device)
+        k, backend = self._backend(device)
         self._drop(session, number)     # the driver does not know what it had of it before something failed
         ctx = Context("split")
         _, chosen = self._nodes(session, values, nodes, ctx)
@@ -290,18 +336,28 @@ class Worker:
                     raise MessageError(f"{t!r} has no place on backend {backend.name!r}")
             if not node.computes or not backend.supports_op(node):
                 raise UnsupportedOp(f"backend {backend.name!r} of worker {self.name!r} does not compute {node!r}")
+        if self.n_registered + len(values) > MAX_REGISTERED:
+            raise MessageError(f"worker {self.name!r} has splits of {self.n_registered} tensors, and takes "
+                               f"{MAX_REGISTERED}")
+        work = backend.work_size(chosen) - backend.work_held
+        if work > 0:
+            self._check_room(k, work, " of work memory")
         view = GraphView(chosen, *_groups(groups, needed, len(chosen)))
         try:
             plan = backend.graph_plan_create(view)
         except Exception as error:
             note_nodes(error, backend, chosen)
             raise
-        session.splits[number] = _Split(backend, view, plan, frozenset(v["at"][0] for v in values if "at" in v), ctx)
+        session.splits[number] = _Split(backend, view, plan, frozenset(v["at"][0] for v in values if "at" in v), ctx,
+                                         len(values))
+        self.n_registered += len(values)
 
     def _drop(self, session: _Session, number: int) -> None:
         split = session.splits.pop(number, None)
-        if split is not None and split.plan is not None:
-            split.backend.graph_plan_free(split.plan)
+        if split is not None:
+            self.n_registered -= split.n_tensors
+            if split.plan is not None:
+                split.backend.graph_plan_free(split.plan)
 
     def _drop_command(self, session: _Session, envelope: Envelope, number: Any) -> None:
         self._drop(session, natural(number, "the number of a split"))

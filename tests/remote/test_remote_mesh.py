@@ -119,6 +119,16 @@ def test_a_peer_that_ends_before_it_has_a_name_is_lost(tmp_path, monkeypatch):
     a.close()
 
 
+def test_a_message_of_a_size_that_none_has_ends_the_connection(pair, tmp_path):
+    a, _ = pair
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.connect(str(tmp_path / "a"))
+    stranger.sendall(mesh.LENGTH.pack(1) + b"x" + mesh.LENGTH.pack(1 << 33) + b"y")
+    assert a.receive(20) is None
+    assert a.lost == {"x"}
+    stranger.close()
+
+
 def test_one_large_answer_is_asked_for_once():
     with gs.remote.connect(workers=1, threads=1, transport="processes") as cluster:
         ctx = gs.Context()

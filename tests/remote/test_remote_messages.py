@@ -8,6 +8,8 @@ import pytest
 from remote_workers import simulated, two_halves
 
 import ggml_sched as gs
+from ggml_sched.remote import messages as messages_room
+from ggml_sched.remote import worker as worker_room
 from ggml_sched.remote.envelope import Envelope, Segment, error_of
 from ggml_sched.remote.messages import MessageError, packed, unpacked
 from ggml_sched.remote.simulated import SimulatedNetwork
@@ -70,6 +72,16 @@ def mutated(message, rng):
     return packed(header, blocks)
 
 
+def check_counts(worker):
+    """What a worker counts is what its sessions hold."""
+    sessions = worker.sessions.values()
+    assert worker.n_buffers == sum(len(s.buffers) for s in sessions)
+    assert sum(worker.used) == sum(buffer.size for s in sessions for buffer in s.buffers.values())
+    assert worker.n_registered == sum(split.n_tensors for s in sessions for split in s.splits.values())
+    assert worker.held_bytes == sum(size for s in sessions for _, size in s.held.values()) + \
+        sum(len(message) for s in sessions for sent in s.sent.values() for _, message in sent)
+
+
 def attack(seed, n):
     """Send `n` changed messages to a worker that serves an honest session, too."""
     rng, messages = random.Random(seed), recorded()
@@ -101,6 +113,7 @@ def attack(seed, n):
                 worker.close_session(stranger)
                 for name in [name for name in worker.sessions if name != cluster.session.name]:
                     worker.close_session(name)
+                check_counts(worker)
                 if k % 50 == 0:
                     x.set(np.full((2, 16), k, np.float32))
                     scheduler.compute(graph)
@@ -160,3 +173,139 @@ def test_a_layout_whose_elements_overlap_does_not_travel(ctx):
     windows = ctx.view_2d(x, 8, 3, 16, 0)
     with pytest.raises(gs.PlacementError, match="which a remote backend does not take"):
         layout_values(windows)
+
+
+# -- what a driver can make a worker hold -----------------------------------------------------------
+
+
+class Asking:
+    """A driver of one worker, message by message."""
+
+    def __init__(self, memory=None, backends=None, session="s"):
+        self.worker = Worker("w0", backends or [gs.CpuBackend(1)], memory)
+        self.session, self.number = session, 0
+
+    def __call__(self, *commands, acked=0, number=None, blocks=None):
+        """The answer to a call: an Envelope, or None."""
+        n = self.number if number is None else number
+        self.number = n + 1
+        segment = Segment("w0", n, [*commands], acked)
+        sent = self.worker.handle(Envelope("call", self.session, n, 0, [segment], blocks or {}).packed())
+        check_counts(self.worker)
+        return Envelope.read(sent[-1][1]) if sent else None
+
+    def error(self, *commands, **how):
+        answer = self(*commands, **how)
+        return f"{answer.error['type']}: {answer.error['text']}" if answer.error else None
+
+
+def bytes_of(size, buffer=1):
+    return {"t": "i8", "ne": [size, 1, 1, 1], "at": [buffer, 0]}
+
+
+@pytest.fixture
+def asking():
+    driver = Asking()
+    yield driver
+    driver.worker.close()
+    assert driver.worker.held_bytes == 0 and driver.worker.n_buffers == 0
+
+
+def test_answers_that_a_driver_does_not_acknowledge_are_bounded(asking, monkeypatch):
+    monkeypatch.setattr(worker_room, "MAX_MESSAGES", 1 << 16)
+    assert asking.error(["alloc", 1, 0, 1 << 14, "any"]) is None
+    found = [asking.error(["read", bytes_of(1 << 14), 0, 1 << 14, 1]) for _ in range(20)]
+    assert found[:4] == [None] * 4
+    assert all(error.startswith("OutOfMemory: worker 'w0' holds") for error in found[5:])
+    assert asking.worker.held_bytes < 3 << 16
+    assert asking.error(["read", bytes_of(1 << 14), 0, 1 << 14, 1], acked=asking.number) is None
+
+
+def test_envelopes_that_come_early_are_bounded(asking, monkeypatch):
+    monkeypatch.setattr(worker_room, "MAX_MESSAGES", 1 << 16)
+    for n in range(1, 20):
+        assert asking(number=n, blocks={1: bytes(1 << 14)}) is None
+    assert 1 << 15 < asking.worker.held_bytes <= 1 << 16
+    monkeypatch.setattr(worker_room, "MAX_HELD", 6)
+    for n in range(30, 50):
+        assert asking(number=n) is None
+    assert len(asking.worker.sessions["s"].held) == 6
+    # The next one is executed however much is held, and those behind it follow.
+    assert asking(number=0, blocks={1: bytes(1 << 16)}).number == 3
+    asking.worker.close_session("s")
+    assert asking.worker.held_bytes == 0
+
+
+def test_bytes_that_are_read_in_one_envelope_are_bounded(asking, monkeypatch):
+    monkeypatch.setattr(worker_room, "MAX_BLOCK_BYTES", 1 << 16)
+    asking(["alloc", 1, 0, 1 << 15, "any"])
+    reads = [["read", bytes_of(1 << 15), 0, 1 << 15, k] for k in range(3)]
+    assert asking.error(*reads[:2]) is None
+    assert asking.error(*reads) == "MessageError: more than 65536 bytes are read in one envelope"
+
+
+def test_questions_of_strangers_open_no_session_and_those_that_open_one_are_bounded(monkeypatch):
+    monkeypatch.setattr(worker_room, "MAX_SESSIONS", 3)
+    driver = Asking()
+    for k in range(9):
+        (_, answer), = driver.worker.handle(Envelope("status", f"s{k}", 0, 0, [Segment("w0", 0, [])]).packed())
+        assert Envelope.read(answer).answers == {"w0": 0}
+    assert not driver.worker.sessions
+    for k in range(3):
+        driver.session = f"s{k}"
+        driver(number=0)
+    driver.session = "s3"
+    with pytest.raises(MessageError, match="has 3 sessions"):
+        driver(number=0)
+    driver.worker.close()
+
+
+def test_buffers_and_tensors_of_splits_are_bounded(asking, monkeypatch):
+    monkeypatch.setattr(worker_room, "MAX_BUFFERS", 3)
+    monkeypatch.setattr(worker_room, "MAX_REGISTERED", 7)
+    assert [asking.error(["alloc", k, 0, 64, "any"]) for k in range(1, 4)] == [None] * 3
+    assert asking.error(["alloc", 4, 0, 0, "any"]) == "MessageError: worker 'w0' has 3 buffers, and allocates no other"
+    assert asking.error(["free", 3], ["alloc", 4, 0, 0, "any"]) is None
+    x = {"t": "f32", "ne": [4, 1, 1, 1], "at": [1, 0]}
+    y = {"t": "f32", "ne": [4, 1, 1, 1], "at": [2, 0], "op": "UNARY:RELU", "s": [0], "p": [6]}
+    split = [0, [x, y], [1], [], None]
+    assert [asking.error(["split", k, *split]) for k in range(3)] == [None] * 3
+    assert asking.error(["split", 3, *split]) == "MessageError: worker 'w0' has splits of 6 tensors, and takes 7"
+    assert asking.error(["split", 2, *split]) is None       # in place of the one of this number
+    assert asking.error(["drop", 0], ["split", 3, *split]) is None
+
+
+def test_values_of_any_length_are_not_kept(asking):
+    asking(["alloc", 1, 0, 64, "any"])
+    for k in range(9):
+        assert asking.error(["read", {**bytes_of(64), "junk": f"{k}" * 10_000}, 0, 64, 1]) is None
+    assert not asking.worker.sessions["s"].tensors
+
+
+def test_work_memory_counts_in_a_workers_bound():
+    class Working(gs.CpuBackend):
+        work_held = 0
+
+        def work_size(self, nodes):
+            return 600
+
+        def graph_plan_create(self, graph):
+            self.work_held = 600
+            return super().graph_plan_create(graph)
+
+    x = {"t": "f32", "ne": [4, 1, 1, 1], "at": [1, 0]}
+    y = {"t": "f32", "ne": [4, 1, 1, 1], "at": [1, 64], "op": "UNARY:RELU", "s": [0], "p": [6]}
+    driver = Asking(1000, [Working(1)])
+    assert driver.error(["alloc", 1, 0, 500, "any"]) is None
+    said = "OutOfMemory: backend 'CPU' of worker 'w0': 600 bytes of work memory needed, 500 left"
+    assert driver.error(["split", 1, 0, [x, y], [1], [], None]) == said
+    assert driver.error(["free", 1], ["alloc", 1, 0, 300, "any"], ["split", 1, 0, [x, y], [1], [], None]) is None
+    assert driver.worker.available(0) == 100
+    assert driver.error(["alloc", 2, 0, 101, "any"]).startswith("OutOfMemory")
+    driver.worker.close()
+
+
+def test_a_message_that_is_larger_than_any_is_refused(monkeypatch):
+    monkeypatch.setattr(messages_room, "MAX_MESSAGE", 100)
+    with pytest.raises(MessageError, match="a message of 200 bytes, at most 100"):
+        unpacked(bytes(200))
