@@ -354,9 +354,9 @@ class Sequence:
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forget n_discard tokens after the first n_keep; positions of later tokens shrink (llama.cpp's context shift).
 
-        The cached values of later tokens were computed with attention to the forgotten ones: logits afterwards are
-        close to, not the same as, those of an evaluation of the remaining tokens.  SequenceError where the model has
-        no rope, or another sequence shares these tokens.
+        What deeper layers cached for later tokens was computed with attention to the forgotten ones, so logits
+        afterwards are not those of an evaluation of the remaining tokens: in small random models they differ by up to
+        a third of the largest.  SequenceError where the model has no rope, or another sequence shares these tokens.
         """
         i, held, runner, cells = self.index, self._tokens, self._store.runner, self._store.runner.cells
         with self._store.lock:
