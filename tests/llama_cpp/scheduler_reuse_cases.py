@@ -101,6 +101,38 @@ def only_backend(library: str) -> None:
         g.backend_sched_free(made)
 
 
+def assigned_where_the_planner_puts_it(library: str) -> None:
+    """A plan made for an assignment serves larger graphs without it, where a plan without it chose that backend, too.
+
+    As for the norms of recurrent models under llama.cpp, which assigns those of small batches alone.
+    """
+    g = Ggml()
+    backends = [*g.devices(library, 1), g.cpu_backend()]
+    weights, alive = [Weights(g, b, default_rng(1)) for b in backends], []
+    stock, s = (g.scheduler(backends, ours) for ours in (False, True))
+
+    def planned(seed: int, rows: int, choice: int | None) -> int:
+        """Compute a new graph whose first output is assigned to `choice`; how many plans that took."""
+        hook().clear_counters()
+        results = []
+        for scheduler in (stock, s):
+            alive.append(random_graph(g, weights, weights[:1], seed, rows=rows))
+            g.backend_sched_reset(scheduler)
+            if choice is not None:
+                g.backend_sched_set_tensor_backend(scheduler, alive[-1][2][0], choice)
+            results.append(compute(g, scheduler, alive[-1], 5))
+        assert results[0] == results[1]
+        return hook().served()["planned"]
+
+    for seed, elsewhere in ((3, False), (4, True)):
+        assert planned(seed, 12, None) == 1
+        chosen = g.backend_sched_get_tensor_backend(s, alive[-1][2][0])
+        other = next(b for b in backends if b != chosen)
+        assert planned(seed, 96, other if elsewhere else chosen) == 1
+        assert planned(seed, 96, None) == elsewhere
+        assert g.backend_sched_get_tensor_backend(s, alive[-1][2][0]) == chosen
+
+
 def under_ggml_s_scheduler(library: str) -> None:
     """ggml's scheduler adds nodes to the graphs of an allocator: copies, and views that keep their roots alive."""
     from ggml_sched.llama_cpp import plans

@@ -348,7 +348,8 @@ gx_tensor *gh_shape_of(const gh_plan_entry *e, int32_t id);
  * gh_plan_has_room: whether every tensor of `problem` fits where the plan put it; support answers must be equal, and
  * assignments equal or what the planner chose itself.
  * gh_plan_serves: whether e, a graph of the wiring for which its plan was made, can use it; if so, also chooses where
- * e's tensors lie (e->compact). */
+ * e's tensors lie (e->compact).  Assignments may differ where a cached plan for e's assignments has the same
+ * placement. */
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
 bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *problem);
 

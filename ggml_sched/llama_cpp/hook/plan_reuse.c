@@ -6,20 +6,23 @@
  */
 #include "plan_cache.h"
 
-bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
+/* Whether a problem has the plan's assignments; but a tensor that had none may be assigned to the backend that the
+ * planner chose.  A reordered graph was planned with every tensor assigned. */
+static bool has_assignments(const gh_plan *plan, const gh_problem *problem)
 {
-    const gs_plan *v = &plan->view;
-    if (!gh_problem_same_answers(&plan->problem, problem)) {
-        return false;
-    }
-    /* Assignments must be equal; but a tensor that had none may be assigned to the backend that the planner chose.  A
-     * reordered graph was planned with every tensor assigned. */
     for (int32_t id = 0; id < problem->n && plan->order == NULL; id++) {
         const int32_t planned = plan->problem.assigned[id];
-        if (problem->assigned[id] != (planned < 0 && problem->assigned[id] >= 0 ? v->assign[id] : planned)) {
+        if (problem->assigned[id] != (planned < 0 && problem->assigned[id] >= 0 ? plan->view.assign[id] : planned)) {
             return false;
         }
     }
+    return true;
+}
+
+/* Whether every tensor of a problem fits in the bytes that were planned for it. */
+static bool has_bytes(const gh_plan *plan, const gh_problem *problem)
+{
+    const gs_plan *v = &plan->view;
     for (int32_t id = 0; id < v->n; id++) {
         const int32_t like = v->like[id], home = v->arena_of[id];
         /* Views take no memory of their own. */
@@ -32,6 +35,30 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
         }
     }
     return true;
+}
+
+bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
+{
+    return gh_problem_same_answers(&plan->problem, problem) && has_assignments(plan, problem)
+        && has_bytes(plan, problem);
+}
+
+/* Whether e's plan, made for other assignments, puts every tensor where another cached plan does that was made for those
+ * of the problem.  llama.cpp assigns norms in small batches alone, to the backend that the planner chooses anyway: the
+ * larger of two such plans serves both. */
+static bool is_placed_like_another(const gh_plan_cache *c, const gh_plan_entry *e, const gh_problem *problem)
+{
+    const gh_plan *plan = e->plan;
+    for (int i = 0; i < c->n_entries; i++) {
+        const gh_plan *other = c->entry[i]->plan;
+        if (!c->entry[i]->reuses && other != plan && other->order == NULL && other->view.n == plan->view.n
+            && gh_signature_same_wiring(&e->signature, &c->entry[i]->signature)
+            && gh_problem_same_answers(&other->problem, problem) && has_assignments(other, problem)
+            && gh_same(other->view.assign, plan->view.assign, plan->view.n, sizeof *plan->view.assign)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Whether nbytes at an offset lie inside of `room` bytes. */
@@ -175,8 +202,9 @@ bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *
 {
     const gh_plan *plan = e->plan;
     const gh_signature *s = &e->signature;
-    if (s->n != plan->n || plan->view.n_groups != 0 || !gh_plan_has_room(plan, problem)
-        || !has_valid_views(plan, s)) {
+    if (s->n != plan->n || plan->view.n_groups != 0 || !gh_problem_same_answers(&plan->problem, problem)
+        || !has_bytes(plan, problem) || !has_valid_views(plan, s)
+        || (!has_assignments(plan, problem) && !is_placed_like_another(c, e, problem))) {
         return false;
     }
     for (int32_t id = 0; id < s->n; id++) {
