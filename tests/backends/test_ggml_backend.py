@@ -1,8 +1,10 @@
 """GgmlBackend: loading, ids that name no row, packed weights, forks, closing; models within their files' logits."""
 
 import ctypes
+import importlib.util
 import pickle
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -57,6 +59,23 @@ def test_an_installed_library_that_does_not_load_leaves_it_to_the_next(tmp_path,
     for load in (library.load, lambda: gs.GgmlBackend(library=tmp_path)):
         with pytest.raises(gs.BackendError, match="does not load"):
             load()
+
+
+LOADED_BEFORE = """
+import importlib.util, llama_cpp
+import ggml_sched as gs
+folder = importlib.util.find_spec("llama_cpp").submodule_search_locations[0] + "/lib"
+with gs.GgmlBackend(n_threads=1, library=folder):
+    files = {line.split()[-1] for line in open("/proc/self/maps") if "libggml-base" in line}
+    assert len(files) == 1, files
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+def test_the_libraries_that_llama_cpp_has_loaded_are_not_loaded_again():
+    """Its package has copies, libggml-base.so and libggml-base.so.0, and loads the latter."""
+    run_python("-c", LOADED_BEFORE)
 
 
 def test_a_library_that_is_not_ggml_is_refused(tmp_path):

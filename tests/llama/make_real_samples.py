@@ -80,10 +80,13 @@ class Engine:
             raise SystemExit("llama_decode failed")
         return np.ctypeslib.as_array(api.llama_get_logits_ith(self.ctx, -1), (self.n_vocab,)).copy()
 
+    def clear(self) -> None:
+        api.llama_memory_clear(api.llama_get_memory(self.ctx), False)
+
     def continuation(self, ids: list[int], n: int) -> dict[str, list]:
         """The likeliest tokens after `ids`, to the end of the text, and how much larger each one's logit is than the
         second."""
-        api.llama_memory_clear(api.llama_get_memory(self.ctx), False)
+        self.clear()
         tokens: list[int] = []
         leads: list[float] = []
         logits = self.logits(ids)

@@ -185,9 +185,22 @@ def _open_named(folder: Path, name: str) -> ctypes.CDLL:
 
 
 def _open_first(folder: Path, name: str) -> ctypes.CDLL | None:
-    """The first file of lib`name` in a folder, loaded; None if there is none."""
-    found = next(_named(folder, name), None)
-    return None if found is None else _open(str(found))
+    """The first file of lib`name` in a folder, loaded; None if there is none.
+
+    A file that is loaded already comes first: wheels have copies where others have links, libggml.so and libggml.so.0,
+    and whoever loads one beside the other has two ggmls.
+    """
+    found = list(_named(folder, name))
+    found = [path for path in found if _is_loaded(str(path))] or found
+    return _open(str(found[0])) if found else None
+
+
+def _is_loaded(path: str) -> bool:
+    try:
+        ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL)
+    except OSError:
+        return False
+    return True
 
 
 def _open(path: str) -> ctypes.CDLL:
