@@ -18,6 +18,7 @@ from ggml_sched.errors import (
     BackendError,
     BackendLost,
     Error,
+    FetchError,
     FileFormatError,
     GraphError,
     HazardError,
@@ -40,9 +41,12 @@ __all__ = [
     "CupyBackend",
     "Device",
     "DryBackend",
+    "DryStore",
     "Error",
     "Event",
+    "FetchError",
     "FileFormatError",
+    "FileStore",
     "Fit",
     "GgmlBackend",
     "Graph",
@@ -61,6 +65,7 @@ __all__ = [
     "Scheduler",
     "Split",
     "Stock",
+    "Store",
     "Tensor",
     "TensorAllocator",
     "Type",
@@ -110,8 +115,9 @@ _NAMES = {
     "ggml_sched.backend": ("Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "tensor_copy"),
     "ggml_sched.backends.cpu": ("CpuBackend",),
     "ggml_sched.backends.cupy": ("CupyBackend",),
-    "ggml_sched.backends.dry": ("DryBackend",),
+    "ggml_sched.backends.dry": ("DryBackend", "DryStore"),
     "ggml_sched.backends.ggml": ("GgmlBackend",),
+    "ggml_sched.backends.store": ("FileStore", "Store"),
     "ggml_sched.execution.scheduler": ("Scheduler",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
     "ggml_sched.placement.answer": ("Fit",),
@@ -137,8 +143,9 @@ if _TYPE_CHECKING:
     from ggml_sched.backends.cpu import CpuBackend
     from ggml_sched.backends.cpu.buffer import Memory
     from ggml_sched.backends.cupy import CupyBackend
-    from ggml_sched.backends.dry import DryBackend
+    from ggml_sched.backends.dry import DryBackend, DryStore
     from ggml_sched.backends.ggml import GgmlBackend
+    from ggml_sched.backends.store import FileStore, Store
     from ggml_sched.execution.scheduler import Scheduler
     from ggml_sched.graph.graphfile import load_graph, save_graph
     from ggml_sched.placement.answer import Fit

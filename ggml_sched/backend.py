@@ -14,6 +14,7 @@ buffer interfaces:
     get_tensor_async         Backend.get_tensor_async     Buffer.read
     synchronize              Backend.synchronize          nothing
     (none)                   Backend.flush                nothing
+    (none)                   Backend.fetch, shift         (required of a store)
     cpy_tensor_from          Backend.cpy_tensor_from      False: not possible
     cpy_tensor_to            Backend.cpy_tensor_to        False: not possible
     cpy_tensor_async         Backend.cpy_tensor_async     False: not possible
@@ -204,6 +205,9 @@ class Backend(BackendBase):
     * `concurrent_copies`: while it computes, another thread may write, read and copy its memory and call its event
       methods.  Without it only one thread at a time is in the backend's methods.
     * `takes_at_once`: `set_tensor_async` copies its data before it returns, so the caller may change or free them then.
+    * `is_store`: a store: it holds weights where no kernel reads them, such as in a file, and `fetch` brings them to
+      other backends, in its queue, in each compute anew.  It is `asynchronous`, and never the host.
+    * `margin`: of a store, the bytes that a weight takes beyond its own where `fetch` brings it.
     * `has_memory`: its addresses are those of real memory; False for dry backends, whose data can not be read.
     * `kv_padding`: the number of rows of a KV cache that attention reads is rounded up to a multiple of this.
     * `worker`: the name of the process that computes for it, where that is another one: to go from one worker to
@@ -220,6 +224,8 @@ class Backend(BackendBase):
     concurrent_copies: bool = False
     asynchronous: bool = False
     takes_at_once: bool = False
+    is_store: bool = False
+    margin: int = 0
     has_memory: bool = True
     kv_padding: int = 32
     worker: str | None = None
@@ -366,6 +372,19 @@ class Backend(BackendBase):
         once the copy is done.
         """
         return False
+
+    def shift(self, weight: Tensor, address: int) -> int:
+        """Of a store: how many bytes behind `address` a fetched copy of a weight begins, 0 .. `margin`, where memory of
+        the weight's bytes and the margin is at that address."""
+        return 0
+
+    def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
+        """Of a store: queue a read of bytes of a weight, from byte `start` of its root, to a copy on another backend.
+
+        The fetch may write all bytes `room[0]` .. `room[1]` of the copy's buffer.  It is executed after all work queued
+        here before; an event that is recorded here afterwards passes once the copy has its bytes.
+        """
+        raise NotImplementedError(f"backend {self.name!r} is no store")
 
     def flush(self) -> None:
         """All steps of a queued compute were issued: a backend that gathers commands begins with them now."""

@@ -14,6 +14,7 @@ __all__ = [
     "BackendLost",
     "BuildError",
     "Error",
+    "FetchError",
     "FileFormatError",
     "GraphError",
     "HazardError",
@@ -80,6 +81,23 @@ class BackendLost(BackendError):
         super().__init__(message)
         self.worker = worker
         self.computing = computing
+
+
+class FetchError(BackendError):
+    """A store could not read bytes of a weight: the disk failed, or the file was shortened or changed meanwhile.
+
+    `tensor` is the weight's name (or empty), `path` the file; `start` .. `stop` are bytes of the file (or None), `code`
+    is the system's errno (or None).  Nothing else is lost: a later compute reads the weight again.
+    """
+
+    def __init__(self, message: str, tensor: str = "", path: str = "", start: int | None = None,
+                 stop: int | None = None, code: int | None = None) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.path = path
+        self.start = start
+        self.stop = stop
+        self.code = code
 
 
 class OutOfMemory(Error, MemoryError):

@@ -14,7 +14,7 @@ from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, GraphView, checked_
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.testing.faults import FaultPoints
 
-__all__ = ["DryBackend"]
+__all__ = ["DryBackend", "DryStore"]
 
 
 _ROW_OPS = ("NORM", "GROUP_NORM", "L2_NORM", "DUP", "CONT", "REPEAT")
@@ -97,3 +97,21 @@ class DryBackend(FaultPoints, Backend):
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
         self.check_fault("compute", "a compute")
+
+
+class DryStore(DryBackend):
+    """A store for planning: its weights have addresses, and are fetched to other backends in each compute.
+
+    `margin`: the bytes that a fetched copy takes beyond its own; `supports_op`: by default it computes nothing.
+    """
+
+    is_store = True
+    asynchronous = True
+
+    def __init__(self, name: str = "store", margin: int = 0, alignment: int = 1, memory: int | None = None,
+                 supports_op: Callable[[Tensor], bool] | None = None) -> None:
+        super().__init__(name, alignment, memory=memory, supports_op=supports_op or (lambda node: not node.computes))
+        self.margin: int = cast("int", checked_bytes(self.name, "margin", margin))
+
+    def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
+        self.check_fault("copy", f"fetching {label(weight)}")

@@ -39,6 +39,14 @@ cdef class BoundCopy(BoundTransfer):
     cdef bint is_due(self) except -1
 
 
+cdef class BoundFetch(BoundStep):
+    cdef readonly Tensor src
+    cdef readonly Tensor dst
+    cdef readonly int64_t start         # the first byte of the weight, the root of `src`, that is read
+    cdef readonly int64_t nbytes        # how many are read
+    cdef readonly tuple room            # (first, stop): bytes of the buffer of `dst` that the fetch may write
+
+
 cdef class BoundExperts(BoundStep):
     cdef readonly Tensor src
     cdef readonly Tensor dst

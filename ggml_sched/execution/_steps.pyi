@@ -50,6 +50,18 @@ class BoundCopy(BoundTransfer):
     def due(self) -> Action | None: ...
 
 @disjoint_base
+class BoundFetch(BoundStep):
+    def __init__(self, backend: Backend, src: Tensor, dst: Tensor, start: int, nbytes: int,
+                 room: tuple[int, int]) -> None: ...
+    src: Final[Tensor]
+    dst: Final[Tensor]
+    start: Final[int]
+    nbytes: Final[int]
+    room: Final[tuple[int, int]]
+    def due(self) -> Action | None: ...
+    def fetch(self, events: Sequence[Event], keep_alive: KeepAlive) -> None: ...
+
+@disjoint_base
 class BoundExperts(BoundStep):
     def __init__(self, backend: Backend, src: Tensor, dst: Tensor, ids: Tensor, on_host: bool) -> None: ...
     src: Final[Tensor]

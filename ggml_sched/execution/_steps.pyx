@@ -241,6 +241,34 @@ cdef class BoundCopy(BoundTransfer):
         return 0
 
 
+cdef class BoundFetch(BoundStep):
+    """Let the store `backend` read bytes of a weight, from byte `start` of its root, to `dst`, a copy elsewhere.
+
+    The fetch may write the bytes `room[0]` .. `room[1]` of the buffer of `dst`, which holds nothing else meanwhile.
+    """
+
+    def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t start, int64_t nbytes,
+                 tuple room not None):
+        BoundStep.__init__(self, backend)
+        self.src, self.dst, self.start, self.nbytes, self.room = src, dst, start, nbytes, room
+
+    def due(self):
+        return self.fetch
+
+    def fetch(self, events, keep_alive):
+        """The action of the step."""
+        here = home_of(self.dst)
+        try:
+            for event in events:
+                self.backend.event_wait(event)
+            if self.nbytes:
+                self.dst.touch()
+                self.backend.fetch(self.src, self.start, self.nbytes, self.dst, self.room)
+        except BaseException as error:
+            note_copy(error, self.src, self.backend, here)
+            raise
+
+
 cdef class BoundExperts(BoundStep):
     """Copy only the experts of a weight whose indices are in `ids`.
 

@@ -21,6 +21,7 @@ from ggml_sched.errors import GraphError, HazardError, each
 from ggml_sched.execution._steps import (
     BoundCopy,
     BoundExperts,
+    BoundFetch,
     BoundLoad,
     BoundRun,
     BoundStep,
@@ -36,7 +37,7 @@ from ggml_sched.execution.observer import Ask, Callback, Observer
 from ggml_sched.execution.pipeline import KeepAlive, Pipeline, Task
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Program, Run, Step, WriteBack
 
 __all__ = ["Allocation"]
 
@@ -374,6 +375,11 @@ class Allocation:
             case Copy():
                 place = step.places[copy % len(step.places)]
                 return BoundCopy(backend, self.tensors[step.tensor], self._tensor(place), place.id, versions)
+            case Fetch():
+                place = step.places[copy % len(step.places)]
+                room = place.offset, place.offset + self.data.size(place.id)
+                weight = self.tensors[step.tensor]
+                return BoundFetch(backend, weight, self._tensor(place), step.start, step.nbytes, room)
             case CopyExperts():
                 place, ids = step.places[copy % len(step.places)], self.tensors[step.ids]
                 staged = ids.root.op == "NONE" and not ids.is_resident
@@ -436,8 +442,11 @@ class Allocation:
             return self.tensors[place.id]
         if place.id not in self._stand_ins:
             like = self.tensors[self._copies[self.data.copy_of(place.id)][0]]
-            self._stand_ins[place.id] = stand_in(like, f"{self.backends[place.backend].name}#{like.name}",
-                                                 self.buffers[place.backend][place.chunk], place.offset, self.lease)
+            buffer, offset, owner = self.buffers[place.backend][place.chunk], place.offset, like.root.backend
+            if owner is not None and owner.is_store:
+                offset += owner.shift(like, buffer.base + offset)
+            self._stand_ins[place.id] = stand_in(like, f"{self.backends[place.backend].name}#{like.name}", buffer,
+                                                 offset, self.lease)
         return self._stand_ins[place.id]
 
 

@@ -40,10 +40,13 @@ class Scheduler:
     computes (policy "default"); the slots are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another
     order (reorder.py) and uses that plan when its arenas are smaller; positions in the plan are then indices into
     `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
+    Weights of a store (`Backend.is_store`) are fetched in each compute while earlier nodes are computed; `windows` maps
+    backends to the bytes that such weights may take from the begin of their fetch to their last reader.  For a backend
+    without a window that is as much as its budget leaves, or without a limit twice the largest weight.
     A scheduler is a context manager.
 
-    Raises ValueError for no backends, for a backend given twice, for a host that is not last, or an unknown policy.
-    A call from a second thread during another call raises Error.
+    Raises ValueError for no backends, for a backend given twice, for a host that is not last, for a store that is, or
+    an unknown policy.  A call from a second thread during another call raises Error.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Scheduler:
         budgets: Mapping[Backend, int] | None = None,
         reorder: bool = False,
         zero: bool = False,
+        windows: Mapping[Backend, int] | None = None,
     ) -> None:
         if isinstance(backends, Backend):
             raise TypeError(f"a scheduler takes a sequence of backends: Scheduler([backend]), not {backends!r}")
@@ -70,6 +74,9 @@ class Scheduler:
         if host is not None and not backends[-1].is_host:
             raise ValueError(f"backend {host.name!r} has the host's memory and comes before {backends[-1].name!r}: the "
                              "host is last, because data that the caller sets starts there")
+        if backends[-1].is_store:
+            raise ValueError(f"backend {backends[-1].name!r} is a store, which computes nothing: the last one computes "
+                             "what no other does")
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         copies, plan_cache = _index(copies), _index(plan_cache)
@@ -83,15 +90,11 @@ class Scheduler:
         self.reorder = reorder
         self.zero = zero
         self.closed: bool = False
-        self._computes = any(b.has_memory or getattr(b, "accepts_computes", False) for b in backends)
-        if not isinstance(budgets, Mapping | None):
-            raise TypeError(f"budgets are {{backend: bytes}}, not {budgets!r}")
-        limits = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
-        for i, nbytes in limits.items():
-            if nbytes < 0:
-                raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
+        self._computes = any(b.has_memory and not b.is_store or getattr(b, "accepts_computes", False)
+                             for b in backends)
+        limits, ahead = self._bytes_of("budget", budgets), self._bytes_of("window", windows)
         self._planner = Planner(backends, policy, replace(POLICIES[policy], n_copies=copies), plan_cache, limits,
-                                reorder)
+                                reorder, ahead)
         self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
@@ -100,6 +103,16 @@ class Scheduler:
             partial(Error, "this scheduler is at work: use one scheduler for each thread, and none inside its "
                            "callbacks"),
             partial(Error, "this scheduler is closed"))
+
+    def _bytes_of(self, what: str, given: Mapping[Backend, int] | None) -> dict[int, int]:
+        """{position of a backend: bytes} of an argument {backend: bytes}; else TypeError and ValueError."""
+        if not isinstance(given, Mapping | None):
+            raise TypeError(f"{what}s are {{backend: bytes}}, not {given!r}")
+        found = {self._index(backend): _index(nbytes) for backend, nbytes in (given or {}).items()}
+        for i, nbytes in found.items():
+            if nbytes < 0:
+                raise ValueError(f"backend {self.backends[i].name!r}: a {what} of {nbytes} bytes")
+        return found
 
     def without(self, *lost: Backend) -> Scheduler:
         """A scheduler over the other backends, with the same policy, budgets and assignments: for when a backend is
@@ -113,7 +126,9 @@ class Scheduler:
         if not rest:
             raise ValueError("no backend would be left")
         budgets = {self.backends[i]: n for i, n in self._planner.budgets.items() if i not in gone}
-        other = Scheduler(rest, self.policy, self.copies, self._planner.cache_size, budgets, self.reorder, self.zero)
+        windows = {self.backends[i]: n for i, n in self._planner.windows.items() if i not in gone}
+        other = Scheduler(rest, self.policy, self.copies, self._planner.cache_size, budgets, self.reorder, self.zero,
+                          windows)
         for t, backend in self._assigned.items():
             if backend in rest:
                 other.set_tensor_backend(t, backend)

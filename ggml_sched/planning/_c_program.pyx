@@ -19,7 +19,7 @@ from ggml_sched.planning.compiler import make_program
 from ggml_sched.planning.flat import FlatBackend, FlatGraph, FlatTensor, FlatType
 
 KINDS = {"load": GS_STEP_LOAD, "copy": GS_STEP_COPY, "copy experts": GS_STEP_COPY_EXPERTS, "run": GS_STEP_RUN,
-         "write back": GS_STEP_WRITE_BACK}
+         "write back": GS_STEP_WRITE_BACK, "fetch": GS_STEP_COPY}
 
 
 def write_program(size_t graph, size_t plan, size_t resident, tuple concurrent not None, size_t program):

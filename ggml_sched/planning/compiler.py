@@ -1,8 +1,9 @@
 """Compiles a plan to its program: which steps there are, on which backend, in which order, and their waits.
 
 `make_program` depends on its arguments alone.  It decides when each leaf is loaded, in the queue of which backend each
-copy is made, which loaded or copied data is kept for the next compute, of which weights only the used experts are
-copied, which copies are written back, and which inputs the caller must have set.  waits.py finds the waits.
+copy is made, which copies are fetched by a store, which loaded or copied data is kept for the next compute, of which
+weights only the used experts are copied, which copies are written back, and which inputs the caller must have set.
+waits.py finds the waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.flat import FlatBackend, FlatGraph, FlatTensor
-from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
 def make_program(graph: Graph | FlatGraph, data: PlanData, backends: Sequence[BackendBase | FlatBackend]) -> Program:
     """The program of a plan, for Python and for the C API.
 
-    Of the backends it uses only `concurrent_copies`, and which of them owns the memory of residents.
+    Of the backends it uses only `concurrent_copies` and `is_store`, and which of them owns the memory of residents.
     """
     return _Maker(graph, data, backends).program()
 
@@ -86,6 +87,10 @@ class _Maker:
         self.backs = dict(data.write_backs)
         self.places = self._places()
         self.concurrent = [bool(getattr(b, "concurrent_copies", False)) for b in backends]
+        self.stores = {k for k, b in enumerate(backends) if getattr(b, "is_store", False)}
+        self.fetched = {c: owner for c, (like, _) in enumerate(self.copies if self.stores else ())
+                        if not self._is_placed(like) and (owner := self._owner(int(self.memory[like]))) in self.stores}
+        """{copy of a weight of a store: the store}."""
         # One element for each source of each node that computes: `entry` is its index in `src`, `reader` the node's id,
         # `reads` the id that is read: the source, or the copy that replaces it.
         begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
@@ -227,11 +232,14 @@ class _Maker:
     def _bring(self, c: int, start: int, stop: int) -> Step:
         """The step that makes copy c, before the split of the nodes start .. stop - 1.
 
-        What the caller set is loaded from the host.  Other data is copied from the backend that owns it: in the owner's
-        queue where the destination takes data while it computes, else in the destination's.
+        What the caller set is loaded from the host, a store's weight is fetched by the store.  Other data is copied
+        from the backend that owns it: in the destination's queue, or in the owner's where the destination takes data
+        while it computes and the copy has several slots or the owner is a store.
         """
         i, backend = self.copies[c]
         places, root = self.places[c], int(self.memory[i])
+        if c in self.fetched:
+            return Fetch(self.fetched[c], i, int(self.view_offs[i]), int(self.nbytes[i]), places)
         keeps = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(place.id) for place in places))
         if self._comes_from_caller(i):
             return Load(backend, root, int(self.view_offs[i]), int(self.nbytes[i]), places, keeps)
@@ -240,7 +248,7 @@ class _Maker:
             if ids is not None:
                 return CopyExperts(backend, i, ids, places)
         owner = self._owner(root)
-        pushes = len(places) > 1 and self.concurrent[backend] and owner >= 0
+        pushes = (len(places) > 1 or owner in self.stores) and self.concurrent[backend] and owner >= 0
         return Copy(owner if pushes else backend, i, places, keeps)
 
     def _owner(self, root: int) -> int:
@@ -390,7 +398,13 @@ class _Maker:
         placed = self.offset[root] >= 0
         key = np.where(in_ring, n_backends + n + copy, np.where(placed, self.home[root], n_backends + root))
         start = np.where(in_ring, 0, np.where(placed, self.offset[root] + inside, inside))
-        return key, start, self.nbytes[tensor]
+        size = self.nbytes[tensor]
+        if self.fetched:
+            # A fetch may write beside the weight, and where in its memory the weight lies is known only when bound.
+            whole = np.full(self.n_copies, -1)
+            whole[list(self.fetched)] = [self.data.size(n + c) for c in self.fetched]
+            size = np.where(is_copy & (whole[copy] >= 0), whole[copy], size)
+        return key, start, size
 
 
 def arrays_of(held: Graph | FlatGraph | PlanData) -> dict[str, Ints]:

@@ -13,8 +13,9 @@ __all__ = ["FlatBackend", "FlatGraph", "FlatTensor", "FlatType"]
 class FlatBackend:
     """A backend that is a table of functions; compared by identity."""
 
-    def __init__(self, concurrent_copies: bool) -> None:
+    def __init__(self, concurrent_copies: bool, is_store: bool = False) -> None:
         self.concurrent_copies = concurrent_copies
+        self.is_store = is_store
 
 
 class FlatType(NamedTuple):

@@ -66,7 +66,8 @@ class Split:
     """Position after the last node."""
     nodes: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
-    """Tensors of other backends, copied before the split runs, in this order."""
+    """Tensors of other backends, copied before the split runs, in this order; first the weights that stores begin to
+    fetch then, for this split or later ones."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -189,9 +190,10 @@ class Plan:
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
         """Every copy of one compute, without write-backs, in order."""
+        tensors, copies = self.graph.tensors, self.data.copies
         return tuple(
-            Copy(tensor, split.backend, tensor.nbytes, i)
-            for i, split in enumerate(self.splits) for tensor in split.inputs
+            Copy(tensors[copies[c][0]], self.backends[copies[c][1]], tensors[copies[c][0]].nbytes, i)
+            for i, split in enumerate(self.data.splits) for c in split[3]
         )
 
     @property

@@ -30,8 +30,9 @@ from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_
 __all__ = ["load_plan", "plan_from_dict", "plan_to_dict", "save_plan"]
 
 FORMAT = "ggml-sched plan"
-VERSION = 2
-"""The version of a file with fusion groups; a plan without them is written as version 1, which older releases read."""
+VERSION = 3
+"""The version of a file with stores.  Without them a plan with fusion groups is written as version 2, any other as
+version 1, which older releases read."""
 MAX_FILE_BYTES = 1 << 30
 """A larger plan file is refused, before it takes more memory than this."""
 
@@ -84,7 +85,7 @@ def plan_to_dict(plan: Plan, given: Graph | None = None) -> PlanFile:
     given = graph if given is None else given
     return {
         "format": FORMAT,
-        "version": VERSION if data.groups else 1,
+        "version": VERSION if any(b.is_store for b in backends) else 2 if data.groups else 1,
         "policy": plan.policy,
         "graph": f"{given.fingerprint:032x}",
         "order": None if graph is given else [given.position_of(node) for node in graph.nodes],
@@ -105,7 +106,7 @@ def plan_from_dict(data: object, given: Graph, backends: Sequence[Backend], wher
     """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FileFormatError(f"{where}: not a plan of ggml-sched")
-    if data.get("version") not in (1, VERSION):
+    if data.get("version") not in (1, 2, VERSION):
         raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
     if not isinstance(data.get("policy"), str):
         raise FileFormatError(f"{where}: no policy")
@@ -184,6 +185,7 @@ def _check_memory(values: dict[str, Any], needs: list[list[int]], graph: Graph, 
         if is_view or made.offset(i) < 0:
             continue
         alignment, size, rest = backends[made.memory_index(i)].alignment, values["size"][i], values["rest"][i]
+        need += _margin(graph, made, i)
         if size != -(-need // alignment) * alignment or made.root(i) < 0 and not least[i] <= rest <= size:
             raise FileFormatError(f"{where}: id {i} needs {need} bytes, aligned to {alignment}; it has {size}, "
                                   f"of which {rest} stay")
@@ -200,10 +202,10 @@ def _owner(roots: list[int], i: int) -> int:
 
 
 def _describe_backends(graph: Graph, backends: Sequence[Backend]) -> list[BackendDescription]:
-    """What a plan depends on of each backend: its sizes, over which sources its kernels can write, and the indices of
-    the backends whose memory it reads."""
+    """What a plan depends on of each backend: its sizes, over which sources its kernels can write, the indices of the
+    backends whose memory it reads, and the margin of a store."""
     ops = sorted({node.op for node in graph.nodes if node.computes})
-    return [{
+    found: list[BackendDescription] = [{
         "name": b.name,
         "alignment": b.alignment,
         "max_buffer_size": b.max_buffer_size,
@@ -211,6 +213,10 @@ def _describe_backends(graph: Graph, backends: Sequence[Backend]) -> list[Backen
         "inplace": {op: b.inplace_sources(op) for op in ops},
         "reads": [k for k, other in enumerate(backends) if other is b or b.supports_buffer(measure_buffer(other))],
     } for b in backends]
+    for fields, b in zip(found, backends, strict=True):
+        if b.is_store:
+            fields["margin"] = b.margin
+    return found
 
 
 def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, list[Any]]:
@@ -241,6 +247,14 @@ def _needs(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> lis
     return found
 
 
+def _margin(graph: Graph, made: PlanData, i: int) -> int:
+    """The bytes that a copy takes beyond its own where a store fetches it; 0 for other ids."""
+    if i < made.n_tensors:
+        return 0
+    owner = graph.tensors[made.copies[made.copy_of(i)][0]].root.backend
+    return owner.margin if owner is not None and owner.is_store else 0
+
+
 def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
     """Raise PlacementError for a fusion group that its backend no longer offers: it would not compute it as one."""
     offered: dict[int, set[tuple[int, ...]]] = {}
@@ -262,7 +276,7 @@ def _compare_backends(old: object, new: list[BackendDescription], where: str) ->
         names = ", ".join(str(b.get("name")) for b in old)
         raise PlacementError(f"{where}: made for {len(old)} backends ({names}), not for {len(new)}")
     for k, (a, b) in enumerate(zip(old, new, strict=True)):
-        for field, value in b.items():
+        for field, value in (b | {"margin": b.get("margin")}).items():
             if a.get(field) != value:
                 what = f"backend {k}, {b['name']!r}, has {field} {value!r}"
                 raise PlacementError(f"{where}: {what}; the plan was made for {a.get(field)!r}")

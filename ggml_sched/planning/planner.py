@@ -3,6 +3,7 @@
 The key of a cached plan has everything that the plan depends on: the graph's structure, the buffers of residents, the
 caller's assignments, the policy, the maximum buffer sizes, and the epoch of the support cache, a number that changes
 when it is cleared.  Fusion groups follow from these, so that backends are called for them only when a new plan is made.
+Where weights are in stores, the windows in which they are fetched are searched: as large as budgets allow (windows.py).
 No device memory is accessed here.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
@@ -20,6 +21,7 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.reorder import reorder
+from ggml_sched.planning.windows import widest
 
 __all__ = ["POLICIES", "Planner"]
 
@@ -50,16 +52,19 @@ class Planner:
 
     `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
     work memory may take.  `reorders`: another order of the nodes is planned, too, and used if its arenas are smaller.
+    `windows` maps positions in `backends` to the windows of fetched weights (`Policy.windows`) that are not searched.
     """
 
     def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
-                 budgets: Mapping[int, int], reorders: bool) -> None:
+                 budgets: Mapping[int, int], reorders: bool, windows: Mapping[int, int] | None = None) -> None:
         self.backends = backends
         self.policy_name = policy_name
         self.policy = policy
         self.cache_size = cache_size
         self.budgets: dict[int, int] = dict(budgets)
         self.reorders = reorders
+        self.windows: dict[int, int] = dict(windows or {})
+        self._has_stores = any(backend.is_store for backend in backends)
         self.devices: Devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
         # {(wiring, request key, fusion groups): reserved plans, those with the smallest arenas first}.  A graph of that
@@ -145,53 +150,75 @@ class Planner:
                     held: HeldBytes) -> tuple[Plan, Request]:
         """A plan of `graph`: the caller's graph `given`, or the same nodes in another order."""
         request = Request(graph, self.devices, assigned)
-        plan = self._find_plan(given, graph, request, self.policy)
+        plan = self._find_widest(given, graph, request, self.policy, held)
         excess = self._excess(plan, held)
         if excess is None:
             return plan, request
         if any(plan.data.kept):
             # Copies of weights that are kept between computes may be what exceeds the budget.  With `stream` they are
             # made anew in each compute, and their memory serves other tensors, too.
-            leaner = self._find_plan(given, graph, request, dataclasses.replace(self.policy, stream=True))
+            policy = dataclasses.replace(self.policy, stream=True)
+            leaner = self._find_widest(given, graph, request, policy, held)
             if self._excess(leaner, held) is None:
                 return leaner, request
         raise excess
 
+    def _find_widest(self, given: Graph, graph: Graph, request: Request, policy: Policy, held: HeldBytes) -> Plan:
+        """The plan by a policy; where weights are fetched, with the widest windows that the budgets allow."""
+        if not self._has_stores or not any(buffer.backend.is_store for buffer in request.buffers):
+            return self._find_plan(given, graph, request, policy)
+        limits = [self._limit(i, held) for i in range(len(self.backends))]
+        key: Key = (*self._key(graph, request, policy), *limits)
+        data = self._cache.get(key) or self._replayed(graph, request, policy)
+        if data is None:
+            def made(windows: Sequence[int]) -> Plan:
+                return self._find_plan(given, graph, request, dataclasses.replace(policy, windows=tuple(windows)))
+
+            data = widest(made, self.backends, self.windows, limits).data
+        self._keep(key, data)
+        return Plan(graph, data, self.backends, self.policy_name, given)
+
     def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
-        """The key of a plan in the cache; a planner's policies differ in `stream` alone."""
+        """The key of a plan in the cache; a planner's policies differ in `stream` and `windows` alone."""
         limits = tuple([backend.max_buffer_size for backend in self.backends])
-        return graph.fingerprint, request.key, policy.stream, limits, self.devices.epoch()
+        return graph.fingerprint, request.key, policy.stream, policy.windows, limits, self.devices.epoch()
 
     def _find_plan(self, given: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
         """A plan from the cache, by replay of a reserved plan, or newly made."""
         key = self._key(graph, request, policy)
-        data = self._cache.get(key)
-        if data is not None:
-            self._cache.move_to_end(key)
-        else:
-            data = self._make_data(graph, request, policy)
-            if self.cache_size:
-                self._cache[key] = data
-                while len(self._cache) > self.cache_size:
-                    self._cache.popitem(last=False)
+        data = self._cache.get(key) or self._replayed(graph, request, policy) or make_plan(request, policy)
+        if not policy.windows:
+            self._keep(key, data)
         return Plan(graph, data, self.backends, self.policy_name, given)
 
-    def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
-        data = None
-        if self.cache_size and not policy.stream:
-            data = _replay_any(request, self._reserved.get(_reserved_key(graph, request, policy), ()), policy)
-        return make_plan(request, policy) if data is None else data
+    def _keep(self, key: Key, data: PlanData) -> None:
+        """Put a plan into the cache, as the one that was used last."""
+        if self.cache_size:
+            self._cache[key] = data
+            self._cache.move_to_end(key)
+            while len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+
+    def _replayed(self, graph: Graph, request: Request, policy: Policy) -> PlanData | None:
+        """The replay of a reserved plan; None where none fits, and for a policy with `stream` or `windows`."""
+        if not self.cache_size or policy.stream or policy.windows:
+            return None
+        return _replay_any(request, self._reserved.get(_reserved_key(graph, request, policy), ()), policy)
+
+    def _limit(self, i: int, held: HeldBytes) -> int | None:
+        """The bytes that arena and work memory of backend i may take; None for no bound."""
+        if i in self.budgets:
+            return self.budgets[i]
+        free = self.backends[i].memory_available()
+        return None if free is None else free + held()[i] + self.backends[i].work_held
 
     def _excess(self, plan: Plan, held: HeldBytes) -> OutOfMemory | None:
         """The error to raise if a plan exceeds a budget, with the missing bytes and the tensors alive at the peak; or
         None."""
         for i, backend in enumerate(self.backends):
-            limit = self.budgets.get(i)
+            limit = self._limit(i, held)
             if limit is None:
-                free = backend.memory_available()
-                if free is None:
-                    continue
-                limit = free + held()[i] + backend.work_held
+                continue
             arena, work = plan.buffer_sizes[i], plan.work_sizes[i]
             needed = arena + work
             if needed > limit:

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ggml_sched.planning.tables import preformatted
 from ggml_sched.planning.waits import Wait
 
-__all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack", "describe",
-           "program_values"]
+__all__ = ["Copy", "CopyExperts", "Fetch", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack",
+           "describe", "program_values"]
 
 
 class Place(NamedTuple):
@@ -69,6 +69,30 @@ class Copy(NamedTuple):
     @property
     def kind(self) -> Literal["copy"]:
         return "copy"
+
+
+class Fetch(NamedTuple):
+    """Read a weight from its store to the memory of a copy, which every compute does anew.
+
+    The step is in the queue of the store.  It may write all bytes of the copy's memory: those beside the weight's, too.
+    """
+
+    backend: int
+    """The store."""
+    tensor: int
+    start: int
+    """The first byte that is read of the weight, the root of `tensor`; not 0 where a copy is of a view of it."""
+    nbytes: int
+    places: tuple[Place, ...]
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def kind(self) -> Literal["fetch"]:
+        return "fetch"
+
+    @property
+    def keeps(self) -> bool:
+        return False
 
 
 class CopyExperts(NamedTuple):
@@ -137,7 +161,7 @@ class WriteBack(NamedTuple):
         return False
 
 
-Transfer: TypeAlias = Load | Copy | CopyExperts | WriteBack
+Transfer: TypeAlias = Load | Copy | CopyExperts | Fetch | WriteBack
 """A step that writes data to `places`, or from there back to its tensor."""
 Step: TypeAlias = Transfer | Run
 Named: TypeAlias = Callable[[int], str]
@@ -207,6 +231,9 @@ def describe(step: Step, name: Named = lambda i: f"id {i}", backend: Named = lam
             what = f"load {name(step.tensor)} to {_where(step.places, name, backend)}"
         case Copy():
             what = f"copy {name(step.tensor)} to {_where(step.places, name, backend)}"
+        case Fetch():
+            part = f"bytes {step.start} .. {step.start + step.nbytes} of " if step.start else ""
+            what = f"fetch {part}{name(step.tensor)} to {_where(step.places, name, backend)}"
         case CopyExperts():
             what = (f"copy the experts of {name(step.tensor)} that {name(step.ids)} names to "
                     f"{_where(step.places, name, backend)}")

@@ -6,7 +6,7 @@ ones did, so that the plan can be read, printed, explained and verified.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
@@ -26,6 +26,8 @@ class BackendDescription(TypedDict):
     """{op: `Backend.inplace_sources(op)`}."""
     reads: list[int]
     """Indices of the backends whose memory it reads without a copy."""
+    margin: NotRequired[int]
+    """Of a store: the bytes that a fetched copy takes beyond its own."""
 
 
 class PlanFile(TypedDict):
@@ -68,6 +70,8 @@ class RecordedBackend(DryBackend):
         self.index = index
         self.concurrent_copies: bool = description["concurrent_copies"]
         self._inplace, self._reads = description["inplace"], description["reads"]
+        self.is_store: bool = "margin" in description
+        self.margin: int = description.get("margin", 0)
         self.refused: set[Tensor] = set()
         self.sizes: dict[Tensor, int] = {}
         self.groups: list[tuple[int, ...]] = []

@@ -1,8 +1,8 @@
 """A deferred-execution device for tests: work is queued, and runs only when the host waits for it.
 
-The simulation is deterministic and computes real results.  The devices of one `DeferredQueues` put tasks into queues;
-when the host waits, its thread runs the tasks in an order chosen by a seed.  Tasks of different queues are ordered by
-events alone.  Therefore a program that lacks a wait gives wrong results or an error, at least for some seeds.
+The simulation is deterministic and computes real results.  The devices and stores of one `DeferredQueues` put tasks
+into queues; when the host waits, its thread runs the tasks in an order chosen by a seed.  Tasks of different queues are
+ordered by events alone.  Therefore a program that lacks a wait gives wrong results or an error, for some seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ggml_sched.errors import BackendError
 from ggml_sched.graph.hostdata import array_over
 from ggml_sched.threads.locks import ForkLock
 
-__all__ = ["DeferredBackend", "DeferredEvent", "DeferredQueues"]
+__all__ = ["DeferredBackend", "DeferredEvent", "DeferredQueues", "DeferredStore"]
 
 Task = Callable[[], object]
 
@@ -220,3 +220,37 @@ class DeferredBackend(CpuBackend):
     def close(self) -> None:
         self.synchronize()
         super().close()
+
+
+class DeferredStore(DeferredBackend):
+    """A store with a queue: its weights are in its own memory, and a fetch is a queued copy of them.
+
+    A fetched copy begins in the middle of its `margin`, and the fetch fills all of the memory around it with `JUNK`.
+    `rows`: it computes GET_ROWS of its weights itself.
+    """
+
+    is_host = False
+    is_store = True
+    JUNK = 0xAB
+
+    def __init__(self, name: str, queues: DeferredQueues, margin: int = 0, rows: bool = True) -> None:
+        super().__init__(name, queues)
+        self.margin = margin
+        self.has_rows = rows
+
+    def supports_op(self, node: Tensor) -> bool:
+        return not node.computes or self.has_rows and node.op == "GET_ROWS" and super().supports_op(node)
+
+    def shift(self, weight: Tensor, address: int) -> int:
+        return self.margin // 2 // 64 * 64
+
+    def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
+        source, target = cast("CpuBuffer", weight.root.buffer), cast("CpuBuffer", copy.buffer)
+        first, at = weight.root.offset + start, copy.offset
+
+        def task() -> None:
+            data = source.memory[first : first + nbytes].copy()
+            target.memory[room[0] : room[1]] = self.JUNK
+            target.memory[at : at + nbytes] = data
+
+        self.queue.append(task)

@@ -326,7 +326,7 @@ def test_a_mutated_file_is_refused_or_says_the_same(block):
 
 CLAIMS = {
     "another kind of file": ({"format": "ggml-sched graph"}, gs.FileFormatError, "not a plan"),
-    "another version": ({"version": 3}, gs.FileFormatError, "version 3 of the format, this is 2"),
+    "another version": ({"version": 4}, gs.FileFormatError, "version 4 of the format, this is 3"),
     "no policy": ({"policy": None}, gs.FileFormatError, "no policy"),
     "an order of words": ({"order": ["x"]}, gs.FileFormatError, "no order of 6 nodes"),
     "an order of strangers": ({"order": [6]}, gs.FileFormatError, "no order of 6 nodes"),

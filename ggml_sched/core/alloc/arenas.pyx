@@ -22,7 +22,7 @@ from ggml_sched.core.alloc.gallocr cimport (
     walk_free, walk_from_graph,
 )
 from ggml_sched.core.pack.solve cimport *
-from ggml_sched.core.plan.placement cimport gs_request, request_size
+from ggml_sched.core.plan.placement cimport gs_request, is_stored, request_size
 
 include "offsets.pxi"
 
@@ -275,6 +275,7 @@ cdef int walk_from_splits(gs_walk *f, const gs_request *r, const gs_plan *p, con
     cdef int32_t n_copies = p.n_copies, n_slots = p.n_slots, n = g.n_tensors
     cdef int32_t n_src = g.src_begin[n]
     cdef int32_t i, c, k, at, b
+    cdef int64_t size
     cdef int status = walk_alloc(f, p, n + n_copies + n_slots, g.n_nodes + p.n_inputs, n_src + n_copies + n_slots)
     if status != GS_OK:
         return status
@@ -336,7 +337,10 @@ cdef int walk_from_splits(gs_walk *f, const gs_request *r, const gs_plan *p, con
         b = f.p.arena_of[i]
         if b == OUTSIDE or f.p.root[i] >= 0:
             continue
-        if gs_checked_align(request_size(r, b, f.p.like[i]), r.p.backends[b].alignment, &f.p.size[i]) != GS_OK:
+        size = request_size(r, b, f.p.like[i])
+        if i >= n and is_stored(r, f.p.like[i]):
+            status = gs_checked_add(size, r.margin[r.p.resident[f.p.like[i]]], &size)
+        if status != GS_OK or gs_checked_align(size, r.p.backends[b].alignment, &f.p.size[i]) != GS_OK:
             failed[0] = f.p.like[i]
             return GS_OVERFLOW
     return GS_OK

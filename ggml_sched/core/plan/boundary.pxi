@@ -174,5 +174,7 @@ cdef int plan_default(const gs_request *r, int32_t *assign, unsigned char *reaso
         status = split_default(r, assign, reason, splits)
     if status == GS_OK:
         splits_inputs_first(splits, r.g)
+        status = fetch_ahead(splits, r, assign)
+    if status == GS_OK:
         status = splits_add_slots(splits, r)
     return status

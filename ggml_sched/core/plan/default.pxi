@@ -76,7 +76,8 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
                             bint with_host) noexcept nogil:
     """Assign open nodes to the backend of the nearest assigned node before them (down) or after them (not down).
 
-    Without `with_host`, the host's nodes do not count.  Returns how many of the n_open open nodes remain open.
+    Without `with_host`, the host's nodes do not count, those of stores never do.  Returns how many of the n_open open
+    nodes remain open.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t last = r.p.n_backends - (0 if with_host else 1)
@@ -87,7 +88,8 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
         id = g.work[i]
         i += step
         if assign[id] >= 0:
-            near = assign[id] if assign[id] < last else -1
+            if not is_store(r, assign[id]):
+                near = assign[id] if assign[id] < last else -1
         elif near >= 0 and not g.role[id] & GS_ROLE_WRITES and request_supports(r, near, id):
             assign[id] = near
             reason[id] = GS_REASON_NEIGHBOUR
@@ -96,11 +98,14 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
 
 
 cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id) noexcept nogil:
-    """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it."""
+    """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it.
+
+    A store computes nothing but what its own weights bring to it.
+    """
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, count, best = -1, best_count = -1
     for b in range(r.p.n_backends):
-        if not request_supports(r, b, id):
+        if is_store(r, b) or not request_supports(r, b, id):
             continue
         count = 0
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
@@ -117,7 +122,8 @@ cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *r
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, at, here = assign[id]
     for b in range(here):
-        if not (request_reads(r, b, here) and request_reads(r, here, b) and request_supports(r, b, id)):
+        if is_store(r, b) or not (request_reads(r, b, here) and request_reads(r, here, b)
+                                  and request_supports(r, b, id)):
             continue
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             at = g.memory[g.src[k]]
@@ -221,14 +227,14 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
 
     Copies of unchanged weights are kept for later computes, unless they are streamed.  A streamed weight is copied by
     each compute and opens a split of its own, so that all streamed weights use the same memory one after the other.
-    Weights of offloaded nodes are streamed if keeping them takes more than twice the bytes of the largest; the policy
-    may stream all weights.
+    Weights of stores are always streamed.  Weights of offloaded nodes are streamed if keeping them takes more than
+    twice the bytes of the largest; the policy may stream all weights.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t *total = <int64_t *>calloc(2 * r.p.n_backends, sizeof(int64_t))
     cdef int64_t *largest
     cdef int32_t i, k, id, s, root, copy, here
-    cdef bint closed = True, streams, has_streamed = False
+    cdef bint closed = True, streams, streams_all, has_streamed = False
     if total == NULL:
         return GS_NO_HOST_MEMORY
     largest = total + r.p.n_backends
@@ -238,10 +244,12 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
         id = g.work[i]
         here = assign[id]
         streams = False
-        if r.p.policy.stream or total[here] > 2 * largest[here] and reason[id] == GS_REASON_OFFLOAD:
+        streams_all = r.p.policy.stream or total[here] > 2 * largest[here] and reason[id] == GS_REASON_OFFLOAD
+        if streams_all or r.store != NULL:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 s = g.src[k]
-                if r.p.resident[s] >= 0 and r.p.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, here, s):
+                if ((is_foreign_weight(r, s) if streams_all else is_stored(r, s))
+                        and not reads_tensor(r, assign, here, s)):
                     streams = True
         if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
             if splits_open(w, here, g.position[id] if w.split_backend.n else 0) != GS_OK:
@@ -269,7 +277,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                     free(total)
                     return GS_NO_HOST_MEMORY
                 splits_note(w, s, copy)
-                if r.p.resident[s] >= 0 and r.p.usage[s] == GS_USAGE_WEIGHTS and not streams:
+                if is_foreign_weight(r, s) and not streams_all and not is_stored(r, s):
                     w.copy_kept.at[copy] = 1
             w.src[k] = g.n_tensors + copy
         if g.role[id] & GS_ROLE_WRITES:

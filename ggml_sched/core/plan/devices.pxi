@@ -12,14 +12,19 @@ cdef class Devices:
         self.n = <int32_t>len(backends)
         self.inplace_first = <uint64_t *>calloc(self.n * GS_N_OPS, sizeof(uint64_t))
         self.inplace = <uint64_t *>calloc(self.n * GS_N_OPS, sizeof(uint64_t))
-        self.alignment = <int64_t *>malloc(max(self.n, 1) * (sizeof(int64_t) + 3))
+        self.alignment = <int64_t *>malloc(max(self.n, 1) * (2 * sizeof(int64_t) + 4))
         if self.inplace_first == NULL or self.inplace == NULL or self.alignment == NULL:
             raise no_host_memory("the backends of a scheduler")
-        self.in_python = <unsigned char *>(self.alignment + self.n)
+        self.margin = self.alignment + self.n
+        self.in_python = <unsigned char *>(self.margin + self.n)
         self.in_c = self.in_python + self.n
         self.has_field = self.in_c + self.n
+        self.store = self.has_field + self.n
         for i in range(self.n):
             self.alignment[i] = (<BackendBase?>backends[i]).alignment
+            self.store[i] = bool(getattr(backends[i], "is_store", False))
+            self.margin[i] = max(_index(backends[i].margin), 0) if self.store[i] else 0
+            self.stores |= self.store[i]
             fill_inplace_masks(self.inplace_first + i * GS_N_OPS, backends[i], True)
             fill_inplace_masks(self.inplace + i * GS_N_OPS, backends[i], False)
             self.find_queries(i, backends[i])

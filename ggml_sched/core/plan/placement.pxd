@@ -11,6 +11,9 @@ ctypedef struct gs_request:
     const gs_graph *g
     const uint64_t *inplace     # [n_backends][GS_N_OPS]: bit k: source k may be the destination
     bint shares                 # whether any backend can read a buffer or memory of another backend
+    const unsigned char *store  # [n_backends] 1: a store, whose weights are fetched; NULL: no backend is one
+    const int64_t *margin       # [n_backends] bytes that a copy fetched from a store takes beyond the tensor's own
+    const int64_t *window       # [n_backends] bytes that fetched copies may take together ahead of their readers
     void *memory                # owned; holds those arrays of `p` that are not the caller's
     int64_t n_bytes             # bytes of `memory` to compare with another request; only set for problems of the C API
 
@@ -59,6 +62,15 @@ cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t 
 
 cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
     return r.g.nbytes[id] if r.p.nbytes == NULL else r.p.nbytes[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline bint is_store(const gs_request *r, int32_t backend) noexcept nogil:
+    return r.store != NULL and backend >= 0 and r.store[backend]
+
+
+cdef inline bint is_stored(const gs_request *r, int32_t id) noexcept nogil:
+    """Whether a tensor is a weight of a store, or a view of one: every compute fetches it anew."""
+    return is_store(r, r.p.resident[id])
 
 
 cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:

@@ -32,9 +32,13 @@ class Policy:
     """Copies of weights share memory, one after the other, and none is kept."""
     n_copies: int = 1
     """The number of copy slots of each copy that every compute makes again; consecutive computes use them in turn."""
+    windows: tuple[int, ...] = ()
+    """For each backend the bytes that copies of weights of stores may take together, from the begin of their fetch to
+    their last reader, so that they are fetched while earlier nodes are computed.  0, or none for the last backends:
+    each is fetched just before its reader."""
 
     numbers: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    """The fields of gs_policy."""
+    """The fields of gs_policy, which has no windows: they are an argument of the plan there."""
 
     def __post_init__(self) -> None:
         numbers = []
@@ -44,4 +48,6 @@ class Policy:
             numbers.append(words.index(getattr(self, field)))
         if not 1 <= index(self.n_copies) <= 0xffff:
             raise ValueError(f"n_copies = {self.n_copies} is not in 1 .. {0xffff}")
+        if not all(0 <= index(nbytes) < 1 << 63 for nbytes in self.windows):
+            raise ValueError(f"windows = {self.windows} are not bytes in 0 .. 2**63 - 1")
         object.__setattr__(self, "numbers", (*numbers, int(self.leafs_first), int(self.stream), index(self.n_copies)))

@@ -10,7 +10,10 @@ from ggml_sched.core.plan.placement cimport gs_request
 cdef class Devices:
     cdef readonly tuple backends        # kept alive
     cdef int32_t n
-    cdef int64_t *alignment             # owned; of each backend, in bytes
+    cdef int64_t *alignment             # owned, one block with other arrays; of each backend, in bytes
+    cdef int64_t *margin                # of each store: bytes that a fetched copy takes beyond its own; else 0
+    cdef unsigned char *store           # of each backend: whether it is a store
+    cdef bint stores                    # whether any is
     cdef uint64_t *inplace_first        # owned; [n][GS_N_OPS] as `inplace`, only for ops of ggml's first generation
     cdef uint64_t *inplace              # owned; [n][GS_N_OPS] bit k: the op may write its result over source k
     cdef tuple reads_buffers            # of each backend: whether it overrides supports_buffer
@@ -54,6 +57,7 @@ cdef class Request:
     cdef bint has_support               # the support queries are complete
     cdef tuple group_offers             # the fusion groups that backends offer; None: not queried yet
     cdef list readers                   # of each buffer: the backends that can read it; () if none was queried
+    cdef int64_t *window                # owned; of each backend the policy's window, in bytes; NULL without stores
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict indices) except -1

@@ -72,6 +72,11 @@ cdef class Request:
         r.p.reads = r.p.usage + n
         memset(r.p.resident, 0xff, n * sizeof(int32_t))
         memset(r.p.buffer, 0, n * sizeof(int32_t) + n + devices.n * devices.n)
+        if devices.stores:
+            self.window = <int64_t *>calloc(devices.n, sizeof(int64_t))
+            if self.window == NULL:
+                raise no_host_memory(f"planning {g.n_tensors} tensors")
+            r.store, r.margin, r.window = devices.store, devices.margin, self.window
         self.check_open()
         self.fill_residents()
         if assigned:
@@ -79,6 +84,7 @@ cdef class Request:
 
     def __dealloc__(self):
         free(self.c.memory)
+        free(self.window)
         free(self.c.p.assigned)
         self.free_support()
         free(self.c.p.group_backend)
@@ -213,7 +219,10 @@ cdef class Request:
     cdef int set_policy(self, object policy) except -1:
         """Copy the fields of a Policy to the request, and choose the in-place rules that belong to it."""
         cdef gs_policy *p = &self.c.p.policy
+        cdef int32_t i
         p.placement, p.offsets, p.reuse, p.leafs_first, p.stream, p.n_copies = policy.numbers
+        for i in range(self.devices.n if self.window != NULL else 0):
+            self.window[i] = policy.windows[i] if i < len(policy.windows) else 0
         self.c.inplace = self.devices.inplace_first if p.reuse == GS_REUSE_FIRST else self.devices.inplace
         return 0
 

@@ -111,8 +111,8 @@ cdef int splits_write_through(gs_splits *w, const gs_graph *g, int32_t id, int32
 
 
 cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nogil:
-    """Whether a tensor is a resident weight: copies of it are kept or streamed, and have one copy slot."""
-    return r.p.resident[id] >= 0 and r.p.usage[id] == GS_USAGE_WEIGHTS
+    """Whether a tensor is a resident weight: copies of it are kept, streamed or fetched, and have one copy slot."""
+    return r.p.resident[id] >= 0 and (r.p.usage[id] == GS_USAGE_WEIGHTS or is_stored(r, id))
 
 
 cdef inline bint has_ring(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:

@@ -16,7 +16,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-from ggml_sched.planning.program import Copy, CopyExperts, Load, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Run, Step, WriteBack
 from ggml_sched.planning.verify.facts import Area, Facts, place_of, readable
 from ggml_sched.planning.verify.problem import Problem
 
@@ -303,6 +303,8 @@ class _Execution:
                 self.load(step)
             case Copy() | CopyExperts():
                 self.copy(step)
+            case Fetch():
+                self.fetch(step)
             case Run():
                 for unit in self.facts.units(step, self.mode != ONE_BY_ONE):
                     if self.mode == ONE_KERNEL and len(unit) > 1:
@@ -320,6 +322,17 @@ class _Execution:
         place = place_of(step, self.turn)
         ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
         self.write_real(place, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
+        self.experts.pop(place, None)
+        self.done.add(place)
+
+    def fetch(self, step: Fetch) -> None:
+        """Write the fetched range of a weight to its copy; the bytes beside it, which a fetch may write, are lost."""
+        facts, place = self.facts, place_of(step, self.turn)
+        self.touch(step.tensor, False)
+        pieces = self.real["resident", facts.memory(step.tensor)].read(step.start, step.start + step.nbytes)
+        key, at = facts.address(place)
+        self.real[key].write(at, at + max(facts.extent(place), step.nbytes), pieces)
+        self.touch(place, True)
         self.experts.pop(place, None)
         self.done.add(place)
 
@@ -510,7 +523,7 @@ class _Execution:
             return
         key, at = self.facts.address(i)
         queue = self.order.steps[self.me % len(self.order.steps)].backend
-        touched, stop = self.touched[key], at + self.facts.nbytes[i]
+        touched, stop = self.touched[key], at + self.facts.extent(i)
         pieces = touched.cut(at, stop)
         for piece in pieces:
             others = [] if piece.writer is None else [piece.writer]
@@ -557,6 +570,8 @@ class _Execution:
             reason, what = "read-before-write", "which is not written yet"
         elif others:
             reason, what = "clobbered-read", f"but finds {facts.label(others[0])} there"
+        elif facts.is_fetched(p) and {w for _, _, w, _ in expected} == {w for _, _, w, _ in actual}:
+            reason, what = "wrong-range", f"and finds other bytes of {facts.label(s)}"
         else:
             writers = {w for _, _, w, _ in expected} - {w for _, _, w, _ in actual}
             since = ", ".join(facts.label(w % self.size) for w in sorted(writers)) or "another part of it"

@@ -76,7 +76,7 @@ class Facts:
     tolerates: list[int]
     """Bit k is set if the kernel of this node may write its result over the source in slot k."""
     need: list[int]
-    """Bytes at which its backend allocates an id (0 for views)."""
+    """Bytes at which its backend allocates an id (0 for views), with the margin of the store that fetches it."""
 
     # The plan.
     splits: list[PlainSplit]
@@ -112,6 +112,8 @@ class Facts:
     """Members of groups whose results the plan declares unwritten."""
     overwritten: frozenset[int] = frozenset()
     """Tensors that the plan declares overwritten at the end of a compute; reading them is refused."""
+    stores: frozenset[int] = frozenset()
+    """The backends that are stores: they fetch their weights into copies."""
 
     @staticmethod
     def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
@@ -125,6 +127,10 @@ class Facts:
         nodes = [ids[t] for t in graph.nodes]
         assigned = [data.backend_index(i) for i in every]
         home = [data.memory_index(i) for i in every]
+        residents = _residents(tensors, backends)
+        stores = frozenset(k for k, b in enumerate(backends) if getattr(b, "is_store", False))
+        margins = {n + c: getattr(backends[k], "margin", 0) for c, (i, _) in enumerate(copies)
+                   for k in stores & (residents[i] or frozenset())}
         supported, tolerates = [True] * n, [0] * n
         computed = [i for i in nodes if 0 <= assigned[i] < len(backends) and tensors[i].op not in VIEW_OPS]
         for b, backend in enumerate(backends):
@@ -146,11 +152,11 @@ class Facts:
             view_offs=[t.view_offs for t in tensors] + [0] * len(copies),
             src=src,
             nodes=nodes,
-            resident=_residents(tensors, backends) + [None] * len(copies),
+            resident=residents + [None] * len(copies),
             supported=supported,
             tolerates=tolerates,
-            need=[backends[home[i]].alloc_size(t) if home[i] >= 0 and (i >= n or t.view_src is None) else 0
-                  for i, t in enumerate(like)],
+            need=[backends[home[i]].alloc_size(t) + margins.get(i, 0)
+                  if home[i] >= 0 and (i >= n or t.view_src is None) else 0 for i, t in enumerate(like)],
             splits=[PlainSplit(*split) for split in data.splits],
             copies=copies,
             write_backs=dict(data.write_backs),
@@ -171,6 +177,7 @@ class Facts:
             groups=data.groups,
             inner=frozenset(i for i in range(n) if data.is_inner(i)),
             overwritten=frozenset(i for i in range(n) if data.is_overwritten(i)),
+            stores=stores,
         )
 
     def label(self, i: int) -> str:
@@ -191,6 +198,15 @@ class Facts:
 
     def is_resident(self, i: int) -> bool:
         return self.resident[i] is not None
+
+    def is_fetched(self, i: int) -> bool:
+        """Whether id i is a copy of a weight of a store."""
+        return i >= self.n_tensors and bool(self.stores & (self.resident[self.copies[i - self.n_tensors][0]] or set()))
+
+    def extent(self, i: int) -> int:
+        """The bytes of its memory that an access to id i may touch: a fetch writes beside the weight, too, and where in
+        that memory the weight lies is not known before it is bound."""
+        return max(self.need[i], self.nbytes[i]) if self.is_fetched(i) else self.nbytes[i]
 
     def padded(self, i: int) -> int:
         """The bytes of memory that id i takes in its arena: those that it needs, rounded up to the alignment."""

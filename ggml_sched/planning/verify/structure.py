@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Run, Step
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Run, Step
 from ggml_sched.planning.verify.facts import Facts, acts
 from ggml_sched.planning.verify.problem import Problem
 
@@ -85,7 +85,8 @@ def _rings(step: Step) -> list[tuple[Place, ...]]:
 
 
 def _check_splits(facts: Facts) -> list[Problem]:
-    """Check that the splits cover the nodes in the order of `sequence`, and make copies for their own backend."""
+    """Check that the splits cover the nodes in the order of `sequence`, and make copies for their own backend; fetches
+    may be for later splits."""
     found = []
     expected, at = [], 0
     for k, split in enumerate(facts.splits):
@@ -96,7 +97,7 @@ def _check_splits(facts: Facts) -> list[Problem]:
         expected += [facts.n_tensors + c for c in split.inputs]
         expected += facts.nodes[split.start:split.stop]
         for c in split.inputs:
-            if facts.copies[c][1] != split.backend:
+            if facts.copies[c][1] != split.backend and not facts.is_fetched(facts.n_tensors + c):
                 what = f"split {k} on {facts.backend(split.backend)} makes {facts.label(facts.n_tensors + c)}"
                 found.append(Problem("wrong-backend", what))
     if at != len(facts.nodes) and (facts.splits or any(facts.computes(i) for i in facts.nodes)):
@@ -160,6 +161,10 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
             nodes = [i for i in facts.nodes[step.first : step.last + 1] if facts.computes(i)]
             ran += nodes
             yield from _check_run(facts, k, step, nodes)
+        elif isinstance(step, Fetch):
+            if step.backend not in facts.stores & (facts.resident[step.tensor] or set()):
+                yield Problem("bad-step", f"step {k} fetches {facts.label(step.tensor)} in the queue of "
+                                          f"{facts.backend(step.backend)}, which is not its store")
         elif isinstance(step, (Load, Copy)) and step.backend not in _ends(facts, step):
             yield Problem("bad-step", f"step {k} fills {facts.label(step.places[0].id)} from the queue of "
                                       f"{facts.backend(step.backend)}, where neither end of it is")

@@ -1,0 +1,16 @@
+"""Stores: backends that hold weights where no kernel reads them, and fetch them to other backends in each compute.
+
+    files     reading files: past the page cache where the file system allows it; what is wrong as typed errors
+    queue     the thread of a store, its queue and its events
+    rows      GET_ROWS of a stored weight, which reads the rows that it needs
+    store     Store: weights in host memory
+    file      FileStore: weights in files
+
+A store is given to a scheduler like any backend, before the last one.  Weights that it holds are fetched to the backend
+that computes with them, while that computes what comes before (core/plan/fetching.pxi).
+"""
+
+from ggml_sched.backends.store.file import FileBuffer, FileStore
+from ggml_sched.backends.store.store import Fetched, Store, Traffic
+
+__all__ = ["Fetched", "FileBuffer", "FileStore", "Store", "Traffic"]

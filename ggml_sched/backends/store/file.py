@@ -1,0 +1,70 @@
+"""FileStore: weights in files, of which a process needs no memory but that of the weights that are being used.
+
+A buffer stands for a whole file, and the offset of a weight in it is that in the file.  Several files, such as the
+parts of a split model, are several buffers.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from ggml_sched._graph import BufferBase
+from ggml_sched.backend import Buffer
+from ggml_sched.backends.cpu.buffer import HostBackend
+from ggml_sched.backends.store.files import ROOM, StoredFile
+from ggml_sched.backends.store.store import Store
+from ggml_sched.errors import BackendError
+
+__all__ = ["FileBuffer", "FileStore"]
+
+
+class FileBuffer(Buffer):
+    """An open file as a buffer of weights.  `bind_resident(tensor, buffer, offset)` gives a weight its place in it."""
+
+    plain = False
+
+    def __init__(self, backend: FileStore, file: StoredFile) -> None:
+        super().__init__(backend, file.size, usage="weights")
+        self.file = file
+
+    def write(self, offset: int, data: memoryview) -> None:
+        raise BackendError(f"{self.file.path}: a file of weights of backend {self.backend.name!r} is read-only")
+
+    def read(self, offset: int, out: memoryview) -> None:
+        self._check_range(offset, len(out))
+        memory = np.frombuffer(out, np.uint8)
+        self.file.read(offset, memory, 0, memory.nbytes, (0, memory.nbytes))
+
+    def free(self) -> None:
+        self.file.close()
+
+
+class FileStore(Store):
+    """A store whose weights are in files, which `open_file` opens.
+
+    `direct`: reads go past the page cache; True: FetchError for a file that does not allow it; None: where the file
+    system allows it.  `rows` and `memory` as for `Store`.
+    """
+
+    def __init__(self, name: str = "file", rows: HostBackend | None = None, memory: int | None = None,
+                 direct: bool | None = None) -> None:
+        super().__init__(name, rows, memory)
+        self.direct = direct
+        self.margin: int = 0 if direct is False else ROOM
+
+    def open_file(self, path: str | os.PathLike[str]) -> FileBuffer:
+        """A buffer over a file, with usage "weights"; closing it closes the file.  OSError, FetchError."""
+        self._require_open()
+        return FileBuffer(self, StoredFile(os.fsdecode(path), self.direct))
+
+    def shift_at(self, buffer: BufferBase | None, start: int, address: int) -> int:
+        return buffer.file.shift(start, address) if isinstance(buffer, FileBuffer) else 0
+
+    def read(self, buffer: BufferBase, start: int, memory: np.ndarray, at: int, size: int,
+             room: tuple[int, int]) -> None:
+        if isinstance(buffer, FileBuffer):
+            buffer.file.read(start, memory, at, size, room, self.is_stopping)
+        else:
+            super().read(buffer, start, memory, at, size, room)

@@ -1,0 +1,145 @@
+"""GET_ROWS of stored weights: reads the rows whose numbers the ids are, and lets another backend convert them.
+
+The rows are read to a compact weight, and a twin of the node gets all of its rows in order.  A row's result does not
+depend on the other rows, so that it has the bits that the other backend computes from the whole weight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ggml_sched._graph import Context, Graph, Tensor, Type, bind_resident, label
+from ggml_sched.backend import Buffer
+from ggml_sched.backends.cpu.buffer import CpuBuffer, HostBackend, address_of
+from ggml_sched.errors import BackendError, each
+from ggml_sched.graph.hostdata import array_over
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.store.store import Store
+
+__all__ = ["RowsPlan", "fits", "rows_size"]
+
+
+def fits(node: Tensor) -> bool:
+    """Whether a node is a GET_ROWS of a matrix whose rows lie one behind the other, to a dense result."""
+    if node.op != "GET_ROWS":
+        return False
+    weight, ids = node.src
+    return (weight.ne[2] == weight.ne[3] == 1 and weight.nb[1] == _row_size(weight) and ids.type == Type.I32
+            and node.is_contiguous)
+
+
+def rows_size(nodes: Sequence[Tensor], margin: int) -> int:
+    """The bytes of work memory that a store with this margin takes for the GET_ROWS among these nodes: for the rows as
+    they are read, without repetitions and in order, and for the numbers of the rows."""
+    return sum(node.src[1].n_elements * (3 * _row_size(node.src[0]) + 4) + margin + 256
+               for node in nodes if node.op == "GET_ROWS")
+
+
+def _row_size(weight: Tensor) -> int:
+    return weight.ne[0] // weight.type.block_size * weight.type.type_size
+
+
+class RowsPlan:
+    """The GET_ROWS nodes of a split of `store`, which the backend `rows` computes; `run` is for the store's thread.
+
+    BackendError for another node that computes.
+    """
+
+    def __init__(self, store: Store, rows: HostBackend, nodes: tuple[Tensor, ...]) -> None:
+        self._store, self._rows = store, rows
+        self._nodes = [node for node in nodes if node.computes]
+        self._parts: list[_Rows] | None = None
+        for node in self._nodes:
+            if not fits(node):
+                what = f"is a store, and does not compute {label(node)} ({node.op})"
+                raise BackendError(f"backend {store.name!r} {what}")
+
+    def run(self) -> None:
+        """Read and convert the rows."""
+        if self._parts is None:
+            self._parts = [_Rows(self._store, self._rows, node) for node in self._nodes]
+        for part in self._parts:
+            part.run()
+
+    def free(self) -> None:
+        parts, self._parts = self._parts, None
+        each([part.free for part in parts or ()])
+
+
+class _Rows:
+    """One GET_ROWS node, with the compact weight, and the node's twin that reads it."""
+
+    def __init__(self, store: Store, rows: HostBackend, node: Tensor) -> None:
+        self._store, self._backend, self._node = store, rows, node
+        self._weight, self._ids = node.src
+        n = self._ids.n_elements
+        self._buffers: list[Buffer] = []
+        self._plan: object = None
+        context = Context(f"rows of {self._weight.name}")
+        self._compact = context.tensor(self._weight.type, (self._weight.ne[0], n), self._weight.name)
+        order = context.tensor("i32", n)
+        try:
+            self._buffers.append(rows.alloc_tensors(context))
+            rows.set_tensor(order, np.arange(n, dtype=np.int32))
+            twin = context.get_rows(self._compact, order)
+            result = rows.buffer_from_ptr(_memory(node))
+            self._buffers.append(result)
+            bind_resident(twin, result, node.offset)
+            self._graph = Graph(twin)
+            self._plan = rows.graph_plan_create(self._graph)
+        except BaseException:
+            self.free()
+            raise
+
+    def run(self) -> None:
+        ids = np.ravel(array_over(self._ids, _memory(self._ids), self._ids.offset), order="C")
+        n_rows = self._weight.ne[1]
+        wrong = ids[(ids < 0) | (ids >= n_rows)]
+        if len(wrong):
+            raise BackendError(f"backend {self._store.name!r}: node {label(self._node)} (GET_ROWS): id {wrong[0]} does "
+                               f"not name one of {n_rows} rows")
+        if not len(ids):
+            return
+        different, inverse = np.unique(ids, return_inverse=True)
+        size, at = _row_size(self._weight), self._compact.offset
+        into = _memory(self._compact)[at : at + len(ids) * size].reshape(len(ids), size)
+        into[:] = self._read(different, size)[np.ravel(inverse)]
+        if self._plan is None:
+            self._backend.graph_compute(self._graph)
+        else:
+            self._backend.graph_plan_compute(self._plan)
+
+    def _read(self, different: np.ndarray, size: int) -> np.ndarray:
+        """The rows of these ascending numbers, u8 [n, size]; neighbours are read together."""
+        weight, store = self._weight, self._store
+        found = np.empty((len(different), size), np.uint8)
+        cuts = np.flatnonzero(np.diff(different) != 1) + 1
+        for part in np.split(np.arange(len(different)), cuts):
+            began, n = time.perf_counter(), len(part) * size
+            start = weight.offset + int(different[part[0]]) * size
+            staging = np.empty(n + store.margin, np.uint8)
+            at = store.shift_at(weight.buffer, start, address_of(staging))
+            with store.naming(weight):
+                store.read(weight.buffer, start, staging, at, n, (0, staging.nbytes))
+            store.note(weight, n, began)
+            found[part] = staging[at : at + n].reshape(len(part), size)
+        return found
+
+    def free(self) -> None:
+        plan, self._plan = self._plan, None
+        buffers, self._buffers = self._buffers, []
+        if plan is not None:
+            self._backend.graph_plan_free(plan)
+        each([buffer.close for buffer in buffers])
+
+
+def _memory(tensor: Tensor) -> np.ndarray:
+    """The bytes of the buffer of a tensor in host memory."""
+    buffer = tensor.buffer
+    assert isinstance(buffer, CpuBuffer)
+    return buffer.memory

@@ -1,0 +1,233 @@
+"""Stores: the base class, which holds weights in host memory and fetches them on a thread of its own.
+
+`Store` serves tests, and devices whose weights stay in host memory.  A subclass holds weights elsewhere, in buffers of
+another class, and overrides `read`.  Invariant: one thread reads, in the order in which fetches were queued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ggml_sched._graph import BufferBase, Graph, Tensor, label
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, as_nodes, checked_bytes
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, address_of, as_bytes
+from ggml_sched.backends.store.queue import Mark, StoreQueue
+from ggml_sched.backends.store.rows import RowsPlan, fits, rows_size
+from ggml_sched.errors import BackendError, FetchError
+
+__all__ = ["Fetched", "Store", "StoreEvent", "Traffic"]
+
+
+class Traffic(NamedTuple):
+    """What a store has read since it was made."""
+
+    fetches: int
+    """Weights that were fetched, each time they were."""
+    nbytes: int
+    """Bytes of the weights and of the rows that were read."""
+    seconds: float
+    """How long reading took."""
+    stalled: float
+    """Seconds for which threads have waited for the store."""
+
+
+class Fetched(NamedTuple):
+    """A fetch that has ended: `began` and `ended` are seconds of `time.perf_counter`."""
+
+    tensor: str
+    nbytes: int
+    began: float
+    ended: float
+
+
+class StoreEvent(Event):
+    """A point in the queue of a store."""
+
+    def __init__(self, backend: Store) -> None:
+        super().__init__(backend)
+        self.mark: Mark | None = None
+
+
+class Store(HostBackend):
+    """A store whose weights are in host memory: `alloc_tensors` gives them memory, `buffer_from_ptr` the caller's.
+
+    `rows`: a backend over host memory that computes GET_ROWS of stored weights for the store, on the store's thread.
+    The store then reads only the rows that are needed, and the results have that backend's bits.  Without it GET_ROWS
+    reads a fetched copy of the whole weight.  Closing the store closes `rows`.  `memory`: the most bytes of buffers.
+    `listener`, if it is set, is called with a `Fetched` after each fetch, on the store's thread; it must not raise.
+    """
+
+    is_store = True
+    asynchronous = True
+
+    def __init__(self, name: str = "store", rows: HostBackend | None = None, memory: int | None = None) -> None:
+        super().__init__(name, ALIGNMENT)
+        self.memory = checked_bytes(self.name, "memory", memory)
+        self.rows = rows
+        self.listener: Callable[[Fetched], object] | None = None
+        self._queue = StoreQueue(name)
+        self._fetches = self._nbytes = 0
+        self._seconds = 0.0
+
+    # -- reading ------------------------------------------------------------------
+
+    def read(self, buffer: BufferBase, start: int, memory: np.ndarray, at: int, size: int,
+             room: tuple[int, int]) -> None:
+        """Read bytes of a buffer of weights, from `start` on, to `memory[at : at + size]`; on the store's thread.
+
+        The bytes `room[0]` .. `room[1]` of `memory` may be written, too.  FetchError, or another exception.
+        """
+        assert isinstance(buffer, CpuBuffer)
+        memory[at : at + size] = buffer.memory[start : start + size]
+
+    def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
+        root = weight.root
+        source, first = root.buffer, root.offset + start
+        if source is None or source.backend is not self:
+            raise BackendError(f"backend {self.name!r} does not hold {label(weight)}")
+        target = copy.buffer
+        memory = getattr(target, "memory", None)
+        if isinstance(memory, np.ndarray):
+            self._queue.put(partial(self._fetch, weight, source, first, memory, copy.offset, nbytes, room))
+        else:
+            self._queue.put(partial(self._fetch_through, weight, source, first, target, copy.offset, nbytes))
+
+    def shift(self, weight: Tensor, address: int) -> int:
+        return self.shift_at(weight.buffer, weight.offset, address)
+
+    def shift_at(self, buffer: BufferBase | None, start: int, address: int) -> int:
+        """How many bytes behind an address the bytes of a buffer of weights, from `start` on, must be placed."""
+        return 0
+
+    def is_stopping(self) -> bool:
+        """Whether the store is being closed, so that a read may end without all bytes."""
+        return self._queue.is_closing
+
+    def _fetch(self, weight: Tensor, source: BufferBase, first: int, memory: np.ndarray, at: int, size: int,
+               room: tuple[int, int]) -> None:
+        began = time.perf_counter()
+        with self.naming(weight):
+            self.read(source, first, memory, at, size, room)
+        self.note(weight, size, began)
+        self._fetches += 1
+
+    def _fetch_through(self, weight: Tensor, source: BufferBase, first: int, target: BufferBase, at: int,
+                       size: int) -> None:
+        """Fetch to memory that the host cannot address: the bytes are written by its buffer."""
+        staging = np.empty(size + self.margin, np.uint8)
+        place = self.shift_at(source, first, address_of(staging))
+        self._fetch(weight, source, first, staging, place, size, (0, staging.nbytes))
+        cast("Buffer", target).write(at, memoryview(cast("Any", staging[place : place + size])))
+
+    def note(self, weight: Tensor, size: int, began: float) -> None:
+        """Count bytes of a weight that were read since `began`, and notify the listener."""
+        ended = time.perf_counter()
+        self._nbytes += size
+        self._seconds += ended - began
+        if self.listener is not None:
+            self.listener(Fetched(weight.name, size, began, ended))
+
+    @contextmanager
+    def naming(self, weight: Tensor) -> Iterator[None]:
+        """Exceptions of `read` in the block name the weight that is read."""
+        try:
+            yield
+        except FetchError as error:
+            raise FetchError(f"backend {self.name!r}: {label(weight)}: {error}", weight.name, error.path, error.start,
+                             error.stop, error.code) from error
+        except BaseException as error:
+            error.add_note(f"backend {self.name!r} was reading {label(weight)}")
+            raise
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was read so far."""
+        return Traffic(self._fetches, self._nbytes, self._seconds, self._queue.stalled)
+
+    # -- the queue ------------------------------------------------------------------
+
+    def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        self._queue.put(partial(tensor.buffer.write, tensor.offset + offset, data))
+
+    def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        self._queue.put(partial(self._get, tensor, tensor.buffer, tensor.offset + offset, as_bytes(out)))
+
+    def _get(self, tensor: Tensor, buffer: BufferBase, start: int, out: np.ndarray) -> None:
+        with self.naming(tensor):
+            self.read(buffer, start, out, 0, out.nbytes, (0, out.nbytes))
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        return False
+
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        return self.cpy_tensor_async(src, dst)
+
+    def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
+        """Queue a copy of a result of this store, or of a weight, to memory that the host can address."""
+        memory = getattr(dst.buffer, "memory", None)
+        if not isinstance(memory, np.ndarray) or not (src.is_contiguous and dst.is_contiguous):
+            return False
+        at, size = dst.offset, dst.nbytes
+        self._queue.put(partial(self._get, src, src.buffer, src.offset, memory[at : at + size]))
+        return True
+
+    def synchronize(self) -> None:
+        error = self._queue.synchronize()
+        if error is not None:
+            self.note_failure(error)
+            raise error
+
+    def event_new(self) -> StoreEvent:
+        return StoreEvent(self)
+
+    def event_record(self, event: Event) -> None:
+        assert isinstance(event, StoreEvent)
+        event.mark = self._queue.mark()
+
+    def event_wait(self, event: Event) -> None:
+        other = event.backend
+        if other is not self and type(other).event_synchronize is not Backend.event_synchronize:
+            self._queue.put(partial(other.event_synchronize, event))
+
+    def event_synchronize(self, event: Event) -> None:
+        if isinstance(event, StoreEvent) and event.mark is not None:
+            self._queue.wait(event.mark)
+
+    # -- rows of weights ----------------------------------------------------------------
+
+    def supports_op(self, node: Tensor) -> bool:
+        return not node.computes or self.rows is not None and fits(node) and bool(self.rows.supports_op(node))
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        return rows_size(nodes, self.margin)
+
+    def graph_plan_create(self, graph: Graph | GraphView) -> RowsPlan:
+        if self.rows is None:
+            raise BackendError(f"backend {self.name!r} is a store without `rows`, which computes nothing")
+        return RowsPlan(self, self.rows, as_nodes(graph))
+
+    def graph_plan_compute(self, plan: RowsPlan) -> None:
+        self._queue.put(plan.run)
+
+    def graph_plan_free(self, plan: RowsPlan) -> None:
+        plan.free()
+
+    def graph_compute(self, graph: Graph | GraphView) -> None:
+        plan = self.graph_plan_create(graph)
+        self._queue.put(plan.run)
+        self._queue.put(plan.free)
+
+    # -- life -------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the thread, after the read that runs; buffers keep their memory until they are closed."""
+        self._closed = True
+        self._queue.close()
+        if self.rows is not None:
+            self.rows.close()

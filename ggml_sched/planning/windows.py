@@ -1,0 +1,71 @@
+"""Windows: how far ahead of its readers a store fetches weights, as far as the memory of each backend allows.
+
+A window bounds the bytes of fetched copies that are alive at the same time (core/plan/fetching.pxi).  The arena grows
+with it, by how much only a plan shows.  So windows are searched, with few plans: the widest whose arena and work memory
+stay within the backend's limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ggml_sched.backend import Backend
+from ggml_sched.planning.plan import Plan
+
+__all__ = ["fetched_sizes", "widest"]
+
+TRIES = 12
+"""The most plans that the search for the window of one backend makes."""
+
+
+def fetched_sizes(plan: Plan) -> list[list[int]]:
+    """For each backend the bytes of each copy that stores fetch to it, in the order of the copies."""
+    data = plan.data
+    found: list[list[int]] = [[] for _ in plan.backends]
+    for c, (like, b) in enumerate(data.copies):
+        owner = plan.graph.tensors[like].root.backend
+        if owner is not None and owner.is_store:
+            found[b].append(data.size(data.n_tensors + c))
+    return found
+
+
+def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], given: Mapping[int, int],
+           limits: Sequence[int | None]) -> Plan:
+    """The plan with the widest windows whose arenas stay within the limits, of the plans that `made(windows)` returns.
+
+    `given`: the windows of some backends, by position, which are not searched.  `limits`: bytes of each backend; None:
+    no bound, and a window of twice the largest copy, so that one is fetched while another is read.  Where even without
+    a window a limit is exceeded, the plan without windows is returned.
+    """
+    plan = made([0] * len(backends))
+    sizes = fetched_sizes(plan)
+    windows = [given.get(i, 0) for i in range(len(backends))]
+    plan = made(windows) if any(windows) else plan
+    for i, copies in enumerate(sizes):
+        if not copies or i in given:
+            continue
+        limit = limits[i]
+        if limit is None:
+            windows[i] = 2 * max(copies)
+            plan = made(windows)
+            continue
+        # `low` fits, `high` does not; a window of all copies together holds all of them, so that no other is wider.
+        low, high, wanted = 0, sum(copies) + 1, sum(copies)
+        for _ in range(TRIES):
+            if not _fits(plan, i, limit) or high - low <= max(max(copies) // 4, 1):
+                break
+            windows[i] = wanted
+            tried = made(windows)
+            if _fits(tried, i, limit):
+                low, plan = wanted, tried
+            else:
+                high = wanted
+            windows[i] = low
+            # The window may grow by what the present plan leaves, if the arena grows by no more than the window.
+            room = limit - plan.buffer_sizes[i] - plan.work_sizes[i] + (0 if low else max(copies))
+            wanted = low + room if 0 < room < high - low else (low + high) // 2
+    return plan
+
+
+def _fits(plan: Plan, i: int, limit: int) -> bool:
+    return plan.buffer_sizes[i] + plan.work_sizes[i] <= limit
