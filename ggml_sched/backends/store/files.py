@@ -98,13 +98,15 @@ class StoredFile:
              stop: Callable[[], bool] = lambda: False) -> None:
         """Read `size` bytes from `start` on to `memory[at : at + size]`; memory[room[0] : room[1]] may be written.
 
-        `stop` is called before each chunk; once it returns True, the read ends without all bytes.  FetchError for bytes
-        that cannot be read, and for a file that was changed since it was opened.
+        `stop` is called before each chunk: once it returns True, the read ends.  FetchError for bytes that cannot be
+        read or were not, and for a file that was changed since it was opened.
         """
         if self._fd < 0:
             raise self.error(start, size, "the file is closed")
         if size and not (self.is_direct and self._read_blocks(start, memory, at, size, room, stop)):
             self._read_bytes(start, memory, at, size, stop)
+        if stop():
+            raise self.error(start, size, "the store is being closed")
         found = os.fstat(self._fd)
         if (found.st_size, found.st_mtime_ns) != self._identity:
             raise self.error(start, size, "the file was changed after it was opened")

@@ -75,7 +75,10 @@ class StoreQueue:
         return error
 
     def close(self) -> None:
-        """Skip what is queued, wait for the task that runs, and end the thread; idempotent."""
+        """Skip what is queued, wait for the task that runs, and end the thread; idempotent.
+
+        Threads that wait for what is skipped get a BackendError.
+        """
         self.is_closing = True
         crew, self._crew = self._crew, None
         if crew is not None:
@@ -92,8 +95,10 @@ class StoreQueue:
         return crew
 
     def _execute(self, task: Callable[[], object]) -> None:
-        if self._error is None and not self.is_closing:
+        if self._error is None:
             try:
+                if self.is_closing:
+                    raise BackendError(f"backend {self.name!r} was closed before it had read what was queued")
                 task()
             except BaseException as error:
                 self._error = error
