@@ -254,6 +254,13 @@ class Backend(BackendBase):
         """
         return 0
 
+    def host_work(self, nodes: Sequence[Tensor]) -> int:
+        """An upper bound, in bytes, of the host memory that computing these nodes takes besides buffers.
+
+        A limit of everything that a model takes counts it (`llama.load(memory=)`), budgets of schedulers do not.
+        """
+        return 0
+
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
         """Give every tensor of a context that has no address memory in one new buffer.
 

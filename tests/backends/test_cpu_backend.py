@@ -12,6 +12,7 @@ from op_results import place, random, raw
 import ggml_sched as gs
 from ggml_sched.backends.cpu import CpuBuffer
 from ggml_sched.backends.cpu.oracle.registry import KERNELS, Kernel
+from ggml_sched.testing.contract.cases import CASES
 
 RNG = np.random.default_rng(8)
 
@@ -227,17 +228,25 @@ def test_plans_and_threads_change_no_bit(type):
     assert len(seen) == 1
 
 
-def test_the_plan_less_path_keeps_one_work_memory_that_only_grows():
+def test_all_plans_of_a_backend_share_work_memory_of_the_size_that_the_largest_needs():
     ctx, graph, values = chain("f16")
     backend = gs.CpuBackend(1)
     backend.alloc_tensors(ctx)
     set_all(values)
+    assert backend._work.held == 0
+    plans = [backend.graph_plan_create(graph) for _ in range(3)]
+    for plan in plans:
+        backend.graph_plan_compute(plan)
     backend.graph_compute(graph)
-    block = backend._work
-    assert block.nbytes
-    for _ in range(3):
-        backend.graph_compute(graph)
-        assert backend._work is block
+    assert backend._work.held == plans[0].work_size > 64
+    assert backend._work.held <= max(backend.host_work(graph.nodes), 64)
+    small, smaller, less = chain("f16", 32)
+    backend.alloc_tensors(small)
+    set_all(less)
+    backend.graph_compute(smaller)
+    assert backend._work.held == plans[0].work_size
+    backend.close()
+    assert backend._work.held == 0
 
 
 def test_a_plan_whose_buffer_is_closed_raises():
@@ -437,3 +446,20 @@ def test_a_bound_in_bytes_that_is_none_names_the_backend(make):
         make("D", memory="1G")
     with pytest.raises(ValueError, match="backend 'D': memory of -1 bytes is negative"):
         make("D", memory=-1)
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_the_bound_of_host_memory_holds_for_every_op(n_threads):
+    """Of compiled calls it is exact; a node of the oracle has a bound from its bytes."""
+    with gs.CpuBackend(n_threads) as backend:
+        for case in CASES:
+            leafs, out = case.made()
+            graph = gs.Graph(out)
+            bound = backend.host_work(graph.nodes)
+            with backend.alloc_tensors(leafs.ctx):
+                plan = backend.graph_plan_create(graph)
+                n_nodes = sum(node.computes for node in graph.nodes)
+                assert plan.work_size <= max(bound, 64), case.name
+                if plan.n_compiled == n_nodes:
+                    assert plan.work_size == max(bound, 64), case.name
+                backend.graph_plan_free(plan)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,9 @@ from op_results import place, random, raw
 
 import ggml_sched as gs
 from ggml_sched._graph import bind_resident
-from ggml_sched.backends.cpu._kernels import CallList, Pool
-from ggml_sched.backends.cpu.buffer import allocate
+from ggml_sched.backends.cpu._kernels import CallList, Pool, WorkMemory
 
 RNG = np.random.default_rng(12)
-allocate_work = partial(allocate, backend_name="CPU")
 
 
 def shared_work(ctx: gs.Context) -> tuple[gs.Graph, dict]:
@@ -281,7 +278,7 @@ def test_a_list_of_calls_refuses_what_is_not_in_it(ctx):
     with gs.CpuBackend(1) as backend:
         node = ctx.neg(x)
         place(ctx, backend)
-        pool, calls = Pool(1), CallList("CPU", [node], lambda buffer: buffer.memory, allocate_work)
+        pool, calls = Pool(1), CallList("CPU", [node], lambda buffer: buffer.memory, WorkMemory("CPU"))
         assert calls.add(0, 1) == 1 and calls.n_calls == 1 and calls.node_of(0) is node
         for bad in ((0, 2), (-1, 1), (1, 0)):
             with pytest.raises(IndexError):
@@ -334,7 +331,7 @@ def test_memory_that_is_not_what_it_seems_is_left_to_others(ctx):
             def memory_of(buffer):
                 return lie(buffer.memory) if buffer is buffers[which] else buffer.memory
 
-            return CallList("CPU", [node], memory_of, allocate_work).add(0, 1)
+            return CallList("CPU", [node], memory_of, WorkMemory("CPU")).add(0, 1)
 
         assert added(0, lambda memory: memory) == 1
         for which in range(3):
@@ -348,7 +345,7 @@ def test_elements_without_end_are_left_to_others(ctx):
     nodes = [ctx.sum_rows(view) for view in views]
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)
-        calls = CallList("CPU", nodes, lambda buffer: buffer.memory, allocate_work)
+        calls = CallList("CPU", nodes, lambda buffer: buffer.memory, WorkMemory("CPU"))
         assert calls.add(0, 2) == 1
 
 

@@ -151,8 +151,9 @@ def test_bytes_and_rows_are_counted_and_the_listener_gets_each_fetch(data, table
         case.run()
         fetched = len(data) * data[0].nbytes
         traffic = case.store.traffic
-        assert traffic.fetches == len(data) and traffic.nbytes == fetched + 4 * WIDTH * 2   # id 3 is read once, with its neighbour 4
-        assert 0 < traffic.seconds and 0 < traffic.stalled
+        # Row 3 is read once, together with row 4.
+        assert traffic.fetches == len(data) and traffic.nbytes == fetched + 4 * WIDTH * 2
+        assert traffic.seconds > 0 and traffic.stalled > 0
         assert [f.tensor for f in heard] == ["table", "table", "table", *(f"w{k}" for k in range(len(data)))]
         assert sum(f.nbytes for f in heard) == traffic.nbytes and all(f.began <= f.ended for f in heard)
 
@@ -215,7 +216,7 @@ def test_the_room_of_a_copy_is_enough_for_whole_blocks_wherever_it_begins(tmp_pa
         for address in (0, 8, 64, BLOCK - 64, BLOCK - 8):
             memory = aligned(BLOCK + 5 + ROOM + BLOCK)[address:]
             at = file.shift(start, memory.ctypes.data)
-            assert 0 <= at and at + BLOCK + 5 <= BLOCK + 5 + ROOM
+            assert at >= 0 and at + BLOCK + 5 <= BLOCK + 5 + ROOM
             calls.clear()
             file.read(start, memory, at, BLOCK + 5, (0, BLOCK + 5 + ROOM))
             assert calls == [file._direct]
@@ -272,7 +273,8 @@ def test_an_error_of_the_disk_is_typed_and_the_next_compute_is_right(direct, dat
     with Case(gs.FileStore(rows=rows(), direct=direct), data, table, path) as case:
         case.run()
         faulty(case, lambda read, number: read() if number != 4 else fails(errno.EIO)(read, number))
-        with pytest.raises(gs.FetchError, match=r"'w\d': .*bytes \d+ .. \d+ cannot be read: Input/output error") as raised:
+        what = r"'w\d': .*bytes \d+ .. \d+ cannot be read: Input/output error"
+        with pytest.raises(gs.FetchError, match=what) as raised:
             case.run()
         error = raised.value
         assert error.path == str(path) and error.code == errno.EIO and error.tensor.startswith("w")

@@ -73,6 +73,25 @@ cdef class Pool:
     cdef readonly int32_t n_threads
 
 
+cdef enum:
+    WORK_HEAD = 64      # bytes before a block of work memory, for its header and so that it begins at a multiple of them
+
+
+ctypedef struct gs_work_block:
+    gs_work_block *next         # of the blocks that no run uses
+    void *memory                # what malloc returned
+    int64_t size                # bytes, without the header
+
+
+cdef class WorkMemory:
+    cdef readonly str name              # of the backend, for errors
+    cdef readonly int64_t held
+    cdef gs_work_block *free_blocks     # owned
+    cdef char *take(self, int64_t size) except NULL
+    cdef void give(self, char *memory) noexcept
+    cpdef clear(self)
+
+
 cdef class CallList:
     cdef readonly str name              # of the backend, for errors
     cdef readonly NodeTable table       # keeps the tensors and the gs_node structs that calls point to
@@ -85,9 +104,8 @@ cdef class CallList:
     cdef int64_t last_size              # bytes of `last`; -1: kernels cannot use it
     cdef bint last_writable             # whether kernels may write to `last`
     cdef object memory_of
-    cdef object allocate                # allocates the work memory
-    cdef object memory                  # keeps the work memory alive
-    cdef gs_work work
+    cdef WorkMemory memory
+    cpdef int64_t work_size(self, int32_t n_threads) except -1
     cdef int know(self, BufferBase buffer) except -1
     cdef bint is_good(self, const gs_node *node) except -1
     cdef bint used(self, Py_ssize_t t, bint writes) except -1

@@ -9,11 +9,11 @@ cimport cython
 
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ggml_sched._c cimport (
-    GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node, gs_op_family,
+    GS_MAX_SRC, GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node, gs_op_family,
 )
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
@@ -46,6 +46,42 @@ def inplace_sources(int op):
     """Bit i: source i of a node of the op, if it has the result's layout, may have its memory (op_rules.h)."""
     cdef const gs_op_rule *rule = gs_rule_of(gs_op_family(op))
     return 0 if rule == NULL else rule.inplace
+
+
+cdef enum:
+    NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
+
+
+def work_of(nodes, int32_t n_threads):
+    """A bound, in bytes, of the work memory that computing these nodes takes, one after the other, before they have
+    addresses: that of the compiled calls, or of the oracle's arrays for a node without compiled kernel."""
+    cdef NodeTable table = NodeTable(nodes)
+    cdef gs_node[1 + GS_MAX_SRC] made
+    cdef gs_calls calls
+    cdef gs_tables tables
+    cdef int64_t most = 0, size
+    cdef Py_ssize_t i
+    cdef int k
+    for i in range(table.n):
+        made[0] = table.nodes[i]
+        size = made[0].layout.nbytes
+        for k in range(made[0].n_src):
+            if made[0].src[k] != NULL:
+                made[1 + k] = made[0].src[k][0]
+                # Addresses that are never used, far enough apart: no source overlaps the result.
+                made[1 + k].data = <void *>(<uintptr_t>(k + 1) << 48)
+                made[0].src[k] = &made[1 + k]
+                size += made[1 + k].layout.nbytes
+        made[0].data = <void *>(<uintptr_t>64 << 40)
+        memset(&calls, 0, sizeof(calls))
+        memset(&tables, 0, sizeof(tables))
+        if gs_build_node(made, 0, &calls, &tables) == GS_OK:
+            size = calls.scratch * n_threads + calls.shared
+        else:
+            size *= NUMPY_WORK
+        most = max(most, size)
+        gs_free_calls(&calls)
+    return most
 
 
 cdef class Pool:
@@ -83,22 +119,79 @@ cdef class Pool:
             gs_pool_stop(self.pool)
 
 
-cdef class CallList:
-    """`CallList(name, nodes, memory_of, allocate)`: the compiled calls of some nodes of the backend `name`.
+cdef class WorkMemory:
+    """`WorkMemory(name)`: the work memory of the backend `name`, in blocks that runs borrow; all plans share them.
 
-    `memory_of(buffer)` returns a uint8 array over a buffer's bytes.  `allocate(size)` returns work memory: a uint8
-    array of at least `size` bytes, at a multiple of 64.
+    Invariant: there are no more blocks than runs have been under way at the same time, and none is larger than the
+    largest that a run has needed.  `held`: bytes of all blocks.
     """
 
-    def __cinit__(self, str name not None, nodes, memory_of, allocate):
+    def __cinit__(self, str name not None):
+        self.name = name
+
+    def __dealloc__(self):
+        self.clear()
+
+    cdef char *take(self, int64_t size) except NULL:
+        """A block of `size` bytes or more, at a multiple of 64, for one run; OutOfMemory.
+
+        No other thread runs this meanwhile: the interpreter's lock (GIL) is held.
+        """
+        cdef gs_work_block *block = self.free_blocks
+        if block != NULL:
+            self.free_blocks = block.next
+            if block.size < size:
+                self.held -= block.size         # freed before a larger one is allocated
+                free(block.memory)
+                block = NULL
+        if block == NULL:
+            block = work_block(size)
+            if block == NULL:
+                raise OutOfMemory(f"backend {self.name!r}: the host gives no {size} bytes of work memory", self.name,
+                                  size)
+            self.held += size
+        return <char *>block + WORK_HEAD
+
+    cdef void give(self, char *memory) noexcept:
+        """Take a block back."""
+        cdef gs_work_block *block = <gs_work_block *>(memory - WORK_HEAD)
+        block.next, self.free_blocks = self.free_blocks, block
+
+    cpdef clear(self):
+        """Free the blocks that no run uses."""
+        cdef gs_work_block *block
+        while self.free_blocks != NULL:
+            block = self.free_blocks
+            self.free_blocks = block.next
+            self.held -= block.size
+            free(block.memory)
+
+
+cdef gs_work_block *work_block(int64_t size) noexcept nogil:
+    """A new block, whose header lies directly before its bytes; NULL without memory."""
+    cdef void *memory = malloc(<size_t>size + 2 * WORK_HEAD)
+    cdef gs_work_block *block
+    if memory == NULL:
+        return NULL
+    block = <gs_work_block *>((<uintptr_t>memory + WORK_HEAD - 1) & ~<uintptr_t>(WORK_HEAD - 1))
+    block.memory, block.size, block.next = memory, size, NULL
+    return block
+
+
+cdef class CallList:
+    """`CallList(name, nodes, memory_of, memory)`: the compiled calls of some nodes of the backend `name`.
+
+    `memory_of(buffer)` returns a uint8 array over a buffer's bytes; each run borrows work memory from `memory`.
+    """
+
+    def __cinit__(self, str name not None, nodes, memory_of, WorkMemory memory not None):
         self.name = name
         self.table = NodeTable(nodes)
         self.known = {}
         self.memory_of = memory_of
-        self.allocate = allocate
+        self.memory = memory
         memset(&self.calls, 0, sizeof(self.calls))
         memset(&self.tables, 0, sizeof(self.tables))
-        memset(&self.work, 0, sizeof(self.work))
         self.state = <unsigned char *>calloc(max(len(self.table.tensors), 1), 1)
         if self.state == NULL:
             raise OutOfMemory(f"backend {name!r}: no host memory for a list of calls", name, 0)
@@ -117,10 +210,13 @@ cdef class CallList:
             raise IndexError(f"call {i} of {self.calls.n}")
         return self.table.tensors[self.calls.call[i].position]
 
-    @property
-    def work_size(self):
-        """Bytes of work memory."""
-        return 0 if self.memory is None else self.memory.nbytes
+    cpdef int64_t work_size(self, int32_t n_threads) except -1:
+        """The bytes of work memory that a run on n_threads threads takes; OutOfMemory if 64 bits cannot count them."""
+        cdef int64_t size = 0
+        if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
+                or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
+            raise OutOfMemory(f"backend {self.name!r}: work memory of more than 64 bits can count", self.name, 0)
+        return max(size, 64)
 
     @property
     def buffers(self):
@@ -222,31 +318,18 @@ cdef class CallList:
                 return False
         return True
 
-    def prepare(self, int32_t n_threads):
-        """Allocate work memory for n_threads threads; OutOfMemory."""
-        cdef int64_t size = 0
-        if self.work.memory != NULL and n_threads <= self.work.n_threads:
-            return
-        if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
-                or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
-            raise OutOfMemory(f"backend {self.name!r}: work memory of more than 64 bits can count", self.name, 0)
-        memory = self.allocate(max(size, 64))
-        self.memory = memory
-        self.work.memory = <char *><uintptr_t>memory.__array_interface__["data"][0]
-        self.work.shared = self.calls.shared
-        self.work.scratch = self.calls.scratch
-        self.work.n_threads = n_threads
-
     def run(self, Pool pool not None, int32_t first, int32_t last):
-        """Run calls first .. last - 1; BackendError if a kernel finds an id out of range."""
+        """Run calls first .. last - 1; BackendError if a kernel finds an id out of range, OutOfMemory."""
         cdef gs_fault fault
-        cdef int32_t failed, n_threads = pool.n_threads
+        cdef gs_work work           # one for each run: two threads may run the calls at the same time
+        cdef int32_t failed
         if not 0 <= first <= last <= self.calls.n:
             raise IndexError(f"calls {first} .. {last} of {self.calls.n}")
-        if n_threads > self.work.n_threads:
-            self.prepare(n_threads)
+        work.n_threads, work.shared, work.scratch = pool.n_threads, self.calls.shared, self.calls.scratch
+        work.memory = self.memory.take(self.work_size(work.n_threads))
         with nogil:
-            failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &self.work, &fault)
+            failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &work, &fault)
+        self.memory.give(work.memory)
         if failed >= 0:
             node = self.table.tensors[self.calls.call[first + failed].position]
             raise BackendError(f"backend {self.name!r}: node {label(node)} ({node.op}): id {fault.value} does not name "

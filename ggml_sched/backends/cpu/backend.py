@@ -2,8 +2,8 @@
 
 A split becomes a list of backend steps: stretches of compiled calls and, for each node without a compiled kernel, a
 call of a NumPy kernel (the oracle, which also raises the errors of invalid nodes).
-A graph plan (CpuPlan) keeps its steps and its own work memory.  `graph_compute` makes steps, runs and drops them; it
-uses a work memory of the backend, which only grows.  Both run the same calls, so their results are equal to the bit.
+A graph plan (CpuPlan) keeps its steps; `graph_compute` makes steps, runs and drops them.  Both run the same calls, so
+their results are equal to the bit.  All plans share the backend's work memory.
 Corresponds to ggml's CPU backend.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_graph_plan, computed, label, staged_leafs
 from ggml_sched.backend import GraphView, as_nodes, checked_bytes
-from ggml_sched.backends.cpu._kernels import CallList, Pool
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, allocate
+from ggml_sched.backends.cpu._kernels import CallList, Pool, WorkMemory, work_of
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
@@ -86,10 +86,10 @@ Step: TypeAlias = tuple[Call, Tensor]
 
 
 def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
-             allocate: Callable[[int], np.ndarray]) -> tuple[list[Step], CallList | None, int]:
+             work: WorkMemory) -> tuple[list[Step], CallList | None, int]:
     """(steps that compute the nodes, the list of compiled calls, the number of nodes that compiled calls compute).
 
-    Without a pool the oracle computes all nodes.  `allocate(size)` returns work memory for the compiled calls.
+    Without a pool the oracle computes all nodes.  `work`: the work memory of the compiled calls.
     """
     staged = staged_leafs(nodes)
     steps: list[Step] = []
@@ -98,7 +98,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
             steps += [(call, node) for call in loads_of(staged.get(i, ())) + resolve(node, resolver)]
         return steps, None, 0
     working = computed(nodes)
-    compiled = CallList(resolver.name, working, resolver.memory_of, allocate)
+    compiled = CallList(resolver.name, working, resolver.memory_of, work)
     loads: dict[int, list[Step]] = {}       # {how many nodes are computed before: steps to run at that point}
     for i, pairs in staged.items():
         before = sum(node.computes for node in nodes[:i])
@@ -116,7 +116,6 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
                 steps += [(call, node) for call in resolve(node, resolver)]
                 number += 1
         steps += loads.get(stop, ())
-    compiled.prepare(pool.n_threads)
     return steps, compiled, n_compiled
 
 
@@ -139,31 +138,33 @@ def run_steps(steps: list[Step], name: str) -> None:
 
 
 class CpuPlan:
-    """A graph plan: the steps of a graph at its present addresses, with their own work memory (ggml_graph_plan)."""
+    """A graph plan: the steps of a graph at its present addresses (ggml_graph_plan); `work`: their work memory."""
 
-    def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...], pool: Pool | None = None) -> None:
+    def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...], pool: Pool | None, work: WorkMemory) -> None:
         self.resolver = resolver
         self.lock: ForkLock = ForkLock()
         self._freed = False
         self.n_compiled: int
         with np.errstate(all="ignore"):
-            self._steps, self._compiled, self.n_compiled = steps_of(
-                nodes, resolver, pool, partial(allocate, backend_name=resolver.name))
+            self._steps, self._compiled, self.n_compiled = steps_of(nodes, resolver, pool, work)
+        self._pool = pool
         # The common case of a single stretch is run without the error handling that only NumPy kernels need.
         self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
         self._buffers = tuple({*resolver.buffers, *(() if self._compiled is None else self._compiled.buffers)})
 
     @property
     def work_size(self) -> int:
-        """Bytes of work memory of the compiled calls."""
-        return 0 if self._compiled is None else self._compiled.work_size
+        """Bytes of work memory that a run of the compiled calls borrows."""
+        if self._compiled is None or self._pool is None:
+            return 0
+        return self._compiled.work_size(self._pool.n_threads)
 
     @property
     def freed(self) -> bool:
         return self._freed
 
     def free(self) -> None:
-        """Drop the work memory and the references to buffers; idempotent."""
+        """Drop the references to buffers; idempotent."""
         self._freed = True
         self._steps, self._flat, self._compiled, self._buffers = [], None, None, ()
         self.resolver.buffers.clear()
@@ -197,7 +198,7 @@ class CpuBackend(HostBackend):
         self.kernels = kernels
         self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self._lock = ForkLock()
-        self._work = np.empty(0, np.uint8)
+        self._work = WorkMemory(self.name)
         self.n_threads: int = thread_count(n_threads, MAX_THREADS)
         self._pool = Pool(self.n_threads) if kernels == "compiled" else None
 
@@ -218,6 +219,9 @@ class CpuBackend(HostBackend):
         found = KERNELS.get(node.op)
         return found is not None and found.fits(node)
 
+    def host_work(self, nodes: Sequence[Tensor]) -> int:
+        return work_of(computed(tuple(nodes)), self.n_threads)
+
     def inplace_sources(self, op: str) -> int:
         found = KERNELS.get(op)
         return 0 if found is None else found.inplace
@@ -227,13 +231,13 @@ class CpuBackend(HostBackend):
         nodes = as_nodes(graph)
         with self._lock:
             with np.errstate(all="ignore"):
-                steps, compiled, _ = steps_of(nodes, Resolver(self.name, self._memory_of), self._pool, self._reuse_work)
+                steps, compiled, _ = steps_of(nodes, Resolver(self.name, self._memory_of), self._pool, self._work)
             held = None if compiled is None else compiled.held()  # noqa: F841 - see CpuPlan.run
             run_steps(steps, self.name)
 
     def graph_plan_create(self, graph: Graph | GraphView) -> CpuPlan:
         self._require_open()
-        return CpuPlan(Resolver(self.name, self._memory_of), as_nodes(graph), self._pool)
+        return CpuPlan(Resolver(self.name, self._memory_of), as_nodes(graph), self._pool, self._work)
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
         with plan.lock:
@@ -244,12 +248,6 @@ class CpuBackend(HostBackend):
             self._require_open()
         with plan.lock:
             plan.run()
-
-    def _reuse_work(self, size: int) -> np.ndarray:
-        """The work memory of `graph_compute`, which has no graph plan to keep one; it only grows."""
-        if size > self._work.nbytes:
-            self._work = allocate(max(size, 2 * self._work.nbytes), self.name)
-        return self._work
 
     def _memory_of(self, buffer: BufferBase) -> np.ndarray:
         if not self.supports_buffer(buffer):
@@ -264,7 +262,7 @@ class CpuBackend(HostBackend):
             self._closed = True
             if self._pool is not None:
                 self._pool.close()
-            self._work = np.empty(0, np.uint8)
+            self._work.clear()
 
 
 def run_nodes(nodes: Graph | GraphView | Sequence[Tensor], memory_of: MemoryOf, *, name: str = "CPU") -> None:
@@ -273,5 +271,5 @@ def run_nodes(nodes: Graph | GraphView | Sequence[Tensor], memory_of: MemoryOf, 
     A backend written in Python can call it from its `graph_compute`.  `memory_of(buffer)` returns a uint8 array over
     all bytes of a buffer that a node uses, or raises PlacementError.  `name`: the backend's name in errors.
     """
-    steps, _, _ = steps_of(as_nodes(nodes), Resolver(name, memory_of), None, partial(allocate, backend_name=name))
+    steps, _, _ = steps_of(as_nodes(nodes), Resolver(name, memory_of), None, WorkMemory(name))
     run_steps(steps, name)
