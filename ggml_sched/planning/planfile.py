@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
+from ggml_sched.planning.files import write_text
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import program_values
 from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_backends
@@ -39,17 +39,7 @@ MAX_FILE_BYTES = 1 << 30
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON; an existing file is replaced atomically."""
-    text = json.dumps(plan_to_dict(plan, plan.given_graph), separators=(",", ":"))
-    path = os.fspath(path)
-    unfinished = f"{path}.unfinished"
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(unfinished)
-        raise
+    write_text(path, json.dumps(plan_to_dict(plan, plan.given_graph), separators=(",", ":")))
 
 
 def load_plan(path: str | os.PathLike[str], graph: Graph, backends: Sequence[Backend]) -> Plan:
