@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import table
 
-__all__ = ["ArenaPeaks", "Cap", "Peak", "Series", "peaks_of"]
+__all__ = ["ArenaPeaks", "Cap", "Peak", "Series", "peaks_of", "series_of"]
 
 _LARGEST = 4
 """The most series of a cap."""
@@ -123,10 +123,10 @@ def peaks_of(plan: Plan) -> tuple[ArenaPeaks, ...]:
 def _arena(plan: Plan, b: int, owners: Sequence[int]) -> ArenaPeaks:
     """What binds the arena of backend b; `owners`: the ids that have memory of their own there."""
     data = plan.data
-    keys: dict[tuple[str, str, str, tuple[int, ...]], list[int]] = {}
+    keys: dict[Series, list[int]] = {}
     for i in owners:
-        keys.setdefault(_key(plan, i), []).append(i)
-    series = [Series(*key, count=len(ids)) for key, ids in keys.items()]
+        keys.setdefault(series_of(plan, i), []).append(i)
+    series = [replace(key, count=len(ids)) for key, ids in keys.items()]
     alive = np.zeros((len(series), len(data.sequence) + 2), np.int64)
     for row, ids in zip(alive, keys.values(), strict=True):
         for i in ids:
@@ -144,8 +144,8 @@ def _arena(plan: Plan, b: int, owners: Sequence[int]) -> ArenaPeaks:
                       tuple(Cap(tuple(series[k] for k in members), saves) for members, saves in _caps(alive, total)))
 
 
-def _key(plan: Plan, i: int) -> tuple[str, str, str, tuple[int, ...]]:
-    """What tensors of one series have in common."""
+def series_of(plan: Plan, i: int) -> Series:
+    """The series of id i, with a count of 1."""
     data, copy = plan.data, i >= plan.data.n_tensors
     if copy:
         c = i - data.n_tensors
@@ -155,7 +155,7 @@ def _key(plan: Plan, i: int) -> tuple[str, str, str, tuple[int, ...]]:
     ne: tuple[int, ...] = t.ne
     while len(ne) > 1 and ne[-1] == 1:
         ne = ne[:-1]
-    return f"copy of {name or 'unnamed'}" if copy else name, t.op, str(t.type), ne
+    return Series(f"copy of {name or 'unnamed'}" if copy else name, t.op, str(t.type), ne, 1)
 
 
 def _spans(plan: Plan, i: int) -> Iterator[tuple[int, int, int]]:

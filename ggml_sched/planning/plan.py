@@ -3,15 +3,15 @@
 A Plan joins the planner's decisions (`PlanData`: arrays, shared by equal graphs) with one graph and the scheduler's
 backends.  It holds no memory of any device.
 
-The modules that print, save and check plans (report, planfile, verify) import this one, so it cannot import them: the
-package registers their functions behind `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify`.
+The modules that print, draw, save and check plans (report, planfile, verify, the room `view`) import this one, so it
+cannot import them: the package registers their functions behind `str(plan)`, `explain`, `to_svg`, `save`, `verify`, ...
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -22,13 +22,13 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.program import Load, Program, Run, WriteBack
-from ggml_sched.planning.tables import preformatted
 
 if TYPE_CHECKING:
     from ggml_sched.placement.devices import Device, LinkLike
     from ggml_sched.planning.fallbacks import Fallback
     from ggml_sched.planning.peaks import ArenaPeaks
     from ggml_sched.planning.verify import Facts
+    from ggml_sched.view.differences import Differences
 
 __all__ = ["Copy", "Plan", "Split", "Traffic", "register_plan_methods"]
 
@@ -39,7 +39,11 @@ class _Methods(TypedDict, total=False):
     save: Callable[[Plan, str | os.PathLike[str]], None]
     verify: Callable[[Plan], None]
     explain: Callable[[Plan, Tensor], str]
-    to_dot: Callable[[Plan], str]
+    to_dot: Callable[[Plan, Iterable[int | str] | bool | None], str]
+    to_svg: Callable[[Plan, Plan | None, Sequence[str]], str]
+    save_html: Callable[[Plan, str | os.PathLike[str], Plan | None, Sequence[str]], None]
+    differences: Callable[[Plan, Plan, Sequence[str]], Differences]
+    notebook: Callable[[Plan], str]
     reduce: Callable[[Plan], tuple[Callable[..., Plan], tuple[Any, ...]]]
     summary: Callable[[Plan], str]
     peaks: Callable[[Plan], tuple[ArenaPeaks, ...]]
@@ -287,13 +291,46 @@ class Plan:
         """
         return _METHODS["fallbacks"](self, devices, link)
 
-    def _repr_html_(self) -> str:
-        """The plan in a notebook: the text of `print(plan)` in a fixed-width font."""
-        return preformatted(str(self))
+    def differences(self, other: Plan, names: Sequence[str] = ()) -> Differences:
+        """What is different in another plan of the same graph, or of one with the same names; it prints as text.
 
-    def to_dot(self) -> str:
-        """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed."""
-        return _METHODS["to_dot"](self)
+        Bytes, splits and copies, nodes on other backends and the rules that placed them, memories that one plan alone
+        shares.  `names`: what to call the two, such as ("before", "after").
+        """
+        return _METHODS["differences"](self, other, names)
+
+    def to_svg(self, other: Plan | None = None, names: Sequence[str] = ()) -> str:
+        """The plan as an SVG drawing: which backend computes when, and the memory map of each arena.
+
+        Time goes to the right, addresses upwards; a block is the memory of one tensor, or of a chain of results in
+        place.  `other`: a second plan, drawn beside this one to the same scale.  `names`: titles of the two.
+        """
+        return _METHODS["to_svg"](self, other, names)
+
+    def save_html(self, path: str | os.PathLike[str], other: Plan | None = None, names: Sequence[str] = ()) -> None:
+        """Write a page that shows the plan in a browser, in one file that needs no network.
+
+        Memory maps to pan, to zoom and to search, with the reason for each choice; what binds each arena; splits,
+        copies, and nodes that fell back.  `other`: a second plan beside this one, with a list of differences; `names`:
+        what to call the two.  An existing file is replaced atomically.  Error without the extra `view`.
+        """
+        _METHODS["save_html"](self, path, other, names)
+
+    def to_dot(self, expand: Iterable[int | str] | bool | None = None) -> str:
+        """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed.
+
+        Of a graph of more than 100 nodes each layer is one box; `expand` names the layers whose nodes are drawn, such
+        as [0, 31], or is True for all.  ValueError for a layer that the graph does not have.
+        """
+        return _METHODS["to_dot"](self, expand)
+
+    def _repr_svg_(self) -> str:
+        """The drawing in a notebook."""
+        return self.to_svg()
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: the drawing, and the text of `print(plan)` to unfold."""
+        return _METHODS["notebook"](self)
 
     def __reduce__(self) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
         """A pickle also holds the graph.  Its backends become RecordedBackends (recorded.py): they have no memory, and

@@ -23,13 +23,22 @@ from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.reorder import reorder
 from ggml_sched.planning.windows import widest
 
-__all__ = ["POLICIES", "Planner"]
+__all__ = ["POLICIES", "Planner", "planned_by"]
 
 POLICIES: dict[str, Policy] = {
     "default": Policy(),
     "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
 }
 """The policies that can be chosen by name."""
+
+
+def planned_by(plan: Plan, policy: str) -> Plan:
+    """What another policy makes of the same graph on the same backends; nodes that the caller assigned stay so."""
+    graph, data = plan.given_graph, plan.data
+    ids = [(t, plan.graph.id_of(t)) for t in graph.nodes]
+    assigned = {t: plan.backends[data.backend_index(i)] for t, i in ids if data.rule(i) == "user"}
+    request = Request(graph, Devices(plan.backends), assigned)
+    return Plan(graph, make_plan(request, POLICIES[policy]), plan.backends, policy, assigned_by=plan.assigned_by)
 
 
 class Adopted(NamedTuple):

@@ -1,4 +1,4 @@
-"""Reports of a plan as text: a summary table, the explanation of one tensor, a Graphviz drawing.
+"""Reports of a plan as text: a summary table, and the explanation of one tensor.
 
 The functions read a plan and return text.
 """
@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ggml_sched._graph import BufferBase, Tensor
-from ggml_sched.backend import Backend, measure_buffer
+from ggml_sched.backend import measure_buffer
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import describe
 from ggml_sched.planning.tables import table
 
-__all__ = ["dot", "explain", "program", "summary"]
+__all__ = ["explain", "names_of", "program", "shape_text", "summary"]
 
-_COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
 _SHOWN_INPUTS = 4
 """The most inputs of a split that the table names; the others are counted."""
 _SHOWN_STEPS = 24
@@ -29,7 +28,7 @@ def summary(plan: Plan) -> str:
     n_nodes, n_splits, n_copies = len(plan.graph), len(plan.splits), len(plan.copies)
     head = (f"Plan of {n_nodes} nodes, policy {plan.policy}: {n_splits} splits, {n_copies} copies of "
             f"{plan.copy_bytes:,} bytes")
-    names = _names(plan)
+    names = names_of(plan)
     computed = dict.fromkeys(plan.backends, 0)
     for split in plan.splits:
         computed[split.backend] += sum(t.computes for t in split.nodes)
@@ -69,7 +68,7 @@ def _work(plan: Plan) -> list[str]:
 
 def program(plan: Plan) -> str:
     """The steps of a compute, a line for each, with the names of tensors and backends."""
-    names = _names(plan)
+    names = names_of(plan)
     name = lambda i: _plain(plan, names, i)                 # noqa: E731
     backend = lambda b: plan.backends[b].name               # noqa: E731
     return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
@@ -312,69 +311,18 @@ def _copies(plan: Plan, i: int) -> list[str]:
     return lines
 
 
-# -- a drawing -------------------------------------------------------------------------------------
-
-
-def dot(plan: Plan) -> str:
-    """The plan for Graphviz: nodes coloured by backend, a cluster for each split, copies as dashed edges."""
-    graph, data = plan.graph, plan.data
-    colour = {b: _COLOURS[k % len(_COLOURS)] for k, b in enumerate(plan.backends)}
-    ids = {t: i for i, t in enumerate(graph.tensors)}
-    names = _names(plan)
-    lines = ["digraph plan {", "  rankdir=TB; node [style=filled, fontname=Helvetica, fontsize=10];"]
-    clustered: set[int] = set()
-    grouped = {ids[graph.nodes[k]]: number for number, group in enumerate(data.groups) for k in group}
-    for k, split in enumerate(plan.splits):
-        lines.append(f"  subgraph cluster_{k} {{")
-        lines.append(f"    label={_quoted(f'split {k}: {split.backend.name}')};")
-        lines += [f"    {_dot_node(plan, ids[t], names, colour, grouped)}" for t in split.nodes]
-        lines.append("  }")
-        clustered.update(ids[t] for t in split.nodes)
-    lines += [f"  {_dot_node(plan, i, names, colour, grouped)}" for i in range(data.n_tensors) if i not in clustered]
-    for t in graph.nodes:
-        i = ids[t]
-        present = [ids[s] for s in t.src if s is not None]
-        for s, p in zip(present, data.sources(i), strict=True):
-            if p < data.n_tensors:
-                lines.append(f"  t{s} -> t{i};")
-                continue
-            like, b = data.copies[p - data.n_tensors]
-            label = f"{plan.backends[b].name}: {graph.tensors[like].nbytes:,} bytes"
-            lines.append(f"  t{s} -> t{i} [style=dashed, label={_quoted(label)}];")
-        lines += [f"  t{ids[s]} -> t{i} [style=dotted];" for s in graph.deps.get(t, ())]
-    lines.append("}")
-    return "\n".join(lines) + "\n"
-
-
-def _dot_node(plan: Plan, i: int, names: Sequence[str], colour: dict[Backend, str], grouped: dict[int, int]) -> str:
-    """The Graphviz statement for tensor i; `grouped`: {id of a node: the number of its fusion group}."""
-    t = plan.graph.tensors[i]
-    b = plan.data.backend_index(i)
-    fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]
-    shape = "box" if t.computes else "ellipse" if t.op == "NONE" else "plaintext"
-    label = f"{names[i]}\n{t.op} {t.type} {_shape(t)}"
-    if i in grouped:
-        label += f"\ngroup {grouped[i]}"
-    return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{fill}"];'
-
-
-def _quoted(text: str) -> str:
-    """`text` as a quoted Graphviz string."""
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", " ")
-    return '"' + text.replace("\n", "\\n") + '"'
-
-
 # -- names -----------------------------------------------------------------------------------------
 
 
-def _shape(t: Tensor) -> str:
+def shape_text(t: Tensor) -> str:
+    """The extents of a tensor without trailing ones, such as 4096x512."""
     ne = list(t.ne)
     while len(ne) > 1 and ne[-1] == 1:
         ne.pop()
     return "x".join(map(str, ne))
 
 
-def _names(plan: Plan) -> list[str]:
+def names_of(plan: Plan) -> list[str]:
     """The names of the graph's tensors, for tables: with an id only where a name is missing, or several have it."""
     tensors = plan.graph.tensors
     uses = Counter(t.name for t in tensors)
@@ -392,7 +340,7 @@ def _plain(plan: Plan, names: Sequence[str], i: int) -> str:
 
 
 def _describe(plan: Plan, t: Tensor) -> str:
-    return f"{_id_name(plan, plan.index_of(t))} ({t.op} {t.type} {_shape(t)})"
+    return f"{_id_name(plan, plan.index_of(t))} ({t.op} {t.type} {shape_text(t)})"
 
 
 def _id_name(plan: Plan, i: int) -> str:

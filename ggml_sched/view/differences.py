@@ -1,0 +1,201 @@
+"""What is different between two plans: of one graph by two policies, in two placements, before and after a change.
+
+Tensors of both plans correspond by name, op and how many of these came before, so that graphs of equal structure need
+not be one object.  Owns the list and its words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.tables import table
+
+__all__ = ["Difference", "Differences", "differences"]
+
+_NAMED = 3
+"""The most names in a line."""
+
+
+class Difference(NamedTuple):
+    """One line of the list."""
+
+    kind: str
+    """"arena", "splits", "copies", "backend", "rule", "shared memory" or "graph"."""
+    what: str
+    """The backend, or the tensors, that it is about."""
+    one: str
+    """What the first plan has."""
+    other: str
+    """What the second plan has."""
+    tensors: tuple[tuple[int, int], ...] = ()
+    """(id in the first plan, id in the second) of each tensor that it is about; -1 where a plan does not have it."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The differences of two plans, in the order of their kinds; equal plans have none."""
+
+    names: tuple[str, str]
+    """What the plans are called."""
+    entries: tuple[Difference, ...]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self.entries)
+
+    def __str__(self) -> str:
+        """The list as a table."""
+        if not self.entries:
+            return f"{self.names[0]} and {self.names[1]} are equal"
+        rows = [("kind", "what", *self.names), *(entry[:4] for entry in self.entries)]
+        return table(rows, "<<<", underlined=True)
+
+
+def differences(plan: Plan, other: Plan, names: Sequence[str] = ()) -> Differences:
+    """What `Plan.differences` returns."""
+    if not isinstance(other, Plan):
+        raise TypeError(f"not a Plan: {other!r}")
+    pairs, alone = _pairs(plan, other)
+    found = [*_arenas(plan, other), *_counts(plan, other), *_graph(plan, other, alone), *_placed(plan, other, pairs),
+             *_shared(plan, other, pairs)]
+    return Differences(plan_names(plan, other, names), tuple(found))
+
+
+def plan_names(plan: Plan, other: Plan, names: Sequence[str]) -> tuple[str, str]:
+    """What to call two plans: the given names, else their policies, else "first" and "second"."""
+    if names:
+        if len(names) != 2:
+            raise ValueError(f"names of two plans, not {len(names)}: {tuple(names)}")
+        return names[0], names[1]
+    return (plan.policy, other.policy) if plan.policy != other.policy else ("first", "second")
+
+
+# -- which tensors correspond ----------------------------------------------------------------------------
+
+
+def _pairs(plan: Plan, other: Plan) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]]]:
+    """Pairs of ids of corresponding tensors, in the first plan's order; and the ids that one plan alone has."""
+    one, two = _keyed(plan), _keyed(other)
+    pairs = [(i, two[key]) for key, i in one.items() if key in two]
+    return pairs, ([i for key, i in one.items() if key not in two], [i for key, i in two.items() if key not in one])
+
+
+def _keyed(plan: Plan) -> dict[tuple[str, str, int], int]:
+    """{(name, op, how many of these came before): id} of the graph's tensors, in the caller's order of execution."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for t in (*plan.given_graph.leafs, *plan.given_graph.nodes):
+        found[t.name, t.op, seen[t.name, t.op]] = plan.graph.id_of(t)
+        seen[t.name, t.op] += 1
+    return found
+
+
+# -- the entries ----------------------------------------------------------------------------------------
+
+
+def _arenas(plan: Plan, other: Plan) -> Iterator[Difference]:
+    """Bytes of arenas, and the most bytes alive at once, backend by backend."""
+    sizes = [{b.name: (size, live) for b, size, live in zip(p.backends, p.buffer_sizes, p.live_bytes, strict=True)}
+             for p in (plan, other)]
+    for name in dict.fromkeys([*sizes[0], *sizes[1]]):
+        there = [of.get(name) for of in sizes]
+        if there[0] != there[1]:
+            one, two = ("no such backend" if of is None else _bytes(*of) for of in there)
+            yield Difference("arena", name, one, two)
+    total = [sum(p.buffer_sizes) for p in (plan, other)]
+    if total[0] != total[1] and len(sizes[0] | sizes[1]) > 1:
+        yield Difference("arena", "all together", f"{total[0]:,} bytes", f"{total[1]:,} bytes")
+
+
+def _bytes(size: int, live: int) -> str:
+    return f"{size:,} bytes" if size == live else f"{size:,} bytes, {live:,} alive at once"
+
+
+def _counts(plan: Plan, other: Plan) -> Iterator[Difference]:
+    """How many splits, and the copies of one compute from each backend to each other."""
+    counts = [len(p.splits) for p in (plan, other)]
+    if counts[0] != counts[1]:
+        yield Difference("splits", "all", str(counts[0]), str(counts[1]))
+    copied = [_copied(p) for p in (plan, other)]
+    for key in dict.fromkeys([*copied[0], *copied[1]]):
+        there = [of.get(key, (0, 0)) for of in copied]
+        if there[0] != there[1]:
+            one, two = (f"{n} of {nbytes:,} bytes" if n else "none" for n, nbytes in there)
+            yield Difference("copies", f"{key[0]} to {key[1]}", one, two)
+
+
+def _copied(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
+    """{(from, to): copies and bytes} of every copy that the plan lists."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for copy in plan.copies:
+        source = plan.backend_of(copy.tensor.root)
+        key = "the caller" if source is None else source.name, copy.backend.name
+        n, nbytes = found.get(key, (0, 0))
+        found[key] = n + 1, nbytes + copy.nbytes
+    return found
+
+
+def _graph(plan: Plan, other: Plan, alone: tuple[list[int], list[int]]) -> Iterator[Difference]:
+    """Tensors that one graph alone has."""
+    for p, ids in ((plan, alone[0]), (other, alone[1])):
+        if ids and p is plan:
+            yield Difference("graph", _listed(p, ids), "there", "none", tuple((i, -1) for i in ids))
+        elif ids:
+            yield Difference("graph", _listed(p, ids), "none", "there", tuple((-1, i) for i in ids))
+
+
+def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterator[Difference]:
+    """Nodes, weights and inputs on other backends, or there by another rule; those of one kind are one entry."""
+    moved: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    ruled: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for i, k in pairs:
+        t = plan.graph.tensors[i]
+        if t.op != "NONE" and not t.computes:
+            continue        # a view is where its root is
+        where = _home(plan, i), _home(other, k)
+        rules = plan.data.rule(i), other.data.rule(k)
+        if where[0] != where[1]:
+            moved.setdefault(where, []).append((i, k))
+        elif rules[0] != rules[1] and t.computes:
+            ruled.setdefault(rules, []).append((i, k))
+    for (one, two), those in sorted(moved.items(), key=lambda item: -len(item[1])):
+        yield Difference("backend", _listed(plan, [i for i, _ in those]), one, two, tuple(those))
+    for those in sorted(ruled.values(), key=lambda those: -len(those)):
+        i, k = those[0]
+        yield Difference("rule", _listed(plan, [i for i, _ in those]), plan.data.reason(i), other.data.reason(k),
+                         tuple(those))
+
+
+def _home(plan: Plan, i: int) -> str:
+    b = plan.data.backend_index(i)
+    return "unused" if b < 0 else plan.backends[b].name
+
+
+def _shared(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterator[Difference]:
+    """Nodes that one plan alone writes in place over a source."""
+    found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for i, k in pairs:
+        there = plan.data.is_inplace(i), other.data.is_inplace(k)
+        if there[0] != there[1]:
+            found[there[0]].append((i, k))
+    for first, those in found.items():
+        if those:
+            words = "in place of a source", "in memory of their own"
+            one, two = words if first else reversed(words)
+            yield Difference("shared memory", _listed(plan, [i for i, _ in those]), one, two, tuple(those))
+
+
+def _listed(plan: Plan, ids: Sequence[int]) -> str:
+    """The name of one tensor; of several how many there are, and their names with # for each number."""
+    if len(ids) == 1:
+        return plan.name_of(ids[0]) or f"{plan.graph.tensors[ids[0]].op} (tensor {ids[0]})"
+    masked = [*dict.fromkeys(re.sub(r"\d+", "#", plan.name_of(i)) or plan.graph.tensors[i].op for i in ids)]
+    more = ", ..." if len(masked) > _NAMED else ""
+    return f"{len(ids)} tensors: {', '.join(masked[:_NAMED])}{more}"

@@ -1,0 +1,88 @@
+"""Pieces of SVG drawings: the page with its colours for light and dark, texts, rectangles, legends, axes of bytes.
+
+A drawing is a card with a background of its own, so that it can stand on any page.  Colours of paper and ink are
+classes, which follow the reader's choice of light or dark; colours of roles are the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from ggml_sched.planning.tables import memory_text
+
+__all__ = ["DARK", "LIGHT", "axis_steps", "byte_text", "document", "legend", "text", "wide"]
+
+LIGHT = {"paper": "#fcfcfd", "ink": "#24292f", "pale": "#57606a", "line": "#d0d7de", "grid": "#e6e9ee",
+         "back": "#eff1f4", "limit": "#cf222e", "device": "#6a7f99", "host": "#b0a48c"}
+DARK = {"paper": "#161b22", "ink": "#e6edf3", "pale": "#9aa4af", "line": "#3d444d", "grid": "#2a313a",
+        "back": "#1f262e", "limit": "#ff7b72", "device": "#7f97b5", "host": "#a89a7e"}
+"""{class: colour}: of the card, of texts, of lines; `back` is memory that nothing takes, `limit` a bound, `device` and
+`host` splits of backends."""
+_FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+_WIDTHS = {**dict.fromkeys("il.,:;'|!jtf()[]/ ", 0.34), **dict.fromkeys("mwMW%@", 0.88),
+           **dict.fromkeys("ABCDEFGHKNOPQRSTUVXYZ&", 0.7)}
+"""Widths of characters of the font, for a size of 1; others have 0.6."""
+
+
+def wide(words: str, size: float = 13) -> float:
+    """About how wide a text is, in pixels."""
+    return size * sum(_WIDTHS.get(c, 0.6) for c in words)
+
+
+def document(width: float, height: float, title: str, parts: Iterable[str]) -> str:
+    """An SVG file of these parts on a card."""
+    size = f"{width:.0f} {height:.0f}"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" class="gs-plan" font-size="13" '
+        f'font-family="{_FONT}">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_style()}</style>",
+        f'<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="8" class="paper edge"/>',
+        *parts,
+        "</svg>\n",
+    ])
+
+
+def _style() -> str:
+    """The classes, for light and dark paper: NAME fills, s-NAME strokes."""
+    def rules(colours: dict[str, str]) -> str:
+        fills = "".join(f".gs-plan .{name}{{fill:{c}}}.gs-plan .s-{name}{{stroke:{c}}}" for name, c in colours.items())
+        return f"{fills}.gs-plan .edge{{stroke:{colours['line']}}}"
+
+    return f"{rules(LIGHT)}@media (prefers-color-scheme:dark){{{rules(DARK)}}}"
+
+
+def text(x: float, y: float, words: str, colour: str = "ink", anchor: str = "start", size: float = 13,
+         bold: bool = False) -> str:
+    """A line of text; `colour` is a class."""
+    more = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (f' font-size="{size:g}"' if size != 13 else "")
+    more += ' font-weight="600"' if bold else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{colour}"{more}>{escape(words)}</text>'
+
+
+def legend(x: float, y: float, right: float, entries: Iterable[tuple[str, str]]) -> tuple[list[str], float]:
+    """(name, colour) of each entry as squares with names, in as many lines as they need; and the y below the last."""
+    drawn, at = [], x
+    for name, colour in entries:
+        size = 19 + wide(name, 12) + 20
+        if at + size - 20 > right and at > x:
+            at, y = x, y + 20
+        drawn.append(f'<rect x="{at:.1f}" y="{y:.1f}" width="12" height="12" rx="2" fill="{colour}"/>')
+        drawn.append(text(at + 18, y + 10.5, name, "pale", size=12))
+        at += size
+    return drawn, y + 20
+
+
+def axis_steps(top: int, most: int) -> range:
+    """Multiples of a power of two from 0 up to `top` bytes, at most `most` of them beside 0."""
+    step = 1
+    while top // step > most:
+        step *= 2
+    return range(0, top + 1, step)
+
+
+def byte_text(nbytes: int) -> str:
+    """Bytes for an axis: "64 MiB", "1.5 GiB"."""
+    number, unit = memory_text(nbytes).split()
+    return f"{float(number):g} {unit}" if nbytes else "0"

@@ -1,0 +1,103 @@
+"""Sections: a plan's sequence of copies and nodes, cut into the layers of the model, which drawings can collapse.
+
+A layer's number stands in the names of its nodes, weights and caches; a node without one belongs to the layer before
+it, a copy to the layer that reads it.  Where names have no numbers the sections are parts of equal length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from ggml_sched._graph import Tensor
+from ggml_sched.planning.plan import Plan
+
+__all__ = ["Section", "sections_of"]
+
+_NUMBER = re.compile(r"(?:blk|layers?|blocks?|h)[._](\d+)\.|_l(\d+)\b|-(\d+)(?= |$|\))")
+_BEFORE, _AFTER = -1, 1 << 30
+"""What is computed before the first layer, and after the last."""
+_PARTS, _SHORTEST = 64, 64
+"""Without layers: the most parts, and the fewest positions of one."""
+_TORN = 4
+"""The most sections for each layer; in a plan that has more, layers do not follow one another."""
+
+
+class Section(NamedTuple):
+    """The positions [first, stop) of a plan's sequence."""
+
+    label: str
+    """The number of the layer, "in" before the first and "out" after the last layer, or "part N"."""
+    first: int
+    stop: int
+
+
+def sections_of(plan: Plan) -> tuple[Section, ...]:
+    """The sections of a plan, in order; together they cover its sequence.  One for a short plan without layers."""
+    layers = list(_layers(plan))
+    runs = _runs(layers)
+    numbers = {layer for layer, _, _ in runs} - {_BEFORE, _AFTER}
+    if not numbers or len(runs) > _TORN * (len(numbers) + 2):
+        return _parts(len(layers))
+    words = {_BEFORE: "in", _AFTER: "out"}
+    return tuple(Section(words.get(layer, str(layer)), first, stop) for layer, first, stop in runs)
+
+
+def _runs(layers: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(layer, first position, position after the last): a few nodes of a layer among those of another are counted with
+    these, such as the states of the next layer that a recurrent model reads early."""
+    every = [(layer, len(list(run))) for layer, run in groupby(layers)]
+    longest: dict[int, int] = {}
+    for layer, length in every:
+        longest[layer] = max(length, longest.get(layer, 0))
+    found: list[tuple[int, int, int]] = []
+    position = 0
+    for layer, length in every:
+        stop = position + length
+        if found and (2 * length < longest[layer] or layer == found[-1][0]):
+            found[-1] = (*found[-1][:2], stop)
+        else:
+            found.append((layer, position, stop))
+        position = stop
+    return found
+
+
+def _parts(n: int) -> tuple[Section, ...]:
+    """Sections of equal length."""
+    count = max(1, min(_PARTS, n // _SHORTEST))
+    ends = [n * k // count for k in range(count + 1)]
+    return tuple(Section(f"part {k + 1}" if count > 1 else "", ends[k], ends[k + 1]) for k in range(count))
+
+
+def _layers(plan: Plan) -> Iterator[int]:
+    """The layer of each position of the sequence."""
+    data, tensors = plan.data, plan.graph.tensors
+    current, pending = _BEFORE, 0
+    for i in data.sequence:
+        if i >= data.n_tensors:
+            pending += 1        # a copy: of the layer of the node that it is made for
+            continue
+        own = _own(tensors[i], current)
+        current = current if own is None else own
+        yield from [current] * (pending + 1)
+        pending = 0
+    yield from [current] * pending
+
+
+def _own(t: Tensor, current: int) -> int | None:
+    """The layer that a node's name says, or those of the weights and caches that it reads; None: none says one."""
+    number = _numbered(t.name)
+    if number is not None:
+        return number
+    held = [s.root for s in t.src if s is not None and (s.root.is_resident or s.root.resident)]
+    numbers = [n for n in map(_numbered, (s.name for s in held)) if n is not None]
+    if numbers:
+        return max(numbers)
+    return (_BEFORE if current == _BEFORE else _AFTER) if held else None
+
+
+def _numbered(name: str) -> int | None:
+    found = _NUMBER.search(name)
+    return None if found is None else int(next(n for n in found.groups() if n is not None))
