@@ -10,6 +10,7 @@ layers, and a CPU with the embedding.  c4: three GPUs with a third of the layers
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -46,16 +47,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", action="store_true", help="list what a compute does, step by step")
     parser.add_argument("--peaks", action="store_true",
                         help="list what binds each arena, and what has to shrink so that it becomes smaller")
+    group = parser.add_argument_group("what is drawn")
+    group.add_argument("--svg", metavar="FILE", help="draw the plan, or two beside each other: which backend computes "
+                       "when, and the memory map of each arena")
+    group.add_argument("--html", metavar="FILE", help="write a page that shows the plan, or two and their differences, "
+                       "in a browser; needs the extra view")
+    group.add_argument("--other", choices=("default", "seed", "stock"), metavar="POLICY",
+                       help="also plan with this policy, and draw that plan beside the first: default; seed; with "
+                       "--device also stock, the nearest placement that llama.cpp can have, by ggml's rules")
     add_device_arguments(parser)
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plans; 1 if the graphs do not fit the devices."""
+    """Print the plans, and draw one or two; 1 if the graphs do not fit the devices."""
     if args.device or args.measure is not None:
         return _on_devices(args)
     from ggml_sched import load_graph
 
+    _check_drawn(args, len(args.inputs) * len(dict.fromkeys(args.backends)))
+    drawn: dict[str, Plan] = {}
     for path in args.inputs:
         if path.endswith(".gguf"):
             raise ValueError(f"{path}: a model file is planned for devices, such as --device 4090")
@@ -63,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         n_layer = n_layers([t.name for t in load_graph(path).tensors])
         print(f"{path}: policy {args.policy}, alignment {args.alignment}")
         for config in dict.fromkeys(args.backends):
-            _report(args, path, config, n_layer)
+            drawn |= _report(args, path, config, n_layer)
+    _draw(args, drawn)
     return 0
 
 
@@ -77,6 +89,8 @@ def _on_devices(args: argparse.Namespace) -> int:
         except OutOfMemory as error:
             print(refused(args, devices, error))
             return 1
+        _check_drawn(args, len(fit.plans))
+        drawn: dict[str, Plan] = {}
         print(f"{verdict(fit)}\n\n{memory_table(fit)}")
         for plan, price in zip(fit.plans, fit.prices, strict=True):
             tokens = plan.graph.meta.get("n_tokens")
@@ -84,12 +98,57 @@ def _on_devices(args: argparse.Namespace) -> int:
             print(f"\n{what}: {len(plan.graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
                   f"{plan.copy_bytes:,} bytes copied, {seconds(price.seconds)} by the speeds of the devices")
             _tables(args, plan)
+            name = what if what not in drawn else f"{what} ({len(drawn)})"
+            if args.other == "stock":
+                drawn |= {f"ours, {name}": plan, "stock llama.cpp": fit.llama_cpp().plans[fit.plans.index(plan)]}
+            else:
+                drawn |= {name: plan, **_by_other(args, plan)}
+        _draw(args, drawn)
         for line in longer_than_trained(model_files(args), args.context):
             print(line)
     return 0
 
 
-def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> None:
+def _check_drawn(args: argparse.Namespace, count: int) -> None:
+    """ValueError where --svg or --html is given and there are more than two plans to draw; Error where Bokeh is needed
+    and not installed."""
+    if args.html:
+        from ggml_sched.view.page import needs_bokeh
+
+        needs_bokeh()
+    if args.other and not (args.svg or args.html):
+        raise ValueError("--other names a plan to draw: give --svg or --html, too")
+    if args.other == "stock" and not args.device and args.measure is None:
+        raise ValueError("--other stock is for a placement: give --device, too")
+    if (args.svg or args.html) and count * (2 if args.other else 1) > 2:
+        raise ValueError(f"--svg and --html show one plan or two, and there are {count}"
+                         f"{', each by two policies' if args.other else ''}: name one graph, and one of --backends "
+                         f"{' '.join(CONFIGS)}")
+
+
+def _by_other(args: argparse.Namespace, plan: Plan) -> dict[str, Plan]:
+    """The plan of the same graph, with its assignments, by the policy of --other; nothing without the option."""
+    from ggml_sched.planning.planner import planned_by
+
+    return {f"policy {args.other}": planned_by(plan, args.other)} if args.other else {}
+
+
+def _draw(args: argparse.Namespace, drawn: dict[str, Plan]) -> None:
+    """Write what --svg and --html ask for: the first plan, and the second beside it if there is one."""
+    names, (plan, *others) = [*drawn], [*drawn.values()]
+    other = others[0] if others else None
+    if args.svg:
+        from ggml_sched.planning.files import write_text
+
+        write_text(args.svg, plan.to_svg(other, names))
+        print(f"\ndrawn in {args.svg}")
+    if args.html:
+        plan.save_html(args.html, other, names)
+        print(f"\n{args.html} shows it in a browser")
+
+
+def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> dict[str, Plan]:
+    """Print one plan; returns it by a name, and the plan of --other."""
     from ggml_sched import DryBackend, Scheduler, load_graph
 
     backends = [DryBackend(name, alignment=args.alignment) for name in CONFIGS[config]]
@@ -102,6 +161,8 @@ def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> N
     print(f"\n{config}: {len(graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
           f"{plan.copy_bytes:,} bytes copied, planned in {seconds(took)}")
     _tables(args, plan)
+    name = f"policy {args.policy}" if args.other else f"{os.path.basename(path).removesuffix('.gz')} {config}"
+    return {name: plan, **_by_other(args, plan)}
 
 
 def _tables(args: argparse.Namespace, plan: Plan) -> None:

@@ -96,3 +96,41 @@ def test_devices_that_cannot_be_read_are_an_error_of_one_line(graph_files, capsy
     assert cli.main(["plan", *graph_files, *argv]) == 1
     streams = capsys.readouterr()
     assert streams.err.count("\n") == 1 and said in streams.err and streams.out == ""
+
+
+def test_a_plan_and_another_policy_s_are_drawn_side_by_side(graph_files, capsys, tmp_path):
+    drawing = tmp_path / "plan.svg"
+    out = printed(capsys, graph_files[1], "--backends", "c2half", "--other", "seed", "--svg", str(drawing))
+    assert out.endswith(f"\ndrawn in {drawing}\n")
+    text = drawing.read_text(encoding="utf-8")
+    assert text.startswith("<svg") and ">policy default: " in text and ">policy seed: " in text
+
+
+def test_two_configurations_are_drawn_side_by_side_and_one_alone(graph_files, capsys, tmp_path):
+    drawing = tmp_path / "plan.svg"
+    printed(capsys, graph_files[0], "--backends", "c1", "c2half", "--svg", str(drawing))
+    text = drawing.read_text(encoding="utf-8")
+    assert ">token.json c1: " in text and ">token.json c2half: " in text
+    printed(capsys, graph_files[0], "--backends", "c1", "--svg", str(drawing))
+    assert ">token.json c1: " in drawing.read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_placement_has_the_plan_that_llama_cpp_can_have_beside_it(graph_files, capsys, tmp_path):
+    pytest.importorskip("bokeh", reason="needs the extra view")
+    page = tmp_path / "plan.html"
+    out = printed(capsys, graph_files[0], *GPU, *HOST, "--other", "stock", "--html", str(page))
+    assert f"{page} shows it in a browser" in out
+    assert re.findall(r'<h2 class="plan-name">([^<]*)<', page.read_text(encoding="utf-8")) == ["ours, 1 token",
+                                                                                              "stock llama.cpp"]
+
+
+@pytest.mark.parametrize("options, why", [
+    (["--svg", "x.svg"], "--svg and --html show one plan or two, and there are 4: name one graph, and one of"),
+    (["--backends", "c1", "c2half", "--other", "seed", "--svg", "x.svg"], "there are 2, each by two policies"),
+    (["--other", "seed"], "--other names a plan to draw: give --svg or --html, too"),
+    (["--backends", "c1", "--other", "stock", "--svg", "x.svg"], "--other stock is for a placement"),
+])
+def test_what_cannot_be_drawn_is_refused_before_planning(graph_files, capsys, options, why):
+    assert cli.main(["plan", graph_files[0], *options]) == 1
+    streams = capsys.readouterr()
+    assert why in streams.err and not streams.out

@@ -1,0 +1,150 @@
+"""What a page knows of a plan, as lists for JSON: tensors, memory maps, layers, splits, copies, peaks.
+
+Lists of tensors are indexed by id: the graph's tensors, then copies and their further slots.  Times are those of
+memory.py, sizes bytes.  Words that repeat are numbers of an entry in `words`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ggml_sched.planning.fallbacks import Fallback
+from ggml_sched.planning.peaks import ArenaPeaks, series_of
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.report import shape_text
+from ggml_sched.view.collapse import collapse
+from ggml_sched.view.layers import Section, sections_of
+from ggml_sched.view.memory import clock_of, memory_maps
+from ggml_sched.view.roles import COPIES, roles_of
+
+__all__ = ["Content", "content_of"]
+
+_MOST = 100_000_000
+"""The most series, times positions, of a plan whose peaks are shown: they are found in a table of that size."""
+
+
+class Content:
+    """The content of one plan: `data` for JSON, and values that the tables of the page show."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self.plan, self.name = plan, name
+        self._words: dict[str, int] = {}
+        self.clock = clock_of(plan)
+        self.sections: list[Section] = [Section(s.label, int(self.clock[s.first]), int(self.clock[s.stop]))
+                                        for s in sections_of(plan)]
+        self.end = max(1, int(self.clock[-1]))
+        self.maps = memory_maps(plan)
+        self.peaks: tuple[ArenaPeaks, ...] = self._peaks()
+        self.fallbacks: tuple[Fallback, ...] = plan.fallbacks()
+        self.data: dict[str, Any] = self._data()
+
+    def _word(self, text: str) -> int:
+        return self._words.setdefault(text, len(self._words))
+
+    def _data(self) -> dict[str, Any]:
+        """Everything of the plan that the page's program reads."""
+        plan = self.plan
+        collapsed = [collapse(of, self.sections) for of in self.maps]
+        maps = [{"backend": b, "arena": of.arena, "live": of.live, "owner": of.owner.tolist(),
+                 "first": of.first.tolist(), "stop": of.stop.tolist(), "low": of.low.tolist(), "high": of.high.tolist(),
+                 "role": of.role.tolist(), "section": found.section.tolist(),
+                 "cells": [[c.section, c.low, c.high, c.role, round(c.part, 3), c.count, c.largest]
+                           for c in found.cells],
+                 "curve": [values.tolist() for values in of.curve()]}
+                for b, (of, found) in enumerate(zip(self.maps, collapsed, strict=True)) if of.arena]
+        return {
+            "name": self.name, "end": self.end, "backends": [backend.name for backend in plan.backends],
+            "sections": [list(section) for section in self.sections], "maps": maps, "splits": self._splits(),
+            "copies": self._copies(), "tensors": self._tensors(), "series": self._series(), "words": [*self._words],
+        }
+
+    def _tensors(self) -> dict[str, list[Any]]:
+        """Columns of all ids."""
+        plan, data = self.plan, self.plan.data
+        graph = plan.graph
+        count = data.n_tensors + data.n_copies + len(data.slot_copies)
+        place = {i: p for p, i in enumerate(data.sequence)}
+        like = [*range(data.n_tensors), *(data.copies[data.copy_of(i)][0] for i in range(data.n_tensors, count))]
+        roles = [*roles_of(graph), *[COPIES] * (count - data.n_tensors)]
+        word, tensors = self._word, graph.tensors
+        split_of = [0] * len(graph.nodes)
+        for k, (_, start, stop, _) in enumerate(data.splits):
+            split_of[start:stop] = [k] * (stop - start)
+        of_node = {graph.id_of(node): split_of[k] for k, node in enumerate(graph.nodes)} if data.splits else {}
+        held = [t.is_resident or bool(t.resident) for t in tensors]
+        columns: dict[str, list[Any]] = {
+            "name": [plan.name_of(i) for i in range(count)],
+            "op": [word(tensors[k].op) if i < data.n_tensors else word("COPY") for i, k in enumerate(like)],
+            "type": [word(str(tensors[k].type)) for k in like],
+            "shape": [word(shape_text(tensors[k])) for k in like],
+            "bytes": [tensors[k].nbytes for k in like],
+            "backend": [data.backend_index(i) for i in range(count)],
+            "at": [int(self.clock[place[i]]) if i in place else -1 for i in range(count)],
+            "split": [of_node.get(i, -1) for i in range(count)],
+            "role": roles,
+            "root": [data.root(i) if data.memory_index(i) >= 0 else -1 for i in range(count)],
+            "inplace": [i for i in range(count) if data.is_inplace(i)],
+            "why": [word(data.reason(i)) if i < data.n_tensors else -1 for i in range(count)],
+            "held": [i for i, found in enumerate(held) if found],
+            "output": [i for i, t in enumerate(tensors) if "output" in graph.flags_of(t)],
+            "sources": [list(data.sources(i)) if i < data.n_tensors and tensors[i].op != "NONE" else
+                        [like[i]] if i >= data.n_tensors else [] for i in range(count)],
+        }
+        for number, fallback in enumerate(self.fallbacks):
+            columns.setdefault("fell", []).append([*self._ids(fallback.nodes), number])
+        columns["fallbacks"] = [f"{fallback.refused_by} does not support {fallback.why}" for fallback in self.fallbacks]
+        return columns
+
+    def _ids(self, labels: Iterable[str]) -> list[int]:
+        """The ids of nodes by their labels (`Plan.label_of`)."""
+        wanted = set(labels)
+        return [i for i in range(self.plan.data.n_tensors) if self.plan.label_of(i) in wanted]
+
+    def _splits(self) -> list[list[int]]:
+        """(backend, time at which it begins, time at which it has ended, nodes) of each split."""
+        graph, data = self.plan.graph, self.plan.data
+        place = {i: p for p, i in enumerate(data.sequence)}
+        return [[b, int(self.clock[place[graph.id_of(graph.nodes[start])]]),
+                 int(self.clock[place[graph.id_of(graph.nodes[stop - 1])] + 1]), stop - start]
+                for b, start, stop, _ in data.splits]
+
+    def _copies(self) -> list[list[int]]:
+        """(from backend, to backend, time, id of the copy, number of the split) of each copy."""
+        plan, data = self.plan, self.plan.data
+        found = []
+        for k, ((_, first, _, _), (_, _, _, inputs)) in enumerate(zip(self._splits(), data.splits, strict=True)):
+            for c in inputs:
+                like, to = data.copies[c]
+                source = data.backend_index(plan.index_of(plan.graph.tensors[like].root))
+                found.append([source, to, first, data.n_tensors + c, k])
+        return found
+
+    def _peaks(self) -> tuple[ArenaPeaks, ...]:
+        """What binds the arenas; nothing where names are so many that it would take long."""
+        data = self.plan.data
+        owners = [int(i) for of in self.maps for i in of.owner]
+        kinds = {series_of(self.plan, i) for i in owners}
+        return self.plan.peaks() if len(kinds) * len(data.sequence) <= _MOST else ()
+
+    def _series(self) -> list[list[int]]:
+        """The ids of the members of each series that a peak or a cap names, in the order of `named_series`."""
+        members: dict[tuple[int, Any], list[int]] = {}
+        for b, of in enumerate(self.maps):
+            for i in dict.fromkeys(of.owner.tolist()):
+                found = series_of(self.plan, i)
+                members.setdefault((b, (found.name, found.op, found.type, found.ne)), []).append(i)
+        return [members.get(key, []) for key in self.named_series()]
+
+    def named_series(self) -> list[tuple[int, tuple[str, str, str, tuple[int, ...]]]]:
+        """(backend, what is equal in a series) of each series of a peak or a cap, each once."""
+        found = {}
+        for b, of in enumerate(self.peaks):
+            every = [s for peak in of.peaks for s, _, _ in peak.series] + [s for cap in of.caps for s in cap.series]
+            found.update(dict.fromkeys((b, (s.name, s.op, s.type, s.ne)) for s in every))
+        return [*found]
+
+
+def content_of(plan: Plan, name: str) -> Content:
+    """The content of a plan; `name`: what the page calls it."""
+    return Content(plan, name)

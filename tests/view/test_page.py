@@ -1,0 +1,127 @@
+"""Pages as files: whole, with all that they say, escaped, replaced atomically; Error without Bokeh."""
+
+import base64
+import json
+import re
+import sys
+import zlib
+from html import escape
+
+import pytest
+from shown_plans import recorded, refused, small
+
+import ggml_sched as gs
+from ggml_sched.view.page import Shown, page
+
+pytest.importorskip("bokeh", reason="needs the extra view")
+
+
+def data_of(html):
+    packed = re.search(r'<script type="text/plain" id="packed">([^<]*)</script>', html)[1]
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def around(html):
+    """The page without Bokeh's program and the data."""
+    return re.sub(r'<script(?: type="text/plain" id="packed")?>.*?</script>', "", html, flags=re.S)
+
+
+def test_the_data_of_a_page_are_those_of_the_plan():
+    plan = recorded("llama-2-7b-decode", "c2half")
+    (tab,) = data_of(page([Shown("", plan)]))["tabs"]
+    (shown,) = tab["plans"]
+    columns, data = shown["tensors"], plan.data
+    count = data.n_tensors + data.n_copies
+    assert columns["name"] == [plan.name_of(i) for i in range(count)]
+    assert columns["bytes"][: data.n_tensors] == [t.nbytes for t in plan.graph.tensors]
+    assert [shown["words"][k] for k in columns["op"][: data.n_tensors]] == [t.op for t in plan.graph.tensors]
+    reasons = [shown["words"][k] for k in columns["why"][: data.n_tensors]]
+    assert reasons == [data.reason(i) for i in range(data.n_tensors)]
+    assert columns["backend"] == [data.backend_index(i) for i in range(count)]
+    assert columns["inplace"] == [i for i in range(count) if data.is_inplace(i)]
+    assert [(m["arena"], m["live"]) for m in shown["maps"]] == [*zip(plan.buffer_sizes, plan.live_bytes, strict=True)]
+    for one in shown["maps"]:
+        sizes = {}
+        for owner, low, high in zip(one["owner"], one["low"], one["high"], strict=True):
+            sizes[owner] = sizes.get(owner, 0) + high - low
+        assert sizes == {i: data.size(i) for i in range(count) if data.memory_index(i) == one["backend"]
+                         and data.size(i) and data.lifetime(i)}
+    assert [split[3] for split in shown["splits"]] == [len(split) for split in plan.splits]
+    assert [(c[1], columns["name"][c[3]]) for c in shown["copies"]] == [
+        (plan.backends.index(copy.backend), copy.name) for copy in plan.copies]
+
+
+def test_the_tables_have_peaks_splits_and_what_fell_back():
+    plan = refused()
+    html = around(page([Shown("", plan)]))
+    for of in plan.peaks():
+        for peak in of.peaks:
+            for series, nbytes, _ in peak.series:
+                assert escape(series.name) in html and f">{nbytes:,}<" in html
+        for cap in of.caps:
+            assert f'<td class="n">{cap.saves:,}' in html
+    assert len(re.findall(r'data-split="\d+"', html)) == len(plan.splits) == 3
+    assert "GPU does not support the op UNARY:RELU" in html and "&#x27;ffn_relu-0&#x27;" in html
+    assert 'result <"out">' not in html and "result &lt;&quot;out&quot;&gt;" in html
+    (shown,) = data_of(page([Shown("", plan)]))["tabs"][0]["plans"]
+    (fell,) = shown["tensors"]["fell"]
+    assert [shown["tensors"]["name"][i] for i in fell[:-1]] == ["ffn_relu-0"]
+
+
+def test_series_of_a_peak_are_the_tensors_of_its_rows():
+    plan = recorded("llama-2-7b-decode", "c2half")
+    html = page([Shown("", plan)])
+    (shown,) = data_of(html)["tabs"][0]["plans"]
+    rows = re.findall(r'data-series="([\d,]+)"><td>([^<]*)<', around(html))
+    named = {words: [i for k in numbers.split(",") for i in shown["series"][int(k)]] for numbers, words in rows}
+    members = next(ids for words, ids in named.items() if words.startswith("kq-#"))
+    assert {re.sub(r"\d+", "#", shown["tensors"]["name"][i]) for i in members} == {"kq-#"}
+    homes = {plan.data.memory_index(i) for i in members}
+    assert len(homes) == 1 and len(members) == sum(
+        t.name.startswith("kq-") and plan.data.memory_index(plan.graph.id_of(t)) in homes for t in plan.graph.nodes)
+
+
+def test_two_plans_have_their_names_and_their_differences():
+    seed, ours = (recorded("llama-2-7b-decode", "c4", policy) for policy in ("seed", "default"))
+    html = page([Shown("", seed, ours)])
+    assert re.findall(r'<h2 class="plan-name">([^<]*)<', html) == ["seed", "default"]
+    found = seed.differences(ours)
+    assert len(re.findall(r'data-difference="\d+"', around(html))) == len(found) > 3
+    assert data_of(html)["tabs"][0]["differences"] == [[list(pair) for pair in entry.tensors] for entry in found]
+    assert "The plans are equal" in page([Shown("", ours, ours)])
+
+
+def test_a_page_asks_for_nothing_from_elsewhere(tmp_path):
+    path = tmp_path / "plan.html"
+    small().save_html(path)
+    html = path.read_text(encoding="utf-8")
+    assert re.findall(r'(?:src|href)="([^"]*)"', around(html)) == ["data:,"]
+    assert "default-src 'none'" in html and "connect-src" not in html and "@import" not in around(html)
+    assert len(html) < 2_000_000
+
+
+def test_an_existing_file_is_replaced_or_stays(tmp_path, monkeypatch):
+    path = tmp_path / "plan.html"
+    path.write_text("before")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        small().save_html(path)
+    assert path.read_text() == "before" and [*tmp_path.iterdir()] == [path]
+    monkeypatch.undo()
+    small().save_html(str(path))
+    assert path.read_text().startswith("<!doctype html>")
+
+
+def test_without_bokeh_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    monkeypatch.setattr("ggml_sched.view.page.find_spec", lambda name: None)
+    with pytest.raises(gs.Error, match=r"pip install 'ggml-sched\[view\]'"):
+        small().save_html(tmp_path / "plan.html")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_plan_without_memory_has_a_page():
+    ctx = gs.Context()
+    with gs.Scheduler([gs.DryBackend("A")]) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.tensor("f32", 0, "empty", input=True)))
+    assert "Plan of 0 nodes on A" in page([Shown("", plan)])
