@@ -1,4 +1,4 @@
-"""python -m ggml_sched.llama_cpp SCRIPT ...: runs a script whose llama.cpp uses this package's planner."""
+"""python -m ggml_sched.llama_cpp [--html FILE] SCRIPT ...: runs a script whose llama.cpp uses our planner."""
 
 from __future__ import annotations
 
@@ -6,25 +6,55 @@ import os
 import runpy
 import sys
 
+USAGE = """usage: python -m ggml_sched.llama_cpp [--html FILE] SCRIPT [ARGUMENT ...]
+       python -m ggml_sched.llama_cpp [--html FILE] -m MODULE [ARGUMENT ...]
+
+runs a Python script or module with llama.cpp on our planner; GGML_SCHED=off leaves it alone
+
+--html FILE: write a page that shows what was planned, beside what ggml's own rules make of it; needs the extra view"""
+
 
 def main() -> int:
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print("usage: python -m ggml_sched.llama_cpp SCRIPT [ARGUMENT ...]\n       python -m ggml_sched.llama_cpp -m "
-              "MODULE [ARGUMENT ...]\n\nruns a Python script or module with llama.cpp on our planner; GGML_SCHED=off "
-              "leaves it alone")
-        return 0 if len(sys.argv) > 1 else 2
-    if sys.argv[1] == "-m":
-        if len(sys.argv) < 3:
-            print("python -m ggml_sched.llama_cpp: -m names no module", file=sys.stderr)
-            return 2
-        del sys.argv[:2]
-        sys.path[0] = os.getcwd()
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        return 0
     del sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    html = None
+    if sys.argv[:1] == ["--html"]:
+        if len(sys.argv) < 2:
+            return _refused("--html names no file")
+        html = os.path.abspath(sys.argv[1])
+        del sys.argv[:2]
+    if not sys.argv or sys.argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if sys.argv else 2
+    if sys.argv[0] == "-m" and len(sys.argv) < 2:
+        return _refused("-m names no module")
+    if html is None:
+        _run()
+        return 0
+    from ggml_sched.llama_cpp.shown import showing
+
+    with showing(html):
+        _run()
     return 0
+
+
+def _refused(why: str) -> int:
+    print(f"python -m ggml_sched.llama_cpp: {why}", file=sys.stderr)
+    return 2
+
+
+def _run() -> None:
+    """Run the script or module that the command line names; what it leaves alive is alive until the end."""
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path[0] = os.getcwd()
+        _LEFT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+        _LEFT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
+
+
+_LEFT: list[object] = []
+"""The names of the script, so that its contexts are open when the page is written."""
 
 
 if __name__ == "__main__":

@@ -71,7 +71,13 @@ cdef extern from "plan_view.h":
 
     gh_plan_cache *gh_plan_cache_lock(int i, int *n) noexcept nogil
     void gh_plan_cache_unlock(gh_plan_cache *c) noexcept nogil
-    bint gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view) noexcept nogil
+    void gh_watch_releases(void (*each)(gh_plan_cache *c) noexcept) noexcept nogil
+    ctypedef struct gh_plan_entry:
+        pass
+
+    gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c) noexcept nogil
+    gh_plan_entry *gh_plan_cache_largest(const gh_plan_cache *c) noexcept nogil
+    bint gh_plan_view_open(const gh_plan_cache *c, const gh_plan_entry *e, gh_plan_view *view) noexcept nogil
     void gh_plan_view_close(gh_plan_view *view) noexcept nogil
     const char *gh_plan_name(const gh_plan *p, int32_t id) noexcept nogil
     size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib) noexcept nogil
@@ -373,7 +379,7 @@ cdef dict _backend(const gh_plan_cache *c, int b, list sizes, dict names):
 
 
 cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names):
-    """The plan that a cache used last, as the dict that `last_planned` describes."""
+    """A plan of a cache, as the dict that `last_planned` describes."""
     cdef int32_t i, b
     values = values_of_plan(&view.plan)
     return {
@@ -385,6 +391,7 @@ cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names)
         "needs": [_need(c, view, i) for i in range(view.plan.n)],
         "residents": _residents(c, view),
         "is_scheduler": bool(c.key.is_scheduler),
+        "stock": [None if c.stock == NULL else c.stock_nbytes[c.pool_of[b]] for b in range(c.n_backends)],
     }
 
 
@@ -392,16 +399,55 @@ def last_planned():
     """For each graph allocator and scheduler of the process that has planned a graph, oldest first: its last plan.
 
     Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
-    `recorded_backends` takes them; `is_scheduler`.
+    `recorded_backends` takes them; `is_scheduler`; `stock`, for each backend the bytes that ggml's own buffer would have
+    (None where nothing was compared).
     """
     return _of_plan_caches(_append_last_planned)
 
 
 cdef object _append_last_planned(gh_plan_cache *c, list found):
+    _append_view(c, gh_plan_cache_last(c), found)
+
+
+def largest_planned():
+    """For each graph allocator and scheduler of the process, oldest first: the plan that takes the most bytes, for which
+    its buffers are as large as they are; as dicts like those of `last_planned`."""
+    return _of_plan_caches(_append_largest_planned)
+
+
+cdef object _append_largest_planned(gh_plan_cache *c, list found):
+    _append_view(c, gh_plan_cache_largest(c), found)
+
+
+cdef object _append_view(gh_plan_cache *c, const gh_plan_entry *e, list found):
+    """Append the plan of an entry, if there is one."""
     cdef gh_plan_view view
-    if not gh_plan_view_open(c, &view):
+    if not gh_plan_view_open(c, e, &view):
         return
     try:
         found.append(_view_of(c, &view, {number: name for name, number in op_numbers().items()}))
     finally:
         gh_plan_view_close(&view)
+
+
+_released = None
+
+
+cdef void _report_release(gh_plan_cache *c) noexcept with gil:
+    found = []
+    _append_largest_planned(c, found)
+    for one in found:
+        _released(one)
+
+
+def watch_releases(called):
+    """Let `called` receive the largest plan of each allocator and scheduler that is freed, until `watch_releases(None)`.
+
+    The plan is a dict as of `largest_planned`; an exception of `called` is printed and dropped.
+    """
+    global _released
+    _released = called
+    if called is None:
+        gh_watch_releases(NULL)
+    else:
+        gh_watch_releases(_report_release)

@@ -18,16 +18,16 @@ from ggml_sched.planning.recorded import recorded_backends
 if TYPE_CHECKING:
     from ggml_sched.planning.recorded import PlanFile
 
-__all__ = ["last_plans"]
+__all__ = ["last_plans", "plan_of"]
 
 
 def last_plans() -> tuple[Plan, ...]:
     """What `ggml_sched.llama_cpp.plans` returns."""
-    return tuple(_plan(found) for found in hook().last_planned())
+    return tuple(plan_of(found) for found in hook().last_planned())
 
 
-def _plan(found: dict[str, Any]) -> Plan:
-    """One dict of `_hook.last_planned` as a `Plan`."""
+def plan_of(found: dict[str, Any]) -> Plan:
+    """A dict of `_hook.last_planned` as a `Plan`."""
     graph = graph_from_dict(found["graph"], where="a graph of llama.cpp's")
     backends = recorded_backends(cast("PlanFile", found), graph)
     assigned_by = "llama.cpp" if found["is_scheduler"] else "ggml's scheduler"

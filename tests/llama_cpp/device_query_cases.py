@@ -380,7 +380,7 @@ def graphs_that_are_circles() -> None:
 def ops_that_nobody_supports() -> None:
     """An error that names the node; and a plan with a node on a backend that refuses it would not pass as sound."""
     from ggml_sched.errors import Error
-    from ggml_sched.llama_cpp.last_plans import _plan
+    from ggml_sched.llama_cpp.last_plans import plan_of
 
     g, bench = start()
     device, host = bench.device("A", refuses={"UNARY"}), bench.device("H", kind=CPU, host=True, refuses={"UNARY"})
@@ -395,11 +395,11 @@ def ops_that_nobody_supports() -> None:
     assert g.backend_sched_alloc_graph(s, graph.graph)
     (found,) = hook().last_planned()
     assert all(supported for supported, _ in found["needs"])
-    _plan(found).verify()
+    plan_of(found).verify()
     silu = [t["name"] for t in found["graph"]["tensors"]].index(view(nodes[2]).name.decode())
     try:
         found["needs"][silu] = (False, 0)
-        _plan(found).verify()
+        plan_of(found).verify()
     except Error as error:
         assert view(nodes[2]).name.decode() in str(error) and "H" in str(error), error
     else:

@@ -33,6 +33,28 @@ gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c)
     return last;
 }
 
+static int64_t arena_bytes(const gs_plan *p)
+{
+    int64_t nbytes = 0;
+    for (int b = 0; b < p->n_backends; b++) {
+        nbytes += p->arena[b].nbytes;
+    }
+    return nbytes;
+}
+
+gh_plan_entry *gh_plan_cache_largest(const gh_plan_cache *c)
+{
+    gh_plan_entry *largest = NULL;
+    for (int i = 0; i < c->n_entries; i++) {
+        gh_plan_entry *e = c->entry[i];
+        if (e->used > c->born && !e->reuses
+            && (largest == NULL || arena_bytes(&e->plan->view) > arena_bytes(&largest->plan->view))) {
+            largest = e;
+        }
+    }
+    return largest;
+}
+
 void gh_plan_cache_compact(gh_plan_cache *c)
 {
     gh_signature *signatures[GH_N_ENTRIES];

@@ -248,6 +248,10 @@ gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags
 /* The entry that the present owner of the cache used last; NULL: none. */
 gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c);
 
+/* The entry whose plan takes the most bytes, of those that the present owner has used and that have a plan of their own;
+ * NULL: none. */
+gh_plan_entry *gh_plan_cache_largest(const gh_plan_cache *c);
+
 /* Free the descriptors that only evicted entries had, once there are many. */
 void gh_plan_cache_compact(gh_plan_cache *c);
 
@@ -276,6 +280,10 @@ void gh_plan_cache_publish(gh_plan_cache *c);
 
 /* Free the buffers of a cache; its plans are kept for the next owner with the same key. */
 void gh_plan_cache_release(gh_plan_cache *c);
+
+/* From now on call `each` with every cache that is released, on the client's thread, while it still has its plans and
+ * no other thread uses it; NULL: no longer. */
+void gh_watch_releases(void (*each)(gh_plan_cache *c));
 
 /* The cache number i, oldest first, locked until gh_plan_cache_unlock; NULL: there is none.  *n becomes the number of
  * caches that have an owner.  Any thread. */

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/hook/plan_view.c -- the last plan of a cache, for Python.  See plan_view.h.
+/* ggml_sched/llama_cpp/hook/plan_view.c -- plans of a cache, for Python.  See plan_view.h.
  *
  * The client may have freed the tensors of an entry, so nothing here follows a pointer to one: shapes come from the
  * signature's descriptors, names from the plan.
@@ -100,9 +100,8 @@ static bool replay_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_vie
     return true;
 }
 
-bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view)
+bool gh_plan_view_open(const gh_plan_cache *c, const gh_plan_entry *e, gh_plan_view *view)
 {
-    const gh_plan_entry *e = gh_plan_cache_last(c);
     memset(view, 0, sizeof *view);
     if (e == NULL) {
         return false;

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/hook/plan_view.h -- what _hook.pyx shows to Python of the plan that a cache used last. */
+/* ggml_sched/llama_cpp/hook/plan_view.h -- what _hook.pyx shows to Python of the plans of a cache. */
 #ifndef GGML_SCHED_LLAMA_CPP_HOOK_PLAN_VIEW_H
 #define GGML_SCHED_LLAMA_CPP_HOOK_PLAN_VIEW_H
 
@@ -15,9 +15,9 @@ typedef struct gh_plan_view {
     int64_t *own_nbytes;
 } gh_plan_view;
 
-/* Fill a view of the plan that a locked cache used last.  False: there is none.  The view points into the cache: it
+/* Fill a view of the plan of an entry of a locked cache.  False: the entry is NULL, or memory is short.  The view points into the cache: it
  * must be closed before the cache is unlocked. */
-bool gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view);
+bool gh_plan_view_open(const gh_plan_cache *c, const gh_plan_entry *e, gh_plan_view *view);
 void gh_plan_view_close(gh_plan_view *view);
 
 #endif

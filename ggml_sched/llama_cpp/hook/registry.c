@@ -15,6 +15,13 @@ static struct {
     gh_plan_cache *released;    /* without owner; last released first */
 } caches = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static void (*_Atomic watch)(gh_plan_cache *c);
+
+void gh_watch_releases(void (*each)(gh_plan_cache *c))
+{
+    watch = each;
+}
+
 static void destroy(gh_plan_cache *c)
 {
     for (int i = 0; i <= GH_N_ENTRIES; i++) {
@@ -108,6 +115,10 @@ void gh_plan_cache_release(gh_plan_cache *c)
     /* A thread that found the cache in the registry holds its lock: once it can be locked, no other thread uses it. */
     pthread_mutex_lock(&c->lock);
     pthread_mutex_unlock(&c->lock);
+    void (*const each)(gh_plan_cache *c) = watch;
+    if (each != NULL) {
+        each(c);
+    }
     for (int pool = 0; pool < c->n_pools; pool++) {
         gh_arena_free(&c->pool[pool], c->lib);
     }
