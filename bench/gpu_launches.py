@@ -155,8 +155,7 @@ def _launched(launch: Launch) -> Launched:
     ahead, asked = (_ahead(launch), _asked(launch)) if launch.kernel.startswith("matvec") else (0, 0)
     if launch.kernel.startswith("attention"):
         ahead = _cells_ahead(launch)
-    if launch.kernel.startswith("attention_mma"):
-        asked = 2 * 16 * int(launch.args[0][0]["d_k"])      # of keys: its share of 64 cells, as a rule
+        asked = _cells_asked(launch)
     return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead,
                     asked)
 
@@ -242,6 +241,22 @@ def _cells_ahead(launch: Launch) -> int:
     cells = min(int(a["cells"]), launch.block[0] * int(a["splits"]))
     rows = ((int(a["d_k"]), gs.Type(int(a["k_kind"]))), (int(a["d_v"]), gs.Type(int(a["v_kind"]))))
     return cells * int(a["matrices"]) * sum(min(512, n // kind.block_size * kind.type_size) for n, kind in rows)
+
+
+def _cells_asked(launch: Launch) -> int:
+    """Of keys and values, as attention.cuh loads them from a cache in f16: of 16 keys up to 128 elements, or 64 for
+    eight columns, then as many values as LOADS says; the mean of both, by the time that they take.  On tensor cores its
+    share of a tile."""
+    a, (module, _, kernel) = launch.args[0][0], launch.kernel.partition(".")
+    if module == "attention_any":
+        return 0
+    size, columns = map(int, kernel.split("_")[1:])
+    if module == "attention_mma":
+        return 2 * int(a["d_k"]) * (8 if size == 512 or (size, columns) == (256, 64) else 16)
+    loads = min(16, max(2, (32 if columns == 1 else 16) * 64 // size))
+    keys = 2 * 16 * min(int(a["d_k"]), 64 if columns == 8 else 128)
+    values = 2 * min(loads, int(a["chunk"])) * int(a["d_v"])
+    return 2 * keys * values // (keys + values)
 
 
 def _asked(launch: Launch) -> int:

@@ -147,7 +147,10 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             __syncwarp();
             // How many cells' values are loaded before they are used.
-            enum { LOADS = (HALVES || COLUMNS == 1 ? 16 : 8) / PAIRS, AHEAD = LOADS < 2 ? 2 : LOADS };
+            enum {
+                LOADS = (HALVES && COLUMNS == 1 ? 32 : HALVES || COLUMNS == 1 ? 16 : 8) / PAIRS,
+                AHEAD = LOADS < 2 ? 2 : LOADS > 16 ? 16 : LOADS
+            };
             UNROLL_BY(1)
             for (int here = 0; here < a.chunk; here += AHEAD) {
                 if ((live >> here & ((1u << AHEAD) - 1)) == 0) continue;
