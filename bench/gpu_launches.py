@@ -27,6 +27,7 @@ import samples
 import ggml_sched as gs
 from ggml_sched.backends.cupy.launch import Launch
 from ggml_sched.backends.cupy.locations import Location
+from ggml_sched.backends.cupy.ops.matrix import PRODUCT_AT
 from ggml_sched.backends.cupy.plan import DevicePlan
 from ggml_sched.planning.tables import markdown
 
@@ -55,7 +56,8 @@ class Launched(NamedTuple):
 
     `operations`: multiplications and additions of matrix products and of attention, 0 of others; `ahead`: bytes of
     weights and caches that its blocks ask for before the launches before it have ended, where launches overlap;
-    `asked`: bytes that a warp waits for at once, 0 where that is not known.
+    `asked`: bytes that a warp waits for at once, 0 where that is not known; `goes_on`: the block that ends last of some
+    goes on with what the others have written.
     """
 
     kernel: str
@@ -66,6 +68,7 @@ class Launched(NamedTuple):
     operations: int = 0
     ahead: int = 0
     asked: int = 0
+    goes_on: bool = False
 
 
 class HostCalls(NamedTuple):
@@ -156,8 +159,9 @@ def _launched(launch: Launch) -> Launched:
     if launch.kernel.startswith("attention"):
         ahead = _cells_ahead(launch)
         asked = _cells_asked(launch)
+    goes_on = launch.kernel.startswith("matvec") and not _is_null(launch.args[PRODUCT_AT["rounded"]])
     return Launched(launch.kernel, prod(launch.grid), prod(launch.block), int(read), int(written), operations, ahead,
-                    asked)
+                    asked, goes_on)
 
 
 def _size(view: Location | np.ndarray) -> int:
@@ -196,9 +200,13 @@ def _norm(launch: Launch) -> tuple[int, int]:
     return read, written + _rounded(launch.args[6], written // 4)
 
 
+def _is_null(address: object) -> bool:
+    return isinstance(address, np.generic) and not address
+
+
 def _rounded(address: object, n: int) -> int:
     """Bytes of n elements rounded to 8 bits and their scales, unless the address is null."""
-    return 0 if isinstance(address, np.generic) and not address else n + n // 2
+    return 0 if _is_null(address) else n + n // 2
 
 
 def _quantize(launch: Launch) -> tuple[int, int]:
@@ -218,8 +226,15 @@ def _matvec(launch: Launch) -> tuple[int, int]:
     n = k * columns * (1 if p["n_experts"] and p["n_slots"] == 1 else matrices)
     x = 4 * n if isinstance(launch.args[4], np.generic) else n + n // 2     # no scales: f32
     out = sum(rows for rows, _, _ in parts) * columns * matrices
-    rounded = _rounded(launch.args[9], out) if launch.kernel.startswith("matvec") else 0
-    return weights + x, 4 * out + rounded
+    if not launch.kernel.startswith("matvec"):
+        return weights + x, 4 * out
+    norm = launch.args[PRODUCT_AT["norm"]][0]
+    n, squares = int(norm["n"]), int(norm["n"]) // 32
+    # A norm behind the product: reads the other summand and factors, writes the sum and squares; before it: the rest.
+    read, written = {0: (0, 0), 1: (2 * n, squares + n * bool(norm["kept"])),
+                     2: (squares + (2 + bool(norm["y"])) * n * bool(norm["out"]), n * bool(norm["out"]))}[norm["role"]]
+    rounded = _rounded(launch.args[PRODUCT_AT["rounded"]], out)
+    return weights + x + 4 * read, 4 * out + rounded + 4 * written
 
 
 AHEAD = 16 * 128

@@ -74,6 +74,8 @@ TARGETS = {"H200": 0.6, "A100": 0.75, "4090": 0.8}
 CHAINS = {"matvec": 2, "mma": 3, "matmul": 3, "norm_rows": 3, "turn_heads": 3, "attention": 5, "attention_mma": 7,
           "choose_experts": 8, "weighted_sum": 2}
 """Accesses to memory, barriers between warps and the like that wait for each other, in times of the latency."""
+GOES_ON = 3
+"""The same where a block goes on with what others have written: until that is seen, counted, and loaded."""
 BLOCKS = {"matvec": 4, "matvec_plain.packed_q4_0_1": 6, "attention": 4, "attention_mma": 2, "mma": 2, "matmul": 2}
 """Blocks that fit on a multiprocessor by their launch bounds; others are bounded by its warps."""
 IN_FLIGHT = {"attention": 4 * 16 * 32, "norm_rows": 3 * 8 * 4 * 32, "mma": 4096,
@@ -123,7 +125,7 @@ def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0)
         # Behind whole waves the rest begins one by one as blocks end, so that it costs a latency at most.
         last = time(read * rest / launch.blocks, rest)
         reading += min(last, read * rest / launch.blocks / gpu.copies + gpu.latency) if whole else last
-    chain = CHAINS.get(name, 2) * gpu.latency / 2
+    chain = (CHAINS.get(name, 2) + GOES_ON * launch.goes_on) * gpu.latency / 2
     return gpu.gap * (EARLY if early else 1.0) + chain + max(reading, n / gpu.copies, dense(launch, gpu))
 
 

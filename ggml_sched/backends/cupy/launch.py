@@ -1,9 +1,9 @@
 """Launches, values that each describe one start of a kernel, and the builder to which ops append those of a split.
 
 Owns the interface between ops and devices.  A launch has a kernel ("module.function"), a grid, a block and arguments.
-All arguments are final except three kinds of addresses, which are known later: of the split's work memory (`Scratch`),
-of the error word (`ErrorWord`), and of the counters behind it (`Counters`).  Invariant: every argument has the exact C
-type of the kernel's parameter: numpy scalars and structs, never Python numbers, which have no width.
+All arguments are final except some addresses, which are known later: of the split's work memory (`Scratch`), of the
+error word (`ErrorWord`), and of what lies behind it (`Counters`, `RowState`).  Invariant: every argument has the exact
+C type of the kernel's parameter: numpy scalars and structs, never Python numbers, which have no width.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ggml_sched.graph.hostdata import endless
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["FAULT", "MAX_GRID", "N_COUNTERS", "STATE", "Argument", "Builder", "Counters", "ErrorWord", "Launch",
-           "scratch_size", "struct"]
+__all__ = ["FAULT", "MAX_GRID", "N_COUNTERS", "ROWS", "ROW_ELEMENTS", "STATE", "Argument", "Builder", "Counters",
+           "ErrorWord", "Launch", "RowState", "scratch_size", "struct"]
 
 FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
@@ -33,8 +33,19 @@ FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("li
 N_COUNTERS = 4096
 """Counters for blocks that join what others have computed."""
 
-STATE = np.dtype({"names": ["fault", "counters"], "formats": [FAULT, ("<u4", N_COUNTERS)], "offsets": [0, ALIGNMENT]})
-"""What kernels share beyond a launch: the error word, and counters, which are 0 before and after each launch."""
+ROW_ELEMENTS = 1 << 14
+"""The longest row that a product rounds for a norm behind it (ops/carried.py)."""
+ROWS = 2
+"""Such rows that are kept at once: one is read while the next is written."""
+ROW = np.dtype([("q", "i1", ROW_ELEMENTS), ("runs", "<f4", (ROW_ELEMENTS // 16, 2)),
+                ("squares", "<f4", ROW_ELEMENTS // 32)])
+"""A row rounded to 8 bits, as activations.cu stores it, and the sums of the squares of each 32 elements."""
+
+AT_PART = {"q": 0, "runs": ROW_ELEMENTS, "squares": ROW_ELEMENTS + ROW_ELEMENTS // 2}
+AT_ROWS = ALIGNMENT + 4 * N_COUNTERS
+STATE = np.dtype({"names": ["fault", "counters", "rows"], "formats": [FAULT, ("<u4", N_COUNTERS), (ROW, ROWS)],
+                  "offsets": [0, ALIGNMENT, AT_ROWS]})
+"""What kernels share beyond a launch: the error word; counters, which are 0 before and after each launch; and rows."""
 
 MAX_BLOCKS = 1 << 16
 """The most blocks of a grid over elements or rows; kernels loop over the rest."""
@@ -54,9 +65,21 @@ class Counters(NamedTuple):
     """An argument: the device address of the counters of `STATE`."""
 
 
+class RowState(NamedTuple):
+    """An argument: the device address of a part of row `slot` of `STATE`."""
+
+    slot: int
+    part: str
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the error word on."""
+        return AT_ROWS + self.slot * ROW.itemsize + AT_PART[self.part]
+
+
 Value: TypeAlias = np.generic | np.ndarray
 """An argument with its final bytes: a NumPy scalar, or a struct as an array of shape (1,)."""
-Argument: TypeAlias = Value | Location | Scratch | ErrorWord | Counters
+Argument: TypeAlias = Value | Location | Scratch | ErrorWord | Counters | RowState
 
 
 class Launch(NamedTuple):
@@ -69,9 +92,10 @@ class Launch(NamedTuple):
     shared: int = 0
 
     def bound(self, work: int, error: int) -> tuple[Value, ...]:
-        """The arguments once the addresses of the work memory and of the error word, with its counters, are known."""
+        """The arguments once the addresses of the work memory and of `STATE`, the error word's, are known."""
         return tuple(np.uint64(error) if isinstance(arg, ErrorWord)
                      else np.uint64(error + ALIGNMENT) if isinstance(arg, Counters)
+                     else np.uint64(error + arg.offset) if isinstance(arg, RowState)
                      else arg.bound(work) if isinstance(arg, (Location, Scratch)) else arg for arg in self.args)
 
 
@@ -235,7 +259,7 @@ class Builder:
         for arg in args:
             is_struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
             if not is_struct and not isinstance(
-                    arg, (np.generic, Location, Scratch, ErrorWord, Counters)):
+                    arg, (np.generic, Location, Scratch, ErrorWord, Counters, RowState)):
                 raise TypeError(f"{kernel}: {arg!r} is no kernel argument: numpy scalars and structs have a width")
         self.launches.append(Launch(kernel, block_of(grid, kernel), block_of(block, kernel), args, shared))
 

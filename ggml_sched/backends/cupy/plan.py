@@ -18,6 +18,7 @@ from ggml_sched.backends.cupy.device import CapturedGraph, DeviceError, Function
 from ggml_sched.backends.cupy.fault import Numbers
 from ggml_sched.backends.cupy.launch import Builder, Launch
 from ggml_sched.backends.cupy.ops import build, build_group, rounding
+from ggml_sched.backends.cupy.ops.carried import carry
 from ggml_sched.backends.cupy.ops.library import PRODUCT
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
@@ -144,7 +145,7 @@ class DevicePlan:
                 build(builder, numbers.first + i, node)
             steps += builder.launches
             builder.launches.clear()
-        self._steps, self._ready = steps, []
+        self._steps, self._ready = carry(steps), []
         self._runs, self._generation = 0, -1
         self._capture_at = 1
         self.work_size = builder.work_size

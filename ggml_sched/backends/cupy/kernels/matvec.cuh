@@ -7,8 +7,9 @@
 // and a chosen expert.  A launch may compute up to three products of the same columns, each in blocks of its own.
 // Columns are rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32 columns and
 // multiply in f32.  A gated unit may also be written rounded to 8 bits, for the next product: by the block that ends
-// last of those with the same 32 rows.  Invariant: an expert id out of range sets the error word, and nothing is
-// written for it.
+// last of those with the same 32 rows.  That block may also do what a norm behind the product does, but for the division
+// by the root of the mean square, which is left to the products behind the norm: these divide their sums by it.
+// Invariant: an expert id out of range sets the error word, and nothing is written for it.
 #pragma once
 
 #include "blocks.cuh"
@@ -43,15 +44,31 @@ struct Product {
 
 enum Gate { SILU = 0, GELU = 1, RELU = 2 };
 
+enum Role { NORM_BEHIND = 1, NORM_BEFORE = 2 };
+
+// An RMS norm of a row of f32 between products with one column: the row is x plus the product behind which it comes, or
+// x (+ y, if that is not null) for those before which it comes.
+struct Norm {
+    const float *x, *y, *factor;
+    float* kept;                           // NORM_BEHIND: where the row is written; null: nowhere
+    float* out;                            // NORM_BEFORE: where the norm's result is written; null: another launch does
+    int32_t n;                             // elements, a multiple of 128
+    float eps;
+    int32_t role, unused;                  // role 0: there is no norm
+};
+
 #define PRODUCT                                                                                                   \
     Product a, const uint8_t *RESTRICT w, const uint8_t *RESTRICT second, const char *RESTRICT x,                  \
         const float2 *RESTRICT runs, const char *RESTRICT ids, char *RESTRICT d, Fault *RESTRICT word, int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
-// Kernels of few columns take three more parameters: `rounded` and `rounded_runs`, to which the result of a gated unit
-// is also written rounded to 8 bits (values; runs; null: it is not), and `counters`, one for each 32 rows of each
-// matrix of the batch: blocks that are done with these rows, so that the last one rounds them (round_rows).
-#define FEW PRODUCT, int8_t *RESTRICT rounded, float2 *RESTRICT rounded_runs, unsigned *RESTRICT counters
-#define FEW_ARGS PRODUCT_ARGS, rounded, rounded_runs, counters
+// Kernels of few columns take more parameters: `rounded` and `rounded_runs`, to which the result of a gated unit, or of
+// a norm behind the product, is also written rounded to 8 bits (values; runs; null: it is not); `counters`, one for each
+// 32 rows of each matrix of the batch: blocks that are done with these rows, so that the last one rounds them
+// (round_rows); a norm, and of each 32 elements of its row the sum of their squares.
+#define FEW                                                                                                  \
+    PRODUCT, int8_t *RESTRICT rounded, float2 *RESTRICT rounded_runs, unsigned *RESTRICT counters, Norm norm, \
+        float *squares
+#define FEW_ARGS PRODUCT_ARGS, rounded, rounded_runs, counters, norm, squares
 
 // Rounds to f16 and back, except beyond the range of f16.  ggml computes GELU by a table of f16 values, and so does the
 // oracle: argument and result are rounded.
@@ -182,10 +199,10 @@ __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t*
 }
 
 // Adds up the lanes' sums, and those of warps that share rows, and writes the result: two rows, or with `both` matrices
-// one row of their gated unit.
+// one row of their gated unit.  `root`: by which sums are divided.
 template <int COLUMNS>
-__device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row,
-                                           int64_t column, char* d, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
+__device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row, int64_t column,
+                                           char* d, float root, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     __shared__ float sums[WEIGHT_ROWS][COLUMNS][FEW_WARPS];
     if (a.part) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -209,8 +226,12 @@ __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bo
     UNROLL
     for (int c = 0; c < COLUMNS; ++c) {
         if (column + c >= a.columns) break;
-        const float v0 = warp_reduce<Sum>(sum[0][c]), v1 = warp_reduce<Sum>(sum[1][c]);
+        float v0 = warp_reduce<Sum>(sum[0][c]), v1 = warp_reduce<Sum>(sum[1][c]);
         if ((threadIdx.x & 31) != 0) continue;
+        if (COLUMNS == 1) {
+            v0 /= root;
+            v1 /= root;
+        }
         float* out = (float*)(d + (column + c) * own.d1) + row;
         if (both) {
             *out = gated(a.gate, v0, v1);
@@ -242,6 +263,57 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
     }
 }
 
+// -- norms ------------------------------------------------------------------------------------------------------------
+
+// What round_rows does, for the norm behind a product of one column: also adds x, and writes the row and its squares.
+__device__ __forceinline__ void norm_rows_behind(const Product& a, const Norm& norm, const char* d, int8_t* q,
+                                                 float2* runs, float* squares, unsigned* counters) {
+    __shared__ int is_last;
+    const int each = a.part ? (int)WEIGHT_ROWS : (int)WEIGHT_ROWS * FEW_WARPS;
+    const unsigned others = 32 / each - 1;
+    const int group = (int)blockIdx.x * each >> 5, i = group * 32 + (int)(threadIdx.x & 31);
+    // Loaded before it is known whether the block is the last.
+    const float x = norm.x[i], factor = norm.factor[i];
+    __threadfence();                       // each warp's rows are to be seen before the block is counted
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicInc(&counters[group], others) == others;
+    __syncthreads();
+    if (!is_last || threadIdx.x >= 32) return;
+    __threadfence();
+    const float v = ((const volatile float*)d)[i] + x, square = warp_reduce<Sum>(v * v);
+    if (norm.kept != nullptr) norm.kept[i] = v;
+    store_rounded(v * factor, i, q, runs);
+    if (threadIdx.x == 0) squares[group] = square;
+}
+
+// The lane's first four sums of squares, which are loaded before the weights are.
+__device__ __forceinline__ float4 first_squares(const Norm& norm, const float* squares) {
+    const int lane = threadIdx.x & 31;
+    return norm.role == NORM_BEFORE && lane < norm.n / 128 ? load_input((const float4*)squares + lane) : float4{};
+}
+
+// The root of the mean square of a norm before the product; 1 where there is none.
+__device__ __forceinline__ float root_before(const Norm& norm, const float* squares, const float4& first) {
+    if (norm.role != NORM_BEFORE) return 1.0f;
+    float sum = (first.x + first.y) + (first.z + first.w);
+    UNROLL_BY(1)
+    for (int i = 32 + (int)(threadIdx.x & 31); i < norm.n / 128; i += 32) {
+        const float4 v = load_input((const float4*)squares + i);
+        sum += (v.x + v.y) + (v.z + v.w);
+    }
+    return sqrtf(warp_reduce<Sum>(sum) / (float)norm.n + norm.eps);
+}
+
+// Writes the result of the norm before the product: the first blocks do.
+__device__ __forceinline__ void store_normed(const Norm& norm, float root) {
+    if (norm.out == nullptr || blockIdx.y + blockIdx.z != 0) return;
+    UNROLL_BY(1)
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < norm.n; i += gridDim.x * blockDim.x) {
+        const float v = norm.y != nullptr ? norm.x[i] + norm.y[i] : norm.x[i];
+        norm.out[i] = v / root * norm.factor[i];
+    }
+}
+
 // The body of all kernels here: for each product of the batch, finds its matrices, runs WORK, and stores the sums.
 // WORK uses the locals `weights`, `pair`, `column` and `sum`, and adds to `sum`.
 #define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
@@ -258,9 +330,16 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
         float sum[WEIGHT_ROWS][COLUMNS];                                                                         \
         UNROLL                                                                                                   \
         for (int c = 0; c < (COLUMNS); ++c) sum[0][c] = sum[1][c] = 0.0f;                                        \
+        float4 first = {};                                                                                       \
+        if ((COLUMNS) == 1) first = first_squares(norm, squares);                                                \
         WORK;                                                                                                    \
-        store_rows<COLUMNS>(a, own, both, row, column, own.d + pair.d, sum);                                     \
-        if (rounded != nullptr)                                                                                  \
+        const float root = (COLUMNS) == 1 ? root_before(norm, squares, first) : 1.0f;                            \
+        store_rows<COLUMNS>(a, own, both, row, column, own.d + pair.d, root, sum);                               \
+        if ((COLUMNS) == 1 && norm.role == NORM_BEFORE) store_normed(norm, root);                                \
+        if (rounded == nullptr) continue;                                                                        \
+        if ((COLUMNS) == 1 && norm.role == NORM_BEHIND)                                                          \
+            norm_rows_behind(a, norm, d, rounded, rounded_runs, squares, counters);                              \
+        else                                                                                                     \
             round_rows(a, i, blockIdx.x, d + pair.d, rounded, rounded_runs, counters);                           \
     }
 

@@ -32,7 +32,7 @@ from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_den
 from ggml_sched.backends.cupy.ops.registry import computes
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["PRODUCTS", "few", "is_few", "most_work", "together", "work"]
+__all__ = ["NORM", "PRODUCTS", "PRODUCT_AT", "few", "is_few", "most_work", "together", "work"]
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
@@ -45,6 +45,14 @@ PRODUCT = np.dtype([(name, "<i8") for name in ("k", "rows", "columns", "matrices
                    + [(name, "<i4") for name in ("gate", "wide", "packed", "w0", "part", "unused")]
                    + [("bias", "<u8"), ("more", FURTHER, 2)])
 """`struct Product` of matvec.cuh; `w`, `x` and `d` are w1, w2, w3 and so on."""
+
+NORM = np.dtype([(name, "<u8") for name in ("x", "y", "factor", "kept", "out")]
+                + [("n", "<i4"), ("eps", "<f4"), ("role", "<i4"), ("unused", "<i4")])
+"""`struct Norm` of matvec.cuh."""
+PRODUCT_AT = {name: i for i, name in enumerate((
+    "p", "w", "second", "x", "runs", "ids", "d", "word", "position", "rounded", "rounded_runs", "counters", "norm",
+    "squares"))}
+"""{argument of the kernels of matvec.cuh: its position}; up to `position` also of those of matmul.cuh and mma.cuh."""
 
 FAMILY = {
     **dict.fromkeys((Type.F32, Type.F16, Type.BF16), "float"),
@@ -201,7 +209,7 @@ def _emit_few(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int, *args: Argume
     else:
         name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
     b.launch(f"matvec_{FAMILY[a.type]}.{name}", (n_blocks, min(int(p["matrices"][0]), MAX_GRID), -(-n_columns // step)),
-             (32 * WARPS,), p, *args, Counters())
+             (32 * WARPS,), p, *args, Counters(), struct(NORM), NONE)
 
 
 def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> None:

@@ -10,7 +10,7 @@ from ggml_sched.backends.cupy.locations import Location
 from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, n_rows
 
-__all__ = ["MODES", "emit_norm"]
+__all__ = ["ADDED", "KEPT", "MODES", "NORM_AT", "SCALED", "SHIFTED", "emit_norm"]
 
 MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
 """`enum Mode` of norm.cu."""
@@ -18,7 +18,12 @@ MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
 THREADS = 512
 """The launch bound of norm_rows."""
 
-_ADDED, _KEPT, _SCALED, _SHIFTED = 1, 2, 4, 8
+ADDED, KEPT, SCALED, SHIFTED = 1, 2, 4, 8
+"""`enum Around` of norm.cu."""
+
+NORM_AT = {name: i for i, name in enumerate(
+    ("a", "b", "kept", "factor", "shift", "d", "q", "runs", "rows", "mode", "eps", "around"))}
+"""{argument of norm_rows: its position}."""
 
 
 def emit_norm(b: Builder, norm: Tensor, result: Tensor, a: Location, *, added: Location | None = None,
@@ -26,8 +31,8 @@ def emit_norm(b: Builder, norm: Tensor, result: Tensor, a: Location, *, added: L
     """result = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), also rounded to 8 bits where products read it
     so; extents are those of `norm`."""
     d = b.location(result)
-    around = ((added is not None) * _ADDED + (kept is not None) * _KEPT + (scale is not None) * _SCALED
-              + (shift is not None) * _SHIFTED)
+    around = ((added is not None) * ADDED + (kept is not None) * KEPT + (scale is not None) * SCALED
+              + (shift is not None) * SHIFTED)
     views = (d if view is None else view for view in (added, kept, scale, shift))
     rows = n_rows(norm)
     b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, *rounding.beside(b, result), np.int64(rows),
