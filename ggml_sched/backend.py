@@ -242,9 +242,23 @@ class Backend(BackendBase):
         """Bytes that can still be allocated here, None if the backend does not know."""
         return None
 
+    def system_memory(self) -> int | None:
+        """Bytes that the system of another machine can give to a backend that has no bound of its own; None where that
+        is unknown, and for a backend of this process."""
+        return None
+
     def round_trip(self) -> float:
         """Seconds in which an order reaches the device and its answer comes back; 0 where a call is all it takes."""
         return 0.0
+
+    def link_to(self, name: str) -> tuple[float, float] | None:
+        """Bandwidth in bytes a second and latency in seconds of the link from here to the backend of this name, or to
+        this process ("driver"); None where the backend does not state them."""
+        return None
+
+    def link_from(self, name: str) -> tuple[float, float] | None:
+        """The same for the link from there to here."""
+        return None
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
         """An upper bound, in bytes, of the work memory that these nodes take on the device, besides the arena.

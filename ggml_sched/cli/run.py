@@ -116,6 +116,7 @@ def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
     local = named_backends([name for name in args.backend if not _is_remote(name)], args.threads)
     opened = iter([stack.enter_context(backend) for backend in local])
     found: list[Backend] = []
+    n_workers = 0
     for name in args.backend:
         if not _is_remote(name):
             found.append(next(opened))
@@ -123,8 +124,12 @@ def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
         from ggml_sched import remote
 
         transport, n, *kind = name.split(":", 2)
-        cluster = stack.enter_context(remote.connect(args.ray, int(n), kind or ["cpu"], args.threads,
-                                                     transport=transport))
+        workers = [f"w{n_workers + k}" for k in range(int(n))]
+        n_workers += len(workers)
+        # Ray gives each worker a GPU of its own, the only one that the worker sees.
+        options = {"num_gpus": 1} if transport == "ray" and kind == ["cuda"] else None
+        cluster = stack.enter_context(remote.connect(args.ray, workers, kind or ["cpu"], args.threads,
+                                                     transport=transport, options=options))
         found += cluster.backends
     return found
 

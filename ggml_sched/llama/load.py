@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Never, cast
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backend import Backend
+from ggml_sched.backends.cpu import CpuBackend
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
@@ -87,7 +88,12 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         if fit is not None:
             from ggml_sched.placement.answer import backends_of
 
-            backends = backends_of(fit, None if backends is None else _checked_backends(backends))
+            def driver(name: str) -> Backend:
+                owned.append(CpuBackend(1, name=name))
+                undo.callback(owned[0].close)
+                return owned[0]
+
+            backends = backends_of(fit, None if backends is None else _checked_backends(backends), driver)
         elif backends is None:
             owned = backends = [default_backend(n_threads, memory)]
             undo.callback(owned[0].close)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory, PlacementError
-from ggml_sched.placement.devices import Device, LinkLike
+from ggml_sched.placement.devices import DRIVER, Device, LinkLike
 from ggml_sched.placement.pricing import Price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import preformatted
@@ -356,14 +356,17 @@ def register_fit_methods(**functions: Callable[..., Any]) -> None:
     _METHODS.update(functions)
 
 
-def backends_of(fit: Fit, backends: Sequence[Backend] | None) -> tuple[Backend, ...]:
+def backends_of(fit: Fit, backends: Sequence[Backend] | None,
+                driver: Callable[[str], Backend]) -> tuple[Backend, ...]:
     """For each device of a fit the backend that stands for it: of `backends` the one of that name, else its own.
+    `driver`: makes the backend of the host that `fit` has added, of this name.
 
-    PlacementError where `backends` lacks a device of the fit that has residents.
+    PlacementError where `backends` lacks another device of the fit.
     """
-    if backends is None:
-        return tuple(device.backend for device in fit.devices)
-    named = {backend.name: backend for backend in backends}
+    named = {device.name: device.backend for device in fit.devices} if backends is None else \
+        {backend.name: backend for backend in backends}
+    if fit.devices[-1].name == DRIVER and (DRIVER not in named or not named[DRIVER].has_memory):
+        named = {**named, DRIVER: driver(DRIVER)}
     missing = [device.name for device in fit.devices if device.name not in named]
     if missing:
         raise PlacementError(f"the fit has a device {missing[0]!r}, and no backend has that name; names are "

@@ -16,12 +16,12 @@ from typing import TypeAlias
 from ggml_sched._graph import Graph
 from ggml_sched.backend import Backend
 from ggml_sched.errors import PlacementError
-from ggml_sched.placement.devices import Device
-from ggml_sched.placement.measure import measure
+from ggml_sched.placement.devices import DRIVER, Device
+from ggml_sched.placement.measure import is_driven, measure
 from ggml_sched.placement.trials import Trials
 
 __all__ = ["Goal", "Graphs", "devices_of", "given_devices", "groups_of", "part_of", "pins_of", "streams_of",
-           "weights_of"]
+           "weights_of", "with_driver"]
 
 Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
 Goal: TypeAlias = "str | Sequence[float] | None"
@@ -30,6 +30,10 @@ Goal: TypeAlias = "str | Sequence[float] | None"
 PROMPT = 32.0
 """A graph of more operations than this for each byte that it reads and writes has many tokens: to bring weights to a
 faster device for it may save time."""
+ROUNDING = 1 << 12
+"""Bytes that aligning a tensor adds at most."""
+DRIVER_SPEED = 1e10, 1e11
+"""Bytes and operations a second of a host that computes nothing."""
 MAX_DEVICES = 16
 """The most devices that `fit` places on."""
 
@@ -71,6 +75,26 @@ def given_devices(devices: Sequence[Device | Backend]) -> list[Device | Backend]
             raise TypeError(f"devices are Devices and Backends; {given!r} is neither{texts}")
         made.append(given)
     return made
+
+
+def with_driver(made: Sequence[Device | Backend], groups: Iterable[Iterable[Graph]]) -> list[Device | Backend]:
+    """The devices and, where some are of other processes and none is a host, this process as the host: it has room for
+    the inputs and outputs of the graphs, and for residents that no node reads, but for nothing else."""
+    backends = [given if isinstance(given, Backend) else given.backend for given in made]
+    if not is_driven(backends) or any(isinstance(given, Device) and given.host for given in made):
+        return [*made]
+    room = 0
+    for graphs in groups:
+        needed: list[int] = []
+        unread: dict[str, int] = {}
+        for graph in graphs:
+            read = {s.root for node in graph.nodes for s in node.src if s is not None}
+            roots = [t for t in graph.tensors if t.view_src is None]
+            needed.append(sum(2 * (t.nbytes + ROUNDING) for t in roots
+                              if "output" in t.flags or not t.resident and not t.computes))
+            unread |= {t.name: t.nbytes + ROUNDING for t in roots if t.resident and t not in read}
+        room += max(needed, default=0) + sum(unread.values())
+    return [*made, Device(DRIVER, room, *DRIVER_SPEED, host=True)]
 
 
 def devices_of(made: Sequence[Device | Backend]) -> tuple[Device, ...]:

@@ -19,10 +19,12 @@ from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.backends.dry import DryBackend
 
-__all__ = ["ATTENTION", "DEFAULT_LINK", "Device", "Link", "LinkLike", "Links", "PROMPT_ATTENTION", "Rates"]
+__all__ = ["ATTENTION", "DEFAULT_LINK", "DRIVER", "Device", "Link", "LinkLike", "Links", "PROMPT_ATTENTION", "Rates"]
 
 ATTENTION, PROMPT_ATTENTION = "attention", "attention of prompts"
 """Kinds of nodes that read a cache for attention, for few tokens and for many, beside the types of weights."""
+DRIVER = "driver"
+"""The name of this process as a host, where all backends are of other processes."""
 _HOST_LAUNCH, _LAUNCH = 4e-6, 2.5e-6
 _HOST_SPLIT, _SPLIT = 5e-6, 10e-6
 _FASTEST, _LONGEST = 1e30, 1e6

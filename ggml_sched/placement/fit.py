@@ -26,11 +26,12 @@ from ggml_sched.placement.arguments import (
     pins_of,
     streams_of,
     weights_of,
+    with_driver,
 )
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates, Found
 from ggml_sched.placement.devices import Device, LinkLike, Links
-from ggml_sched.placement.measure import measure_links
+from ggml_sched.placement.measure import is_driven, measure_links
 from ggml_sched.placement.nodebound import Key, node_bound
 from ggml_sched.placement.plainer import plainer
 from ggml_sched.placement.pricing import Price
@@ -58,8 +59,9 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
 
     `graphs`: all that will run on the same weights and caches, such as those of one token and of the largest prompt; or
     a list of such lists, one for each of several models, which share the devices.  `devices`: exactly one of them the
-    host; a real backend in place of a `Device` is measured first, and without `link` so are the links between such
-    backends.  `link`: see `Links`.
+    host, or none where some are backends of other processes: then this process is, as a device "driver" that has inputs
+    and outputs alone.  A real backend in place of a `Device` is measured first, and without `link` so are the links
+    between such backends.  `link`: see `Links`.
     `goal`: what to minimise: a weight for each graph, "decode" (default: the graph with the fewest operations alone,
     of each model), or "prompt" (the one with the most).  Graphs of weight 0 decide the arenas, not the time.
     `pins`: {name or pattern like "blk.*.ffn_*": device}; a name counts more than a pattern.
@@ -73,10 +75,10 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     one name and different sizes; ValueError and TypeError for other arguments.
     """
     groups = groups_of(graphs)
-    chosen = given_devices(devices)
+    chosen = with_driver(given_devices(devices), groups)
     backends = [given for given in chosen if isinstance(given, Backend)]
     devices = devices_of(chosen)
-    if link is None and len(backends) > 1:
+    if link is None and (len(backends) > 1 or is_driven(backends)):
         link = measure_links(backends)
     links = Links(devices, link)
     within = part_of("within", within, "between 0 and 1", whole=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -18,11 +18,10 @@ from typing import TypeAlias
 from ggml_sched._graph import Context, Graph, Tensor, bind_resident, new_buffer
 from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.placement.devices import ATTENTION, PROMPT_ATTENTION, Device, Link
+from ggml_sched.placement.devices import ATTENTION, DRIVER, PROMPT_ATTENTION, Device, Link
 from ggml_sched.placement.facts import facts
 
-__all__ = ["TYPES", "measure", "measure_links", "memory_left"]
-
+__all__ = ["TYPES", "host_memory", "is_driven", "measure", "measure_links", "memory_left"]
 TYPES = ("f16", "q4_0", "q8_0")
 """The types of weights that are measured unless others are given."""
 _POOL = 256 << 20
@@ -58,7 +57,8 @@ def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None =
     `flops_of`; `bandwidth` and `flops` are the largest of them.  Attention of one token and of 512 over caches of f16
     gives the entries "attention" and "attention of prompts".  What the backend does not support is left out.
     `memory`: bytes left on the device (default: what the backend says is available, on a host what the system has).
-    `measured` names these fields; `split` stays assumed.
+    `measured` names these fields; `split` stays assumed, but for a backend of another process: there it is what a split
+    of one node takes beside a round trip, which is a matter of links.
 
     Raises ValueError for a dry backend, for no `types`, and where the memory is unknown; BackendError if the backend
     supports products of none of the types; OutOfMemory, if it has no room for a few MiB.
@@ -93,34 +93,57 @@ def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None =
                 launches.append(launch)
         if not launches:
             raise BackendError(f"backend {backend.name!r} supports products of none of the types {', '.join(types)}")
+        launch = median(launches)
+        split = None if not chains.outside else chains.split(_product(kind, *_SMALL, 1), launch)
         fastest, peak = max(bandwidths.values()), max(flops_of.values())
         if chains.supports(_attention(_FEW_CELLS, 1, 1)):
-            rate, launch = chains.bandwidth(_attention(_FEW_CELLS, 1, 1), _attention(chains.cells // _NODES, 1, 1))
+            rate, least = chains.bandwidth(_attention(_FEW_CELLS, 1, 1), _attention(chains.cells // _NODES, 1, 1))
             bandwidths[ATTENTION] = bandwidths[PROMPT_ATTENTION] = rate
             for kind, tokens, group in ((ATTENTION, 1, _GROUP), (PROMPT_ATTENTION, _TOKENS, 1)):
                 many = partial(_attention, tokens=tokens, group=group)
-                flops_of[kind] = chains.flops(many, chains.cells, launch)
-    return Device(backend.name, room, fastest, peak, bool(backend.is_host),
-                  launch=_rounded(median(launches)), bandwidths=bandwidths, flops_of=flops_of,
-                  alignment=backend.alignment, backend=backend,
-                  measured=frozenset({"memory", "bandwidth", "flops", "launch", "bandwidths", "flops_of"}))
+                flops_of[kind] = chains.flops(many, chains.cells, least)
+    measured = {"memory", "bandwidth", "flops", "launch", "bandwidths", "flops_of"}
+    return Device(backend.name, room, fastest, peak, bool(backend.is_host), _rounded(launch), split,
+                  bandwidths=bandwidths, flops_of=flops_of, alignment=backend.alignment, backend=backend,
+                  measured=measured if split is None else measured | {"split"})
 
 
-def measure_links(backends: Iterable[Backend], seconds: float = 1.0,
-                  clock: Callable[[], float] = perf_counter) -> dict[tuple[str, str], Link]:
+def measure_links(backends: Iterable[Backend], seconds: float = 1.0, clock: Callable[[], float] = perf_counter,
+                  most: int = _COPIES[1],
+                  known: Mapping[tuple[str, str], Link] | None = None,
+                  anew: bool = False) -> dict[tuple[str, str], Link]:
     """The `Link` from each backend to each other, by names, as `link=` accepts them; takes about `seconds`.
 
-    Copies of 4 KiB and of 64 MiB, or as much as there is room for, give latency and bandwidth.  A copy is waited for
-    here: half a round trip to each of the two backends is no part of the latency.  Raises as `measure`.
+    What is `known`, or a backend states (`Backend.link_to`; not with `anew`), is not measured.  Copies of 4 KiB and of
+    `most` bytes, or as many as there is room for, give latency and bandwidth.  A copy is waited for here: half a round
+    trip to each of the two backends is no part of the latency.  Where none of the backends is a host, and some are of
+    other processes, this process is one end, too, under the name "driver".  Raises as `measure`.
     """
     given = list(backends)
-    pairs = [(a, b) for a in given for b in given if a is not b]
     for backend in given:
         if not backend.has_memory:
             raise ValueError(f"backend {backend.name!r} has no memory: there is nothing to measure")
+    found = dict(known or {})
+    pairs = [(a, b) for a in given for b in given if a is not b and (a.name, b.name) not in found]
+    ways = given if is_driven(given) else []
     trips = {backend.name: backend.round_trip() for backend in given}
-    return {(a.name, b.name): _link(a, b, seconds / (2 * len(pairs)), clock, (trips[a.name] + trips[b.name]) / 2)
-            for a, b in pairs}
+    slot = seconds / max(2 * len(pairs) + 4 * len(ways), 1)
+    for a, b in pairs:
+        stated = None if anew else a.link_to(b.name) or b.link_from(a.name)
+        found[a.name, b.name] = Link(*stated) if stated is not None else \
+            _link(a, b, slot, clock, (trips[a.name] + trips[b.name]) / 2, most)
+    for backend in ways:
+        for pair, stated, is_up in (((DRIVER, backend.name), backend.link_from(DRIVER), True),
+                                    ((backend.name, DRIVER), backend.link_to(DRIVER), False)):
+            found[pair] = Link(*stated) if stated is not None and not anew else \
+                _way(backend, is_up, slot, clock, trips[backend.name] / 2, most)
+    return found
+
+
+def is_driven(backends: Iterable[Backend]) -> bool:
+    """Whether this process is the host of the backends: some are of other processes, and none is a host."""
+    given = [*backends]
+    return any(backend.worker is not None for backend in given) and not any(backend.is_host for backend in given)
 
 
 Node: TypeAlias = Callable[[Context, Context], Tensor]
@@ -150,6 +173,7 @@ class _Chains:
 
     def __init__(self, backend: Backend, pool: Buffer, size: int, slot: float, clock: Callable[[], float]) -> None:
         self.backend, self.pool, self.size, self.slot, self.clock = backend, pool, size, slot, clock
+        self.outside = backend.round_trip()
 
     def supports(self, make: Node) -> bool:
         with Context("weights") as weights, Context("supported") as ctx:
@@ -165,6 +189,11 @@ class _Chains:
         rate = 1 / slope if slope > 0 else more / longer
         # The few bytes of the small chain may come from a cache, and then take no time.
         return _rounded(rate), max(spent / 2, spent - nbytes / rate)
+
+    def split(self, small: Node, launch: float) -> float:
+        """Seconds that a compute of one node takes beside the node and a round trip."""
+        taken, _, _ = self.run(small, 1, _RUNS)
+        return _rounded(max(taken - launch, 1e-6))
 
     def flops(self, sized: Callable[[int], Node], most: int, launch: float) -> float:
         """Operations a second of a node without its launch; `sized(n)` has n rows or cells, at most `most`."""
@@ -205,6 +234,7 @@ class _Chains:
                 finally:
                     self.backend.synchronize()
                     self.backend.graph_plan_free(plan)
+            taken = max(taken - self.outside, taken / 16)
             return taken / nodes, float(found.nbytes.sum()) / nodes, float(found.flops.sum()) / nodes
 
 
@@ -224,10 +254,10 @@ def _median(call: Callable[[], object], wait: Callable[[], object], slot: float,
     return median(taken)
 
 
-def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outside: float) -> Link:
+def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outside: float, most: int) -> Link:
     """The link from one backend to another; `outside`: seconds of each copy that are no part of it."""
     taken, sizes = [], []
-    for size in _COPIES:
+    for size in (_COPIES[0], most):
         there, here = _allocated(a, size, memory_left(a)), _allocated(b, size, memory_left(b))
         with there[0] as source, here[0] as target, Context("copied") as ctx:
             n = min(there[1], here[1]) // 4
@@ -237,6 +267,26 @@ def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outsi
                 bind_resident(tensor, buffer, 0)
             taken.append(_copied(src, dst, slot, clock))
             sizes.append(4 * n)
+    return _line(taken, sizes, outside)
+
+
+def _way(backend: Backend, is_up: bool, slot: float, clock: Callable[[], float], outside: float, most: int) -> Link:
+    """The link from this process to a backend, or from there to here; `outside` as for `_link`."""
+    taken, sizes = [], []
+    for wished in (_COPIES[0], most):
+        memory, size = _allocated(backend, wished, memory_left(backend))
+        with memory, Context("moved") as ctx:
+            t, data = ctx.tensor("i8", size), bytearray(size)
+            memory.clear(_FILL)
+            bind_resident(t, memory, 0)
+            move = partial(backend.set_tensor if is_up else backend.get_tensor, t, data)
+            taken.append(_median(move, backend.synchronize, slot, clock))
+            sizes.append(size)
+    return _line(taken, sizes, outside)
+
+
+def _line(taken: Sequence[float], sizes: Sequence[int], outside: float) -> Link:
+    """The link over which a small and a large copy took so many seconds."""
     slope = (taken[1] - taken[0]) / (sizes[1] - sizes[0]) if sizes[1] > sizes[0] else 0.0
     rate = 1 / slope if slope > 0 else sizes[1] / max(taken[1], 1e-9)
     return Link(_rounded(rate), _rounded(max(0.0, taken[0] - outside - sizes[0] / rate)))
@@ -251,14 +301,14 @@ def memory_left(backend: Backend, memory: int | None = None) -> int:
     """Bytes left on a device: what is given, what the backend says, or on a host what the system says; ValueError where
     that is unknown."""
     left = backend.memory_available() if memory is None else memory
-    if left is None and backend.is_host:
-        left = _host_memory()
+    if left is None:
+        left = host_memory() if backend.is_host else backend.system_memory()
     if left is None:
         raise ValueError(f"backend {backend.name!r} does not say how much memory it has: give memory=")
     return left
 
 
-def _host_memory() -> int | None:
+def host_memory() -> int | None:
     """Bytes that the system can still give, as Linux counts them; elsewhere all of its memory."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

@@ -74,26 +74,32 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
     """The devices of real backends, and the links between them: from the file where it has them, else measured.
 
     What is measured is added to the file (`path`, default `default_path()`); `again` measures everything anew.  Memory
-    is what is left now.  A device of the file stands for a backend of the same name.  Raises as `measure`, and
+    is what is left now.  A device of the file stands for a backend of the same name.  Backends of other processes, and
+    links to them, are measured each time: a name stands for another machine tomorrow.  Raises as `measure`, and
     FileFormatError for a file that cannot be read.
     """
     path = default_path() if path is None else Path(path)
     known, links = load_devices(path) if path.exists() else ((), {})
     by_name = {device.name: device for device in known}
-    found = []
+    here = [backend for backend in backends if backend.worker is None]
+    found = {}
     for backend in backends:
-        kept = by_name.get(backend.name)
+        kept = by_name.get(backend.name) if backend.worker is None else None
         if kept is None or again:
             kept = measure(backend, types)
-        found.append(kept.on(backend).replace(memory=memory_left(backend)))
-    wanted = {(a.name, b.name) for a in backends for b in backends if a is not b}
+        found[backend] = kept.on(backend).replace(memory=memory_left(backend))
+    wanted = {(a.name, b.name) for a in here for b in here if a is not b}
     measures_links = again or not wanted <= set(links)
     if measures_links:
-        links = {**links, **measure_links(backends)}
-    if measures_links or any(device.name not in by_name for device in found) or not path.exists():
-        names = {device.name for device in found}
-        save_devices(path, [*(device for device in known if device.name not in names), *found], links)
-    return tuple(found), {pair: way for pair, way in links.items() if pair in wanted}
+        links = {**links, **measure_links(here)}
+    kept_here = [found[backend] for backend in here]
+    if here and (measures_links or any(device.name not in by_name for device in kept_here) or not path.exists()):
+        names = {device.name for device in kept_here}
+        save_devices(path, [*(device for device in known if device.name not in names), *kept_here], links)
+    ways = {pair: way for pair, way in links.items() if pair in wanted}
+    if len(here) < len(backends):
+        ways = measure_links(backends, known=ways)
+    return tuple(found.values()), ways
 
 
 def _rows(path: str | os.PathLike[str], data: dict[str, Any], field: str) -> list[Any]:

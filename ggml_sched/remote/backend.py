@@ -222,6 +222,17 @@ class RemoteBackend(Backend):
     def memory_available(self) -> int | None:
         return cast("int | None", self.ask("memory", self.device)) if self.facts["bounded"] else None
 
+    def system_memory(self) -> int | None:
+        """An equal part of what the worker's machine has left for each backend there that has no bound of its own."""
+        left = self.ask("system memory", self.device) if self.facts["host"] else None
+        return None if left is None else int(left) // max(self.session.sharers[self.facts["machine"]], 1)
+
+    def link_to(self, name: str) -> tuple[float, float] | None:
+        return self.session.links.get((self.name, name))
+
+    def link_from(self, name: str) -> tuple[float, float] | None:
+        return self.session.links.get((name, self.name))
+
     def alloc_size(self, tensor: Tensor) -> int:
         found = self._answers(tensor) if self.facts["sizes"] else None
         return super().alloc_size(tensor) if found is None else int(found[2])

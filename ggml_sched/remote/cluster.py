@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from ggml_sched.errors import BackendError
+from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.remote.backend import RemoteBackend
-from ggml_sched.remote.session import Session
-from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names
+from ggml_sched.remote.session import PIECE, Session
+from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names, machine
 
 if TYPE_CHECKING:
     from ggml_sched.backend import Backend
@@ -23,6 +23,7 @@ class Cluster:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.session.sharers[machine()] += 1        # this process
         self.backends: tuple[RemoteBackend, ...] = ()
         for worker in session.transport.workers:
             self._join(worker)
@@ -31,6 +32,9 @@ class Cluster:
         said = self.session.call(worker, ["ask", "answer", "hello", []])["answer"]
         joined = tuple(RemoteBackend(self.session, worker, k, facts) for k, facts in enumerate(said))
         self.backends += joined
+        for backend in joined:
+            if backend.facts["host"] and not backend.facts["bounded"]:
+                self.session.sharers[backend.facts["machine"]] += 1
         return joined
 
     def join(self, worker: str, backends: Sequence[str] = ("cpu",), threads: int | None = None,
@@ -45,19 +49,44 @@ class Cluster:
         with self.session.lock:     # another thread may be computing
             transport.add(worker, WorkerOptions(backends, threads, memory))
             self.session.add(worker)
-            return self._join(worker)
+            joined = self._join(worker)
+            if self.session.links:
+                self.measure()
+            return joined
 
     @property
     def lost(self) -> tuple[RemoteBackend, ...]:
         """The backends whose worker is lost."""
         return tuple(backend for backend in self.backends if backend.lost is not None)
 
-    def links(self, *others: Backend, seconds: float = 1.0) -> dict[tuple[str, str], Link]:
-        """{(name, name): link} between each two of the backends and of `others`, such as the host's, as `gs.fit` and
-        `gs.price` accept them; measured by copies for about `seconds`, on the transport's clock."""
+    def measure(self, seconds: float = 0.5) -> None:
+        """Measure the links between the workers, and between this process and each, by copies of some KiB and MiB for
+        about so many seconds.  The backends state them (`Backend.link_to`), so that `gs.fit` need not measure again.
+        Those of lost workers, and those that are known, are left out; none are known where a worker has no room.
+        """
+        from ggml_sched.placement.devices import DRIVER, Link
         from ggml_sched.placement.measure import measure_links
 
-        return measure_links([*self.backends, *others], seconds, self.session.transport.now)
+        of = {DRIVER: DRIVER}
+        first: dict[str, RemoteBackend] = {}
+        for backend in self.backends:
+            if backend.lost is None:
+                of[backend.name] = first.setdefault(backend.worker, backend).name
+        known = {pair: Link(*way) for pair, way in self.session.links.items()}
+        try:
+            found = measure_links(first.values(), seconds, self.session.transport.now, PIECE, known)
+        except (OutOfMemory, ValueError):
+            return
+        self.session.links.update({(a, b): (found[of[a], of[b]].bandwidth, found[of[a], of[b]].latency)
+                                   for a in of for b in of if of[a] != of[b]})
+
+    def links(self, *others: Backend, seconds: float = 1.0) -> dict[tuple[str, str], Link]:
+        """{(name, name): link} between each two of the backends and of `others`, such as the host's, as `gs.fit` and
+        `gs.price` accept them; measured by copies of up to 64 MiB for about `seconds`, on the transport's clock.
+        Without a host among `others` this process is one end, too, under the name "driver"."""
+        from ggml_sched.placement.measure import measure_links
+
+        return measure_links([*self.backends, *others], seconds, self.session.transport.now, anew=True)
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +122,8 @@ def connect(address: str | None = None, workers: int | Sequence[str] = 2, backen
     those of Ray's actors, such as {"resources": {"big": 1}}.  `deadline`: seconds without an answer after which a
     worker is lost.
 
+    The links between the workers are measured, see `Cluster.measure`.
+
     Raises BackendError if Ray is missing, does not start or does not answer, or a worker does not start; ValueError for
     an unknown transport, a deadline that is not above 0, and names that are equal or have a slash.
     """
@@ -116,4 +147,10 @@ def connect(address: str | None = None, workers: int | Sequence[str] = 2, backen
 
         started = initialized(address, max(len(names) * (threads or 1), 1))
         carrier = RayActors(how, options, ends_ray=started)
-    return cluster_of(carrier, deadline)
+    cluster = cluster_of(carrier, deadline)
+    try:
+        cluster.measure()
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster

@@ -33,7 +33,8 @@ class Processes:
     however that ends.  BackendError if a worker does not start.
     """
 
-    losses: int | None = 0
+    losses: int = 0
+    patience: float | None = None
 
     def __init__(self, workers: Mapping[str, WorkerOptions]) -> None:
         check_names([*workers])

@@ -49,15 +49,15 @@ IN_TURN = 1e-3
 
 
 def initialized(address: str | None, n_cpus: int) -> bool:
-    """Connect to the Ray cluster at `address`, or start a local one with so many CPUs; False if Ray was initialised
-    before, which is then used."""
+    """Connect to the Ray cluster at `address`, or start a local one with so many CPUs, also where another Ray runs on
+    this machine; False if this process has initialised Ray before, which is then used."""
     if ray.is_initialized():
         return False
     # A local Ray runs its workers at a low priority unless the environment says otherwise.
     local = {} if address is not None else {"num_cpus": n_cpus, "include_dashboard": False,
                                             "_system_config": {"worker_niceness": 0}}
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR",
+        ray.init("local" if address is None else address, log_to_driver=False, logging_level="ERROR",
                  runtime_env={"worker_process_setup_hook": _package_import()}, **local)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise BackendError(f"Ray at {address or 'this machine'} does not start or answer: {error}") from error
@@ -217,10 +217,12 @@ class RayActors:
     `chained`: messages may take the chain, where Ray can compile one.
     """
 
+    patience: float | None = 1.0        # between machines a chain has lost messages, and a death there is not seen
+
     def __init__(self, workers: Mapping[str, WorkerOptions], options: Mapping[str, Any] | None = None,
                  ends_ray: bool = False, chained: bool = True) -> None:
         self.nodes: dict[str, str] = {}
-        self.losses: int | None = 0
+        self.losses: int = 0
         self.chained = chained
         self.messages_chained: int = 0
         self.messages_called: int = 0
@@ -283,7 +285,6 @@ class RayActors:
             self._chain = None
 
     def _note_loss(self) -> None:
-        assert self.losses is not None
         self.losses += 1
 
     @property

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +31,6 @@ __all__ = ["Out", "Session"]
 
 PIECE = 1 << 22
 """Pending bytes that are sent at once; larger data travel in pieces, so that answers come while they do."""
-PATIENCE = 0.25
-"""Seconds after which a message without an answer is sent again for the first time, at least."""
 PACE = 1e6
 """Bytes a second of a link of which nothing is known."""
 MEASURED = 1 << 20
@@ -116,6 +114,10 @@ class Session:
         self.messages: int = 0
         self.bytes_sent: int = 0
         self.closed: bool = False
+        self.links: dict[tuple[str, str], tuple[float, float]] = {}
+        """{(name of a backend, name): (bytes a second, seconds)} of the links that were measured."""
+        self.sharers: Counter[str] = Counter()
+        """{machine: how many backends take memory of it as they need it}."""
         self._pid = os.getpid()
         self.lock: threading.RLock = threading.RLock()
         self._numbers = dict.fromkeys(transport.workers, 0)
@@ -128,7 +130,7 @@ class Session:
         self._error: Exception | None = None
         self._heard = self._repeated = transport.now()
         """When an answer came last, and when messages were sent again last."""
-        self._first_patience = min(PATIENCE, deadline / 8)
+        self._first_patience = min(POLL if transport.patience is None else transport.patience, deadline / 8)
         self._took = 0.0
         """Seconds between answers, of late."""
         self._pace = PACE
@@ -372,7 +374,7 @@ class Session:
         oldest = min((sent.at for sent in self._sent.values()), default=now)
         silent_since = max(oldest, self._heard)
         ends, asks = silent_since + self.deadline, silent_since + self.deadline * ASKS_AT
-        heads = self._heads() if losses is None else []
+        heads = self._heads() if transport.patience is not None else []
         due = max(silent_since, self._repeated) + self._patience() if heads else now + POLL
         message = transport.receive(max(0.0, min(due, ends, ends if self._status is not None else asks) - now))
         if message is not None:
@@ -544,7 +546,7 @@ class Session:
                 continue
             self._lose_dead()
             self._open.difference_update(self.lost)
-            for worker in self._open if self.transport.losses is None else ():
+            for worker in self._open if self.transport.patience is not None else ():
                 self._post(worker, self._control("close", worker))
         for worker in self._open:
             self._lose(worker, "has not confirmed the end of its session")

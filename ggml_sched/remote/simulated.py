@@ -39,11 +39,12 @@ class SimulatedNetwork:
 
     `delay` and `bandwidth`: seconds, and bytes a second, of each message on its way; a link, from one sender to one
     receiver, carries one message at a time.  `cost(worker, message)`: seconds that a worker takes for a message.
-    `losses` None: a message may be lost without a sign.  Equal seeds give equal runs.  `carried` counts messages by
+    `patience`: see `Transport`.  Equal seeds give equal runs.  `carried` counts messages by
     (sender, receiver), `bytes_carried` their bytes.
     """
 
-    losses: int | None = None
+    losses: int = 0
+    patience: float | None = 0.25
 
     def __init__(self, workers: Sequence[Worker], seed: int = 0, faults: Faults | None = None, delay: float = 0.0,
                  bandwidth: float = float("inf"),

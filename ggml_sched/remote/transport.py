@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["StartingTransport", "Transport", "WorkerOptions", "check_names"]
+__all__ = ["StartingTransport", "Transport", "WorkerOptions", "check_names", "machine"]
 
 
 class WorkerOptions(NamedTuple):
@@ -20,12 +23,13 @@ class WorkerOptions(NamedTuple):
 class Transport(Protocol):
     """Carries messages between a driver and named workers, and between these.
 
-    It may lose, repeat and reorder messages: numbers in them let their receivers put that right.  `losses`: None where
-    a message may be lost without a sign; otherwise how often messages were lost while their workers lived.  A message
-    without an answer is sent again after a while, or each time that the number has grown.
+    It may lose, repeat and reorder messages: numbers in them let their receivers put that right.  `losses`: how often
+    it has seen that messages were lost whose workers live; what has no answer is then sent again.  `patience`: seconds
+    without an answer, at least, after which that is done because a message may be lost unseen; None where none is.
     """
 
-    losses: int | None
+    losses: int
+    patience: float | None
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -74,3 +78,12 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
     if any(not isinstance(name, str) or "/" in name or "\0" in name for name in names):
         raise ValueError(f"names of workers are {list(names)}: texts without slashes")
     return tuple(names)
+
+
+@cache
+def machine() -> str:
+    """A name of the machine that this process runs on: equal for all of its processes until it starts anew."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return platform.node()

@@ -19,6 +19,7 @@ from ggml_sched.remote.envelope import DRIVER, FREES, Envelope, Segment, error_v
 from ggml_sched.remote.files import Files
 from ggml_sched.remote.messages import MAX_BLOCK_BYTES, MessageError, fields_of, natural, text
 from ggml_sched.remote.tensors import tensors_of
+from ggml_sched.remote.transport import machine
 
 __all__ = ["Worker"]
 
@@ -381,6 +382,7 @@ class Worker:
         """What a driver needs to know about each backend."""
         return [{"name": b.name, "alignment": b.alignment, "max_buffer_size": b.max_buffer_size,
                  "kv_padding": b.kv_padding, "has_memory": b.has_memory, "bounded": self.available(k) is not None,
+                 "host": bool(b.is_host), "machine": machine(),
                  "sizes": _overrides(b, "alloc_size"), "work": _overrides(b, "work_size"),
                  "fuses": _overrides(b, "fusion_groups"), "offloads": _overrides(b, "offload_op"),
                  "inplace": {op: sources for op in op_names() if (sources := b.inplace_sources(op))}}
@@ -400,6 +402,11 @@ class Worker:
 
     def _memory(self, session: _Session, device: Any) -> int | None:
         return self.available(self._backend(device)[0])
+
+    def _system_memory(self, session: _Session, device: Any) -> int | None:
+        from ggml_sched.placement.measure import host_memory
+
+        return host_memory() if self._backend(device)[1].is_host else None
 
     def _work_held(self, session: _Session, device: Any) -> int:
         return self._backend(device)[1].work_held
@@ -474,6 +481,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 ALWAYS = (*FREES, "usage")
 """Commands that are executed after a failure, too."""
 QUESTIONS: dict[str, Callable[..., Any]] = {
-    "hello": Worker._hello, "memory": Worker._memory, "work held": Worker._work_held, "kinds": Worker._kinds,
-    "work": Worker._work, "fusions": Worker._fusions, "file": Worker._file,
+    "hello": Worker._hello, "memory": Worker._memory, "system memory": Worker._system_memory,
+    "work held": Worker._work_held, "kinds": Worker._kinds, "work": Worker._work, "fusions": Worker._fusions,
+    "file": Worker._file,
 }

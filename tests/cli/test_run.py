@@ -353,6 +353,39 @@ def test_workers_of_other_processes_give_the_same_text(capsys):
     assert "w0:CPU (RemoteBackend), w1:CPU (RemoteBackend)" in err
 
 
+def test_workers_that_are_named_one_by_one_have_names_of_their_own(capsys):
+    out, err = run(capsys, "--backend", "processes:1", "processes:1", "--threads", "1", "-n", "12")
+    assert out == run(capsys, "--backend", "processes:2", "--threads", "1", "-n", "12")[0]
+    assert "w0:CPU (RemoteBackend), w1:CPU (RemoteBackend)" in err
+
+
+def test_a_fit_over_workers_alone_has_this_process_as_host(capsys, tmp_path, monkeypatch):
+    """Workers are measured, and nothing of them is kept: a name stands for another machine tomorrow."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    out, err = run(capsys, "--backend", "processes:2", "--fit", "--threads", "1", "-n", "12")
+    assert out == run(capsys, "--backend", "cpu", "--threads", "1", "-n", "12")[0]
+    assert re.search(r"ggml-sched: yes: .*fits w[01]:CPU", err)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name, options", [
+    ("ray:2", None), ("ray:2:cuda", {"num_gpus": 1}), ("ray:2:cuda:1", None), ("processes:2:cuda", None)])
+def test_a_worker_of_ray_has_a_gpu_of_its_own(monkeypatch, name, options):
+    """Ray hides the other ones from it."""
+    from ggml_sched import remote
+
+    class Asked(Exception):
+        pass
+
+    def connect(address, workers, backends, threads, transport, options):
+        raise Asked(address, workers, backends, options)
+
+    monkeypatch.setattr(remote, "connect", connect)
+    with pytest.raises(Asked) as asked:
+        cli.main(["run", "--backend", name, "--ray", "here:1"])
+    assert asked.value.args == ("here:1", ["w0", "w1"], name.split(":", 2)[2:] or ["cpu"], options)
+
+
 @pytest.mark.parametrize("name, said", [
     ("processes:0", "names no number of workers: processes:2"), ("ray", "names no number of workers: ray:2"),
     ("ray:2:tpu", "'tpu' is no backend"), ("rays:2", "known: .*ray:N, processes:N")])

@@ -94,6 +94,83 @@ def test_links_are_found(fast):
         assert fast.used == other.used == 0
 
 
+class Far(Modelled):
+    """Of another process: an order takes a round trip, and a compute something beside."""
+
+    worker = "w0"
+    is_host = False
+    trip, split = 8e-4, 3e-4
+
+    def round_trip(self):
+        return self.trip
+
+    def graph_plan_compute(self, plan):
+        self.now += plan + self.trip + self.split
+
+    def set_tensor_async(self, tensor, data, offset=0):
+        self.now += self.trip + len(data) / 1e9
+
+    def get_tensor_async(self, tensor, out, offset=0):
+        self.now += self.trip + len(out) / 2e9
+
+
+def test_a_round_trip_is_no_part_of_what_a_backend_of_another_process_takes():
+    with Far(MODEL) as backend:
+        found = gs.measure(backend, clock=backend.clock)
+        assert found.split == pytest.approx(3e-4, rel=.1) and "split" in found.measured
+        for kind in ("f16", "q4_0", "q8_0", "attention"):
+            assert found.bandwidths[kind] == pytest.approx(MODEL.rates(kind)[0], rel=.1)
+
+
+def test_this_process_is_an_end_of_links_where_all_backends_are_of_others():
+    with Far(MODEL) as far:
+        links = measure_links([far], clock=far.clock)
+        assert set(links) == {("driver", "fast"), ("fast", "driver")}
+        for link, rate in ((links["driver", "fast"], 1e9), (links["fast", "driver"], 2e9)):
+            assert (link.bandwidth, link.latency) == (pytest.approx(rate, rel=.02), pytest.approx(4e-4, rel=.05))
+        assert far.used == 0
+        with Modelled(MODEL.replace(name="host")) as host:
+            assert set(measure_links([far, host])) == {("fast", "host"), ("host", "fast")}
+
+
+def test_links_that_are_known_or_stated_are_not_measured(fast):
+    class Stating(Modelled):
+        def link_to(self, name):
+            return (3e9, 2e-5) if name == "fast" else None
+
+        def link_from(self, name):
+            return (4e9, 1e-5)
+
+        def cpy_tensor_from(self, src, dst):
+            raise AssertionError("measured")
+
+    with Stating(MODEL.replace(name="other")) as other, Modelled(MODEL.replace(name="third")) as third:
+        links = measure_links([fast, other])
+        assert links == {("other", "fast"): gs.Link(3e9, 2e-5), ("fast", "other"): gs.Link(4e9, 1e-5)}
+        known = {("third", "fast"): gs.Link(1, 1), ("fast", "third"): gs.Link(2, 2)}
+        assert measure_links([fast, third], known=known) == known
+        with pytest.raises(AssertionError, match="measured"):
+            measure_links([fast, other], anew=True)
+
+
+def test_backends_of_other_processes_are_measured_each_time(tmp_path, monkeypatch, fast):
+    path, measured = tmp_path / "devices.json", []
+    monkeypatch.setattr("ggml_sched.placement.measured.measure",
+                        lambda backend, types: measured.append(backend.name) or MODEL.replace(name=backend.name))
+    with Far(MODEL.replace(name="w0:CPU")) as far, Modelled(MODEL.replace(name="third")) as third:
+        for _ in range(2):
+            devices, links = measured_devices([far, fast, third], path)
+            assert [device.name for device in devices] == ["w0:CPU", "fast", "third"]
+            assert len(links) == 6
+        assert measured == ["w0:CPU", "fast", "third", "w0:CPU"]
+        kept, links = load_devices(path)
+        assert [device.name for device in kept] == ["fast", "third"]
+        assert set(links) == {("fast", "third"), ("third", "fast")}
+        path.unlink()
+        assert set(measured_devices([far], path)[1]) == {("driver", "w0:CPU"), ("w0:CPU", "driver")}
+        assert not path.exists()
+
+
 def test_the_cpu_is_measured():
     with gs.CpuBackend(1, memory=64 << 20) as backend:
         device = gs.measure(backend, ["f16", "q4_0"], seconds=.05)

@@ -1,6 +1,9 @@
 """Workers on two machines of a Ray cluster, each with room for one: Ray's own daemons, one set for each machine."""
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import forks
 import numpy as np
@@ -14,15 +17,59 @@ ray = pytest.importorskip("ray", reason="needs the extra ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402 - it needs Ray
 
+from ggml_sched.remote import rays  # noqa: E402
 
-@pytest.fixture
-def machines(tmp_path):
-    with contextlib.chdir(tmp_path), forks.unlimited():      # workers look for modules in the driver's folder first
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    with contextlib.chdir(tmp_path_factory.mktemp("machines")), forks.unlimited():      # workers look for modules in the driver's folder first
         machines = Cluster(initialize_head=True, head_node_args={
             "num_cpus": 1, "include_dashboard": False, "_system_config": {"worker_niceness": 0}})
-        machines.add_node(num_cpus=1)
+        machines.add_node(num_cpus=1, resources={"big": 1})
         yield machines
         machines.shutdown()
+
+
+def placed(machines, **options):
+    """The nodes of two workers that are started with these options of Ray's, and of one that joins."""
+    with gs.remote.connect(machines.address, workers=1, threads=1, options=options) as cluster:
+        cluster.join("w1", threads=1)
+        return list(cluster.session.transport.nodes.values())
+
+
+def test_resources_and_placement_groups_are_rays(machines, monkeypatch):
+    head = machines.head_node.node_id
+    big, = (node.node_id for node in machines.worker_nodes)
+    assert placed(machines, num_cpus=0, resources={"big": 0.5}) == [big, big]
+    ray.init(machines.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+        ray.get(group.ready(), timeout=60)
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
+        assert set(placed(machines, scheduling_strategy=strategy)) == {head, big}
+        monkeypatch.setattr(rays, "STARTS_WITHIN", 5)
+        with pytest.raises(gs.BackendError, match="'w0' does not start within 5 s"):
+            placed(machines, resources={"none": 1})
+    finally:
+        ray.shutdown()
+
+
+def test_the_command_line_joins_a_cluster_or_starts_a_ray_of_its_own_beside_it(machines):
+    def text(*arguments):
+        command = [sys.executable, "-m", "ggml_sched", "run", "--threads", "1", "-n", "12", *arguments]
+        done = subprocess.run(command, env={**os.environ, "RAY_ADDRESS": machines.address}, capture_output=True,
+                              text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    want, _ = text("--backend", "cpu")
+    for arguments in (["--backend", "ray:2"], ["--backend", "ray:2", "--ray", "auto"]):
+        out, err = text(*arguments)
+        assert out == want and "w0:CPU (RemoteBackend), w1:CPU (RemoteBackend)" in err, arguments
+    assert len(machines.list_all_nodes()) == 2
+
+
+# The last one: it ends a machine.
 
 
 def test_workers_on_two_machines_have_the_bits_of_local_backends_and_one_that_ends_is_lost(machines, ctx):
