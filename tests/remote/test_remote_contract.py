@@ -5,6 +5,7 @@ from devices import poisoned
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import Built, quick, recipes
+from random_over_workers import overlaps
 from random_results import REFUSALS, check_three_computes
 from remote_workers import simulated
 
@@ -61,16 +62,6 @@ class TestProcesses(Remote):
     @staticmethod
     def connected():
         return gs.remote.connect(workers=2, threads=1, transport="processes")
-
-
-def overlaps(t):
-    """Whether elements of a tensor overlap."""
-    reach = t.type.type_size
-    for stride, n in sorted((stride, n) for stride, n in zip(t.nb, t.ne, strict=True) if n > 1):
-        if stride < reach:
-            return True
-        reach = stride * n
-    return False
 
 
 @quick(25)

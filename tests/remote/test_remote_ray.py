@@ -11,6 +11,7 @@ import time
 import forks
 import numpy as np
 import pytest
+from random_over_workers import check_random_graphs
 from remote_workers import ARCHITECTURES, check_architecture, logits_of, products, two_halves
 
 import ggml_sched as gs
@@ -74,6 +75,16 @@ def test_a_model_has_the_bits_of_local_backends(cluster):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_has_the_bits_of_local_backends(cluster, arch):
     check_architecture(arch, cluster.backends)
+
+
+def test_random_graphs(cluster):
+    assert check_random_graphs(cluster.backends, 1, 25) > 12
+
+
+@pytest.mark.soak
+def test_many_random_graphs(cluster):
+    for seed in range(100, 110):
+        check_random_graphs(cluster.backends, seed, 50)
 
 
 def test_a_compute_is_one_call_of_the_driver(cluster, ctx):
