@@ -140,6 +140,8 @@ class RemoteBackend(Backend):
         self.has_memory: bool = facts["has_memory"]
         self._answered: weakref.WeakKeyDictionary[Tensor, list[Any]] = weakref.WeakKeyDictionary()
         """Answers of the worker's backend about nodes that were expected to be asked about."""
+        self._known_values: weakref.WeakKeyDictionary[Tensor, dict[str, Any]] = weakref.WeakKeyDictionary()
+        """The values of tensors that were read or written."""
         self._fetched: list[_Fetched] = []
         """Outputs of the splits computed last, since when nothing else was queued here."""
         session.on_failure(self.note_failure)
@@ -194,11 +196,16 @@ class RemoteBackend(Backend):
 
     def _values(self, tensor: Tensor) -> dict[str, Any]:
         """A tensor as values, or its bytes where its layout can not travel: where elements overlap."""
-        number = _number(tensor)
+        number, offset = _number(tensor), tensor.offset
+        known = self._known_values.get(tensor)
+        if known is not None and known["at"] == [number, offset]:
+            return known
         try:
-            return values_of(tensor, number)
+            values = values_of(tensor, number)
         except PlacementError:
-            return bytes_at(number, tensor.offset, tensor.nbytes)
+            values = bytes_at(number, offset, tensor.nbytes)
+        self._known_values[tensor] = values
+        return values
 
     # -- memory ----------------------------------------------------------------------------------------
 

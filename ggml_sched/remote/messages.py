@@ -29,6 +29,7 @@ MAX_BLOCKS = 1 << 16
 MAX_BLOCK_BYTES = 1 << 27
 """Bytes of the blocks of a message, all together: drivers send some MiB."""
 MAX_MESSAGE = START.size + MAX_HEADER + MAX_BLOCK_BYTES
+ENCODED = json.JSONEncoder(separators=(",", ":")).encode
 MAX_NUMBER = 1 << 62
 """No size, offset or number of a message is as large."""
 
@@ -39,7 +40,7 @@ class MessageError(BackendError):
 
 def packed(header: dict[str, Any], blocks: Sequence[bytes | bytearray | memoryview] = ()) -> bytes:
     """The bytes of a message; the header must not have a field "sizes"."""
-    said = json.dumps({**header, "sizes": [len(block) for block in blocks]}, separators=(",", ":")).encode()
+    said = ENCODED({**header, "sizes": [len(block) for block in blocks]}).encode()
     return b"".join((START.pack(MAGIC, len(said)), said, *blocks))
 
 
