@@ -26,6 +26,7 @@ register_plan_methods(
     explain=_imported_when_called("planning.report", "explain"),
     peaks=_imported_when_called("planning.peaks", "peaks_of"),
     fallbacks=_imported_when_called("planning.fallbacks", "fallbacks_of"),
+    messages=_imported_when_called("planning.envelopes", "messages"),
     save=_imported_when_called("planning.planfile", "save_plan"),
     reduce=_imported_when_called("planning.planfile", "reduce_plan"),
     to_dot=_imported_when_called("view.dot", "dot"),

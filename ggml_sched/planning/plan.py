@@ -21,10 +21,11 @@ from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.planning.compiler import program_of
-from ggml_sched.planning.program import Load, Program, Run, WriteBack
+from ggml_sched.planning.program import Load, Program, Run, Transfer, WriteBack
 
 if TYPE_CHECKING:
     from ggml_sched.placement.devices import Device, LinkLike
+    from ggml_sched.planning.envelopes import Messages
     from ggml_sched.planning.fallbacks import Fallback
     from ggml_sched.planning.peaks import ArenaPeaks
     from ggml_sched.planning.verify import Facts
@@ -47,6 +48,7 @@ class _Methods(TypedDict, total=False):
     reduce: Callable[[Plan], tuple[Callable[..., Plan], tuple[Any, ...]]]
     summary: Callable[[Plan], str]
     peaks: Callable[[Plan], tuple[ArenaPeaks, ...]]
+    messages: Callable[[Plan], dict[tuple[str, str], Messages]]
     fallbacks: Callable[[Plan, Sequence[Device] | None, LinkLike], tuple[Fallback, ...]]
 
 
@@ -274,13 +276,26 @@ class Plan:
         for step in self.program.steps:
             if isinstance(step, (Load, Run)) or step.keeps:
                 continue
-            t = self.graph.tensors[step.tensor]
-            # A view's memory is that of its root, wherever the view is computed.
-            ends = self.data.backend_index(self.index_of(t.root)), step.places[0].backend
-            one, other = (self.backends[b].name for b in (reversed(ends) if isinstance(step, WriteBack) else ends))
+            one, other = (self.backends[b].name for b in self.ends(step))
             copies, nbytes = found.get((one, other), (0, 0))
-            found[one, other] = Traffic(copies + 1, nbytes + t.nbytes)
+            found[one, other] = Traffic(copies + 1, nbytes + self.graph.tensors[step.tensor].nbytes)
         return found
+
+    def ends(self, step: Transfer) -> tuple[int, int]:
+        """The backends, by index, from which and to which a step of the program copies its tensor."""
+        # A view's memory is that of its root, wherever the view is computed.
+        home = self.data.backend_index(self.index_of(self.graph.tensors[step.tensor].root))
+        other = step.places[0].backend
+        return (other, home) if isinstance(step, WriteBack) else (home, other)
+
+    def messages(self) -> dict[tuple[str, str], Messages]:
+        """{(from, to): messages and bytes of one compute} between the processes of the backends: names of workers, and
+        "driver" for this process; empty where all backends are of this process.
+
+        What the host sets and the outputs that it reads are counted, on all links that they pass.  Splits are
+        registered in the messages of the first compute, which are larger.
+        """
+        return _METHODS["messages"](self)
 
     def fallbacks(self, devices: Sequence[Device] | None = None, link: LinkLike = None) -> tuple[Fallback, ...]:
         """Nodes that a later backend computes because a better one refused them: which, why, and what that costs.

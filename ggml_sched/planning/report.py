@@ -45,6 +45,11 @@ def summary(plan: Plan) -> str:
             named = _listed([f"{names[plan.index_of(t)]} {t.nbytes:,}" for t in inputs])
             rows.append((str(k), split.backend.name, nodes, total, named))
         lines += ["", table(rows, "><>><", underlined=True)]
+    messages = plan.messages()
+    if messages:
+        ways = [("from", "to", "messages", "bytes")]
+        ways += [(one, other, str(n), f"{size:,}") for (one, other), (n, size) in messages.items()]
+        lines += ["", table(ways, "<<>>", underlined=True)]
     steps = program(plan).splitlines()
     if steps:
         rest = len(steps) - _SHOWN_STEPS

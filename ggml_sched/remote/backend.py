@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, cast
 from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
 from ggml_sched.errors import BackendLost, PlacementError
+from ggml_sched.planning.envelopes import FETCHED, PIECE
 from ggml_sched.remote.files import SMALLEST, digest_of
-from ggml_sched.remote.session import PIECE, Out, Session
+from ggml_sched.remote.session import Out, Session
 from ggml_sched.remote.tensors import bytes_at, described, values_of
 
 __all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent"]
@@ -69,9 +70,6 @@ def _number(tensor: Tensor) -> int:
     """The number of a tensor's buffer on its worker."""
     return cast("RemoteBuffer", tensor.buffer).number
 
-
-FETCHED = 1 << 22
-"""Bytes of the largest output that comes back with its compute, before the caller reads it."""
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
@@ -338,9 +336,11 @@ class RemoteBackend(Backend):
         return self._copied(src, dst)
 
     def _copied(self, src: Tensor, dst: Tensor) -> bool:
-        """Queue a copy between two remote backends of one session; False for other backends, and for a tensor with gaps
-        between its elements on another worker."""
+        """Queue a copy between two remote backends of one session, or to memory of this process; False for other
+        backends, and for a tensor with gaps between its elements on another worker."""
         there, here = src.backend, dst.backend
+        if there is self and not isinstance(here, RemoteBackend):
+            return self._copied_here(src, dst)
         if not (isinstance(there, RemoteBackend) and isinstance(here, RemoteBackend)):
             return False
         if there.session is not here.session:
@@ -358,6 +358,14 @@ class RemoteBackend(Backend):
                 self.session.put(here.worker, ["write", here._values(dst), start, key], needs=key)
                 if src.nbytes > PIECE:
                     self.session.flush()
+        return True
+
+    def _copied_here(self, src: Tensor, dst: Tensor) -> bool:
+        """Queue a copy to memory of this process: the bytes come with the answer to what is queued before."""
+        memory = getattr(dst.buffer, "memory", None) if dst.backend.is_host else None
+        if memory is None or src.nbytes != dense_bytes(src):
+            return False
+        self.take_bytes(self._values(src), 0, memoryview(memory)[dst.offset : dst.offset + dst.nbytes])
         return True
 
     def flush(self) -> None:

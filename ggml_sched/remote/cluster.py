@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from ggml_sched.errors import BackendError, OutOfMemory
+from ggml_sched.planning.envelopes import PIECE
 from ggml_sched.remote.backend import RemoteBackend
-from ggml_sched.remote.session import PIECE, Session
+from ggml_sched.remote.session import Session
 from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names, machine
 
 if TYPE_CHECKING:

@@ -23,14 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggml_sched.errors import BackendError, BackendLost
+from ggml_sched.planning.envelopes import PIECE, Visits
 from ggml_sched.remote.envelope import FREES, Command, Envelope, Segment, error_of
 from ggml_sched.remote.messages import MessageError
 from ggml_sched.remote.transport import Transport
 
 __all__ = ["Out", "Session"]
 
-PIECE = 1 << 22
-"""Pending bytes that are sent at once; larger data travel in pieces, so that answers come while they do."""
 PACE = 1e6
 """Bytes a second of a link of which nothing is known."""
 MEASURED = 1 << 20
@@ -90,10 +89,8 @@ class _Pending:
     outs: dict[int, Out] = field(default_factory=dict)
     n_bytes: int = 0
     splits: set[tuple[str, int]] = field(default_factory=set)
-    last: dict[str, int] = field(default_factory=dict)
-    """{worker: its last segment}."""
-    read_in: dict[int, int] = field(default_factory=dict)
-    """{block that one worker reads for another: the segment in which it is read}."""
+    visits: Visits = field(default_factory=Visits)
+    """The order of the segments."""
 
 
 class Session:
@@ -179,11 +176,7 @@ class Session:
             needs: int | None = None) -> None:
         """Queue a command.  `block`: bytes that it names by their number; `out`: where bytes that it reads are put;
         `label`: what it computes, for errors; `gives`, `needs`: the number of a block that it reads for another worker,
-        or has from another.  Raises BackendLost for a lost worker.
-
-        A command joins the last segment of its worker, unless a block that it needs is read in a later one.  Then it
-        takes the commands of that segment with it, if no block is read for another worker there: so inputs that the
-        host writes for the last worker before it computes on the first cost no message of their own."""
+        or has from another.  Raises BackendLost for a lost worker."""
         self._check_process(worker)
         with self.lock:
             self._check(worker)
@@ -195,19 +188,16 @@ class Session:
                     self.flush()
                     pending = self._pending
                 pending.splits.add((worker, command[1]))
-            at = pending.last.get(worker, -1)
-            if at < 0 or needs is not None and pending.read_in.get(needs, -1) > at:
-                before, at = at, len(pending.segments)
-                moves = before >= 0 and before not in pending.read_in.values()
-                pending.segments.append(pending.segments[before] if moves else (worker, [], []))
-                pending.last[worker] = at
-                if moves:
-                    pending.segments[before] = worker, [], []
+            at, moved = pending.visits.place(worker, gives, needs)
+            while len(pending.segments) <= at:
+                k = len(pending.segments)
+                pending.segments.append((pending.visits.workers[k], [], []))
+            if moved >= 0:
+                pending.segments[at] = pending.segments[moved]
+                pending.segments[moved] = worker, [], []
             pending.segments[at][1].append(command)
             if label:
                 pending.segments[at][2].append(label)
-            if gives is not None:
-                pending.read_in[gives] = at
             if block is not None:
                 pending.blocks[block[0]] = block[1]
                 pending.n_bytes += len(block[1])
