@@ -68,6 +68,7 @@ __all__ = [
     "Store",
     "Tensor",
     "TensorAllocator",
+    "Trace",
     "Type",
     "UnsupportedOp",
     "bind_resident",
@@ -119,6 +120,7 @@ _NAMES = {
     "ggml_sched.backends.ggml": ("GgmlBackend",),
     "ggml_sched.backends.store": ("FileStore", "Store"),
     "ggml_sched.execution.scheduler": ("Scheduler",),
+    "ggml_sched.execution.tracing": ("Trace",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
     "ggml_sched.placement.answer": ("Fit",),
     "ggml_sched.placement.devices": ("Device", "Link"),
@@ -147,6 +149,7 @@ if _TYPE_CHECKING:
     from ggml_sched.backends.ggml import GgmlBackend
     from ggml_sched.backends.store import FileStore, Store
     from ggml_sched.execution.scheduler import Scheduler
+    from ggml_sched.execution.tracing import Trace
     from ggml_sched.graph.graphfile import load_graph, save_graph
     from ggml_sched.placement.answer import Fit
     from ggml_sched.placement.devices import Device, Link

@@ -10,8 +10,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ggml_sched.cli.run_progress import Compiling, Progress
@@ -77,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--policy", choices=("default", "seed"), default="default", help="the scheduler's policy")
     group.add_argument("--stats", action="store_true",
                        help="splits, copies, memory and times, on standard error at the end")
+    group.add_argument("--trace", metavar="FILE",
+                       help="write a timeline of all steps, for https://ui.perfetto.dev; with --fit, and what each was "
+                            "expected to take")
+    group.add_argument("--trace-nodes", action="store_true",
+                       help="with --trace: nodes, too, each of which then runs alone")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"-n {args.predict}: not a number of tokens")
     sampling = _sampling(args)
     llama.Sampler(**sampling)       # raises for wrong values before the model is loaded
+    if args.trace_nodes and not args.trace:
+        raise ValueError("--trace-nodes says what --trace writes, and there is no --trace FILE")
     with ExitStack() as stack:
         named = _opened(args, stack)
         source = _source(args.model)
@@ -102,9 +109,26 @@ def run(args: argparse.Namespace) -> int:
             start = time.perf_counter()
             model.tokenizer             # noqa: B018  made at the first access, and for text alone
             loaded["its vocabulary"] = time.perf_counter() - start
+        if args.trace:
+            stack.enter_context(_traced(args, model, place))
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
+
+
+@contextmanager
+def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator[None]:
+    """Trace the computes of a model, and write the timeline at the end, however it ends."""
+    devices, link = (None, None) if fit is None else (fit.devices, fit.link)
+    with model.scheduler.trace(nodes=args.trace_nodes) as trace:
+        try:
+            yield
+        finally:
+            trace.save(args.trace, devices, link)
+            print(f"ggml-sched: {len(trace.computes)} computes are in {args.trace}: open it in https://ui.perfetto.dev",
+                  file=sys.stderr, flush=True)
+            if args.stats:
+                print("", *trace.measured(devices, link), sep="\n", file=sys.stderr, flush=True)
 
 
 def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:

@@ -1,1 +1,22 @@
-"""Running plans: buffers, addresses, bound steps, and queued computes."""
+"""Running plans: buffers, addresses, bound steps, queued computes, and traces of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ggml_sched.execution.tracing import register_trace_methods
+
+
+def _imported_when_called(module: str, name: str) -> Callable[..., Any]:
+    """The function `name` of a module that imports tracing.py; a process that traces nothing does not need it."""
+
+    def call(*args: object) -> Any:
+        return getattr(import_module(f"ggml_sched.view.{module}"), name)(*args)
+
+    return call
+
+
+register_trace_methods(save=_imported_when_called("timeline", "save"),
+                       measured=_imported_when_called("measured", "measured"))

@@ -1,5 +1,6 @@
 # What other compiled modules may use of _steps: its classes, with their fields and methods in C.
 
+from cpython cimport array
 from libc.stdint cimport int64_t
 
 from ggml_sched._c cimport gs_node, gs_run_nodes
@@ -13,7 +14,7 @@ cdef class PlaceVersions:
 
 cdef class BoundStep:
     cdef readonly object backend
-    cdef int take(self, list keep_alive) except -1
+    cdef int take(self, list keep_alive) except -1      # 1: left out
 
 
 cdef class BoundLoad(BoundStep):
@@ -73,3 +74,22 @@ cdef class BoundRun(BoundStep):
 
 cdef class BoundWriteBack(BoundTransfer):
     pass
+
+
+cdef class Recorder:
+    cdef readonly list recordings
+    cdef public bint waits_after_steps  # whether the host waits for all backends after each step
+    cdef object plan                    # of the last compute, whose data and tensors are:
+    cdef object data
+    cdef object tensors
+
+
+cdef class Recording:
+    cdef readonly Recorder recorder
+    cdef readonly object plan
+    cdef readonly Py_ssize_t n_steps
+    cdef readonly int64_t start
+    cdef readonly int64_t stop          # 0: not yet
+    cdef readonly bint has_failed       # or has not ended yet
+    cdef readonly array.array times     # start and end of each step; both 0 for one that did not run
+    cdef int check(self, Py_ssize_t step) except -1

@@ -1,5 +1,6 @@
 """The type hints of the compiled module _steps, written by hand."""
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Self
 
@@ -7,7 +8,9 @@ from typing_extensions import disjoint_base
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Event, GraphView
+from ggml_sched.execution.allocation import Allocation
 from ggml_sched.execution.pipeline import Action, KeepAlive
+from ggml_sched.planning.plan import Plan
 
 @disjoint_base
 class PlaceVersions:
@@ -87,7 +90,29 @@ class BoundRun(BoundStep):
 
 class BoundWriteBack(BoundTransfer): ...
 
+@disjoint_base
+class Recorder:
+    def __new__(cls, *args: object, **kwargs: object) -> Self: ...
+    recordings: Final[list[Recording]]
+    waits_after_steps: bool
+    def begin(self, allocation: Allocation, n_steps: int) -> Recording: ...
+    def plan_of(self, allocation: Allocation) -> Plan: ...
+
+@disjoint_base
+class Recording:
+    recorder: Final[Recorder]
+    plan: Final[Plan]
+    n_steps: Final[int]
+    start: Final[int]
+    stop: Final[int]
+    has_failed: Final[bool]
+    times: Final[array[int]]
+    def end(self) -> None: ...
+    def note_start(self, step: int) -> None: ...
+    def note_end(self, step: int) -> None: ...
+
 def run_in_order(steps: list[BoundStep], keep_alive: KeepAlive) -> None: ...
+def run_in_order_recorded(steps: list[BoundStep], keep_alive: KeepAlive, recording: Recording) -> None: ...
 def complete_at_once(backends: tuple[Backend, ...]) -> bool: ...
 def synchronize(backends: tuple[Backend, ...]) -> None: ...
 def check_inputs(leafs: list[Tensor], zero: bool) -> None: ...

@@ -14,7 +14,9 @@ In `run_in_order` a load into memory that the host can address is a `memcpy`.  B
 compute and copy without a call of Python (`c_compute`, `c_copy`).
 """
 
+from cpython cimport array
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
+from cpython.time cimport perf_counter_ns
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -22,6 +24,7 @@ from libc.string cimport memcpy, memset
 from ggml_sched._c cimport GS_NOT_DONE, GS_OK, gs_error, gs_node, gs_range_fits, gs_run_nodes, gs_status_name
 from ggml_sched._graph cimport COMPUTES, COPIES, BackendBase, BufferBase, NodeTable, Tensor, label
 
+import array
 from functools import partial
 
 import numpy as np
@@ -80,10 +83,11 @@ cdef class BoundStep:
         raise NotImplementedError       # each subclass overrides it
 
     cdef int take(self, list keep_alive) except -1:
-        """Issue the step at once, without events to wait for."""
+        """Issue the step at once, without events to wait for; 1 if it is left out, because its data is in place."""
         action = self.due()
-        if action is not None:
-            action((), keep_alive)
+        if action is None:
+            return 1
+        action((), keep_alive)
         return 0
 
     def free(self):
@@ -133,8 +137,9 @@ cdef class BoundLoad(BoundStep):
         if (data is None or at == NULL or not gs_range_fits(self.start, n, len(data))
                 or not is_method(self.tensor.c_buffer().backend.set_tensor_async, Backend.set_tensor_async)):
             return BoundStep.take(self, keep_alive)
-        if self.is_due():
-            memcpy(at, <const char *>data + self.start, <size_t>n)
+        if not self.is_due():
+            return 1
+        memcpy(at, <const char *>data + self.start, <size_t>n)
         return 0
 
 
@@ -236,8 +241,9 @@ cdef class BoundCopy(BoundTransfer):
         return self.transfer if self.is_due() else None
 
     cdef int take(self, list keep_alive) except -1:
-        if self.is_due():
-            self.copy_after((), keep_alive)
+        if not self.is_due():
+            return 1
+        self.copy_after((), keep_alive)
         return 0
 
 
@@ -484,6 +490,72 @@ def run_in_order(list steps not None, list keep_alive not None):
     cdef BoundStep step
     for step in steps:
         step.take(keep_alive)
+
+
+cdef array.array _NO_TIMES = array.array("q")
+
+
+cdef class Recording:
+    """The readings of the clock (`time.perf_counter_ns`) of one compute of a trace; made by `Recorder.begin`."""
+
+    def end(self):
+        """Note that the call has ended, without an exception."""
+        self.stop, self.has_failed = perf_counter_ns(), False
+
+    def note_start(self, Py_ssize_t step):
+        """Note that a step begins now."""
+        self.check(step)
+        self.times.data.as_longlongs[2 * step] = perf_counter_ns()
+
+    def note_end(self, Py_ssize_t step):
+        """Note that a step has ended."""
+        self.check(step)
+        self.times.data.as_longlongs[2 * step + 1] = perf_counter_ns()
+
+    cdef int check(self, Py_ssize_t step) except -1:
+        if not 0 <= step < self.n_steps:
+            raise IndexError(f"step {step} of {self.n_steps}")
+        return 0
+
+
+cdef class Recorder:
+    """What makes the recordings of a trace: the base of `Trace`, compiled because every traced compute calls it."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.recordings = []
+
+    def begin(self, allocation, Py_ssize_t n_steps):
+        """A recording of a compute of an allocation that begins now."""
+        cdef Recording recording = Recording.__new__(Recording)
+        data, tensors = allocation.data, allocation.tensors
+        if self.data is not data or self.tensors is not tensors:
+            self.plan = self.plan_of(allocation)
+            self.data, self.tensors = data, tensors
+        recording.recorder, recording.plan, recording.n_steps, recording.has_failed = self, self.plan, n_steps, True
+        recording.times = array.clone(_NO_TIMES, 2 * n_steps, True)
+        self.recordings.append(recording)
+        recording.start = perf_counter_ns()
+        return recording
+
+    def plan_of(self, allocation):
+        """The plan of an allocation: one object for all of its computes."""
+        raise NotImplementedError       # Trace overrides it
+
+
+def run_in_order_recorded(list steps not None, list keep_alive not None, Recording recording not None):
+    """`run_in_order`, with readings of the clock before and after each step that is not left out."""
+    cdef BoundStep step
+    cdef Py_ssize_t k = 0
+    cdef long long *times = recording.times.data.as_longlongs
+    cdef int64_t start, stop = perf_counter_ns()
+    if recording.n_steps != len(steps):
+        raise ValueError(f"a recording of {recording.n_steps} steps for {len(steps)}")
+    for step in steps:
+        start = stop
+        if step.take(keep_alive) == 0:
+            stop = perf_counter_ns()
+            times[k], times[k + 1] = start, stop
+        k += 2
 
 
 def complete_at_once(tuple backends not None):

@@ -27,14 +27,17 @@ from ggml_sched.execution._steps import (
     BoundStep,
     BoundWriteBack,
     PlaceVersions,
+    Recording,
     check_inputs,
     complete_at_once,
     note_written,
     run_in_order,
+    run_in_order_recorded,
     synchronize,
 )
 from ggml_sched.execution.observer import Ask, Callback, Observer
 from ggml_sched.execution.pipeline import KeepAlive, Pipeline, Task
+from ggml_sched.execution.tracing import Trace, timed
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Program, Run, Step, WriteBack
@@ -206,22 +209,26 @@ class Allocation:
     # -- computing --------------------------------------------------------------------
 
     def run(self, pipeline: Pipeline, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False,
-            wait: bool = True) -> bool:
+            wait: bool = True, trace: Trace | None = None) -> bool:
         """Compute the graph on the caller's thread; False if the callback stopped it.
 
         On return every backend is done, unless `wait` is False: then `pipeline.drain` must be called to wait for them.
+        `trace`: records when each step begins and ends.
         """
         steps = self._next_steps(zero)
+        recording = None if trace is None else trace.begin(self, len(steps))
         self._failure_epoch = None if wait else pipeline.failure_epoch()
         observer = None if callback is None else Observer(callback, ask)
-        is_straight = observer is None and self._is_ordered
+        is_straight = observer is None and self._is_ordered and (trace is None or not trace.waits_after_steps)
         keep_alive: KeepAlive = []
         self.is_running = True
         try:
-            if is_straight:
+            if not is_straight:
+                pipeline.submit(self._tasks(steps, observer, trace, recording), inline=True)
+            elif recording is None:
                 run_in_order(steps, keep_alive)
             else:
-                pipeline.submit(self._tasks(steps, observer), inline=True)
+                run_in_order_recorded(steps, keep_alive, recording)
         except BaseException as error:
             self.forget(str(error))
             self._abandon(None if is_straight else pipeline)
@@ -233,20 +240,25 @@ class Allocation:
             self._wait(None if is_straight else pipeline)
         else:
             self._defer(pipeline, keep_alive)
+        if recording is not None:
+            recording.end()
         return observer is None or observer.stopped_at is None
 
-    def submit(self, pipeline: Pipeline, zero: bool = False) -> None:
-        """Queue a compute, with the data that inputs have now."""
+    def submit(self, pipeline: Pipeline, zero: bool = False, trace: Trace | None = None) -> None:
+        """Queue a compute, with the data that inputs have now; `trace` as for `run`."""
         steps = self._next_steps(zero)
+        recording = None if trace is None else trace.begin(self, len(steps))
         self._failure_epoch, self._is_deferred = pipeline.failure_epoch(), False
         try:
-            tasks = self._tasks(steps)
+            tasks = self._tasks(steps, None, trace, recording)
             self.lease.queue(_alive(self.graph), pipeline.drain_weakly)
             self._pipeline = pipeline
             pipeline.submit(tasks)
         except BaseException as error:
             self.forget(str(error))
             raise
+        if recording is not None:
+            recording.end()
         self._end(len(self.nodes))
 
     def forget(self, failure: str) -> None:
@@ -293,13 +305,16 @@ class Allocation:
         self._cur_copy = (copy + 1) % self.program.turns
         return self._steps_of[copy]
 
-    def _tasks(self, steps: list[BoundStep], observer: Observer | None = None) -> list[Task]:
+    def _tasks(self, steps: list[BoundStep], observer: Observer | None, trace: Trace | None,
+               recording: Recording | None) -> list[Task]:
         """A task for each step, as `Pipeline.submit` takes them."""
         awaited, tasks = self.program.awaited, []
         for k, (step, bound) in enumerate(zip(self.program.steps, steps, strict=True)):
             action = bound.due() if observer is None else observer.action(bound, step)
             tasks.append(Task(bound.backend, action, step.waits, k in awaited))
-        return tasks
+        if trace is None or recording is None:
+            return tasks
+        return timed(trace, recording, tasks, steps, observer is not None)
 
     def _finish(self, observer: Observer | None) -> None:
         """Note how many nodes a compute has run: all, or those up to the node at which the callback stopped it."""

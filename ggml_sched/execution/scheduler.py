@@ -8,7 +8,8 @@ changes addresses first waits for queued computes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -22,6 +23,7 @@ from ggml_sched.execution.allocation_cache import Allocations, Tracked
 from ggml_sched.execution.arenas import Arenas
 from ggml_sched.execution.observer import Ask, Callback
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT, Pipeline
+from ggml_sched.execution.tracing import Trace
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES, Planner
 from ggml_sched.threads.locks import OneAtATime
@@ -90,6 +92,7 @@ class Scheduler:
         self.reorder = reorder
         self.zero = zero
         self.closed: bool = False
+        self._trace: Trace | None = None
         self._computes = any(b.has_memory and not b.is_store or getattr(b, "accepts_computes", False)
                              for b in backends)
         limits, ahead = self._bytes_of("budget", budgets), self._bytes_of("window", windows)
@@ -255,8 +258,10 @@ class Scheduler:
             self._check_computes()
             if self._pipeline.failed:
                 self._synchronize()         # `find` may have waited for queued computes, and one has failed
-            return allocation.run(self._pipeline, callback, ask, self.zero if zero is None else zero,
-                                  wait or callback is not None)
+            trace = self._trace
+            return allocation.run(
+                self._pipeline, callback, ask, self.zero if zero is None else zero,
+                wait or callback is not None or trace is not None and trace.waits_after_steps, trace)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results can be read after `synchronize`.
@@ -269,7 +274,12 @@ class Scheduler:
         with self._lock:
             allocation = self._alloc(graph)
             self._check_computes()
-            allocation.submit(self._pipeline, self.zero if zero is None else zero)
+            trace, zero = self._trace, self.zero if zero is None else zero
+            if trace is None or not trace.waits_after_steps:
+                allocation.submit(self._pipeline, zero, trace)
+            else:
+                self._synchronize()
+                allocation.run(self._pipeline, zero=zero, trace=trace)
 
     def _check_computes(self) -> None:
         """BackendError if no backend has memory, and nothing would be computed."""
@@ -291,6 +301,32 @@ class Scheduler:
         error = self._pipeline.take_error()
         if error is not None:
             raise error
+
+    @contextmanager
+    def trace(self, nodes: bool = False, exact: bool = False) -> Iterator[Trace]:
+        """Record when each step of the computes in a `with` block begins and ends: `with scheduler.trace() as trace`.
+
+        `trace.save("t.json")` writes a timeline for Perfetto, `print(trace)` a table.  Outside such a block nothing is
+        recorded, and nothing costs time.
+
+        `exact`: the host waits for all backends after each step.  Without it a step of an `asynchronous` backend ends
+        when it is issued.  `nodes`: nodes are recorded, too; each runs alone, without fusion, and the host waits for
+        it.  With either, steps of different backends do not overlap, and `compute_async` computes at once.
+
+        Queued computes are waited for at both ends of the block, and errors of theirs raised there.  Raises Error if
+        the scheduler is traced already.
+        """
+        with self._lock:
+            if self._trace is not None:
+                raise Error("this scheduler is traced already: one trace at a time")
+            self._synchronize()
+            self._trace = trace = Trace(self.backends, nodes, exact)
+        try:
+            yield trace
+        finally:
+            self._trace = None
+            if not self.closed:
+                self.synchronize()
 
     # -- assignments ----------------------------------------------------------------
 

@@ -18,8 +18,9 @@ from ggml_sched.placement.devices import Device, LinkLike, Links
 from ggml_sched.placement.facts import Facts, facts
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.program import Load, Run, WriteBack
 
-__all__ = ["Price", "Pricer", "price"]
+__all__ = ["Price", "Pricer", "price", "price_steps"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,16 @@ def price(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: fl
     return Pricer(facts(plan.graph, fill), devices, Links(devices, link)).price(plan)
 
 
+def price_steps(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: float = 1.0) -> tuple[float, ...]:
+    """The seconds of each step of `plan.program`, by the rules of `price`.
+
+    A run takes the seconds of its nodes, and the fixed price of each split that begins with it; a copy, and a load to
+    another backend than the one that holds the leaf, those of its link; other loads are free.  The sum is what `price`
+    says, less the copies that `plan.copies` lists again and a compute does not make again, and splits of views alone.
+    """
+    return Pricer(facts(plan.graph, fill), devices, Links(devices, link)).steps(plan)
+
+
 class Pricer:
     """Prices of many plans of one graph on the same devices: what does not depend on the plan is made once."""
 
@@ -79,6 +90,30 @@ class Pricer:
         taken = self._seconds[where, self._rows]
         compute = np.bincount(where, taken, minlength=len(self.devices))
         return Price(tuple(compute.tolist()), self._copies(plan, ids, device_of), float(self._split[begun].sum()))
+
+    def steps(self, plan: Plan) -> tuple[float, ...]:
+        """The seconds of each step of the program of a plan; see `price_steps`."""
+        device_of = np.array(matched(plan.backends, self.devices), np.intp)
+        ids = self._ids if plan.graph is self._facts.graph else _Ids(plan.graph, self._facts.nodes)
+        before = np.zeros(len(plan.graph) + 1)      # for each position the seconds of all nodes before it
+        for b, start, stop, _ in plan.data.splits:
+            before[start + 1] += self._split[device_of[b]]
+            mine = (ids.positions >= start) & (ids.positions < stop)
+            np.add.at(before, ids.positions[mine] + 1, self._seconds[device_of[b]][mine])
+        before = np.cumsum(before)
+        found = []
+        for step in plan.program.steps:
+            if isinstance(step, Run):
+                found.append(float(before[step.last + 1] - before[step.first]))
+                continue
+            home, there = self._home(plan, ids, step.tensor), step.places[0].backend
+            a, b = (there, home) if isinstance(step, WriteBack) else (home, there)
+            one, other = device_of[a], device_of[b]
+            is_copy = step.places[0].id >= plan.data.n_tensors
+            nbytes = ids.nbytes[step.tensor] if not isinstance(step, Load) else step.nbytes
+            found.append(float(self.links.latency[one, other] + self.links.per_byte[one, other] * nbytes)
+                         if is_copy else 0.0)
+        return tuple(found)
 
     def _copies(self, plan: Plan, ids: _Ids, device_of: NDArray[np.intp]) -> float:
         """Seconds of a plan's copies and write-backs; `device_of`: for each backend the index of its device."""

@@ -15,7 +15,7 @@ from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.report import shape_text
 from ggml_sched.view.collapse import collapse
 from ggml_sched.view.layers import Section, sections_of
-from ggml_sched.view.memory import clock_of, memory_maps
+from ggml_sched.view.memory import Ints, MemoryMap, clock_of, memory_maps
 from ggml_sched.view.roles import COPIES, roles_of
 
 __all__ = ["Content", "content_of"]
@@ -28,13 +28,14 @@ class Content:
     """The content of one plan: `data` for JSON, and values that the tables of the page show."""
 
     def __init__(self, plan: Plan, name: str) -> None:
-        self.plan, self.name = plan, name
+        self.plan: Plan = plan
+        self.name: str = name
         self._words: dict[str, int] = {}
-        self.clock = clock_of(plan)
+        self.clock: Ints = clock_of(plan)
         self.sections: list[Section] = [Section(s.label, int(self.clock[s.first]), int(self.clock[s.stop]))
                                         for s in sections_of(plan)]
-        self.end = max(1, int(self.clock[-1]))
-        self.maps = memory_maps(plan)
+        self.end: int = max(1, int(self.clock[-1]))
+        self.maps: tuple[MemoryMap, ...] = memory_maps(plan)
         self.peaks: tuple[ArenaPeaks, ...] = self._peaks()
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks()
         self.data: dict[str, Any] = self._data()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -392,3 +393,36 @@ def test_a_worker_of_ray_has_a_gpu_of_its_own(monkeypatch, name, options):
 def test_names_of_workers_that_are_none(capsys, name, said):
     assert cli.main(["run", "--backend", name]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_trace_is_a_timeline_of_all_computes(model_file, capsys, tmp_path, nodes):
+    path = tmp_path / "t.json"
+    options = ["--tokens", "1,2,3", "-n", 4, "--stats", "--trace", path, *(["--trace-nodes"] if nodes else [])]
+    out, err = run(capsys, model_file, *options)
+    assert out == run(capsys, model_file, "--tokens", "1,2,3", "-n", 4)[0]
+    assert f"ggml-sched: 4 computes are in {path}: open it in https://ui.perfetto.dev" in err
+    assert re.search(r"^step +backend +what +took$", err, re.M) and "run " in err
+    found = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    names = [event["name"] for event in found if event.get("cat") == "compute"]
+    assert len(names) == 4 and names[0].endswith(", 3 tokens") and names[1].endswith(", 1 token")
+    assert any("op" in event["args"] for event in found) == nodes
+
+
+def test_a_trace_of_a_fit_has_the_prices_too(model_file, capsys, tmp_path, monkeypatch):
+    def devices(backends):
+        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
+
+    monkeypatch.setattr(measured, "measured_devices", devices)
+    path = tmp_path / "t.json"
+    _, err = run(capsys, model_file, "--fit", "--n-ctx", 64, "--n-batch", 8, "--tokens", 1, "-n", 2, "--stats",
+                 "--trace", path)
+    assert "took / price" in err and '"price: run ' in path.read_text(encoding="utf-8")
+
+
+def test_a_trace_is_written_when_the_text_ends_early(model_file, tmp_path, capsys):
+    path = tmp_path / "t.json"
+    assert cli.main(["run", str(model_file), "--tokens", "1,99999", "--trace", str(path)]) == 1
+    assert json.loads(path.read_text())["traceEvents"] == [] and "99999" in capsys.readouterr().err
+    assert cli.main(["run", str(model_file), "--tokens", "1", "--trace-nodes"]) == 1
+    assert "there is no --trace FILE" in capsys.readouterr().err

@@ -3,16 +3,18 @@
 import math
 import pickle
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from random_graphs import Built, many_residents, quick, recipes
+from random_problems import plan_of, random_case
 from small_graphs import dry_device
 
 import ggml_sched as gs
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.facts import facts
-from ggml_sched.placement.pricing import Pricer
+from ggml_sched.placement.pricing import Pricer, price_steps
 
 DEVICES = (gs.Device("A", 1 << 30, bandwidth=1e9, flops=1e9, launch=1e-6, split=3e-6),
            gs.Device("B", 1 << 30, bandwidth=3e9, flops=1e8, launch=2e-6, split=5e-6),
@@ -161,3 +163,33 @@ def test_a_copy_of_a_weight_comes_from_where_it_was_when_the_plan_was_made():
         assert gs.price(plan, DEVICES, link) == price
     assert [copy.tensor for copy in plan.copies].count(w) == 1
     assert price.copies == pytest.approx(3.0 * len(plan.copies), rel=1e-6)
+
+
+def test_the_steps_of_a_price(plan):
+    a, _, h = DEVICES
+    link = gs.Link(1e9, 1e-3)
+    whole, steps = gs.price(plan, [a, h], link), price_steps(plan, [a, h], link)
+    kinds = [(step.kind, step.backend) for step in plan.program.steps]
+    assert len(steps) == len(kinds) and kinds[0][0] == "load"
+    runs = [seconds for (kind, _), seconds in zip(kinds, steps, strict=True) if kind == "run"]
+    assert runs == pytest.approx([whole.compute[0] + a.split, whole.compute[1] + h.split])
+    assert sum(steps) == pytest.approx(whole.seconds)
+    copies = [seconds for (kind, _), seconds in zip(kinds, steps, strict=True) if kind == "copy"]
+    assert copies == pytest.approx([1e-3 + 64 * 4 / 1e9])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_are_a_price_but_for_copies_that_are_not_made_again_and_splits_of_views(seed):
+    plan = plan_of(random_case(Random(seed)))
+    devices = [gs.Device(b.name, 1 << 40, bandwidth=1e9 * (k + 1), flops=1e9, launch=1e-6, split=3e-6,
+                         host=b is plan.backends[-1]) for k, b in enumerate(plan.backends)]
+    link = gs.Link(2e9, 1e-5)
+    whole, steps = gs.price(plan, devices, link), price_steps(plan, devices, link)
+    runs = [(step, seconds) for step, seconds in zip(plan.program.steps, steps, strict=True) if step.kind == "run"]
+    computing = [split for split in plan.splits if any(t.computes for t in split.nodes)]
+    assert sum(seconds for _, seconds in runs) == pytest.approx(sum(whole.compute) + 3e-6 * len(computing))
+    moved = sum(steps) - sum(seconds for _, seconds in runs)
+    assert moved <= whole.copies + 1e-12
+    made = [step for step in plan.program.steps if step.kind != "run" and step.places[0].id >= plan.data.n_tensors]
+    if len(made) == len(plan.copies) + len(plan.data.write_backs):
+        assert moved == pytest.approx(whole.copies)

@@ -1,4 +1,4 @@
-"""Roles: names and weights say them, other nodes inherit them, and their colours can be told apart by everyone."""
+"""Roles: names and weights say them, other nodes inherit them, and their colours differ for every reader."""
 
 import itertools
 

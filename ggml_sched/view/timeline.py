@@ -1,0 +1,217 @@
+"""Timelines of traces in the trace event format, which Perfetto and Chrome open.
+
+Each backend is a process with rows for what it runs, receives, sends and waits for, and for its nodes; the caller is a
+process, too, from which inputs come.  A step that moves a tensor is a slice in the row of either end, joined by an
+arrow.  Kinds of steps are told by their fields, so that a new kind that has a destination is drawn without a change.
+Slices of one row never overlap in part; what may, computes that are queued and prices, are asynchronous events.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (times in microseconds).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from ggml_sched.execution.tracing import Span, Trace, TracedCompute
+from ggml_sched.placement.devices import Device, LinkLike
+from ggml_sched.placement.pricing import price_steps
+from ggml_sched.planning.files import write_text
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.program import Run, Step, WriteBack
+from ggml_sched.planning.report import shape_text
+from ggml_sched.planning.tables import memory_text
+from ggml_sched.view.measured import step_words
+
+__all__ = ["events", "save"]
+
+Event = dict[str, Any]
+CALLER, SOURCES = "the caller", "sources"
+"""The processes beside those of backends: where computes are called and inputs are set; what is no backend, such as
+files."""
+RUNS, WAITS, NODES = "runs", "waits", "nodes"
+
+
+def save(trace: Trace, path: str | os.PathLike[str], devices: Sequence[Device] | None = None, link: LinkLike = None,
+         fill: float = 1.0) -> None:
+    """What `Trace.save` does."""
+    content = {"traceEvents": list(events(trace, devices, link, fill)), "displayTimeUnit": "ns",
+               "otherData": {"exact": trace.is_exact, "computes": len(trace.computes)}}
+    write_text(path, json.dumps(content, separators=(",", ":")))
+
+
+def events(trace: Trace, devices: Sequence[Device] | None = None, link: LinkLike = None,
+           fill: float = 1.0) -> Iterator[Event]:
+    """The events of a trace: the names of processes and rows first, then computes in order."""
+    found: list[Event] = []
+    prices: dict[int, tuple[float, ...]] = {}
+    numbers = count(1)
+    for number, compute in enumerate(trace.computes):
+        plan = compute.plan
+        if devices is not None and id(plan) not in prices:
+            prices[id(plan)] = price_steps(plan, devices, link, fill)
+        priced = prices.get(id(plan), ())
+        found += _compute(number, compute, numbers)
+        for span in compute.steps:
+            found += _step(trace, plan, span, priced, numbers)
+        found += _waits(compute)
+        found += _nodes(compute)
+        found += _prices(compute, priced, numbers)
+    yield from _named(trace, found)
+
+
+class _Ends(NamedTuple):
+    """From which process a step moves how many bytes to which."""
+
+    source: str
+    to: str
+    nbytes: int
+
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+def _slice(process: str, row: str, name: str, start: float, stop: float, kind: str, **args: object) -> Event:
+    return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, "ts": start * 1e6,
+            "dur": max(0.0, stop - start) * 1e6, "args": args}
+
+
+def _asynchronous(process: str, name: str, start: float, stop: float, kind: str, number: int,
+                  **args: object) -> Iterator[Event]:
+    """An event that may overlap others of its kind; it has a row of its own."""
+    one = {"pid": process, "tid": RUNS, "name": name, "cat": kind, "id": number}
+    yield {"ph": "b", "ts": start * 1e6, "args": args, **one}
+    yield {"ph": "e", "ts": stop * 1e6, "args": {}, **one}
+
+
+def _compute(number: int, compute: TracedCompute, numbers: Iterator[int]) -> Iterator[Event]:
+    """The call, and in it the wait for the backends; what is in their queues after the call."""
+    plan, failed = compute.plan, {"failed": True} if compute.failed else {}
+    tokens = plan.graph.meta.get("n_tokens")
+    more = f", {tokens} token{'s' if tokens != 1 else ''}" if isinstance(tokens, int) else ""
+    name = f"compute {number}: {len(plan.graph):,} nodes{more}"
+    yield _slice(CALLER, RUNS, name, compute.start, compute.returned, "compute", splits=len(plan.splits), **failed)
+    if compute.returned > compute.issued:
+        yield _slice(CALLER, RUNS, "wait for the backends", compute.issued, compute.returned, "wait")
+    if compute.stop > compute.returned:
+        yield from _asynchronous(CALLER, f"{name}, queued", compute.start, compute.stop, "queued", next(numbers))
+
+
+def _step(trace: Trace, plan: Plan, span: Span, prices: Sequence[float], numbers: Iterator[int]) -> Iterator[Event]:
+    """A run; or a transfer at both ends, with an arrow from one to the other."""
+    step = plan.program.steps[span.number]
+    words = step_words(plan, span.number)
+    here = plan.backends[step.backend]
+    args: dict[str, Any] = {"step": span.number}
+    if not trace.is_exact and here.asynchronous:
+        args["time"] = "until it was issued"
+    if prices and prices[span.number] > 0:
+        args["price in us"] = round(prices[span.number] * 1e6, 3)
+        args["took / price"] = round((span.stop - span.start) / prices[span.number], 3)
+    if isinstance(step, Run):
+        yield _slice(here.name, RUNS, words, span.start, span.stop, step.kind, first=step.first, last=step.last, **args)
+        return
+    ends = _ends(plan, step)
+    name, args = f"{words}, {memory_text(ends.nbytes)}", {**args, "bytes": ends.nbytes, **_tensor(plan, step)}
+    out, into = f"sends to {ends.to}", f"receives from {ends.source}"
+    yield _slice(ends.source, out, name, span.start, span.stop, step.kind, **args)
+    yield _slice(ends.to, into, name, span.start, span.stop, step.kind, **args)
+    flow = {"cat": step.kind, "name": f"{step.kind} of {memory_text(ends.nbytes)}", "id": next(numbers),
+            "args": {"bytes": ends.nbytes}}
+    # Within both slices: a point at the end of one would be in the next.
+    yield {"ph": "s", "pid": ends.source, "tid": out, "ts": span.start * 1e6, **flow}
+    yield {"ph": "f", "bp": "e", "pid": ends.to, "tid": into, "ts": (span.start + span.stop) / 2 * 1e6, **flow}
+
+
+def _ends(plan: Plan, step: Step) -> _Ends:
+    """The ends of a step that moves a tensor: by its fields, and only then by its kind."""
+    t = plan.graph.tensors[step.tensor]  # type: ignore[union-attr]
+    nbytes = int(getattr(step, "nbytes", t.nbytes))
+    there = plan.backends[step.places[0].backend].name  # type: ignore[union-attr]
+    home = plan.data.backend_index(plan.graph.id_of(t.root))
+    held = plan.backends[home].name if home >= 0 else SOURCES
+    if isinstance(step, WriteBack):
+        return _Ends(there, held, nbytes)
+    if step.kind == "load":
+        return _Ends(CALLER, there, nbytes)
+    return _Ends(held if held != there else SOURCES, there, nbytes)
+
+
+def _tensor(plan: Plan, step: Step) -> dict[str, str]:
+    t = plan.graph.tensors[step.tensor]  # type: ignore[union-attr]
+    return {"tensor": t.name, "type": str(t.type), "shape": shape_text(t)}
+
+
+def _waits(compute: TracedCompute) -> Iterator[Event]:
+    """For each step that waits for steps of other queues, the time from the end of the step before it in its queue to
+    its start."""
+    program, backends = compute.plan.program, compute.plan.backends
+    ended: dict[int, float] = {}
+    for span in compute.steps:
+        step = program.steps[span.number]
+        since = ended.get(step.backend, compute.start)
+        others = [w for w in step.waits if not w.back and program.steps[w.step].backend != step.backend]
+        if others and span.start > since:
+            names = ", ".join(f"step {w.step} of {backends[program.steps[w.step].backend].name}" for w in others)
+            yield _slice(backends[step.backend].name, WAITS, f"wait for {names}", since, span.start, "wait",
+                         step=span.number)
+        ended[step.backend] = span.stop
+
+
+def _nodes(compute: TracedCompute) -> Iterator[Event]:
+    plan = compute.plan
+    for span in compute.nodes:
+        node = plan.graph.nodes[span.number]
+        backend = plan.backend_of(node)
+        if backend is not None:
+            yield _slice(backend.name, NODES, node.name or node.op, span.start, span.stop, node.op, node=span.number,
+                         op=node.op, type=str(node.type), shape=shape_text(node))
+
+
+def _prices(compute: TracedCompute, prices: Sequence[float], numbers: Iterator[int]) -> Iterator[Event]:
+    """What the model of cost says of the steps that ran, one after the other from the start of the compute."""
+    plan, at = compute.plan, compute.start
+    ran = {span.number for span in compute.steps}
+    for number, price in enumerate(prices):
+        if number in ran and price > 0:
+            backend = plan.backends[plan.program.steps[number].backend].name
+            yield from _asynchronous(backend, f"price: {step_words(plan, number)}", at, at + price, "price",
+                                     next(numbers), step=number)
+            at += price
+
+
+# -- names ------------------------------------------------------------------------------------------------
+
+
+def _named(trace: Trace, found: Sequence[Event]) -> Iterator[Event]:
+    """The names of the processes and their rows, then the events with numbers in place of these names."""
+    order = [CALLER, *(backend.name for backend in trace.backends), SOURCES]
+    rows: dict[str, dict[str, int]] = {name: {} for name in order}
+    for row in (RUNS, WAITS, NODES):
+        for event in found:
+            if event["tid"] == row:
+                rows[event["pid"]].setdefault(row, len(rows[event["pid"]]) + 1)
+    for event in found:
+        rows[event["pid"]].setdefault(event["tid"], len(rows[event["pid"]]) + 1)
+    for pid, name in enumerate(order):
+        if rows[name]:
+            yield _name("process_name", pid, name=name)
+            yield _name("process_sort_index", pid, sort_index=pid)
+        for row, k in rows[name].items():
+            yield _name("thread_name", pid, _tid(pid, k), name="computes" if name == CALLER and row == RUNS else row)
+            yield _name("thread_sort_index", pid, _tid(pid, k), sort_index=k)
+    for event in found:
+        pid = order.index(event["pid"])
+        yield {**event, "pid": pid, "tid": _tid(pid, rows[event["pid"]][event["tid"]])}
+
+
+def _tid(pid: int, row: int) -> int:
+    """The number of a row: of this process alone, and not that of a process, whose main thread it would be."""
+    return 100 * (pid + 1) + row
+
+
+def _name(what: str, pid: int, tid: int = 0, **args: object) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
