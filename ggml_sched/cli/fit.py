@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ggml_sched.cli.devices import add_device_arguments, devices_of, link_of, pins_of
 from ggml_sched.cli.llama_cpp_graphs import add_argument, graphs_of_file, source_of, stock_of
 from ggml_sched.cli.run import KV_TYPES
-from ggml_sched.errors import OutOfMemory
+from ggml_sched.errors import FileFormatError, OutOfMemory
 
 if TYPE_CHECKING:
     from ggml_sched import Graph, Stock
@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="the answer as JSON")
     group.add_argument("--explain", action="append", default=[], metavar="NAME",
                        help="also why this weight or cache is where it is; repeatable")
+    group.add_argument("--svg", metavar="FILE",
+                       help="draw the answer: what fills each device, where the time goes, and the bound")
+    group.add_argument("--before", metavar="FILE.json",
+                       help="with --svg: draw above it another answer, which --json has printed, or `stock`, the "
+                       "nearest placement that llama.cpp can have")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +68,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer; 1 if nothing fits."""
+    before = _before(args)
     with ExitStack() as stack:
         devices = devices_of(args, stack)
         try:
@@ -74,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
             return 1
         found.verify()
         stocks = stocks_of(found, args) if args.llama_cpp else []
+        if args.svg:
+            from ggml_sched.planning.files import write_text
+
+            beside = found.llama_cpp() if args.before == "stock" else before
+            write_text(args.svg, found.to_svg(beside, ("stock llama.cpp", "ours") if args.before == "stock" else ()))
         if args.json:
             more: dict[str, Any] = {"notes": longer_than_trained(model_files(args), args.context)}
             if stocks:
@@ -90,7 +101,25 @@ def run(args: argparse.Namespace) -> int:
             print(f"\n{found.explain(name)}")
         for name, stock in stocks:
             print(f"\n{stock.describe(name)}")
+        if args.svg:
+            print(f"\ndrawn in {args.svg}")
     return 0
+
+
+def _before(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The answer of a file that --before names; FileFormatError for a file that has none."""
+    if args.before and not args.svg:
+        raise ValueError("--before names an answer to draw: give --svg, too")
+    if not args.before or args.before == "stock":
+        return None
+    with open(args.before, encoding="utf-8") as file:
+        try:
+            found: dict[str, Any] = json.load(file)
+        except ValueError as error:
+            raise FileFormatError(f"{args.before}: no JSON: {error}") from None
+    if not isinstance(found, dict) or not {"devices", "memory", "graphs", "seconds"} <= found.keys():
+        raise FileFormatError(f"{args.before}: no answer that `ggml-sched fit --json` has printed")
+    return found
 
 
 def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) -> Fit:

@@ -30,5 +30,15 @@ def _stock(fit: Fit, names: Mapping[str, str] | None = None,
     return found
 
 
+def _to_svg(fit: Fit, before: object, names: object) -> str:
+    text: str = import_module("ggml_sched.view.bars").svg(fit, before, names)
+    return text
+
+
+def _notebook(fit: Fit) -> str:
+    text: str = import_module("ggml_sched.view.bars").notebook(fit)
+    return text
+
+
 # Registered here, so that a Fit has all of its methods, whichever module of this package is imported.
-register_fit_methods(report=_report, explain=_explain, stock=_stock)
+register_fit_methods(report=_report, explain=_explain, stock=_stock, to_svg=_to_svg, notebook=_notebook)

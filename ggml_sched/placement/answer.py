@@ -19,7 +19,6 @@ from ggml_sched.errors import OutOfMemory, PlacementError
 from ggml_sched.placement.devices import DRIVER, Device, LinkLike
 from ggml_sched.placement.pricing import Price
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.tables import preformatted
 
 if TYPE_CHECKING:
     from ggml_sched.placement.stock import Stock
@@ -309,9 +308,24 @@ class Fit:
         uses = ", ".join(f"{use.device.name} {use.weights + use.cache + use.arena}" for use in self.memory)
         return f"<Fit of {len(self.placed)} residents: {self.seconds * 1e3:.3f} ms, gap {self.gap:.2%}, bytes {uses}>"
 
+    def to_svg(self, before: Fit | Stock | Mapping[str, Any] | None = None, names: Sequence[str] = ()) -> str:
+        """The answer as an SVG drawing: what fills each device, where the time goes, and the bound.
+
+        `before`: another answer, above this one to the same scale: a fit, what stock llama.cpp can have
+        (`fit.llama_cpp()`), or what `to_dict` returned, such as the JSON of `ggml-sched fit --json`.  `names`: what to
+        call the two, such as ("one card", "two cards").
+        """
+        text: str = _METHODS["to_svg"](self, before, names)
+        return text
+
+    def _repr_svg_(self) -> str:
+        """The drawing in a notebook."""
+        return self.to_svg()
+
     def _repr_html_(self) -> str:
-        """The answer in a notebook: the text of `print(fit)` in a fixed-width font."""
-        return preformatted(str(self))
+        """The answer in a notebook: the drawing, and the text of `print(fit)` to unfold."""
+        text: str = _METHODS["notebook"](self)
+        return text
 
     def entry(self, name: str) -> Placed:
         """Where a weight or cache is; PlacementError for a name that is not placed, or that several models have."""
@@ -352,7 +366,8 @@ _METHODS: dict[str, Callable[..., Any]] = {}
 
 
 def register_fit_methods(**functions: Callable[..., Any]) -> None:
-    """Use these functions for `str(fit)` (`report`), `fit.explain` (`explain`) and `fit.llama_cpp` (`stock`)."""
+    """Use these functions for `str(fit)` (`report`), `fit.explain` (`explain`), `fit.llama_cpp` (`stock`), `fit.to_svg`
+    and notebooks."""
     _METHODS.update(functions)
 
 

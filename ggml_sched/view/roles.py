@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ggml_sched._graph import Graph, Tensor
 
-__all__ = ["COPIES", "DEEP", "ROLES", "Role", "role_of_name", "roles_of"]
+__all__ = ["ATTENTION", "COPIES", "DEEP", "EXPERTS", "FEED_FORWARD", "INPUTS", "OTHER", "OUTPUT", "RECURRENT",
+           "ROLES", "STREAM", "Role", "role_of_name", "roles_of"]
 
 
 class Role(NamedTuple):

@@ -181,3 +181,31 @@ def test_wrong_options_are_errors(tiny: str, arguments: list[str], message: str,
                                   capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, "--device", CPU, "--context", "64", *arguments) == 1
     assert message in capsys.readouterr().err
+
+
+def test_an_answer_is_drawn_above_another(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [tiny, "--device", "GPU0:1MiB:1000GB/s:80TF", "--device", CPU, "--context", "64", "--batch", "8"]
+    large = [tiny, "--device", "GPU0:2MiB:1000GB/s:80TF", "--device", CPU, "--context", "64", "--batch", "8"]
+    drawing, before = tmp_path / "fit.svg", tmp_path / "before.json"
+    assert run(*small, "--json", "--svg", str(drawing)) == 0
+    out = capsys.readouterr().out
+    before.write_text(out, encoding="utf-8")
+    assert json.loads(out)["fits"] and ">before<" not in drawing.read_text(encoding="utf-8")
+    assert run(*large, "--svg", str(drawing), "--before", str(before)) == 0
+    assert capsys.readouterr().out.endswith(f"\ndrawn in {drawing}\n")
+    text = drawing.read_text(encoding="utf-8")
+    assert text.startswith("<svg") and text.count(">before<") == text.count(">after<") == 3
+    assert run(*large, "--svg", str(drawing), "--before", "stock") == 0
+    assert ">stock llama.cpp<" in drawing.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text, why", [
+    ("{", "no JSON"), ("[]", "no answer that `ggml-sched fit --json` has printed"),
+    ('{"fits": false}', "no answer that `ggml-sched fit --json` has printed")])
+def test_a_file_without_an_answer_is_refused(tiny: str, tmp_path: Path, text: str, why: str,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert run(tiny, "--device", CPU, "--svg", str(tmp_path / "x.svg"), "--before", str(tmp_path / "x.json")) == 1
+    assert why in capsys.readouterr().err and not (tmp_path / "x.svg").exists()
+    assert run(tiny, "--device", CPU, "--before", str(tmp_path / "x.json")) == 1
+    assert "--before names an answer to draw: give --svg, too" in capsys.readouterr().err

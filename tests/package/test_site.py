@@ -83,8 +83,9 @@ def test_the_picture_of_a_fit_has_the_figures_of_todays_answer():
     """`python tools/fit_picture.py` draws it again."""
     found = fit_picture.answer()
     words = re.findall(r"<text[^>]*>([^<]*)</text>", fit_picture.PICTURE.read_text(encoding="utf-8"))
-    assert set(words) >= {device.name for device in found.devices} | set(fit_picture.KINDS)
-    for value, pattern in ((found.seconds, r"^([\d.]+) ms: "), (found.rules_bound, r"^proven: at least ([\d.]+) ms$")):
+    assert set(words) >= {device.name for device in found.devices} | {*fit_picture.NAMES, "experts", "cache", "arena"}
+    for value, pattern in ((found.seconds, r"^([\d.]+) ms, [\d.]+% above the bound; a card of 16 GiB"),
+                           (found.bound, r"^no placement takes less than ([\d.]+) ms$")):
         drawn = next(float(match[1]) for match in map(re.compile(pattern).match, words) if match)
         assert drawn == pytest.approx(value * 1e3, rel=.01)
 

@@ -1,0 +1,322 @@
+"""Answers of `fit` as SVG files: what fills each device, where the time goes, the bound; before and after.
+
+Bars of devices have one scale of bytes, bars of time one of seconds.  Of a host only what is taken is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ggml_sched.placement.answer import Fit
+from ggml_sched.placement.report import verdict
+from ggml_sched.planning.tables import memory_text, preformatted, seconds
+from ggml_sched.view.ink import document, legend, text, wide
+from ggml_sched.view.roles import (
+    ATTENTION,
+    COPIES,
+    EXPERTS,
+    FEED_FORWARD,
+    INPUTS,
+    OTHER,
+    OUTPUT,
+    RECURRENT,
+    ROLES,
+    STREAM,
+    role_of_name,
+)
+
+if TYPE_CHECKING:
+    from ggml_sched.placement.stock import Stock
+
+__all__ = ["notebook", "svg"]
+
+WIDTH, LEFT, RIGHT = 1000, 104, 24
+BAR, THIN, GAP = 34, 22, 6
+"""Pixels: the height of a bar, of one before, and between the two."""
+CACHE, ARENA, RESERVE, FREE = "cache", "arena", "reserve", "free"
+_WEIGHTS = {EXPERTS: "experts", FEED_FORWARD: "feed-forward", ATTENTION: "attention", RECURRENT: "recurrent",
+            OUTPUT: "output", STREAM: "embedding, norms", OTHER: "other weights"}
+"""{role: what its weights are called}, in the order of a bar."""
+KINDS = {**{name: ROLES[role].colour for role, name in _WEIGHTS.items()}, CACHE: ROLES[INPUTS].colour,
+         ARENA: ROLES[COPIES].colour}
+"""{what fills a device: its colour}; a reserve is hatched, what is free is the bar's ground."""
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What fills one device."""
+
+    name: str
+    memory: int
+    parts: dict[str, int]
+    """Bytes by kind."""
+    left: int
+    is_host: bool
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What is drawn of one answer."""
+
+    devices: tuple[_Device, ...]
+    seconds: float
+    spent: tuple[tuple[str, float, str], ...]
+    """(what, seconds, class or colour) of each part of the time, each graph times its weight."""
+
+
+def svg(fit: Fit, before: Fit | Stock | Mapping[str, Any] | None = None, names: Sequence[str] = ()) -> str:
+    """What `Fit.to_svg` returns."""
+    after = _of_fit(fit)
+    earlier = None if before is None else _answer(before, fit)
+    titles = tuple(names) or ("before", "after")
+    if len(titles) != 2:
+        raise ValueError(f"names of two answers, not {len(titles)}: {titles}")
+    return _draw(fit, [(titles[1], after)] if earlier is None else [(titles[0], earlier), (titles[1], after)])
+
+
+def notebook(fit: Fit) -> str:
+    """What a notebook shows of an answer."""
+    return f"{svg(fit)}<details><summary>as text</summary>{preformatted(str(fit))}</details>"
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------
+
+
+def kind_of(name: str) -> str:
+    """What a weight is for, by its name."""
+    role = role_of_name(name, weight=True)
+    return _WEIGHTS.get(OTHER if role is None else role, _WEIGHTS[OTHER])
+
+
+def _of_fit(fit: Fit) -> _Answer:
+    parts: list[dict[str, int]] = [dict.fromkeys(KINDS, 0) for _ in fit.devices]
+    for entry in fit.placed:
+        parts[entry.device][kind_of(entry.name) if entry.kind == "weight" else CACHE] += entry.nbytes
+    devices = []
+    for use, found in zip(fit.memory, parts, strict=True):
+        devices.append(_Device(use.device.name, use.device.memory, {**found, ARENA: use.arena, RESERVE: use.reserve},
+                               use.left, use.device.host))
+    names = [device.name for device in fit.devices]
+    return _Answer(tuple(devices), fit.seconds, _spent(names, [
+        (weight, price.compute, price.copies, price.splits)
+        for weight, price in zip(fit.goal, fit.prices, strict=True)]))
+
+
+def _answer(found: Fit | Stock | Mapping[str, Any], like: Fit) -> _Answer:
+    """An answer, a placement of llama.cpp's, or a dict of `Fit.to_dict`; of the latter two the bytes of each weight are
+    those of `like`."""
+    if isinstance(found, Fit):
+        return _of_fit(found)
+    if isinstance(found, Mapping):
+        return _of_dict(found, like)
+    used = [(use.device.name, use.weights, use.cache, use.arena, use.left) for use in found.memory]
+    names = [use.device.name for use in found.memory]
+    # Devices may have llama.cpp's names there.
+    called = {there: name for name, there in zip(names, _order(found, names), strict=True)}
+    devices = [_device(like, name, {resident: called.get(device, device) for resident, device in
+                                    found.residents.items()}, weights, cache, arena, left)
+               for name, weights, cache, arena, left in used]
+    return _Answer(tuple(devices), found.seconds, _spent(names, [
+        (weight, price.compute, price.copies, price.splits)
+        for weight, price in zip(like.goal, found.prices, strict=True)]))
+
+
+def _order(found: Stock, names: Sequence[str]) -> list[str]:
+    """llama.cpp's name of each device, the host last."""
+    there = set(found.residents.values())
+    known = [name for name in names if name in there]
+    return list(names) if len(known) == len(there) else [*found.order, "CPU"][: len(names)]
+
+
+def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
+    hosts = {device["name"] for device in found["devices"] if device["host"]}
+    memory = {device["name"]: device["memory"] for device in found["devices"]}
+    residents = dict(found.get("residents", {}))
+    for model in found.get("models", ()):
+        residents |= model["residents"]
+    devices = []
+    for use in found["memory"]:
+        name = use["device"]
+        devices.append(_device(like, name, residents, use["weights"], use["cache"], use["arena"], use["left"],
+                               memory[name], use["reserve"], name in hosts))
+    names = [use["device"] for use in found["memory"]]
+    return _Answer(tuple(devices), found["seconds"], _spent(names, [
+        (graph["weight"], [graph["compute"][name] for name in names], graph["copies"], graph["splits"])
+        for graph in found["graphs"]]))
+
+
+def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, cache: int, arena: int, left: int,
+            memory: int | None = None, reserve: int | None = None, is_host: bool | None = None) -> _Device:
+    """A device whose residents are known by name; what these do not explain is other weights."""
+    own = next((device for device in like.devices if device.name == name), None)
+    parts = dict.fromkeys(KINDS, 0)
+    for entry in like.placed:
+        if entry.kind == "weight" and residents.get(entry.name) == name:
+            parts[kind_of(entry.name)] += entry.nbytes
+    parts[_WEIGHTS[OTHER]] += max(0, weights - sum(parts.values()))
+    parts |= {CACHE: cache, ARENA: arena,
+              RESERVE: reserve if reserve is not None else 0 if own is None else min(own.reserve, own.memory)}
+    taken = sum(parts.values()) + max(0, left)
+    return _Device(name, memory if memory is not None else taken if own is None else own.memory, parts, left,
+                   is_host if is_host is not None else own is not None and own.host)
+
+
+def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], float, float]],
+           ) -> tuple[tuple[str, float, str], ...]:
+    """Where the time goes; `graphs`: (weight, seconds of each device, of copies, of splits)."""
+    found = [(f"{name} computes", sum(w * compute[d] for w, compute, _, _ in graphs),
+              "host" if d == len(names) - 1 and d else "device") for d, name in enumerate(names)]
+    found.append(("copies", sum(w * copies for w, _, copies, _ in graphs), ROLES[COPIES].colour))
+    found.append(("splits", sum(w * splits for w, _, _, splits in graphs), ROLES[OUTPUT].colour))
+    return tuple(found)
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+def _draw(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
+    """The file; the last answer is that of the fit."""
+    first, second = verdict(fit).splitlines()
+    room = float(WIDTH - LEFT - RIGHT)
+    if len(answers) > 1:
+        room -= min(WIDTH / 4, 8 + max(wide(title, 12) for title, _ in answers))
+    parts = [_hatching(), text(20, 34, first, size=16, bold=True), text(20, 55, second, "pale", size=12.5)]
+    y = 72.0
+    every = [device for _, answer in answers for device in answer.devices]
+    scale = room / max(1, *map(_shown, every))
+    for name in dict.fromkeys(device.name for device in every):
+        after = next((d for d in answers[-1][1].devices if d.name == name), None)
+        for k, (title, answer) in enumerate(answers):
+            high = BAR if k == len(answers) - 1 else THIN
+            device = next((d for d in answer.devices if d.name == name), None)
+            if k == 0:
+                parts.append(text(LEFT - 12, y + high / 2 + (4 if len(answers) > 1 else -1), name, anchor="end",
+                                  size=13.5, bold=True))
+            if k == len(answers) - 1:
+                memory = memory_text((after or device or every[0]).memory)
+                parts.append(text(LEFT - 12, y + high / 2 + (4 if len(answers) > 1 else 15), memory, "pale", "end", 12))
+            if device is not None:
+                parts += _bar(device, y, high, scale, title if len(answers) > 1 else "")
+            y += high + GAP
+        for line in _lines(_words(after), WIDTH - LEFT - RIGHT) if after is not None else ():
+            parts.append(text(LEFT, y + 8, line, "pale", size=12))
+            y += 16
+        y += 16
+    drawn, y = legend(LEFT, y, WIDTH - RIGHT, [
+        *((kind, colour) for kind, colour in KINDS.items() if any(device.parts.get(kind) for device in every)),
+        *([(RESERVE, "url(#gs-hatch)")] if any(device.parts[RESERVE] for device in every) else [])])
+    parts += drawn
+    y += 24
+    longest = max(answer.seconds for _, answer in answers) * (1.02 if len(answers) == 1 else 1.0)
+    top = y
+    parts.append(text(LEFT - 12, y + (THIN if len(answers) > 1 else BAR) / 2 + 5, "time", anchor="end", size=13.5,
+                      bold=True))
+    for k, (title, answer) in enumerate(answers):
+        high = BAR if k == len(answers) - 1 else THIN
+        parts += _time(answer, title if len(answers) > 1 else "", y, high, room / longest)
+        y += high + GAP
+    x = LEFT + room * fit.bound / longest
+    words = f"no placement takes less than {seconds(fit.bound)}"
+    parts.append(f'<path d="M{x:.1f} {top - 7:.1f}V{y:.1f}" class="s-limit" stroke-width="2" stroke-dasharray="5 3"/>')
+    is_left = x - LEFT > wide(words, 12)
+    parts.append(text(x - 5 if is_left else x + 5, top - 9, words, "limit", "end" if is_left else "start", 12))
+    parts.append(text(LEFT, y + 8, _time_words(fit, answers), "pale", size=12))
+    drawn, y = _time_legend(answers[-1][1], y + 20)
+    return document(WIDTH, y + 10, f"{first}: {second}", [*parts, *drawn])
+
+
+def _lines(words: Sequence[str], room: float) -> Iterator[str]:
+    """Words with commas between them, in as many lines as they need."""
+    line = ""
+    for word in words:
+        if line and wide(f"{line}, {word}", 12) > room:
+            yield f"{line},"
+            line = word
+        else:
+            line = f"{line}, {word}" if line else word
+    yield line
+
+
+def _hatching() -> str:
+    return ('<defs><pattern id="gs-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><path d="M0 0V6" class="s-pale" stroke-width="2"/></pattern></defs>')
+
+
+def _shown(device: _Device) -> int:
+    """Bytes of a device that are drawn."""
+    taken = sum(device.parts.values())
+    return taken if device.is_host else max(device.memory, taken)
+
+
+def _bar(device: _Device, y: float, high: float, scale: float, title: str) -> Iterator[str]:
+    """The bar of one device: its parts one beside the other, on a ground as long as its memory; `title`: behind it."""
+    whole = _shown(device) * scale
+    yield f'<rect x="{LEFT}" y="{y:.1f}" width="{max(whole, 1):.1f}" height="{high}" rx="3" class="back edge"/>'
+    x = float(LEFT)
+    for kind, nbytes in device.parts.items():
+        size = nbytes * scale
+        if size > 0.2:
+            look = 'fill="url(#gs-hatch)"' if kind == RESERVE else f'fill="{KINDS[kind]}"'
+            yield (f'<rect x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{high}" {look} class="s-paper" '
+                   f'stroke-width=".8"><title>{escape(f"{device.name}: {kind} {memory_text(nbytes)}")}</title></rect>')
+            yield from _inside(kind, nbytes, x, y, size, high)
+        x += size
+    if title:
+        yield text(max(LEFT + whole, x) + 8, y + high / 2 + 4, title, "pale", size=12)
+
+
+def _inside(kind: str, nbytes: int, x: float, y: float, size: float, high: float) -> Iterator[str]:
+    """The bytes of a part, where they have room in it."""
+    words = memory_text(nbytes)
+    if kind != RESERVE and high >= THIN and size > wide(words, 11) + 8:
+        deep = KINDS[kind] in {ROLES[role].colour for role in (EXPERTS, RECURRENT, OUTPUT, INPUTS, COPIES)}
+        yield (f'<text x="{x + size / 2:.1f}" y="{y + high / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
+               f'fill="{"#fff" if deep else "#14181d"}" pointer-events="none">{escape(words)}</text>')
+
+
+def _words(device: _Device) -> list[str]:
+    """What fills a device, in words."""
+    found = [f"{kind} {memory_text(nbytes)}" for kind, nbytes in device.parts.items() if nbytes]
+    free = f"{memory_text(device.left)} free" if device.left >= 0 else f"{memory_text(-device.left)} too many"
+    return [*found, free]
+
+
+def _time(answer: _Answer, title: str, y: float, high: float, scale: float) -> Iterator[str]:
+    """The bar of the time."""
+    x = float(LEFT)
+    for what, took, look in answer.spent:
+        size = took * scale
+        if size > 0.2:
+            fill = f'fill="{look}"' if look.startswith("#") else f'class="{look}"'
+            yield (f'<rect x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{high}" {fill}>'
+                   f"<title>{escape(f'{what}: {seconds(took)}')}</title></rect>")
+            if size > wide(seconds(took), 11) + 8:
+                yield (f'<text x="{x + size / 2:.1f}" y="{y + high / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
+                       f'fill="#fff" pointer-events="none">{seconds(took)}</text>')
+        x += size
+    if title:
+        yield text(x + 8, y + high / 2 + 4, title, "pale", size=12)
+
+
+def _time_words(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
+    found = f"{seconds(fit.seconds)}, {fit.full_gap:.2%} above the bound"
+    if len(answers) > 1:
+        title, before = answers[0]
+        found += f"; {title} {seconds(before.seconds)}, {before.seconds / fit.seconds:.2f} times as long"
+    return found
+
+
+def _time_legend(answer: _Answer, y: float) -> tuple[list[str], float]:
+    """The parts of the time that are not nothing."""
+    drawn, x = [], float(LEFT)
+    for what, took, look in answer.spent:
+        if took > 0:
+            fill = f'fill="{look}"' if look.startswith("#") else f'class="{look}"'
+            drawn.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2" {fill}/>')
+            words = f"{what} {seconds(took)}"
+            drawn.append(text(x + 18, y + 10.5, words, "pale", size=12))
+            x += 19 + wide(words, 12) + 20
+    return drawn, y + 20
