@@ -46,12 +46,12 @@ class Case:
     """A context for nodes, another for leafs, and the data of the leafs."""
 
     def __init__(self, seed: int = 5) -> None:
-        self.ctx, self.home = gs.Context("case"), gs.Context("leafs")
+        self.ctx, self.store = gs.Context("case"), gs.Context("leafs")
         self.rng = np.random.default_rng(seed)
         self.values: dict[gs.Tensor, np.ndarray] = {}
 
     def given(self, type: str, ne: tuple[int, ...], values: np.ndarray) -> gs.Tensor:
-        t = self.home.tensor(type, ne)
+        t = self.store.tensor(type, ne)
         self.values[t] = values
         return t
 
@@ -192,7 +192,7 @@ def of_family(open_backend: Open, make: Callable[[Case], list[gs.Tensor]], exact
     """The largest distance of a family's nodes, each on its own chain."""
     case = Case()
     graph = gs.Graph(*make(case))
-    with (gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(case.home),
+    with (gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(case.store),
           open_backend(exact=exact) as cuda):
         for leaf, values in case.values.items():
             leaf.set(values)
@@ -209,11 +209,11 @@ def kept_weights(open_backend: Open, kind: gs.Type, exact: bool) -> float:
 
     def run(backend: gs.Backend) -> np.ndarray:
         rng = np.random.default_rng(3)
-        home, ctx = gs.Context("weights"), gs.Context("graph")
+        store, ctx = gs.Context("weights"), gs.Context("graph")
         with gs.Scheduler([backend]) as sched:
-            w = home.tensor(str(kind), (512, 48))
+            w = store.tensor(str(kind), (512, 48))
             values = rng.standard_normal((48, 512)).astype(np.float32)
-            with backend.alloc_tensors(home):
+            with backend.alloc_tensors(store):
                 w.set(quants.quantize(values, kind).reshape(-1) if kind.is_quantized else values)
                 leafs = [ctx.tensor("f32", (512, n), input=True) for n in (1, 7, 64)]
                 ids = ctx.tensor("i32", (5,), input=True)
@@ -278,7 +278,7 @@ def fused(open_backend: Open, n: int, experts: bool) -> float:
         y = ctx.mul_mat(matrix(160, width), ctx.swiglu_split(gate, up))
     out = ctx.set_output(ctx.add(y, x))
     graph = gs.Graph(q, v, *caches, out)
-    with open_backend() as cuda, cuda.alloc_tensors(case.home), gs.Scheduler([cuda]) as sched:
+    with open_backend() as cuda, cuda.alloc_tensors(case.store), gs.Scheduler([cuda]) as sched:
         plan, results = sched.alloc(graph), []
         if max(map(len, plan.groups), default=0) < 7:
             raise RuntimeError("the plan does not compute queries, keys and values together")

@@ -180,10 +180,10 @@ class Meter:
         """Bytes of weights that one column is multiplied with; `gated`: two products and their unit, fused."""
         data = self.blocks(rows, k)
         n = max(2, self.scale.weights // data.size // 2 * 2)
-        home, ctx = gs.Context("weights"), gs.Context("products")
+        store, ctx = gs.Context("weights"), gs.Context("products")
         with Counting(self.device, overlap=self.overlap) as backend, gs.Scheduler([backend]) as sched:
-            weights = [home.tensor("q4_0", (k, rows), f"w{i}") for i in range(n)]
-            with backend.alloc_tensors(home):
+            weights = [store.tensor("q4_0", (k, rows), f"w{i}") for i in range(n)]
+            with backend.alloc_tensors(store):
                 for w in weights:
                     backend.set_tensor(w, data)
                 x = ctx.tensor("f32", (k,), "x", input=True)

@@ -109,15 +109,15 @@ def built(arch: str, values: dict[str, Any], tied: bool, types: dict[str, str], 
     """The graphs that the runner builds; `types`: those of the matrices of attention, and of all others."""
     metadata, specs = outline(arch, values, optional=OPTIONAL.get(arch, ()), tied=tied)
     hparams = _hparams(arch, metadata, ())
-    dry, home, weights = gs.DryBackend("dry", alignment=64), gs.Context("weights"), Weights()
+    dry, store, weights = gs.DryBackend("dry", alignment=64), gs.Context("weights"), Weights()
     for spec in specs:
         wanted = types["attn" if "attn" in spec.name else "other"] if is_matrix(spec) else "f32"
         with gs.Context() as scratch:
             block = gs.Type.__members__[wanted.upper()].block_size
             plain = scratch.tensor(wanted if spec.ne[0] % block == 0 else "f16" if is_matrix(spec) else "f32", spec.ne)
-            weights.tensors[spec.name] = home.restore("NONE", plain.type, plain.ne, plain.nb, name=spec.name,
+            weights.tensors[spec.name] = store.restore("NONE", plain.type, plain.ne, plain.nb, name=spec.name,
                                                       resident="weight")
-    dry.alloc_tensors(home)
+    dry.alloc_tensors(store)
     kv = KVCache(hparams, n_ctx, lambda name, layer: dry, "f16", flash=flash)
     decode, prompt = (build_graph(ARCHITECTURES[arch], hparams, weights, kv, shape, flash).graph
                       for shape in (Shape(1, n_ctx, 1), Shape(rows, n_ctx, 1)))

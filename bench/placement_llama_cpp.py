@@ -48,5 +48,5 @@ def llama_cpp_fit(name: str, given: Sequence[gs.Device], sources: Path) -> dict[
         if chosen is None:
             return None
         run = dry_run(path, devices=devices, **settings, **chosen)
-    home = {device: d for d, (device, _) in enumerate(devices)}
-    return {one.name: home.get(one.device, len(devices)) for one in run.residents}
+    number = {device: d for d, (device, _) in enumerate(devices)}
+    return {one.name: number.get(one.device, len(devices)) for one in run.residents}

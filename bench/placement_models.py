@@ -139,14 +139,14 @@ def graphs_on(backend: gs.Backend, name: str, metadata: Mapping[str, Any], n_ctx
     arch = ARCHITECTURES[name]
     values, specs = outline(name, metadata, optional=optional)
     hparams = _hparams(name, values, ())
-    home, weights = gs.Context("weights"), Weights()
+    store, weights = gs.Context("weights"), Weights()
     for spec in specs:
         kind = "q4_0" if is_matrix(spec) and spec.ne[0] % BLOCK == 0 else "f32"
         with gs.Context() as scratch:
             plain = scratch.tensor(kind, spec.ne)
-            weights.tensors[spec.name] = home.restore("NONE", plain.type, plain.ne, plain.nb, name=spec.name,
+            weights.tensors[spec.name] = store.restore("NONE", plain.type, plain.ne, plain.nb, name=spec.name,
                                                       resident="weight")
-    backend.alloc_tensors(home)
+    backend.alloc_tensors(store)
     kv = KVCache(hparams, n_ctx, lambda name, layer: backend, "f16", flash=flash)
     return [build_graph(arch, hparams, weights, kv, Shape(n, n_ctx, 1), flash).graph for n in tokens]
 

@@ -54,13 +54,13 @@ def deep(config: str, n_tokens: int = 512, backends: tuple | None = None) -> tup
     arch = ARCHITECTURES["llama"]
     for spec in arch.weights(h):
         if spec.required:
-            home = weights.contexts.setdefault(place(spec.name), gs.Context("weights"))
+            store = weights.contexts.setdefault(place(spec.name), gs.Context("weights"))
             matrix = len(spec.ne) > 1
-            weights.tensors[spec.name] = home.tensor("q4_K" if matrix else "f32", spec.ne, spec.name)
+            weights.tensors[spec.name] = store.tensor("q4_K" if matrix else "f32", spec.ne, spec.name)
     output = weights.contexts[place("output.weight")]
     weights.tensors["output.weight"] = output.tensor("q6_K", (h.n_embd, h.n_vocab), "output.weight")
-    for backend, home in weights.contexts.items():
-        backend.alloc_tensors(home)
+    for backend, store in weights.contexts.items():
+        backend.alloc_tensors(store)
     cache = KVCache(h, 4096, lambda name, layer: place(name), "f16")
     shape = Shape(n_tokens, 4096, n_tokens)
     return build_graph(arch, h, weights, cache, shape, flash=False).graph, backends
@@ -70,20 +70,20 @@ def synthetic(n_nodes: int, config: str = "c4", backends: tuple | None = None) -
     """Blocks of 12 nodes as a transformer has them, spread over the backends, n_nodes or a few more."""
     backends = backends or devices(config)
     workers = backends[:-1] or backends
-    homes = [gs.Context(backend.name) for backend in workers]
+    stores = [gs.Context(backend.name) for backend in workers]
     ctx = gs.Context("synthetic")
     blocks = -(-n_nodes // 12)
     x = ctx.tensor("f32", (64, 4), "input", input=True)
     for i in range(blocks):
-        home = homes[i * len(homes) // blocks]
-        wide, narrow = home.tensor("f32", (64, 128)), home.tensor("f32", (128, 64))
-        y = ctx.mul(ctx.rms_norm(x, 1e-5), home.tensor("f32", (64,)))
+        store = stores[i * len(stores) // blocks]
+        wide, narrow = store.tensor("f32", (64, 128)), store.tensor("f32", (128, 64))
+        y = ctx.mul(ctx.rms_norm(x, 1e-5), store.tensor("f32", (64,)))
         q, k = ctx.mul_mat(wide, y), ctx.mul_mat(wide, y)
         scores = ctx.soft_max(ctx.mul_mat(ctx.reshape_2d(k, 128, 4), q))
         mixed = ctx.mul_mat(ctx.cont(ctx.transpose(k)), scores)
         x = ctx.add(ctx.mul_mat(narrow, mixed), x)
-    for home, backend in zip(homes, workers, strict=True):
-        backend.alloc_tensors(home)
+    for store, backend in zip(stores, workers, strict=True):
+        backend.alloc_tensors(store)
     return gs.Graph(ctx.scale(x, 1.0)), backends
 
 
@@ -93,13 +93,13 @@ def recurrent(config: str, n_tokens: int = 1, backends: tuple | None = None,
     backends = backends or devices(config)
     workers = backends[:-1] or backends
     width, hidden, head, low = 2048, 7168, 64, 32
-    ctx, homes = gs.Context("recurrent"), [gs.Context(backend.name) for backend in workers]
+    ctx, stores = gs.Context("recurrent"), [gs.Context(backend.name) for backend in workers]
     x = ctx.tensor("f32", (width, n_tokens), "input", input=True)
     slot = ctx.tensor("i32", (1,), "state slot", input=True)
     ends = []
 
     def normed(y: gs.Tensor) -> gs.Tensor:
-        return ctx.add(ctx.mul(ctx.norm(y, 1e-5), home.tensor("f32", (width,))), home.tensor("f32", (width,)))
+        return ctx.add(ctx.mul(ctx.norm(y, 1e-5), store.tensor("f32", (width,))), store.tensor("f32", (width,)))
 
     def shifted(y: gs.Tensor, last: gs.Tensor) -> gs.Tensor:
         """The difference between each token and the one before; the last token is stored for the next graph."""
@@ -113,37 +113,37 @@ def recurrent(config: str, n_tokens: int = 1, backends: tuple | None = None,
         return ctx.add(ctx.mul(by, share), y)
 
     def matrix(*ne: int) -> gs.Tensor:
-        return home.tensor("f16", ne)
+        return store.tensor("f16", ne)
 
     for layer in range(depth):
-        home = homes[layer * len(homes) // depth]
-        state = home.tensor("f32", (head * width, 1))
+        store = stores[layer * len(stores) // depth]
+        state = store.tensor("f32", (head * width, 1))
         y = normed(x)
-        by = shifted(y, home.tensor("f32", (width, 1)))
-        shares = ctx.tanh(ctx.mul_mat(matrix(width, 5 * low), mixed(y, by, home.tensor("f32", (width,)))))
+        by = shifted(y, store.tensor("f32", (width, 1)))
+        shares = ctx.tanh(ctx.mul_mat(matrix(width, 5 * low), mixed(y, by, store.tensor("f32", (width,)))))
         shares = ctx.cont(ctx.permute(ctx.reshape_3d(shares, low, 5, n_tokens), 0, 2, 1, 3))
         shares = ctx.mul_mat(matrix(low, width, 5), shares)
         each = [mixed(y, by, ctx.add(ctx.view_2d(shares, width, n_tokens, shares.nb[1], k * shares.nb[2]),
-                                     home.tensor("f32", (width,)))) for k in range(5)]
+                                     store.tensor("f32", (width,)))) for k in range(5)]
         decay = ctx.mul_mat(matrix(64, width), ctx.tanh(ctx.mul_mat(matrix(width, 64), each[0])))
-        decay = ctx.exp(ctx.neg(ctx.exp(ctx.add(decay, home.tensor("f32", (width,))))))
+        decay = ctx.exp(ctx.neg(ctx.exp(ctx.add(decay, store.tensor("f32", (width,))))))
         r, k, v = (ctx.reshape_3d(ctx.mul_mat(matrix(width, width), y), head, width // head, n_tokens)
                    for y in (each[3], each[1], each[2]))
         gate = ctx.silu(ctx.mul_mat(matrix(width, width), each[4]))
         found = ctx.restore("RWKV_WKV6", "f32", (width, n_tokens + head, 1, 1),
                             [4, 4 * width, *[4 * width * (n_tokens + head)] * 2],
-                            src=(k, v, r, home.tensor("f32", (head, width // head)),
+                            src=(k, v, r, store.tensor("f32", (head, width // head)),
                                  ctx.reshape_3d(decay, head, width // head, n_tokens), ctx.get_rows(state, slot)))
         ends.append(ctx.cpy(ctx.view_1d(found, head * width, n_tokens * found.nb[1]), state))
         y = ctx.reshape_3d(ctx.view_1d(found, width * n_tokens), head, width // head, n_tokens)
         y = ctx.reshape_2d(ctx.norm(y, 64e-5), width, n_tokens)
-        y = ctx.add(ctx.mul(y, home.tensor("f32", (width,))), home.tensor("f32", (width,)))
+        y = ctx.add(ctx.mul(y, store.tensor("f32", (width,))), store.tensor("f32", (width,)))
         x = ctx.add(ctx.mul_mat(matrix(width, width), ctx.mul(y, gate)), x)
         y = normed(x)
-        by = shifted(y, home.tensor("f32", (width, 1)))
-        k = ctx.sqr(ctx.relu(ctx.mul_mat(matrix(width, hidden), mixed(y, by, home.tensor("f32", (width,))))))
-        r = ctx.sigmoid(ctx.mul_mat(matrix(width, width), mixed(y, by, home.tensor("f32", (width,)))))
+        by = shifted(y, store.tensor("f32", (width, 1)))
+        k = ctx.sqr(ctx.relu(ctx.mul_mat(matrix(width, hidden), mixed(y, by, store.tensor("f32", (width,))))))
+        r = ctx.sigmoid(ctx.mul_mat(matrix(width, width), mixed(y, by, store.tensor("f32", (width,)))))
         x = ctx.add(ctx.mul(r, ctx.mul_mat(matrix(hidden, width), k)), x)
-    for home, backend in zip(homes, workers, strict=True):
-        backend.alloc_tensors(home)
+    for store, backend in zip(stores, workers, strict=True):
+        backend.alloc_tensors(store)
     return gs.Graph(*ends, ctx.scale(x, 1.0)), backends

@@ -192,7 +192,7 @@ cdef extern from "ggml_sched/plan.h" nogil:
 cdef extern from "ggml_sched/program.h" nogil:
     enum: GS_STEP_LOAD, GS_STEP_COPY, GS_STEP_COPY_EXPERTS, GS_STEP_RUN, GS_STEP_WRITE_BACK, GS_NOT_DONE
 
-    ctypedef struct gs_place:
+    ctypedef struct gs_location:
         int32_t id, backend, chunk
         int64_t offset
 
@@ -200,16 +200,17 @@ cdef extern from "ggml_sched/program.h" nogil:
         int32_t step, back
 
     ctypedef struct gs_read:
-        int32_t position, slot, place, n_slots
+        int32_t position, slot, location, n_slots
 
     ctypedef struct gs_step:
-        int32_t kind, backend, tensor, ids, first, last, place, n_slots, read, n_reads, wait, n_waits, keeps, awaited
+        int32_t kind, backend, tensor, ids, first, last, location, n_slots, read, n_reads, wait, n_waits, if_changed
+        int32_t awaited
         int64_t start, nbytes
 
     ctypedef struct gs_program:
-        int32_t n_steps, n_slots, n_reads, n_waits, n_inputs, n_ids, turns, reach
+        int32_t n_steps, n_slots, n_reads, n_waits, n_inputs, n_ids, copy_slots, reach
         const gs_step *steps
-        const gs_place *places
+        const gs_location *locations
         const gs_read *reads
         const gs_wait *waits
         const int32_t *inputs
@@ -317,7 +318,7 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int in_order,
                             int64_t *offset) noexcept nogil
         int (*graph_trim)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil
-        size_t size_node, size_place, size_wait, size_read, size_step, size_program, size_run, size_backend
+        size_t size_node, size_location, size_wait, size_read, size_step, size_program, size_run, size_backend
         int (*program_new)(const gs_api_graph *graph, const gs_api_plan *plan, const gs_backend *backends,
                            void *const *resident, gs_api_program **program, gs_error *error) noexcept nogil
         void (*program_view)(const gs_api_program *program, gs_program *view) noexcept nogil

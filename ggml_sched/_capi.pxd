@@ -78,12 +78,12 @@ ctypedef struct gs_program_box:
     const gs_node **listed      # [n_listed]
     int32_t *listed_ids         # [n_listed]
     int32_t *run_of             # [c.n_steps] index in `runs` of a step's first
-    int32_t *n_turns            # [c.n_steps] how many entries of `runs` a step has: 1, or c.turns
+    int32_t *n_turns            # [c.n_steps] how many entries of `runs` a step has: 1, or c.copy_slots
     int32_t *group_begin        # of all runs together
     int32_t *group_member
     unsigned char *needed       # [n_listed]
     void **address              # [c.n_ids]
-    int32_t *home               # [c.n_ids] the backend of an id's memory; -1: none
+    int32_t *holder             # [c.n_ids] the backend of an id's memory; -1: none
     int32_t *root               # [n_tensors] the id that owns a tensor's memory
     int64_t *version            # [n_tensors] of a root: grows when its data changes
     int64_t *held               # [c.n_ids] the version in a location that no other id uses; -1: none

@@ -25,7 +25,7 @@ cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) 
     x.n_turns = <int32_t *>reserve(base, &at, n_steps * sizeof(int32_t))
     x.group_begin = <int32_t *>reserve(base, &at, (n_members + n_steps + 1) * sizeof(int32_t))
     x.group_member = <int32_t *>reserve(base, &at, n_members * sizeof(int32_t))
-    x.home = <int32_t *>reserve(base, &at, n_ids * sizeof(int32_t))
+    x.holder = <int32_t *>reserve(base, &at, n_ids * sizeof(int32_t))
     x.root = <int32_t *>reserve(base, &at, n * sizeof(int32_t))
     x.written = <int32_t *>reserve(base, &at, x.n_written * sizeof(int32_t))
     x.awaited = <int32_t *>reserve(base, &at, n_steps * sizeof(int32_t))
@@ -84,10 +84,10 @@ cdef int32_t turns_of(const gs_program_box *x, const gs_step *step) noexcept nog
     """In how many versions a run is listed: one for each slot of the copies that its nodes read or write."""
     cdef int32_t k
     if step.n_slots > 1:
-        return x.c.turns
+        return x.c.copy_slots
     for k in range(step.read, step.read + step.n_reads):
         if x.c.reads[k].n_slots > 1:
-            return x.c.turns
+            return x.c.copy_slots
     return 1
 
 
@@ -110,10 +110,10 @@ cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, c
     for i in range(p.n):
         like = p.like[i]
         m = g.memory[i] if i < x.n_tensors else i
-        x.held[i] = x.home[i] = -1
+        x.held[i] = x.holder[i] = -1
         first = NULL
         if i < x.n_tensors and resident[m] >= 0:
-            x.home[i] = resident[m]
+            x.holder[i] = resident[m]
             x.traits[i] |= IS_RESIDENT | IS_READABLE
             first = <char *>given[m] if given != NULL else NULL
             if first == NULL and g.nbytes[m]:
@@ -123,9 +123,9 @@ cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, c
                 free(holder)
                 return GS_BAD_ARGUMENT
         elif p.offset[m] >= 0:
-            x.home[i], offset = p.arena_of[m], p.offset[m]
-            stride = p.arena[x.home[i]].stride
-            k = x.arenas.begin[x.home[i]]
+            x.holder[i], offset = p.arena_of[m], p.offset[m]
+            stride = p.arena[x.holder[i]].stride
+            k = x.arenas.begin[x.holder[i]]
             if stride:
                 k += <int32_t>(offset // stride)
                 offset %= stride
@@ -163,7 +163,7 @@ cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, c
     for i in range(x.c.n_steps):
         if x.c.steps[i].kind == GS_STEP_LOAD:
             x.traits[x.c.steps[i].tensor] |= IS_LOADED
-            if x.c.places[x.c.steps[i].place].id == x.c.steps[i].tensor:
+            if x.c.locations[x.c.steps[i].location].id == x.c.steps[i].tensor:
                 x.traits[x.c.steps[i].tensor] |= IS_FILLED
     for i in range(x.n_tensors):
         m = x.root[i]
@@ -254,10 +254,10 @@ cdef void rewire(gs_program_box *x, const gs_graph *g, const gs_step *step, int3
     for k in range(step.read, step.read + step.n_reads):
         read = &x.c.reads[k]
         twin = twin_of[g.node[read.position]]
-        twin.src[read.slot] = &x.nodes[x.c.places[read.place + turn % read.n_slots].id]
+        twin.src[read.slot] = &x.nodes[x.c.locations[read.location + turn % read.n_slots].id]
     if step.n_slots:
         twin = twin_of[run.ids[run.n_nodes - 1]]
-        twin.data = x.address[x.c.places[step.place + turn % step.n_slots].id]
+        twin.data = x.address[x.c.locations[step.location + turn % step.n_slots].id]
     for k in range(run.n_nodes):
         twin_of[run.ids[k]] = NULL
 
@@ -361,9 +361,9 @@ cdef int fill_program(gs_program_box *x, const gs_graph *g, const gs_plan_box *p
                       gs_error *error) noexcept nogil:
     """Make all parts of a program; program_free frees those that are made, also after a failure."""
     cdef const gs_plan *p = &plan.c
-    cdef const int32_t *homes = plan.request.p.resident
+    cdef const int32_t *residents = plan.request.p.resident
     cdef int64_t bytes, n_members = p.group_begin[p.n_groups] if p.n_groups else 0
-    cdef int status = write_steps(x, g, p, homes, error)
+    cdef int status = write_steps(x, g, p, residents, error)
     if status != GS_OK:
         return status
     count_parts(x, g)
@@ -374,7 +374,7 @@ cdef int fill_program(gs_program_box *x, const gs_graph *g, const gs_plan_box *p
     program_lay_out(x, n_members, <size_t>x.memory)
     x.c.address = x.address
     memset(x.awaited, 0xff, x.c.n_steps * sizeof(int32_t))      # -1
-    status = place_tensors(x, g, p, homes, resident, error)
+    status = place_tensors(x, g, p, residents, resident, error)
     if status == GS_OK:
         status = list_runs(x, g, p, error)
     if status == GS_OK:

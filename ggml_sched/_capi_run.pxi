@@ -216,7 +216,7 @@ cdef int move_elements(gs_program_box *x, int32_t queue, int32_t there, const ch
             return GS_OK
 
 
-cdef int copy_experts(gs_program_box *x, int32_t k, int32_t place, gs_error *error) noexcept nogil:
+cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *error) noexcept nogil:
     """Copy the experts whose numbers are in a tensor of the host, or of another backend."""
     cdef const gs_step *step = &x.c.steps[k]
     cdef const gs_layout *ids = &x.nodes[step.ids].layout
@@ -235,7 +235,7 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t place, gs_error *err
         # The numbers may be a view: it lies as far behind the caller's data as its address behind that of its root.
         numbers += <char *>x.address[step.ids] - <char *>x.address[root]
     else:
-        b = x.home[step.ids]
+        b = x.holder[step.ids]
         status = host_waits(x, step, error)
         if status == GS_OK:
             status = let_follow(x, b, step.backend, error)
@@ -255,8 +255,8 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t place, gs_error *err
     size = (weight.ne[1] - 1) * weight.nb[1] + weight.ne[0] // traits.block_size * weight.nb[0]
     for i in range(weight.ne[2]):
         if x.used[i]:
-            status = move(x, step.backend, x.home[step.tensor], <char *>x.address[step.tensor] + i * weight.nb[2],
-                          x.home[place], <char *>x.address[place] + i * weight.nb[2], size, step.tensor, k, error)
+            status = move(x, step.backend, x.holder[step.tensor], <char *>x.address[step.tensor] + i * weight.nb[2],
+                          x.holder[location], <char *>x.address[location] + i * weight.nb[2], size, step.tensor, k, error)
             if status != GS_OK:
                 return status
     return GS_OK
@@ -288,27 +288,27 @@ cdef int host_waits(gs_program_box *x, const gs_step *step, gs_error *error) noe
     return GS_OK
 
 
-cdef bint is_due(gs_program_box *x, const gs_step *step, int32_t place) noexcept nogil:
+cdef bint is_due(gs_program_box *x, const gs_step *step, int32_t location) noexcept nogil:
     """Whether a step has to run: not if its data is in place already."""
-    return not step.keeps or x.held[place] != x.version[x.root[step.tensor]]
+    return not step.if_changed or x.held[location] != x.version[x.root[step.tensor]]
 
 
 cdef int issue(gs_program_box *x, int32_t k, int64_t turn, gs_error *error) noexcept nogil:
     """Issue step k: wait, move data or compute, record."""
     cdef const gs_step *step = &x.c.steps[k]
     cdef const gs_backend *b = &x.backends[step.backend]
-    cdef int32_t place = -1, i
+    cdef int32_t location = -1, i
     cdef gs_done *before
     cdef gs_done *end = NULL
     cdef gs_error said
     cdef gs_run_nodes *run
     cdef int status = GS_OK
     if step.n_slots:
-        place = x.c.places[step.place + turn % step.n_slots].id
+        location = x.c.locations[step.location + turn % step.n_slots].id
     if x.awaited[k] >= 0:
         end = &x.done[<int64_t>x.awaited[k] * x.depth + x.n_computed % x.depth]
         end[0] = x.last[step.backend]
-    if not is_due(x, step, place):
+    if not is_due(x, step, location):
         return GS_OK
     for i in range(step.wait, step.wait + step.n_waits):
         before = done_of(x, step, &x.c.waits[i])
@@ -324,23 +324,23 @@ cdef int issue(gs_program_box *x, int32_t k, int64_t turn, gs_error *error) noex
             status = backend_error(x, error, &said, status, step.backend, run.ids[0], k, b"computing nodes from",
                                    run.n_nodes)
     elif step.kind == GS_STEP_LOAD:
-        if x.data[step.tensor] != NULL and step.nbytes and x.address[place] != NULL:
-            status = b.write(b.context, x.address[place], <const char *>x.data[step.tensor] + step.start, step.nbytes,
+        if x.data[step.tensor] != NULL and step.nbytes and x.address[location] != NULL:
+            status = b.write(b.context, x.address[location], <const char *>x.data[step.tensor] + step.start, step.nbytes,
                              &said)
             if status != GS_OK:
                 status = backend_error(x, error, &said, status, step.backend, step.tensor, k, b"loading", step.nbytes)
     elif step.kind == GS_STEP_COPY:
-        status = move(x, step.backend, x.home[step.tensor], <char *>x.address[step.tensor], x.home[place],
-                      <char *>x.address[place], x.nodes[step.tensor].layout.nbytes, step.tensor, k, error)
+        status = move(x, step.backend, x.holder[step.tensor], <char *>x.address[step.tensor], x.holder[location],
+                      <char *>x.address[location], x.nodes[step.tensor].layout.nbytes, step.tensor, k, error)
     elif step.kind == GS_STEP_COPY_EXPERTS:
-        status = copy_experts(x, k, place, error)
+        status = copy_experts(x, k, location, error)
     else:
-        status = move_elements(x, step.backend, x.home[place], <char *>x.address[place], x.home[step.tensor],
+        status = move_elements(x, step.backend, x.holder[location], <char *>x.address[location], x.holder[step.tensor],
                                <char *>x.address[step.tensor], &x.nodes[step.tensor].layout, step.tensor, k, error)
     if status != GS_OK:
         return status
-    if step.keeps:
-        x.held[place] = x.version[x.root[step.tensor]]
+    if step.if_changed:
+        x.held[location] = x.version[x.root[step.tensor]]
     if end != NULL:
         end.event = x.event[<int64_t>x.awaited[k] * x.depth + x.n_computed % x.depth]
         end.backend = step.backend
@@ -368,7 +368,7 @@ cdef int issue_all(gs_program_box *x, gs_error *error) noexcept nogil:
     status = make_current(x, error)
     if status != GS_OK:
         return status
-    turn = x.n_computed % x.c.turns
+    turn = x.n_computed % x.c.copy_slots
     for k in range(x.c.n_steps):
         status = issue(x, k, turn, error)
         if status != GS_OK:
@@ -478,9 +478,9 @@ cdef int read_tensor(gs_program_box *x, int32_t tensor, void *to, int64_t offset
         return refuse_tensor(error, GS_HAZARD, tensor, offset, nbytes, wrong)
     if nbytes == 0:
         return GS_OK
-    b = &x.backends[x.home[tensor]]
+    b = &x.backends[x.holder[tensor]]
     said.message[0] = 0
     status = b.read(b.context, to, <char *>x.address[tensor] + offset, nbytes, &said)
     if status != GS_OK:
-        return backend_error(x, error, &said, status, x.home[tensor], tensor, -1, b"reading", nbytes)
+        return backend_error(x, error, &said, status, x.holder[tensor], tensor, -1, b"reading", nbytes)
     return GS_OK

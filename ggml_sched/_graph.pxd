@@ -7,7 +7,8 @@ from ggml_sched.core.graph.flat cimport (
 )
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
-    ASKS_OFFLOAD, ASKS_SIZE, ASKS_SUPPORTS, COMPUTES, COPIES, BackendBase, BufferBase, Home, Lease, NodeTable, Tensor,
+    ASKS_OFFLOAD, ASKS_SIZE, ASKS_SUPPORTS, COMPUTES, COPIES, BackendBase, BufferBase, ContextState, Lease, NodeTable,
+    Tensor,
     label,
 )
 from ggml_sched.core.graph.types cimport layout_equal, layout_same_ne, op_is_view

@@ -310,8 +310,8 @@ class Backend(BackendBase):
         pending, total = [], 0
         for tensor in ctx.tensors:
             # An address in a scheduler's arena does not count: it is valid only until the next graph is allocated.
-            lent = tensor.lease is not None and tensor.lease.transient
-            if tensor.view_src is None and (lent or tensor.buffer is None):
+            is_temporary = tensor.lease is not None and tensor.lease.transient
+            if tensor.view_src is None and (is_temporary or tensor.buffer is None):
                 pending.append((tensor, total))
                 size = checked_alloc_size(self, tensor, self.alloc_size(tensor))
                 total += -(-size // self.alignment) * self.alignment

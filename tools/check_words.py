@@ -27,6 +27,13 @@ BANISHED = {
     r"n_places|place_copy": "n_copies, cur_copy",
     r"left_to|why_lost": "deferred, failure",
     r"weigh_reuse|GS_STATE_TOOK_OVER|took over": "try reuse modes, GS_STATE_INPLACE, reused in place",
+    r"class Placing|placing_of": "AllocationPass",
+    r"(?-i:Home)|PlaceVersions|_places_of|gs_place(?!;| \*former)": "ContextState, LocationVersions, _locations_of, gs_location",
+    r"facts\.home": "arena_of",
+    r"(?:step|one|s|facts)\.keeps|(?-i:program\.turns)|step\.places": "if_changed, kept, copy_slots, locations",
+    r"(?:was_|lease\.)displaced(?!:)": "rebound",
+    r"lent": "temporary",
+    r"(?-i:offered)|fusion_offers": "groups, fusion_groups",
     r"gs_plan_arrays|gs_asked|asked_alike|loads_alone|make_alone": "gs_plan, gs_request, make_program",
 }
 """{pattern of whole words: what to write instead}."""

@@ -141,15 +141,15 @@ def is_built() -> bool:
 class Copy:
     """The project and its build in a folder of their own.  Invariant: between two mutants it is as it was copied."""
 
-    def __init__(self, home: Path, timeout: int, near: bool) -> None:
-        self.home, self.timeout, self.near = home / "project", timeout, near
-        self.built = home / "built"
+    def __init__(self, root: Path, timeout: int, near: bool) -> None:
+        self.root, self.timeout, self.near = root / "project", timeout, near
+        self.built = root / "built"
         ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
         for name in COPIED:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, self.home / name, ignore=ignored)
+                shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
             elif (ROOT / name).exists():
-                shutil.copy2(ROOT / name, self.home / name)
+                shutil.copy2(ROOT / name, self.root / name)
         done = self._build()
         if done is None:
             raise SystemExit(f"mutate: the first build takes over {BUILD_TIMEOUT} s")
@@ -157,7 +157,7 @@ class Copy:
             raise SystemExit(f"mutate: the project does not build: {done.stderr[-2000:]}")
         for path in self._artefacts():
             (self.built / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(self.home / path, self.built / path)
+            shutil.copy2(self.root / path, self.built / path)
         self.failing: dict[tuple[str, ...], bool] = {}
         """Whether tests fail, or take too long, without any mutant."""
         self.noticed_by = ""
@@ -165,10 +165,10 @@ class Copy:
     def _artefacts(self) -> list[Path]:
         """Files that a build writes: libraries, objects, what stands beside these, and Cython's C.  An object left of
         a mutant is newer than the restored source, so that later builds would link it."""
-        found = [path for path in (self.home / "ggml_sched").rglob("*")
+        found = [path for path in (self.root / "ggml_sched").rglob("*")
                  if path.suffix == ".so" or path.suffix == ".c" and path.with_suffix(".pyx").exists()]
-        found += (path for path in (self.home / "build").rglob("*") if path.is_file())
-        return [path.relative_to(self.home) for path in found]
+        found += (path for path in (self.root / "build").rglob("*") if path.is_file())
+        return [path.relative_to(self.root) for path in found]
 
     def outcome(self, mutant: Mutant) -> str:
         """noticed, survived, "does not compile", or why it is undecided."""
@@ -187,7 +187,7 @@ class Copy:
 
     def _attempt(self, mutant: Mutant) -> str | tuple[str, ...]:
         """The outcome, or the tests that fail with the mutant."""
-        path = self.home / mutant.path
+        path = self.root / mutant.path
         source, times = path.read_bytes(), path.stat()
         for cache in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             cache.unlink()
@@ -199,7 +199,7 @@ class Copy:
                     return f"undecided: a build takes over {BUILD_TIMEOUT} s"
                 if done.returncode:
                     return "does not compile"
-            near = files_near(self.home, mutant)
+            near = files_near(self.root, mutant)
             failed = self._first_failure(near) if near else None
             if failed is None and not (near and self.near):
                 failed = self._first_failure(folders_for(mutant.path))
@@ -215,9 +215,9 @@ class Copy:
     def _restore_build(self) -> None:
         for path in self._artefacts():
             if not (self.built / path).exists():
-                (self.home / path).unlink()
-            elif (self.built / path).stat().st_mtime_ns != (self.home / path).stat().st_mtime_ns:
-                shutil.copy2(self.built / path, self.home / path)
+                (self.root / path).unlink()
+            elif (self.built / path).stat().st_mtime_ns != (self.root / path).stat().st_mtime_ns:
+                shutil.copy2(self.built / path, self.root / path)
 
     def _first_failure(self, tests: list[str]) -> tuple[str, ...] | None:
         """The test that failed, or the file that cannot be collected; None if all pass.  All of `tests` where they
@@ -241,10 +241,10 @@ class Copy:
 
     def _run(self, timeout: int, *arguments: str) -> subprocess.CompletedProcess | None:
         """None when it takes longer than `timeout` seconds."""
-        environment = {**os.environ, "PYTHONPATH": str(self.home), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.setdefault("GGML_SCHED_BUILD", "debug")
         # In a session of its own, so that children of what hangs end with it.
-        with subprocess.Popen([sys.executable, *arguments], cwd=self.home, env=environment, stdout=subprocess.PIPE,
+        with subprocess.Popen([sys.executable, *arguments], cwd=self.root, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
             try:
                 said = process.communicate(timeout=timeout)
@@ -265,10 +265,10 @@ def run(mutants: list[Mutant], sample: int, jobs: int, timeout: int, near: bool)
     """Outcomes of the first `sample` mutants that compile, printed as they come: descriptions by outcome."""
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        homes = [Path(folder) / str(k) for k in range(jobs)]
+        roots = [Path(folder) / str(k) for k in range(jobs)]
         copies: queue.Queue[Copy] = queue.Queue()
-        for home in homes:
-            copies.put(Copy(home, timeout, near))
+        for root in roots:
+            copies.put(Copy(root, timeout, near))
 
         def outcome(mutant: Mutant) -> None:
             if sum(len(rows) for name, rows in found.items() if name != "does not compile") >= sample:

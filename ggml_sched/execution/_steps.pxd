@@ -7,9 +7,9 @@ from ggml_sched._c cimport gs_node, gs_run_nodes
 from ggml_sched._graph cimport BackendBase, NodeTable, Tensor
 
 
-cdef class PlaceVersions:
+cdef class LocationVersions:
     cdef dict versions
-    cpdef bint is_new(self, int64_t place, int64_t version) except -1
+    cpdef bint is_new(self, int64_t location, int64_t version) except -1
 
 
 cdef class BoundStep:
@@ -20,9 +20,9 @@ cdef class BoundStep:
 cdef class BoundLoad(BoundStep):
     cdef readonly Tensor leaf
     cdef readonly Tensor tensor
-    cdef readonly PlaceVersions versions
+    cdef readonly LocationVersions versions
     cdef int64_t start                  # the first byte of the leaf that is loaded
-    cdef int64_t place                  # the id of the location, for `versions`
+    cdef int64_t location               # the id of the location, for `versions`
     cdef bint is_due(self) except -1
 
 
@@ -35,8 +35,8 @@ cdef class BoundTransfer(BoundStep):
 
 
 cdef class BoundCopy(BoundTransfer):
-    cdef readonly PlaceVersions versions
-    cdef int64_t place
+    cdef readonly LocationVersions versions
+    cdef int64_t location
     cdef bint is_due(self) except -1
 
 

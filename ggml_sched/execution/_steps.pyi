@@ -13,9 +13,9 @@ from ggml_sched.execution.pipeline import Action, KeepAlive
 from ggml_sched.planning.plan import Plan
 
 @disjoint_base
-class PlaceVersions:
+class LocationVersions:
     def __new__(cls) -> Self: ...
-    def is_new(self, place: int, version: int) -> bool: ...
+    def is_new(self, location: int, version: int) -> bool: ...
     def forget(self) -> None: ...
 
 def is_false(answer: object) -> bool: ...
@@ -30,11 +30,11 @@ class BoundStep:
 
 @disjoint_base
 class BoundLoad(BoundStep):
-    def __init__(self, backend: Backend, leaf: Tensor, tensor: Tensor, start: int, place: int,
-                 versions: PlaceVersions | None) -> None: ...
+    def __init__(self, backend: Backend, leaf: Tensor, tensor: Tensor, start: int, location: int,
+                 versions: LocationVersions | None) -> None: ...
     leaf: Final[Tensor]
     tensor: Final[Tensor]
-    versions: Final[PlaceVersions | None]
+    versions: Final[LocationVersions | None]
     def due(self) -> Action | None: ...
 
 @disjoint_base
@@ -47,9 +47,9 @@ class BoundTransfer(BoundStep):
 
 @disjoint_base
 class BoundCopy(BoundTransfer):
-    def __init__(self, backend: Backend, src: Tensor, dst: Tensor, place: int,
-                 versions: PlaceVersions | None) -> None: ...
-    versions: Final[PlaceVersions | None]
+    def __init__(self, backend: Backend, src: Tensor, dst: Tensor, location: int,
+                 versions: LocationVersions | None) -> None: ...
+    versions: Final[LocationVersions | None]
     def due(self) -> Action | None: ...
 
 @disjoint_base

@@ -34,7 +34,7 @@ from ggml_sched.backend import Backend, GraphView, note_copy, note_nodes, staged
 from ggml_sched.errors import BackendError, HazardError, PlacementError, each, no_host_memory
 
 
-cdef class PlaceVersions:
+cdef class LocationVersions:
     """Which version of its source is in each location that no other tensor uses: unchanged data is not moved again.
 
     A source's version grows whenever its data changes.  `forget` is called when other graphs may have used the memory.
@@ -43,11 +43,11 @@ cdef class PlaceVersions:
     def __cinit__(self):
         self.versions = {}
 
-    cpdef bint is_new(self, int64_t place, int64_t version) except -1:
+    cpdef bint is_new(self, int64_t location, int64_t version) except -1:
         """Whether a location does not hold this version of its source; records that it now does."""
-        if self.versions.get(place) == version:
+        if self.versions.get(location) == version:
             return False
-        self.versions[place] = version
+        self.versions[location] = version
         return True
 
     def forget(self):
@@ -100,16 +100,16 @@ cdef class BoundLoad(BoundStep):
     `versions` is not None if no other tensor uses that memory: then the data is written only after a new `set`.
     """
 
-    def __init__(self, backend, Tensor leaf not None, Tensor tensor not None, int64_t start, int64_t place,
-                 PlaceVersions versions):
+    def __init__(self, backend, Tensor leaf not None, Tensor tensor not None, int64_t start, int64_t location,
+                 LocationVersions versions):
         BoundStep.__init__(self, backend)
-        self.leaf, self.tensor, self.start, self.place, self.versions = leaf, tensor, start, place, versions
+        self.leaf, self.tensor, self.start, self.location, self.versions = leaf, tensor, start, location, versions
 
     cdef bint is_due(self) except -1:
         """Whether the step has bytes to write; with `versions`, also records that they are written."""
         if self.versions is None:
             return bool(self.leaf.stash)
-        return bool(self.leaf.stash) and self.versions.is_new(self.place, self.leaf.version)
+        return bool(self.leaf.stash) and self.versions.is_new(self.location, self.leaf.version)
 
     def due(self):
         if not self.is_due():
@@ -229,13 +229,13 @@ cdef class BoundCopy(BoundTransfer):
     copy does not wait for the queue of the latter.
     """
 
-    def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, PlaceVersions versions):
+    def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t location, LocationVersions versions):
         BoundTransfer.__init__(self, backend, src, dst)
-        self.place, self.versions = place, versions
+        self.location, self.versions = location, versions
 
     cdef bint is_due(self) except -1:
         """Whether the data is not in place already; with `versions`, also records that it is now."""
-        return self.versions is None or self.versions.is_new(self.place, self.src.data_version)
+        return self.versions is None or self.versions.is_new(self.location, self.src.data_version)
 
     def due(self):
         return self.transfer if self.is_due() else None

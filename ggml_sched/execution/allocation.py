@@ -26,7 +26,7 @@ from ggml_sched.execution._steps import (
     BoundRun,
     BoundStep,
     BoundWriteBack,
-    PlaceVersions,
+    LocationVersions,
     Recording,
     check_inputs,
     complete_at_once,
@@ -40,7 +40,7 @@ from ggml_sched.execution.pipeline import KeepAlive, Pipeline, Task
 from ggml_sched.execution.tracing import Trace, timed
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Program, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Program, Run, Step, WriteBack
 
 __all__ = ["Allocation"]
 
@@ -147,9 +147,9 @@ class Allocation:
         return program_of(_alive(self.graph), self.data, self.backends)
 
     @cached_property
-    def _versions(self) -> PlaceVersions:
-        """Which data is in the locations of the steps that are left out while their data does not change (`keeps`)."""
-        return PlaceVersions()
+    def _versions(self) -> LocationVersions:
+        """Which data is in the locations of steps that are left out while it does not change (`if_changed`)."""
+        return LocationVersions()
 
     @cached_property
     def _stand_ins(self) -> dict[int, Tensor]:
@@ -302,7 +302,7 @@ class Allocation:
             self._steps_of = {}
         if copy not in self._steps_of:
             self._steps_of[copy] = [self._bind(k, step, copy) for k, step in enumerate(self.program.steps)]
-        self._cur_copy = (copy + 1) % self.program.turns
+        self._cur_copy = (copy + 1) % self.program.copy_slots
         return self._steps_of[copy]
 
     def _tasks(self, steps: list[BoundStep], observer: Observer | None, trace: Trace | None,
@@ -371,7 +371,7 @@ class Allocation:
 
         Bound once, and used again by every later compute with that slot.
         """
-        n_copies = max(map(len, _places_of(step)), default=1)
+        n_copies = max(map(len, _locations_of(step)), default=1)
         key = (k, copy % n_copies)
         if self.prepared is None:
             self.prepared = {}
@@ -381,29 +381,29 @@ class Allocation:
 
     def _new_bound(self, step: Step, copy: int) -> BoundStep:
         """A new bound step for a step of the program; `copy` as for `_bind`."""
-        backend, versions = self.backends[step.backend], self._versions if step.keeps else None
+        backend, versions = self.backends[step.backend], self._versions if step.if_changed else None
         match step:
             case Load():
-                place = step.places[copy % len(step.places)]
+                location = step.locations[copy % len(step.locations)]
                 leaf = self.tensors[step.tensor]
-                return BoundLoad(backend, leaf, self._tensor(place), step.start, place.id, versions)
+                return BoundLoad(backend, leaf, self._tensor(location), step.start, location.id, versions)
             case Copy():
-                place = step.places[copy % len(step.places)]
-                return BoundCopy(backend, self.tensors[step.tensor], self._tensor(place), place.id, versions)
+                location = step.locations[copy % len(step.locations)]
+                return BoundCopy(backend, self.tensors[step.tensor], self._tensor(location), location.id, versions)
             case Fetch():
-                place = step.places[copy % len(step.places)]
-                room = place.offset, place.offset + self.data.size(place.id)
+                location = step.locations[copy % len(step.locations)]
+                room = location.offset, location.offset + self.data.size(location.id)
                 weight = self.tensors[step.tensor]
-                return BoundFetch(backend, weight, self._tensor(place), step.start, step.nbytes, room)
+                return BoundFetch(backend, weight, self._tensor(location), step.start, step.nbytes, room)
             case CopyExperts():
-                place, ids = step.places[copy % len(step.places)], self.tensors[step.ids]
+                location, ids = step.locations[copy % len(step.locations)], self.tensors[step.ids]
                 staged = ids.root.op == "NONE" and not ids.is_resident
-                return BoundExperts(backend, self.tensors[step.tensor], self._tensor(place), ids, staged)
+                return BoundExperts(backend, self.tensors[step.tensor], self._tensor(location), ids, staged)
             case Run():
                 return self._new_run(step, copy)
             case WriteBack():
-                place = step.places[copy % len(step.places)]
-                return BoundWriteBack(backend, self._tensor(place), self.tensors[step.tensor])
+                location = step.locations[copy % len(step.locations)]
+                return BoundWriteBack(backend, self._tensor(location), self.tensors[step.tensor])
         raise TypeError(f"no step: {step!r}")
 
     def _new_run(self, step: Run, copy: int) -> BoundRun:
@@ -413,8 +413,8 @@ class Allocation:
         if not step.reads and not step.into:
             return BoundRun(self.backends[step.backend], nodes, nodes, groups, needed)
         reads: dict[int, dict[int, Tensor]] = {}
-        for position, slot, places in step.reads:
-            reads.setdefault(position, {})[slot] = self._tensor(places[copy % len(places)])
+        for position, slot, locations in step.reads:
+            reads.setdefault(position, {})[slot] = self._tensor(locations[copy % len(locations)])
         into = self._tensor(step.into[copy % len(step.into)]) if step.into else None
         twins = []
         # Backends recognise a fusion group by which member reads which: where a member is replaced by a twin, the
@@ -450,19 +450,20 @@ class Allocation:
         needed = needed_of(_alive(self.graph), self.data, step.first, step.last)
         return tuple(tuple(map(index.__getitem__, group)) for group in groups), needed
 
-    def _tensor(self, place: Place) -> Tensor:
+    def _tensor(self, location: Location) -> Tensor:
         """The tensor at a location: a tensor of the graph, or the one made for a copy slot."""
         n = self.data.n_tensors
-        if place.id < n:
-            return self.tensors[place.id]
-        if place.id not in self._stand_ins:
-            like = self.tensors[self._copies[self.data.copy_of(place.id)][0]]
-            buffer, offset, owner = self.buffers[place.backend][place.chunk], place.offset, like.root.backend
+        if location.id < n:
+            return self.tensors[location.id]
+        if location.id not in self._stand_ins:
+            like = self.tensors[self._copies[self.data.copy_of(location.id)][0]]
+            buffer, offset = self.buffers[location.backend][location.chunk], location.offset
+            owner = like.root.backend
             if owner is not None and owner.is_store:
                 offset += owner.shift(like, buffer.base + offset)
-            self._stand_ins[place.id] = stand_in(like, f"{self.backends[place.backend].name}#{like.name}", buffer,
-                                                 offset, self.lease)
-        return self._stand_ins[place.id]
+            self._stand_ins[location.id] = stand_in(like, f"{self.backends[location.backend].name}#{like.name}", buffer,
+                                                    offset, self.lease)
+        return self._stand_ins[location.id]
 
 
 def _alive(graph: weakref.ref[Graph]) -> Graph:
@@ -473,8 +474,8 @@ def _alive(graph: weakref.ref[Graph]) -> Graph:
     return found
 
 
-def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:
-    """The tuples of places, one for each slot, of all that a step reads or writes in an arena."""
+def _locations_of(step: Step) -> Iterable[tuple[Location, ...]]:
+    """The tuples of locations, one for each slot, of all that a step reads or writes in an arena."""
     if isinstance(step, Run):
-        return [places for _, _, places in step.reads] + ([step.into] if step.into else [])
-    return [step.places]
+        return [locations for _, _, locations in step.reads] + ([step.into] if step.into else [])
+    return [step.locations]

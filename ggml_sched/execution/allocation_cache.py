@@ -67,7 +67,7 @@ class Allocations:
         if current is not None and current.given_graph() is graph:
             if not self._is_fresh(current, graph) or not current.lease.alive:
                 return None
-            if current.lease.displaced:
+            if current.lease.rebound:
                 # Another scheduler has given some of the graph's tensors other addresses: restore those of `current`.
                 self.drain()
                 current.suspend()

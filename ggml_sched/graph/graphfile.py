@@ -30,14 +30,14 @@ class StandIn(Protocol):
     def backend(self) -> BackendBase: ...
 
 
-Home: TypeAlias = "BackendBase | StandIn"
+Chosen: TypeAlias = "BackendBase | StandIn"
 """What `place` returns for a resident."""
 
 MAX_FILE_BYTES = 1 << 30
 """A graph file that is larger, after unpacking, is refused."""
 
 
-def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], Home] | None = None) -> Graph:
+def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], Chosen] | None = None) -> Graph:
     """Read a graph; `graph.tensors[i]` is tensor i of the file.
 
     `place(tensor)` returns the backend of a resident tensor (weight, KV cache), or a `Device`, which stands for its
@@ -71,7 +71,7 @@ def _read(file: BufferedReader | gzip.GzipFile) -> bytes:
     return b"".join(parts)
 
 
-def graph_from_dict(data: Any, place: Callable[[Tensor], Home] | None = None, where: str = "graph",
+def graph_from_dict(data: Any, place: Callable[[Tensor], Chosen] | None = None, where: str = "graph",
                     ctx: Context | None = None) -> Graph:
     """The graph of a parsed file; its tensors are made in `ctx` (None: a new context)."""
     tensors = _list(data, "tensors", where)
@@ -219,14 +219,14 @@ class _ResidentSpace(Buffer):
     """A buffer without memory, which only gives resident tensors addresses on a backend, for planning."""
 
 
-def _place_residents(graph: Graph, place: Callable[[Tensor], Home]) -> None:
+def _place_residents(graph: Graph, place: Callable[[Tensor], Chosen]) -> None:
     groups: dict[tuple[BackendBase, str], list[Tensor]] = {}
     for t in graph.tensors:
         if t.resident and t.view_src is None:
-            home = place(t)
-            backend = home if isinstance(home, BackendBase) else getattr(home, "backend", None)
+            chosen = place(t)
+            backend = chosen if isinstance(chosen, BackendBase) else getattr(chosen, "backend", None)
             if not isinstance(backend, BackendBase):
-                raise TypeError(f"place({t.name!r}) returned {home!r}, not a Backend")
+                raise TypeError(f"place({t.name!r}) returned {chosen!r}, not a Backend")
             groups.setdefault((backend, t.resident), []).append(t)
     for (backend, usage), members in groups.items():
         ends = [0]

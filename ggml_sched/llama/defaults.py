@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ggml_sched.placement.answer import Fit
     from ggml_sched.placement.devices import Device
 
-__all__ = ["NAMES", "Place", "PlaceLike", "are_apart", "as_fit", "checked_place", "default_backend", "named_backends",
-           "spread_layers"]
+__all__ = ["NAMES", "PlaceFunction", "PlaceLike", "are_apart", "as_fit", "checked_place", "default_backend",
+           "named_backends", "spread_layers"]
 
 NAMES = ("cpu", "cuda", "ggml")
 """Names that `named_backends` accepts; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
-Place = Callable[[str, int | None], Backend]
+PlaceFunction = Callable[[str, int | None], Backend]
 """`place(name, layer)`: the backend of a weight or KV tensor; `layer` is None outside the layers."""
 PlaceLike = Callable[[str, int | None], "Backend | Device"]
 """The same as the caller may give it: a device stands for the backend of its name."""
@@ -70,7 +70,7 @@ def named_backends(names: Sequence[str], n_threads: int | None = None, memory: i
     return made
 
 
-def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = True) -> Place:
+def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = True) -> PlaceFunction:
     """Layer l of n on backend l * len(backends) // n.
 
     The tensors after the last layer are on the last backend, and those that all layers share on the first.  The
@@ -95,17 +95,17 @@ def are_apart(backends: Sequence[Backend]) -> bool:
     return backends[0].worker != backends[-1].worker and not backends[-1].is_host
 
 
-def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> Place:
+def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> PlaceFunction:
     """`place`, which the caller gave, as a function that raises PlacementError if it returns none of `backends`."""
 
     named = {backend.name: backend for backend in backends}
 
     def answer(name: str, layer: int | None) -> Backend:
-        home = place(name, layer)
-        backend = home if isinstance(home, Backend) else named.get(getattr(home, "name", ""))
+        chosen = place(name, layer)
+        backend = chosen if isinstance(chosen, Backend) else named.get(getattr(chosen, "name", ""))
         if backend is None or not any(backend is known for known in backends):
             names = [known.name for known in backends]
-            raise PlacementError(f"place({name!r}, {layer}) returned {home!r}, not one of {names}")
+            raise PlacementError(f"place({name!r}, {layer}) returned {chosen!r}, not one of {names}")
         return backend
 
     return answer

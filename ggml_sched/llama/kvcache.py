@@ -22,7 +22,7 @@ import numpy as np
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
 from ggml_sched.backend import Backend, Buffer, tensor_copy
 from ggml_sched.errors import FileFormatError
-from ggml_sched.llama.defaults import Place
+from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.hparams import Hparams
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class KVCache:
     OutOfMemory and PlacementError as backends raise them.
     """
 
-    def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type: Type | str = "f32", n_seq: int = 1, *,
-                 flash: bool = False) -> None:
+    def __init__(self, hparams: Hparams, n_ctx: int, place: PlaceFunction, kv_type: Type | str = "f32",
+                 n_seq: int = 1, *, flash: bool = False) -> None:
         kv_type = type_of(kv_type)
         if not flash and kv_type not in PLAIN:
             raise ValueError(f"a KV cache of {kv_type} needs flash attention; without it f32, f16 or bf16")
@@ -82,7 +82,7 @@ class KVCache:
         # Graphs without attention read no rows: 0 makes `padded` return 1 for every number of rows.
         self._padding = 0 if not any(self.k) else max(backend.kv_padding for backend in self.contexts)
 
-    def _tensor(self, place: Place, name: str, layer: int, element: Type, width: int, n_rows: int) -> Tensor:
+    def _tensor(self, place: PlaceFunction, name: str, layer: int, element: Type, width: int, n_rows: int) -> Tensor:
         backend = place(name, layer)
         ctx = self.contexts.setdefault(backend, Context(f"KV cache on {backend.name}"))
         with Context() as scratch:

@@ -20,7 +20,15 @@ from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
-from ggml_sched.llama.defaults import Place, PlaceLike, are_apart, as_fit, checked_place, default_backend, spread_layers
+from ggml_sched.llama.defaults import (
+    PlaceFunction,
+    PlaceLike,
+    are_apart,
+    as_fit,
+    checked_place,
+    default_backend,
+    spread_layers,
+)
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hints import unknown_argument
 from ggml_sched.llama.hparams import Hparams
@@ -124,7 +132,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
 
 def _runner_at(file: GGUFFile, arch: architectures.Architecture, hparams: Hparams, backends: Sequence[Backend],
                n_ctx: int, n_batch: int, kv_type: Type, n_seq: int, flash: bool | None, policy: str, fit: Fit | None,
-               use_mmap: bool, progress: Callable[[int, int], object] | None, at: Place,
+               use_mmap: bool, progress: Callable[[int, int], object] | None, at: PlaceFunction,
                twins: Mapping[str, str] | None = None) -> Runner:
     """A runner with the weights of a file and an empty cache, which are placed by `at`, and memory for its graphs.
     `twins`: see `load_weights`."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
-from ggml_sched.llama.defaults import Place
+from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Weights:
         self.buffers, self.contexts, self.tensors = {}, {}, {}
 
 
-def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: bool = True,
+def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, use_mmap: bool = True,
                  progress: Progress | None = None, ignored: Iterable[str] = (),
                  twins: Mapping[str, str] | None = None) -> Weights:
     """Find, check, place and load the tensors `specs` of a file.
@@ -132,7 +132,7 @@ class _Report:
             self.progress(self.done, self.total)
 
 
-def _group(file: GGUFFile, specs: Iterable[Spec], place: Place, ignored: tuple[str, ...],
+def _group(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, ignored: tuple[str, ...],
            twins: Mapping[str, str]) -> dict[Backend, list[TensorInfo]]:
     """{backend: the tensors of the file that it will hold}, after comparing the file with `specs`."""
     groups: dict[Backend, list[TensorInfo]] = {}

@@ -359,8 +359,8 @@ cdef dict _residents(const gh_plan_cache *c, const gh_plan_view *view):
 cdef tuple _need(const gh_plan_cache *c, const gh_plan_view *view, int32_t id):
     """Whether the backend of an id supports it, and its bytes there if they are more than its own, else 0."""
     cdef const gs_plan *p = &view.plan
-    cdef int32_t n = p.n_tensors, home = p.arena_of[id]
-    cdef int64_t nbytes = view.nbytes[<int64_t>home * n + p.like[id]] if home >= 0 else 0
+    cdef int32_t n = p.n_tensors, arena = p.arena_of[id]
+    cdef int64_t nbytes = view.nbytes[<int64_t>arena * n + p.like[id]] if arena >= 0 else 0
     return (not c.key.is_scheduler or id >= n or p.assign[id] < 0
             or view.of.problem.supports[<int64_t>p.assign[id] * n + id] != 0,
             nbytes if nbytes > view.arrays.layout[p.like[id]].nbytes else 0)

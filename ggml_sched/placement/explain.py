@@ -34,15 +34,15 @@ def _explained(fit: Fit, entry: Placed) -> str:
     """The text for the answer of one model."""
     graphs = [plan.graph for plan in fit.plans]
     trials = Trials(graphs, fit.devices, Links(fit.devices, fit.link), fit.goal, fit.fill)
-    home = {other.name: other.device for other in fit.placed}
+    device_of = {other.name: other.device for other in fit.placed}
     nodes = [{t: _index(fit, device.name) for t, device in fit.nodes(graph).items()} for graph in trials.graphs]
-    base = trials.run(home, nodes if fit.assigned else None)
+    base = trials.run(device_of, nodes if fit.assigned else None)
     here = fit.devices[entry.device].name
     lines = [f"{entry.name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take "
              f"{seconds(_own_seconds(trials, entry.name, entry.device))}"]
     for d in range(len(fit.devices)):
         if d != entry.device:
-            lines.append(_elsewhere(fit, trials, base, home, nodes if fit.assigned else None, entry, d))
+            lines.append(_elsewhere(fit, trials, base, device_of, nodes if fit.assigned else None, entry, d))
     lines += [f"  {line}" for line in more_memory(fit)]
     return "\n".join(lines)
 
@@ -51,16 +51,16 @@ def _index(fit: Fit, name: str) -> int:
     return next(d for d, device in enumerate(fit.devices) if device.name == name)
 
 
-def _elsewhere(fit: Fit, trials: Trials, base: Trial, home: Mapping[str, int],
+def _elsewhere(fit: Fit, trials: Trials, base: Trial, device_of: Mapping[str, int],
                nodes: Sequence[Mapping[Tensor, int]] | None, entry: Placed, d: int) -> str:
-    """The line of the text for one other device, d; `base` and `home`: the trial and the devices of the answer."""
+    """The line of the text for one other device, d; `base` and `device_of`: the trial and the devices of the answer."""
     there = fit.devices[d].name
-    moved = {**home, entry.name: d}
+    moved = {**device_of, entry.name: d}
     trial = _moved(trials, moved, nodes, entry.name, d)
     change = _change(trial.seconds - base.seconds)
     if not trial.missing[d]:
         return f"  on {there} all together would take {change}, and it fits there"
-    pushed = _pushed_out(trials, home, entry, d, trial.missing[d])
+    pushed = _pushed_out(trials, device_of, entry, d, trial.missing[d])
     if not pushed:
         return (f"  on {there} all together would take {change}, but {memory_text(trial.missing[d])} are missing, and "
                 "nothing there is large enough to make room")
@@ -109,7 +109,7 @@ def _own_seconds(trials: Trials, name: str, d: int) -> float:
     return total
 
 
-def _pushed_out(trials: Trials, home: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
+def _pushed_out(trials: Trials, device_of: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
     """The residents of device d that free `missing` bytes for the fewest seconds, moved to where the entry is now."""
     lost: dict[str, float] = {}
     for facts, weight in zip(trials.facts, trials.weights, strict=True):
@@ -118,7 +118,7 @@ def _pushed_out(trials: Trials, home: Mapping[str, int], entry: Placed, d: int, 
             for i, reads in enumerate(facts.residents):
                 for t in reads:
                     lost[t.name] = lost.get(t.name, 0.0) + weight * float(here[i] - there[i])
-    there_now = [name for name, at in home.items() if at == d and name != entry.name]
+    there_now = [name for name, at in device_of.items() if at == d and name != entry.name]
     enough = [name for name in there_now if trials.bytes_on(d, name) >= missing]
     single = min(enough, key=lambda name: (lost.get(name, 0.0), name), default=None)
     several: list[str] = []

@@ -106,10 +106,10 @@ class Pricer:
             if isinstance(step, Run):
                 found.append(float(before[step.last + 1] - before[step.first]))
                 continue
-            home, there = self._home(plan, ids, step.tensor), step.places[0].backend
+            home, there = self._home(plan, ids, step.tensor), step.locations[0].backend
             a, b = (there, home) if isinstance(step, WriteBack) else (home, there)
             one, other = device_of[a], device_of[b]
-            is_copy = step.places[0].id >= plan.data.n_tensors
+            is_copy = step.locations[0].id >= plan.data.n_tensors
             nbytes = ids.nbytes[step.tensor] if not isinstance(step, Load) else step.nbytes
             found.append(float(self.links.latency[one, other] + self.links.per_byte[one, other] * nbytes)
                          if is_copy else 0.0)

@@ -64,19 +64,19 @@ cdef size_t put_program(gs_program *out, object program, int32_t n_ids) except 0
         n_waits += len(one.waits)
         if one.kind == "run":
             n_reads += len(one.reads)
-            n_slots += len(one.into) + sum([len(found.places) for found in one.reads])
+            n_slots += len(one.into) + sum([len(found.locations) for found in one.reads])
         else:
-            n_slots += len(one.places)
+            n_slots += len(one.locations)
     out.n_steps, out.n_slots, out.n_reads, out.n_waits = len(program.steps), n_slots, n_reads, n_waits
     out.n_inputs, out.n_ids = len(program.inputs), n_ids
-    out.turns, out.reach = program.turns, program.reach
-    block = <char *>malloc(1 + out.n_steps * sizeof(gs_step) + n_slots * sizeof(gs_place) + n_reads * sizeof(gs_read)
+    out.copy_slots, out.reach = program.copy_slots, program.reach
+    block = <char *>malloc(1 + out.n_steps * sizeof(gs_step) + n_slots * sizeof(gs_location) + n_reads * sizeof(gs_read)
                            + n_waits * sizeof(gs_wait) + out.n_inputs * sizeof(int32_t))
     if block == NULL:
         raise no_host_memory(f"a program of {out.n_steps} steps")
     out.steps = <gs_step *>block
-    out.places = <gs_place *>(out.steps + out.n_steps)
-    out.reads = <gs_read *>(out.places + n_slots)
+    out.locations = <gs_location *>(out.steps + out.n_steps)
+    out.reads = <gs_read *>(out.locations + n_slots)
     out.waits = <gs_wait *>(out.reads + n_reads)
     out.inputs = <int32_t *>(out.waits + n_waits)
     try:
@@ -88,9 +88,9 @@ cdef size_t put_program(gs_program *out, object program, int32_t n_ids) except 0
 
 
 cdef int fill_program(gs_program *out, object program) except -1:
-    """Write the steps, places, reads, waits and inputs to the arrays of `out`."""
+    """Write the steps, locations, reads, waits and inputs to the arrays of `out`."""
     cdef gs_step *step = <gs_step *>out.steps
-    cdef gs_place *place = <gs_place *>out.places
+    cdef gs_location *location = <gs_location *>out.locations
     cdef gs_wait *wait = <gs_wait *>out.waits
     cdef gs_read *read = <gs_read *>out.reads
     cdef int32_t *input = <int32_t *>out.inputs
@@ -102,14 +102,14 @@ cdef int fill_program(gs_program *out, object program) except -1:
         step.kind, step.backend = KINDS[one.kind], one.backend
         step.tensor = step.ids = step.first = step.last = -1
         step.start = step.nbytes = 0
-        step.keeps, step.awaited = one.keeps, k in awaited
+        step.if_changed, step.awaited = one.if_changed, k in awaited
         step.read, step.n_reads = <int32_t>(read - out.reads), 0
         if one.kind == "run":
             step.first, step.last, step.n_reads = one.first, one.last, len(one.reads)
             for found in one.reads:
-                read.position, read.slot, read.n_slots = found.position, found.slot, len(found.places)
-                read.place = <int32_t>(place - out.places)
-                place = put_places(place, found.places)
+                read.position, read.slot, read.n_slots = found.position, found.slot, len(found.locations)
+                read.location = <int32_t>(location - out.locations)
+                location = put_locations(location, found.locations)
                 read += 1
         else:
             step.tensor = one.tensor
@@ -117,9 +117,9 @@ cdef int fill_program(gs_program *out, object program) except -1:
                 step.start, step.nbytes = one.start, one.nbytes
             elif one.kind == "copy experts":
                 step.ids = one.ids
-        places = one.into if one.kind == "run" else one.places
-        step.place, step.n_slots = <int32_t>(place - out.places), len(places)
-        place = put_places(place, places)
+        locations = one.into if one.kind == "run" else one.locations
+        step.location, step.n_slots = <int32_t>(location - out.locations), len(locations)
+        location = put_locations(location, locations)
         step.wait, step.n_waits = <int32_t>(wait - out.waits), len(one.waits)
         for other in one.waits:
             wait.step, wait.back = other.step, other.back
@@ -128,9 +128,9 @@ cdef int fill_program(gs_program *out, object program) except -1:
     return 0
 
 
-cdef gs_place *put_places(gs_place *at, tuple places) except NULL:
+cdef gs_location *put_locations(gs_location *at, tuple locations) except NULL:
     """Write locations; returns the address behind them."""
-    for place in places:
-        at.id, at.backend, at.chunk, at.offset = place.id, place.backend, place.chunk, place.offset
+    for location in locations:
+        at.id, at.backend, at.chunk, at.offset = location.id, location.backend, location.chunk, location.offset
         at += 1
     return at

@@ -18,7 +18,7 @@ import numpy as np
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.flat import FlatBackend, FlatGraph, FlatTensor
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Program, Read, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Maker:
         self.node, self.work = g["node"], g["work"]
         self.view_offs, self.nbytes = g["view_offs"], g["nbytes"]
         self.slot, self.op = g["slot"], g["op"]
-        self.home, self.birth, self.offset = p["home"], p["birth"], p["offset"]
+        self.arena_of, self.birth, self.offset = p["arena_of"], p["birth"], p["offset"]
         self.planned = p["src"][: len(self.src)]
         self.assign, self.state = p["assign"], p["state"]
         role = g["role"]
@@ -85,7 +85,7 @@ class _Maker:
         self.written = set(self.memory[self.writers].tolist())
         self.copies, self.kept = data.copies, data.kept
         self.backs = dict(data.write_backs)
-        self.places = self._places()
+        self.locations = self._locations()
         self.concurrent = [bool(getattr(b, "concurrent_copies", False)) for b in backends]
         self.stores = {k for k, b in enumerate(backends) if getattr(b, "is_store", False)}
         self.fetched = {c: owner for c, (like, _) in enumerate(self.copies if self.stores else ())
@@ -100,25 +100,25 @@ class _Maker:
 
     def program(self) -> Program:
         steps = list(self._steps())
-        turns = max(map(len, self.places), default=1)
+        copy_slots = max(map(len, self.locations), default=1)
         if len({step.backend for step in steps}) > 1:
-            keeps = [step.keeps for step in steps]
+            optional = [step.if_changed for step in steps]
             queues = [step.backend for step in steps]
-            waits = order(queues, keeps, self._accesses(steps))
+            waits = order(queues, optional, self._accesses(steps))
             steps = [step._replace(waits=found) if found else step for step, found in zip(steps, waits, strict=True)]
-        return Program(tuple(steps), tuple(self._inputs(steps)), turns)
+        return Program(tuple(steps), tuple(self._inputs(steps)), copy_slots)
 
     # -- locations ------------------------------------------------------------------
 
-    def _places(self) -> list[tuple[Place, ...]]:
+    def _locations(self) -> list[tuple[Location, ...]]:
         """For each copy the location of each of its slots."""
-        found = [[self._place(self.n + c)] for c in range(self.n_copies)]
+        found = [[self._location(self.n + c)] for c in range(self.n_copies)]
         for k, c in enumerate(self.data.slot_copies):
-            found[c].append(self._place(self.n + self.n_copies + k))
-        return [tuple(places) for places in found]
+            found[c].append(self._location(self.n + self.n_copies + k))
+        return [tuple(locations) for locations in found]
 
-    def _place(self, i: int) -> Place:
-        return Place(i, int(self.home[i]), self.data.chunk(i), self.data.offset(i))
+    def _location(self, i: int) -> Location:
+        return Location(i, int(self.arena_of[i]), self.data.chunk(i), self.data.offset(i))
 
     def _is_exclusive(self, i: int) -> bool:
         return bool(self.state[i] & STATE_EXCLUSIVE)
@@ -140,7 +140,7 @@ class _Maker:
         # slot is free and the leaf has its data, so that they need not wait for any step of this compute.
         splits = self.data.splits
         ahead = [c for c in dict.fromkeys(c for split in splits for c in split[3])
-                 if len(self.places[c]) > 1 and self._is_unwritten(self.copies[c][0])]
+                 if len(self.locations[c]) > 1 and self._is_unwritten(self.copies[c][0])]
         for c in ahead:
             yield self._bring(c, 0, 0)
         now = 0
@@ -169,7 +169,7 @@ class _Maker:
         touched.update(int(self.memory[id_of(t)]) for kept in self.graph.deps.values() for t in kept)
         ids = np.array(sorted(touched), np.int64)
         for i in ids[(self.op[ids] == 0) & (self.offset[self.memory[ids]] >= 0)].tolist():
-            step = Load(int(self.home[i]), i, 0, int(self.nbytes[i]), (self._place(i),), self._is_exclusive(i))
+            step = Load(int(self.arena_of[i]), i, 0, int(self.nbytes[i]), (self._location(i),), self._is_exclusive(i))
             if self.state[i] & STATE_LATE:
                 late.setdefault(int(self.birth[i]), []).append(step)
             else:
@@ -190,13 +190,13 @@ class _Maker:
                 first = at
             if at in backs:
                 node = backs[at]
-                places = self.places[self.backs[node]]
-                yield from self._run(backend, first, at, places)
-                yield WriteBack(backend, node, places)
+                locations = self.locations[self.backs[node]]
+                yield from self._run(backend, first, at, locations)
+                yield WriteBack(backend, node, locations)
                 first = at + 1
         yield from self._run(backend, first, stop - 1)
 
-    def _run(self, backend: int, first: int, last: int, into: tuple[Place, ...] = ()) -> Iterator[Run]:
+    def _run(self, backend: int, first: int, last: int, into: tuple[Location, ...] = ()) -> Iterator[Run]:
         """The step that runs the nodes first .. last; none if all of them are views."""
         low, high = np.searchsorted(self.position[self.work], (first, last + 1))
         if low < high:
@@ -206,7 +206,7 @@ class _Maker:
         """For the nodes first .. last the sources that they read from copies."""
         at = self._read_positions
         low, high = np.searchsorted(at, (first, last + 1))
-        return tuple(Read(int(at[k]), int(self.slot[e]), self.places[self.planned[e] - self.n])
+        return tuple(Read(int(at[k]), int(self.slot[e]), self.locations[self.planned[e] - self.n])
                      for k, e in zip(range(low, high), self._read_entries[low:high].tolist(), strict=True))
 
     @cached_property
@@ -237,24 +237,24 @@ class _Maker:
         while it computes and the copy has several slots or the owner is a store.
         """
         i, backend = self.copies[c]
-        places, root = self.places[c], int(self.memory[i])
+        locations, root = self.locations[c], int(self.memory[i])
         if c in self.fetched:
-            return Fetch(self.fetched[c], i, int(self.view_offs[i]), int(self.nbytes[i]), places)
-        keeps = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(place.id) for place in places))
+            return Fetch(self.fetched[c], i, int(self.view_offs[i]), int(self.nbytes[i]), locations)
+        if_changed = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(at.id) for at in locations))
         if self._comes_from_caller(i):
-            return Load(backend, root, int(self.view_offs[i]), int(self.nbytes[i]), places, keeps)
-        if not keeps and not self._is_placed(i):
+            return Load(backend, root, int(self.view_offs[i]), int(self.nbytes[i]), locations, if_changed)
+        if not if_changed and not self._is_placed(i):
             ids = self._experts_ids(i, start, stop)
             if ids is not None:
-                return CopyExperts(backend, i, ids, places)
+                return CopyExperts(backend, i, ids, locations)
         owner = self._owner(root)
-        pushes = (len(places) > 1 or owner in self.stores) and self.concurrent[backend] and owner >= 0
-        return Copy(owner if pushes else backend, i, places, keeps)
+        pushes = (len(locations) > 1 or owner in self.stores) and self.concurrent[backend] and owner >= 0
+        return Copy(owner if pushes else backend, i, locations, if_changed)
 
     def _owner(self, root: int) -> int:
         """The index of the backend that owns the memory of a root; -1 for a resident of a backend outside the plan."""
         if self._is_placed(root):
-            return int(self.home[root])
+            return int(self.arena_of[root])
         backend = self.graph.tensors[root].backend
         return next((k for k, b in enumerate(self.backends) if b is backend), -1)
 
@@ -351,10 +351,10 @@ class _Maker:
             steps_of.append(extra[:, 1])
             written.append(extra[:, 2] != 0)
         key, start, size = self._memory_of(np.concatenate(accessed))
-        owner = np.concatenate([np.arange(n_backends), self.assign, self.home[n : n + self.n_copies]])
+        owner = np.concatenate([np.arange(n_backends), self.assign, self.arena_of[n : n + self.n_copies]])
         period = np.ones(n_keys, np.int64)
-        for c, places in enumerate(self.places):
-            period[n_backends + n + c] = len(places)
+        for c, locations in enumerate(self.locations):
+            period[n_backends + n + c] = len(locations)
         return Access(np.concatenate(steps_of), key, start, start + size, np.concatenate(written), owner, period,
                       [b for b, concurrent in enumerate(self.concurrent) if not concurrent])
 
@@ -363,7 +363,7 @@ class _Maker:
         for k, step in enumerate(steps):
             if isinstance(step, Run):
                 continue
-            written = step.places[0].id
+            written = step.locations[0].id
             if isinstance(step, WriteBack):
                 yield written, k, 0
                 yield step.tensor, k, 1
@@ -392,11 +392,11 @@ class _Maker:
         is_copy = ids >= n
         copy = np.where(is_copy, ids - n, 0)        # the first slot's id stands for all slots of a copy
         tensor = np.where(is_copy, np.array([like for like, _ in self.copies] or [0])[copy], ids)
-        in_ring = is_copy & np.array([len(places) > 1 for places in self.places] or [False])[copy]
+        in_ring = is_copy & np.array([len(locations) > 1 for locations in self.locations] or [False])[copy]
         root = np.where(is_copy, ids, self.memory[tensor])
         inside = np.where(is_copy, 0, self.view_offs[tensor])
         placed = self.offset[root] >= 0
-        key = np.where(in_ring, n_backends + n + copy, np.where(placed, self.home[root], n_backends + root))
+        key = np.where(in_ring, n_backends + n + copy, np.where(placed, self.arena_of[root], n_backends + root))
         start = np.where(in_ring, 0, np.where(placed, self.offset[root] + inside, inside))
         size = self.nbytes[tensor]
         if self.fetched:

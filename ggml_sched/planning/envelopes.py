@@ -165,7 +165,7 @@ def messages(plan: Plan) -> dict[tuple[str, str], Messages]:
     for step in plan.program.steps:
         here = workers[step.backend]
         if isinstance(step, Load):
-            worker = workers[step.places[0].backend]
+            worker = workers[step.locations[0].backend]
             if worker is not None:
                 foreseen.write(worker, step.nbytes)
         elif isinstance(step, Run):
@@ -177,7 +177,7 @@ def messages(plan: Plan) -> dict[tuple[str, str], Messages]:
                             later.append((here, node.nbytes))
                         else:
                             foreseen.read(here, node.nbytes)
-        elif not step.keeps:
+        elif not step.if_changed:
             one, other = (workers[b] for b in plan.ends(step))
             size = plan.graph.tensors[step.tensor].nbytes
             if one is not None and other is not None and one != other:

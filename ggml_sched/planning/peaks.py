@@ -114,9 +114,9 @@ def peaks_of(plan: Plan) -> tuple[ArenaPeaks, ...]:
     owners: list[list[int]] = [[] for _ in plan.backends]
     data = plan.data
     for i in range(data.n_tensors + data.n_copies + len(data.slot_copies)):
-        home = data.memory_index(i)
-        if home >= 0 and data.size(i) and data.lifetime(i) is not None:
-            owners[home].append(i)
+        arena = data.memory_index(i)
+        if arena >= 0 and data.size(i) and data.lifetime(i) is not None:
+            owners[arena].append(i)
     return tuple(_arena(plan, b, found) for b, found in enumerate(owners))
 
 

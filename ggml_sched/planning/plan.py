@@ -274,7 +274,7 @@ class Plan:
         """
         found: dict[tuple[str, str], Traffic] = {}
         for step in self.program.steps:
-            if isinstance(step, (Load, Run)) or step.keeps:
+            if isinstance(step, (Load, Run)) or step.if_changed:
                 continue
             one, other = (self.backends[b].name for b in self.ends(step))
             copies, nbytes = found.get((one, other), (0, 0))
@@ -285,7 +285,7 @@ class Plan:
         """The backends, by index, from which and to which a step of the program copies its tensor."""
         # A view's memory is that of its root, wherever the view is computed.
         home = self.data.backend_index(self.index_of(self.graph.tensors[step.tensor].root))
-        other = step.places[0].backend
+        other = step.locations[0].backend
         return (other, home) if isinstance(step, WriteBack) else (home, other)
 
     def messages(self) -> dict[tuple[str, str], Messages]:

@@ -230,10 +230,10 @@ def _needs(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> lis
     copies = [*data.copies, *(data.copies[c] for c in data.slot_copies)]
     like = [*graph.tensors, *(graph.tensors[i] for i, _ in copies)]
     for i, t in enumerate(like):
-        runs, home = data.backend_index(i), data.memory_index(i)
+        runs, holder = data.backend_index(i), data.memory_index(i)
         supported = i >= data.n_tensors or not t.computes or runs < 0 or bool(backends[runs].supports_op(t))
-        has_memory = home >= 0 and (i >= data.n_tensors or not t.is_view)
-        found.append([int(supported), backends[home].alloc_size(t) if has_memory else 0])
+        has_memory = holder >= 0 and (i >= data.n_tensors or not t.is_view)
+        found.append([int(supported), backends[holder].alloc_size(t) if has_memory else 0])
     return found
 
 
@@ -247,12 +247,12 @@ def _margin(graph: Graph, made: PlanData, i: int) -> int:
 
 def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
     """Raise PlacementError for a fusion group that its backend no longer offers: it would not compute it as one."""
-    offered: dict[int, set[tuple[int, ...]]] = {}
+    groups_of: dict[int, set[tuple[int, ...]]] = {}
     for group in data.groups:
         b = data.backend_index(graph.id_of(graph.nodes[group[0]]))
-        if b not in offered:
-            offered[b] = set() if b < 0 else {tuple(members) for members in backends[b].fusion_groups(graph)}
-        if group not in offered[b]:
+        if b not in groups_of:
+            groups_of[b] = set() if b < 0 else {tuple(members) for members in backends[b].fusion_groups(graph)}
+        if group not in groups_of[b]:
             named = ", ".join(repr(graph.nodes[k].name) for k in group)
             raise PlacementError(f"{where}: backend {backends[b].name!r} does not compute the nodes {list(group)} "
                                  f"({named}) as one; the plan was made for that")

@@ -4,11 +4,12 @@ compiler.py makes programs, an allocation binds their steps to addresses, and `P
 
 Steps are issued in their order in the program, each to the queue of its backend: **the steps of one queue run one after
 the other; steps of different queues are ordered by waits alone.**  Ids are those of the plan: graph tensors, then
-copies, then further slots of copies.  Compute number k uses slot k % len(places) of a copy with several slots.
+copies, then further slots of copies.  Compute number k uses slot k % len(locations) of a copy with several slots.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ggml_sched.planning.tables import preformatted
 from ggml_sched.planning.waits import Wait
 
-__all__ = ["Copy", "CopyExperts", "Fetch", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack",
+__all__ = ["Copy", "CopyExperts", "Fetch", "Load", "Location", "Program", "Read", "Run", "Step", "Wait", "WriteBack",
            "describe", "program_values"]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The location of a tensor or a copy slot: `offset` bytes from the start of buffer `chunk` of a backend's arena."""
 
     id: int
@@ -34,7 +35,7 @@ class Place(NamedTuple):
 class Load(NamedTuple):
     """Write the data that the caller set for a leaf to the leaf's memory, or to a copy of it on another backend.
 
-    `keeps`: no other tensor uses that memory, so that the step is left out of a compute if its data is there already.
+    `if_changed`: no other tensor uses that memory, so the step is left out of a compute if its data is there already.
     """
 
     backend: int
@@ -43,9 +44,9 @@ class Load(NamedTuple):
     start: int
     """The first byte of the leaf that is loaded; not 0 where a copy is of a view of the leaf."""
     nbytes: int
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
     """Where the data is written: one location, or one for each slot of a copy, which computes use in turn."""
-    keeps: bool
+    if_changed: bool
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -57,13 +58,14 @@ class Copy(NamedTuple):
     """Copy a tensor to another backend.
 
     The step is in the queue of `backend`: the destination's backend, or the source's, if the destination takes data
-    while it computes.  `keeps`: no other tensor uses the copy's memory, so an unchanged source is not copied again.
+    while it computes.  `if_changed`: no other tensor uses the copy's memory, so an unchanged source is not copied
+    again.
     """
 
     backend: int
     tensor: int
-    places: tuple[Place, ...]
-    keeps: bool
+    locations: tuple[Location, ...]
+    if_changed: bool
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -83,7 +85,7 @@ class Fetch(NamedTuple):
     start: int
     """The first byte that is read of the weight, the root of `tensor`; not 0 where a copy is of a view of it."""
     nbytes: int
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -91,7 +93,7 @@ class Fetch(NamedTuple):
         return "fetch"
 
     @property
-    def keeps(self) -> bool:
+    def if_changed(self) -> bool:
         return False
 
 
@@ -104,7 +106,7 @@ class CopyExperts(NamedTuple):
     backend: int
     tensor: int
     ids: int
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -112,7 +114,7 @@ class CopyExperts(NamedTuple):
         return "copy experts"
 
     @property
-    def keeps(self) -> bool:
+    def if_changed(self) -> bool:
         return False
 
 
@@ -121,7 +123,7 @@ class Read(NamedTuple):
 
     position: int
     slot: int
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
 
 
 class Run(NamedTuple):
@@ -131,7 +133,7 @@ class Run(NamedTuple):
     first: int
     last: int
     reads: tuple[Read, ...]
-    into: tuple[Place, ...] = ()
+    into: tuple[Location, ...] = ()
     """The copy into which the last node computes, because its own memory is on another backend; else empty."""
     waits: tuple[Wait, ...] = ()
 
@@ -140,7 +142,7 @@ class Run(NamedTuple):
         return "run"
 
     @property
-    def keeps(self) -> bool:
+    def if_changed(self) -> bool:
         return False
 
 
@@ -149,7 +151,7 @@ class WriteBack(NamedTuple):
 
     backend: int
     tensor: int
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -157,12 +159,12 @@ class WriteBack(NamedTuple):
         return "write back"
 
     @property
-    def keeps(self) -> bool:
+    def if_changed(self) -> bool:
         return False
 
 
 Transfer: TypeAlias = Load | Copy | CopyExperts | Fetch | WriteBack
-"""A step that writes data to `places`, or from there back to its tensor."""
+"""A step that writes data to `locations`, or from there back to its tensor."""
 Step: TypeAlias = Transfer | Run
 Named: TypeAlias = Callable[[int], str]
 """The function that names an id or a backend."""
@@ -175,14 +177,14 @@ class Program:
     steps: tuple[Step, ...]
     inputs: tuple[int, ...]
     """Ids of leafs that the caller must have set: their data is read before a node writes it."""
-    turns: int
+    copy_slots: int
     """The most slots that a copy has: that many consecutive computes use different slots of it.  1 without copies."""
 
     @cached_property
     def awaited(self) -> frozenset[int]:
         """Numbers of the steps at whose end an event must be recorded, because another step may wait for it.
 
-        Where a step is left out of a compute (`keeps`), a wait for it becomes a wait for the step before it in its
+        Where a step is left out of a compute (`if_changed`), a wait for it becomes a wait for the step before it in its
         queue.  So that step is among them, too, and if it may be left out the one before, back to one that always runs.
         """
         found: set[int] = set()
@@ -191,7 +193,7 @@ class Program:
             at = queue.index(k)
             for other in (*reversed(queue[: at + 1]), *reversed(queue[at + 1 :])):
                 found.add(other)
-                if not self.steps[other].keeps:
+                if not self.steps[other].if_changed:
                     break
         return frozenset(found)
 
@@ -228,42 +230,64 @@ def describe(step: Step, name: Named = lambda i: f"id {i}", backend: Named = lam
     here = backend(step.backend)
     match step:
         case Load():
-            what = f"load {name(step.tensor)} to {_where(step.places, name, backend)}"
+            what = f"load {name(step.tensor)} to {_where(step.locations, name, backend)}"
         case Copy():
-            what = f"copy {name(step.tensor)} to {_where(step.places, name, backend)}"
+            what = f"copy {name(step.tensor)} to {_where(step.locations, name, backend)}"
         case Fetch():
             part = f"bytes {step.start} .. {step.start + step.nbytes} of " if step.start else ""
-            what = f"fetch {part}{name(step.tensor)} to {_where(step.places, name, backend)}"
+            what = f"fetch {part}{name(step.tensor)} to {_where(step.locations, name, backend)}"
         case CopyExperts():
             what = (f"copy the experts of {name(step.tensor)} that {name(step.ids)} names to "
-                    f"{_where(step.places, name, backend)}")
+                    f"{_where(step.locations, name, backend)}")
         case Run():
             nodes = f"nodes {step.first} .. {step.last}" if step.first < step.last else f"node {step.first}"
             into = f", the last one into {_where(step.into, name, backend)}" if step.into else ""
             what = f"run {nodes}{into}"
         case WriteBack():
-            what = f"write {_where(step.places, name, backend)} back to {name(step.tensor)}"
-    kept = ", unless unchanged" if step.keeps else ""
+            what = f"write {_where(step.locations, name, backend)} back to {name(step.tensor)}"
+    kept = ", unless unchanged" if step.if_changed else ""
     waits = ", ".join(f"{w.step}" if not w.back else f"{w.step} of {w.back} before" for w in step.waits)
     return f"{here}: {what}{kept}{f', after {waits}' if waits else ''}"
 
 
-def _where(places: tuple[Place, ...], name: Named, backend: Named) -> str:
+def _where(locations: tuple[Location, ...], name: Named, backend: Named) -> str:
     """In words: the locations of a tensor, or of the slots of a copy."""
-    first = places[0]
+    first = locations[0]
     chunk = f" buffer {first.chunk}" if first.chunk else ""
-    offsets = " or ".join(str(place.offset) for place in places)
+    offsets = " or ".join(str(location.offset) for location in locations)
     return f"{name(first.id)} at {offsets} of {backend(first.backend)}{chunk}"
+
+
+# -- former names -----------------------------------------------------------------------------------
+
+
+def _former(name: str, instead: str) -> property:
+    """A property under its former name, for one more release."""
+    def get(self: Any) -> Any:
+        warnings.warn(f"{type(self).__name__}.{name}: use {instead}", DeprecationWarning, stacklevel=2)
+        return getattr(self, instead)
+
+    return property(get)
+
+
+for _kind in (Load, Copy, CopyExperts, Read, Run, WriteBack):
+    for _name, _instead in (("places", "locations"), ("keeps", "if_changed")):
+        if hasattr(_kind, _instead):
+            setattr(_kind, _name, _former(_name, _instead))
+Program.turns = _former("turns", "copy_slots")      # type: ignore[attr-defined]
 
 
 # -- as plain values --------------------------------------------------------------------------------
 
+KEYS = {"locations": "places", "if_changed": "keeps"}
+"""{field of a step: its key in a plan file}."""
+
 
 def program_values(program: Program) -> dict[str, Any]:
-    """A program as lists, numbers and strings, for JSON."""
-    return {"turns": program.turns, "inputs": list(program.inputs),
-            "steps": [{"kind": step.kind, **{key: _plain(value) for key, value in step._asdict().items()}}
-                      for step in program.steps]}
+    """A program as lists, numbers and strings, for JSON; some of a plan file's keys are former names of fields."""
+    return {"turns": program.copy_slots, "inputs": list(program.inputs),
+            "steps": [{"kind": step.kind, **{KEYS.get(field, field): _plain(value)
+                                             for field, value in step._asdict().items()}} for step in program.steps]}
 
 
 def _plain(value: object) -> object:

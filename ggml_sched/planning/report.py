@@ -215,11 +215,11 @@ def _resident_buffer(t: Tensor) -> BufferBase | None:
 
 def _reads(plan: Plan, b: int, t: Tensor) -> bool:
     """Whether backend b can access the memory of a tensor without a copy."""
-    buffer, home = _resident_buffer(t), plan.data.memory_index(plan.index_of(t.root))
+    buffer, holder = _resident_buffer(t), plan.data.memory_index(plan.index_of(t.root))
     if buffer is None:
-        if home in (b, -1):
+        if holder in (b, -1):
             return True
-        buffer = measure_buffer(plan.backends[home])
+        buffer = measure_buffer(plan.backends[holder])
     return buffer.backend is plan.backends[b] or plan.backends[b].supports_buffer(buffer)
 
 
@@ -249,14 +249,14 @@ def _memory(plan: Plan, i: int) -> list[str]:
     data, tensors = plan.data, plan.graph.tensors
     t = tensors[i]
     lines = []
-    home = data.memory_index(i)
+    holder = data.memory_index(i)
     if t.view_src is not None:
         lines.append(f"a view of {_describe(plan, t.view_src)}, from byte {t.view_offs:,}")
-    if home < 0 or data.offset(i) < 0:
+    if holder < 0 or data.offset(i) < 0:
         if t.backend is not None and t.is_resident:
             lines.append(f"memory: {t.nbytes:,} bytes of its own on {t.backend.name}, outside the plan")
         return lines
-    name, birth_death = plan.backends[home].name, data.lifetime(i)
+    name, birth_death = plan.backends[holder].name, data.lifetime(i)
     size = data.size(i)
     took = f"{t.nbytes:,} bytes" if size in (0, t.nbytes) else f"{t.nbytes:,} bytes ({size:,} aligned)"
     if data.chunk(i):
@@ -271,7 +271,7 @@ def _memory(plan: Plan, i: int) -> list[str]:
     if data.is_inplace(i):
         root = data.root(i)
         lines.append(f"written in place over {_id_name(plan, root)}, which no later node reads, as the "
-                     f"kernel on {plan.backends[home].name} allows")
+                     f"kernel on {plan.backends[holder].name} allows")
     if "output" in plan.graph.flags_of(t):
         lines.append("an output: its memory stays until the next compute")
     return lines

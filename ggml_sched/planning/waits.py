@@ -45,10 +45,10 @@ class Access(NamedTuple):
     """Backends without `concurrent_copies`: only one queue may access their memory at a time."""
 
 
-def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[tuple[Wait, ...]]:
+def order(queues: Sequence[int], optional: Sequence[bool], access: Access) -> list[tuple[Wait, ...]]:
     """For each step the waits that it needs.
 
-    `queues[i]` is the queue of step i; `keeps[i]`: the step may be left out of a compute.
+    `queues[i]` is the queue of step i; `optional[i]`: the step may be left out of a compute.
     """
     wanted: list[dict[int, Wait]] = [{} for _ in queues]
     queue_of = np.asarray(queues)
@@ -57,7 +57,7 @@ def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[
         strangers = access.step[(access.owner[access.memory] == backend) & (queue_of[access.step] != backend)]
         if len(strangers):
             _take_turns(np.union1d(strangers, np.flatnonzero(queue_of == backend)).tolist(), queues, wanted)
-    return _reduced(queues, keeps, wanted)
+    return _reduced(queues, optional, wanted)
 
 
 def _want(found: dict[int, Wait], queue: int, wait: Wait) -> None:
@@ -119,7 +119,7 @@ def _ranges_of(access: Access, entries: np.ndarray, edges: np.ndarray) -> np.nda
     return np.flatnonzero(np.cumsum(opened - closed))
 
 
-def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int, Wait]]) -> list[tuple[Wait, ...]]:
+def _reduced(queues: Sequence[int], optional: Sequence[bool], wanted: list[dict[int, Wait]]) -> list[tuple[Wait, ...]]:
     """The waits without those that others imply.
 
     Uses vector clocks: `done[i][q]` is the last step of queue q that is known to be done when step i is done.  Step k
@@ -143,8 +143,8 @@ def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int
     while changed:
         changed = False
         for i, q in enumerate(queues):
-            # A step that may be left out (`keeps`) waits for nothing when it is: no other step may rely on its waits.
-            clock = known(i, () if keeps[i] else wanted[i].values())
+            # A step that may be left out (`optional`) waits for nothing when it is: no step may rely on its waits.
+            clock = known(i, () if optional[i] else wanted[i].values())
             clock = [max(t, never) for t in clock]
             clock[q] = i
             if clock != done[i]:

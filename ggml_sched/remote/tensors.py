@@ -131,8 +131,8 @@ class Described:
         for s in t.src:
             if s is not None and s.buffer is t.buffer and s.buffer is not None and \
                     s.offset <= t.offset and t.offset + t.nbytes <= s.offset + s.nbytes:
-                home = s if s.view_src is None else s.view_src
-                return home, t.offset - s.offset + (0 if home is s else s.view_offs)
+                owner = s if s.view_src is None else s.view_src
+                return owner, t.offset - s.offset + (0 if owner is s else s.view_offs)
         return root, t.view_offs
 
     def source(self, t: Tensor, wired: Mapping[Tensor, object]) -> int:

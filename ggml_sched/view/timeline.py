@@ -130,7 +130,7 @@ def _ends(plan: Plan, step: Step) -> _Ends:
     """The ends of a step that moves a tensor: by its fields, and only then by its kind."""
     t = plan.graph.tensors[step.tensor]  # type: ignore[union-attr]
     nbytes = int(getattr(step, "nbytes", t.nbytes))
-    there = plan.backends[step.places[0].backend].name  # type: ignore[union-attr]
+    there = plan.backends[step.locations[0].backend].name  # type: ignore[union-attr]
     home = plan.data.backend_index(plan.graph.id_of(t.root))
     held = plan.backends[home].name if home >= 0 else SOURCES
     if isinstance(step, WriteBack):

@@ -214,7 +214,7 @@ typedef struct gs_api {
 
     /* Since minor 2: structs of program.h, and running. */
     size_t size_node;
-    size_t size_place;
+    GS_RENAMED { size_t size_location, size_place; };
     size_t size_wait;
     size_t size_read;
     size_t size_step;
@@ -294,7 +294,7 @@ static inline int gs_api_check(const gs_api *api, gs_error *error) {
                || api->size_graph_arrays != sizeof(gs_graph_arrays) || api->size_backend_info != sizeof(gs_backend_info)
                || api->size_problem != sizeof(gs_problem) || api->size_plan != sizeof(gs_plan)
                || api->size_pack_result != sizeof(gs_pack_result) || api->size_node != sizeof(gs_node)
-               || api->size_place != sizeof(gs_place) || api->size_wait != sizeof(gs_wait)
+               || api->size_location != sizeof(gs_location) || api->size_wait != sizeof(gs_wait)
                || api->size_read != sizeof(gs_read) || api->size_step != sizeof(gs_step)
                || api->size_program != sizeof(gs_program) || api->size_run != sizeof(gs_run_nodes)
                || api->size_backend != sizeof(gs_backend)) {

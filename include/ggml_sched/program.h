@@ -3,6 +3,8 @@
  * gs_program is what ggml_sched/planning/program.py describes, as arrays: the steps of a compute in the order in which
  * they are issued.  The steps of one backend's queue run one after the other; waits alone order steps of different
  * queues.  gs_backend is a backend as a table of functions.  Sizes and offsets are bytes; ids are those of gs_plan.
+ *
+ * Of the two names in a GS_RENAMED the second is a former one, for one more release.
  */
 #ifndef GGML_SCHED_PROGRAM_H
 #define GGML_SCHED_PROGRAM_H
@@ -12,23 +14,32 @@
 #include "ggml_sched/graph.h"
 #include "ggml_sched/status.h"
 
+/* An unnamed union, which C99 lacks. */
+#ifdef __GNUC__
+#define GS_RENAMED __extension__ union
+#else
+#define GS_RENAMED union
+#endif
+
 /* -- programs ------------------------------------------------------------------------------------------------- */
 
 typedef enum gs_step_kind {
-    GS_STEP_LOAD = 0,         /* write the data that the caller set for a leaf to places[0]         */
+    GS_STEP_LOAD = 0,         /* write the data that the caller set for a leaf to locations[0]      */
     GS_STEP_COPY = 1,         /* copy a tensor to another backend                                   */
     GS_STEP_COPY_EXPERTS = 2, /* copy the experts of a weight whose numbers are in the tensor `ids` */
     GS_STEP_RUN = 3,          /* compute the nodes at positions first .. last                       */
-    GS_STEP_WRITE_BACK = 4    /* copy a node's result from places[0] to the node's own memory       */
+    GS_STEP_WRITE_BACK = 4    /* copy a node's result from locations[0] to the node's own memory    */
 } gs_step_kind;
 
 /* The location of a tensor or a copy slot: bytes from the start of buffer `chunk` of a backend's arena. */
-typedef struct gs_place {
+typedef struct gs_location {
     int32_t id;
     int32_t backend;
     int32_t chunk;
     int64_t offset;
-} gs_place;
+} gs_location;
+
+typedef gs_location gs_place;   /* the former name */
 
 /* Step `step` of the compute `back` before this one (0: of this one) must be done. */
 typedef struct gs_wait {
@@ -40,7 +51,7 @@ typedef struct gs_wait {
 typedef struct gs_read {
     int32_t position;
     int32_t slot;
-    int32_t place;              /* index in `places` of the copy's first slot                       */
+    GS_RENAMED { int32_t location, place; }; /* index in `locations` of the copy's first slot            */
     int32_t n_slots;
 } gs_read;
 
@@ -51,15 +62,15 @@ typedef struct gs_step {
     int32_t ids;                /* of copied experts: the tensor with their numbers; else -1        */
     int32_t first;              /* of a run: positions in the graph's node order; else -1           */
     int32_t last;
-    int32_t place;              /* index in `places` of where data goes, or comes from for a write-back; for a run, of
-                                 * the copy into which its last node computes                       */
-    int32_t n_slots;            /* compute number k uses place + k % n_slots; 0 for a run that computes into the nodes'
-                                 * own memory                                                       */
+    GS_RENAMED { int32_t location, place; }; /* index in `locations` of where data goes, or comes from for a write-back;
+                                 * for a run, of the copy into which its last node computes         */
+    int32_t n_slots;            /* compute number k uses location + k % n_slots; 0 for a run that computes into the
+                                 * nodes' own memory                                                */
     int32_t read;               /* of a run: index in `reads`                                       */
     int32_t n_reads;
     int32_t wait;               /* index in `waits`                                                 */
     int32_t n_waits;
-    int32_t keeps;              /* 1: the step is left out of a compute if the data is in place already */
+    GS_RENAMED { int32_t if_changed, keeps; }; /* 1: the step is left out of a compute if its data has not changed */
     int32_t awaited;            /* 1: other steps may wait for it: an event is recorded at its end  */
     int64_t start;              /* of a load: the first byte of the leaf that is loaded             */
     int64_t nbytes;             /* of a load: how many bytes of the leaf are loaded                 */
@@ -68,15 +79,15 @@ typedef struct gs_step {
 /* The arrays of a program: memory of the program, valid until program_free. */
 typedef struct gs_program {
     int32_t n_steps;
-    int32_t n_slots;            /* entries of `places`                                              */
+    int32_t n_slots;            /* entries of `locations`                                           */
     int32_t n_reads;
     int32_t n_waits;
     int32_t n_inputs;
     int32_t n_ids;              /* as gs_plan.n                                                     */
-    int32_t turns;              /* that many consecutive computes use different slots of a copy     */
+    GS_RENAMED { int32_t copy_slots, turns; }; /* the most slots of a copy, used by consecutive computes in turn */
     int32_t reach;              /* the largest gs_wait.back                                         */
     const gs_step *steps;
-    const gs_place *places;
+    GS_RENAMED { const gs_location *locations, *places; };
     const gs_read *reads;
     const gs_wait *waits;
     const int32_t *inputs;      /* leafs that the caller must set                                   */

@@ -51,6 +51,22 @@ def run(folder: Path, code: str, sanitized: bool = False, expected: int = 0) -> 
     return run_python("-c", code, cwd=folder, status=expected, **environment)
 
 
+RENAMED = {"gs_read": {"place": "location"}, "gs_step": {"place": "location", "keeps": "if_changed"},
+           "gs_program": {"turns": "copy_slots", "places": "locations"}, "gs_api": {"size_place": "size_location"}}
+"""{struct: {former name of a field: its name}}."""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_fields_have_their_former_names(language):
+    source = '#include "ggml_sched/api.h"\nextern gs_place *former; gs_location *former;\n' + "\n".join(
+        f"int {struct}_{old}[offsetof({struct}, {old}) == offsetof({struct}, {new})"
+        f" && sizeof((({struct} *)0)->{old}) == sizeof((({struct} *)0)->{new}) ? 1 : -1];"
+        for struct, names in RENAMED.items() for old, new in names.items())
+    done = subprocess.run([*LANGUAGES[language], *STRICT, f"-I{INCLUDE}", "-fsyntax-only", "-"], input=source,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_each_header_compiles_alone(tmp_path, language):
     for name in HEADERS:

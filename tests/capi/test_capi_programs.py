@@ -369,7 +369,7 @@ def test_data_in_place_is_moved_again_only_once_it_has_changed(toys):
         program = case.program(table, residents)
         first = ran(case, program)
         steps = [program.view().steps[k] for k in range(program.view().n_steps)]
-        kept_loads = sum(s.keeps for s in steps if KINDS[s.kind] == "load")
+        kept_loads = sum(s.if_changed for s in steps if KINDS[s.kind] == "load")
         before = sum(toy.calls[FUNCTIONS.index("write")] for toy in table.toys)
         program.run()
         again = sum(toy.calls[FUNCTIONS.index("write")] for toy in table.toys) - before

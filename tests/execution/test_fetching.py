@@ -97,7 +97,7 @@ def wrong_seeds(plant, n_seeds=12):
 def replaced(program, k, **fields):
     steps = list(program.steps)
     steps[k] = steps[k]._replace(**fields)
-    return Program(tuple(steps), program.inputs, program.turns)
+    return Program(tuple(steps), program.inputs, program.copy_slots)
 
 
 def fetches(program):

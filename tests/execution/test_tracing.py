@@ -11,7 +11,7 @@ from small_llama import SMALL, TOKENS
 
 import ggml_sched as gs
 from ggml_sched.placement.pricing import price_steps
-from ggml_sched.planning.program import Place, Program, Run
+from ggml_sched.planning.program import Location, Program, Run
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 from ggml_sched.view.timeline import events
 
@@ -101,7 +101,7 @@ def test_a_step_that_is_left_out_is_not_there(backends):
             scheduler.compute(chain.graph)
     first, second = trace.computes
     steps = first.plan.program.steps
-    kept = {k for k, step in enumerate(steps) if step.keeps}
+    kept = {k for k, step in enumerate(steps) if step.if_changed}
     assert kept and {span.number for span in first.steps} == {*range(len(steps))}
     assert {span.number for span in second.steps} == {*range(len(steps))} - kept
 
@@ -341,9 +341,9 @@ def test_a_new_kind_of_step_with_a_destination_is_an_arrow_with_its_bytes():
     (compute,) = trace.computes
     program = compute.plan.program
     weight = compute.plan.graph.id_of(chain.weights[0])
-    fetch = Fetch(0, weight, 100, (Place(weight, 0, 0, 0),))
+    fetch = Fetch(0, weight, 100, (Location(weight, 0, 0, 0),))
     steps = tuple(fetch if step.kind == "load" else step for step in program.steps)
-    compute.plan.data._program = Program(steps, program.inputs, program.turns)
+    compute.plan.data._program = Program(steps, program.inputs, program.copy_slots)
     try:
         found = list(events(trace))
     finally:

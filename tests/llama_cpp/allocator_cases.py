@@ -558,8 +558,8 @@ def shown_plans_let_nothing_fused_overlap() -> None:
     g.backend_cpu_set_n_threads(backend, 4)
     kind = fake_device()
     allocator, stock = Allocator(ours, kind.buft), Allocator(base)
-    larger, lent, smaller, plain = fused(8, 2), fused(6, 2), fused(6, 1), fused(6, 1)
-    assert allocator.reserve(larger[0].graph) and allocator.alloc(lent[0].graph)
+    larger, taken, smaller, plain = fused(8, 2), fused(6, 2), fused(6, 1), fused(6, 1)
+    assert allocator.reserve(larger[0].graph) and allocator.alloc(taken[0].graph)
     assert hooked.served()["replayed"] == 1 and verified() == 1
     names = [t.name for t in hooked.plans()[0].graph.tensors]
     assert all(name in names for name in ("leaf 0", "leaf 1", "leaf 2")), names

@@ -169,10 +169,10 @@ MUTANT = Mutant("ggml_sched/planning/waits.py", 1, "constant", 0, 1, "2", "", "1
 class Scripted(mutate.Copy):
     """A copy whose builds and tests end as a script says: {file: (fails with a mutant, fails without)}."""
 
-    def __init__(self, home, ends: dict[str, tuple[bool, bool]]) -> None:
-        self.home, self.timeout, self.near, self.failing = home, 1, False, {}
+    def __init__(self, root, ends: dict[str, tuple[bool, bool]]) -> None:
+        self.root, self.timeout, self.near, self.failing = root, 1, False, {}
         self.ends, self.runs = ends, []
-        self.source = home / MUTANT.path
+        self.source = root / MUTANT.path
         self.source.parent.mkdir(parents=True)
         self.source.write_text("1")
 

@@ -190,6 +190,6 @@ def test_steps_are_a_price_but_for_copies_that_are_not_made_again_and_splits_of_
     assert sum(seconds for _, seconds in runs) == pytest.approx(sum(whole.compute) + 3e-6 * len(computing))
     moved = sum(steps) - sum(seconds for _, seconds in runs)
     assert moved <= whole.copies + 1e-12
-    made = [step for step in plan.program.steps if step.kind != "run" and step.places[0].id >= plan.data.n_tensors]
+    made = [step for step in plan.program.steps if step.kind != "run" and step.locations[0].id >= plan.data.n_tensors]
     if len(made) == len(plan.copies) + len(plan.data.write_backs):
         assert moved == pytest.approx(whole.copies)

@@ -174,7 +174,7 @@ def test_copies_of_stored_weights_have_one_slot_and_are_never_kept():
     plan = gs.Scheduler([store, gs.DryBackend("CPU")], copies=3).plan(graph)
     plan.verify()
     steps = [step for step in plan.program.steps if isinstance(step, Fetch)]
-    assert len(steps) == 6 and all(len(step.places) == 1 and not step.keeps for step in steps)
+    assert len(steps) == 6 and all(len(step.locations) == 1 and not step.if_changed for step in steps)
     assert not any(plan.data.kept)
 
 
@@ -287,7 +287,7 @@ def corrupted(change):
     assert check(facts) == []
     steps = list(facts.program.steps)
     changed = change(facts, steps)
-    program = gs.Program(tuple(steps), facts.program.inputs, facts.program.turns)
+    program = gs.Program(tuple(steps), facts.program.inputs, facts.program.copy_slots)
     return {problem.reason for problem in check(replace(changed or facts, program=program))}
 
 
@@ -302,17 +302,17 @@ def in_another_queue(facts, steps):
 
 def in_a_slot_that_is_taken(facts, steps):
     """Two weights that are alive together get the same memory, in the plan and in its program."""
-    a, b = (steps[k].places[0].id for k in fetch_numbers(steps)[:2])
+    a, b = (steps[k].locations[0].id for k in fetch_numbers(steps)[:2])
     offset = list(facts.offset)
     offset[b] = offset[a]
     moved = {b: offset[a]}
     for k, step in enumerate(steps):
         if step.kind == "run":
-            reads = tuple(r._replace(places=tuple(p._replace(offset=moved.get(p.id, p.offset)) for p in r.places))
+            reads = tuple(r._replace(locations=tuple(p._replace(offset=moved.get(p.id, p.offset)) for p in r.locations))
                           for r in step.reads)
             steps[k] = step._replace(reads=reads)
         else:
-            steps[k] = step._replace(places=tuple(p._replace(offset=moved.get(p.id, p.offset)) for p in step.places))
+            steps[k] = step._replace(locations=tuple(p._replace(offset=moved.get(p.id, p.offset)) for p in step.locations))
     return replace(facts, offset=offset)
 
 

@@ -1,4 +1,5 @@
-"""Fusion groups: which offered groups a plan keeps, the memory of their members, and how backends receive them."""
+"""Fusion groups: which of those that backends offer a plan keeps, the memory of their members, and how backends receive
+them."""
 
 import json
 import pickle
@@ -103,8 +104,8 @@ def test_the_seed_policy_asks_for_none_and_stays_as_it_was():
 def test_what_is_offered_and_not_kept_changes_nothing(offer):
     """Nodes 1 and 2 come to lie in two splits."""
     plans = []
-    for offered in (offer, ()):
-        case, a, b = Case(), offering("A", offered), gs.DryBackend("B")
+    for groups in (offer, ()):
+        case, a, b = Case(), offering("A", groups), gs.DryBackend("B")
         plans.append(planned(case.graph, a, b, assigned=[(case.graph.nodes[1], a), (case.graph.nodes[2], b)]))
         assert len(plans[-1].splits) > 1
     assert plan_values(plans[0].data) == plan_values(plans[1].data)
@@ -370,8 +371,8 @@ def test_random_plans_of_any_policy_are_sound(recipe, seed, n, stream, places, r
         return
     plan = Plan(built.graph, data, backends, "random")
     plan.verify()
-    offered = request.groups(policy)
-    assert set(data.groups) <= {members for _, members in offered}
+    groups = request.groups(policy)
+    assert set(data.groups) <= {members for _, members in groups}
     for group in plan.groups:
         assert len({plan.backend_of(t) for t in group}) == 1
 
@@ -420,9 +421,9 @@ def moved(facts, new, old):
     x, y = (facts.name.index(name) for name in (new, old))
     offset = list(facts.offset)
     offset[x] = offset[y]
-    steps = [step if step.kind == "run" else step._replace(places=tuple(
-        p._replace(offset=offset[p.id]) for p in step.places)) for step in facts.program.steps]
-    return replace(facts, offset=offset, program=Program(tuple(steps), facts.program.inputs, facts.program.turns),
+    steps = [step if step.kind == "run" else step._replace(locations=tuple(
+        p._replace(offset=offset[p.id]) for p in step.locations)) for step in facts.program.steps]
+    return replace(facts, offset=offset, program=Program(tuple(steps), facts.program.inputs, facts.program.copy_slots),
                    overwritten=facts.overwritten - {x} | {y})
 
 
@@ -481,7 +482,7 @@ def test_a_group_in_two_runs_is_refused():
     steps = list(facts.program.steps)
     run = steps[k]
     steps[k : k + 1] = [run._replace(last=run.first + 2), run._replace(first=run.first + 3)]
-    facts = replace(facts, program=Program(tuple(steps), facts.program.inputs, facts.program.turns))
+    facts = replace(facts, program=Program(tuple(steps), facts.program.inputs, facts.program.copy_slots))
     assert check(facts)[0].reason == "bad-group"
     assert check(replace(facts, groups=(), inner=frozenset())) == []
 

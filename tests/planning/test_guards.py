@@ -108,7 +108,7 @@ def test_kept_experts_travel_once_and_whole():
     with scheduler:
         plan = scheduler.alloc(graph)
         assert sum(plan.data.kept) == 2
-        copies = {graph.tensors[s.tensor].name: (s.kind, s.keeps) for s in plan.program.steps if "copy" in s.kind}
+        copies = {graph.tensors[s.tensor].name: (s.kind, s.if_changed) for s in plan.program.steps if "copy" in s.kind}
         assert copies["e0"] == copies["e1"] == ("copy", True)
         for start in (0, 3):
             given = (np.arange(16, dtype=F32).reshape(2, 1, 8) + start) % 5
@@ -135,7 +135,7 @@ def test_ids_that_a_node_writes_over_are_those_of_their_time(ctx):
             scheduler.set_tensor_backend(t, device)
         plan = scheduler.alloc(graph)
         plan.verify()
-        assert not all(s.keeps for s in plan.program.steps if s.kind == "copy")
+        assert not all(s.if_changed for s in plan.program.steps if s.kind == "copy")
         x.set(np.ones(8, F32))
         ids.set(np.int32([0]))
         for which in (1, 2, 0, 2):
@@ -160,7 +160,7 @@ def test_copies_are_pushed_to_who_takes_data_while_it_computes(ctx, takes_data):
         scheduler.set_tensor_backend(first, a)
         scheduler.set_tensor_backend(second, b)
         (copy,) = [s for s in scheduler.plan(graph).program.steps if s.kind == "copy"]
-        assert len(copy.places) == 2 and scheduler.backends[copy.backend] is (a if takes_data else b)
+        assert len(copy.locations) == 2 and scheduler.backends[copy.backend] is (a if takes_data else b)
 
 
 def test_a_copy_is_made_again_after_a_node_wrote_to_its_source():

@@ -37,7 +37,7 @@ def test_weights_that_stay_where_they_were_copied_do_not_count(ctx):
         scheduler.set_tensor_backend(z, gpu)
         plan = scheduler.plan(graph)
         assert any(copy.tensor is w for copy in plan.copies)
-        kept = any(step.kind == "copy" and step.keeps for step in plan.program.steps)
+        kept = any(step.kind == "copy" and step.if_changed for step in plan.program.steps)
         assert plan.traffic() == ({} if kept else {("HOST", "D0"): (1, 64 * 64 * 4)})
 
 

@@ -36,27 +36,27 @@ def edit(facts: Facts, **changes) -> Facts:
             fields[field] = [entries.get(i, value) for i, value in enumerate(old)]
         else:
             fields[field] = entries
-    return with_places(replace(facts, **fields))
+    return with_locations(replace(facts, **fields))
 
 
-def with_places(facts: Facts) -> Facts:
+def with_locations(facts: Facts) -> Facts:
     """Facts whose program is compiled anew after the edit of backends and offsets."""
-    def told(places):
-        return tuple(p._replace(backend=facts.home[p.id], chunk=facts.chunk[p.id], offset=facts.offset[p.id])
-                     for p in places)
+    def told(locations):
+        return tuple(p._replace(backend=facts.arena_of[p.id], chunk=facts.chunk[p.id], offset=facts.offset[p.id])
+                     for p in locations)
 
     def retold(step):
         if step.kind == "run":
-            reads = tuple(r._replace(places=told(r.places)) for r in step.reads)
+            reads = tuple(r._replace(locations=told(r.locations)) for r in step.reads)
             return step._replace(reads=reads, into=told(step.into))
-        return step._replace(places=told(step.places))
+        return step._replace(locations=told(step.locations))
 
     return with_steps(facts, [retold(step) for step in facts.program.steps])
 
 
 def with_steps(facts: Facts, steps) -> Facts:
     """Another program of as many steps."""
-    return replace(facts, program=Program(tuple(steps), facts.program.inputs, facts.program.turns))
+    return replace(facts, program=Program(tuple(steps), facts.program.inputs, facts.program.copy_slots))
 
 
 def rearranged(facts: Facts, order: list[int]) -> Facts:
@@ -84,10 +84,10 @@ def changed(facts: Facts, k: int, **fields) -> Facts:
 def spread(facts: Facts) -> Facts:
     """The same plan with every id in memory of its own, so that only its order can be wrong."""
     offset, size, ends = list(facts.offset), list(facts.size), dict.fromkeys(facts.arena_sizes, 0)
-    owners = [i for i in range(len(offset)) if facts.view_of[i] < 0 and facts.home[i] >= 0 and offset[i] >= 0]
+    owners = [i for i in range(len(offset)) if facts.view_of[i] < 0 and facts.arena_of[i] >= 0 and offset[i] >= 0]
     for i in owners:
-        key = facts.home[i], facts.chunk[i]
-        step = facts.alignment[facts.home[i]]
+        key = facts.arena_of[i], facts.chunk[i]
+        step = facts.alignment[facts.arena_of[i]]
         offset[i] = ends[key]
         size[i] = -(-facts.need[i] // step) * step
         ends[key] += size[i]
@@ -220,8 +220,8 @@ def forge_not_run():
 def forge_bad_step():
     facts = layered()
     copy = steps_of(facts, "copy")[0]
-    place = facts.program.steps[copy].places[0]
-    return changed(facts, copy, places=(place._replace(offset=place.offset + 32),))
+    location = facts.program.steps[copy].locations[0]
+    return changed(facts, copy, locations=(location._replace(offset=location.offset + 32),))
 
 
 def forge_unordered():
@@ -248,7 +248,7 @@ def mixture() -> tuple[Facts, int]:
 def forge_missing_input():
     facts = layered()
     program = facts.program
-    return replace(facts, program=Program(program.steps, program.inputs[1:], program.turns))
+    return replace(facts, program=Program(program.steps, program.inputs[1:], program.copy_slots))
 
 
 def forge_clobbered_read():
@@ -271,12 +271,12 @@ def forge_lost_write():
 
 
 CORRUPTIONS = {
-    "bad-index": lambda: edit(layered(), home={2: 7}),
+    "bad-index": lambda: edit(layered(), arena_of={2: 7}),
     "split-gap": lambda: with_split(layered(), 0, stop=1),
     "wrong-order": forge_wrong_order,
     "wrong-backend": lambda: edit(layered(), assigned={at(layered(), "h1"): 1}),
     "unsupported-op": lambda: edit(layered(), supported={at(layered(), "h1"): False}),
-    "resident-moved": lambda: edit(layered(), home={at(layered(), "w1"): 0}, offset={at(layered(), "w1"): 0}),
+    "resident-moved": lambda: edit(layered(), arena_of={at(layered(), "w1"): 0}, offset={at(layered(), "w1"): 0}),
     "unplaced": lambda: edit(layered(), offset={at(layered(), "a1"): -1}),
     "view-misplaced": lambda: edit(layered(), offset={at(layered(), "flat"): 32}),
     "bad-copy": forge_bad_copy,
@@ -355,8 +355,8 @@ def test_a_source_in_two_slots_is_not_taken_over():
 def test_what_is_kept_lives_always():
     facts = layered()
     k = steps_of(facts, "copy")[0]
-    copy = facts.program.steps[k].places[0].id
-    kept = changed(facts, k, keeps=True)
+    copy = facts.program.steps[k].locations[0].id
+    kept = changed(facts, k, if_changed=True)
     life = next(life for life in lives(kept) if life.id == copy)
     n_acts = sum(1 for _ in acts(facts))
     assert (life.birth, life.death) == (-1, n_acts)
@@ -576,14 +576,14 @@ def forge_shared_ring() -> Facts:
     """The second copy slot lies where a node computes: the first compute does not use it."""
     facts = ringed()
     step = facts.program.steps[steps_of(facts, "copy")[0]]
-    node = next(i for i in facts.nodes if facts.home[i] == step.backend and facts.shares[i] < 0)
-    return edit(facts, offset={step.places[1].id: facts.offset[node]})
+    node = next(i for i in facts.nodes if facts.arena_of[i] == step.backend and facts.shares[i] < 0)
+    return edit(facts, offset={step.locations[1].id: facts.offset[node]})
 
 
 def forge_kept_copy() -> Facts:
     """The source is not set anew, so the copy is not made again, but a node has changed the source."""
     facts = spread(written_leaf("seed")[0].facts)
-    return changed(facts, steps_of(facts, "copy")[0], keeps=True)
+    return changed(facts, steps_of(facts, "copy")[0], if_changed=True)
 
 
 def without_step(facts: Facts, kind: str) -> Facts:
@@ -618,8 +618,9 @@ CLAIMS = {
     "where a copy goes": (lambda: replace(layered(), copies=[(4, -1), (5, 0)]), "bad-index", "goes to backend -1 of 2"),
     "who writes back": (lambda: replace(cached("B"), write_backs={5: 1}), "bad-index", "node 5 of 5 computes"),
     "what is written back": (lambda: replace(cached("B"), write_backs={3: 2}), "bad-index", "into copy 2 of 2"),
-    "a home": (lambda: replace(layered(), home=[-2, *layered().home[1:]]), "bad-index", "'w2' .*on backend -2 of 2"),
-    "a chunk": (lambda: with_places(with_chunk(layered(), 2, 1)), "bad-index", "'x' .*lies in chunk 1 of A"),
+    "an arena": (lambda: replace(layered(), arena_of=[-2, *layered().arena_of[1:]]), "bad-index",
+                 "'w2' .*on backend -2 of 2"),
+    "a chunk": (lambda: with_locations(with_chunk(layered(), 2, 1)), "bad-index", "'x' .*lies in chunk 1 of A"),
     "whose memory is shared": (lambda: edit(layered(), shares={4: 11}), "bad-index", "the memory of id 11 of 11"),
     "what is read": (lambda: edit(layered(), reads={4: (11,)}), "bad-index", r"reads ids \(11,\)"),
     "an empty slot that is read": (lambda: edit(layered(), reads={4: (-1,)}), "bad-index", r"reads ids \(-1,\)"),
@@ -628,9 +629,10 @@ CLAIMS = {
     "a wait for no step": (lambda: with_wait(layered(), 6, 1), "bad-index", "step 2 of 6 points"),
     "a wait for a step to come": (lambda: with_wait(layered(), 3, 0), "bad-index", "step 2 of 6 points"),
     "a wait for itself": (lambda: with_wait(layered(), 2, 0), "bad-index", "step 2 of 6 points"),
-    "a place of no id": (lambda: changed(layered(), 0, places=(layered().program.steps[0].places[0]._replace(id=11),)),
-                         "bad-index", "step 0 of 6 points"),
-    "a step without a place": (lambda: changed(layered(), 0, places=()), "bad-index", "step 0 of 6 points"),
+    "a location of no id": (
+        lambda: changed(layered(), 0, locations=(layered().program.steps[0].locations[0]._replace(id=11),)),
+        "bad-index", "step 0 of 6 points"),
+    "a step without a location": (lambda: changed(layered(), 0, locations=()), "bad-index", "step 0 of 6 points"),
     "what a step brings": (lambda: changed(layered(), 0, tensor=9), "bad-index", "step 0 of 6 points"),
     "ids of no tensor": (lambda: changed(mixture()[0], 0, ids=9), "bad-index", "step 0 of 9 points"),
     "a run of no node": (lambda: changed(layered(), 5, last=6), "bad-index", "step 5 of 6 points"),
@@ -644,7 +646,7 @@ CLAIMS = {
     "a node in two splits": (lambda: with_split(layered(), 1, start=1), "split-gap", r"split 1 has nodes \[1, 3\)"),
     "a copy in another's split": (lambda: with_split(with_split(layered(), 1, inputs=(1,)), 2, inputs=(0,)),
                                   "wrong-backend", "split 1 on B makes 'A#h2'"),
-    "a copy elsewhere": (lambda: edit(layered(), home={9: 0}), "wrong-backend", "'B#a1' .*lies at"),
+    "a copy elsewhere": (lambda: edit(layered(), arena_of={9: 0}), "wrong-backend", "'B#a1' .*lies at"),
     "a tensor in place of another": (lambda: edit(layered(), reads={4: (2,)}), "bad-copy", "'a1' .* reads 'x'"),
     "a copy of another shape": (lambda: edit(layered(), layout={9: ("f32", (4, 8, 1, 1), (4, 16, 128, 128))}),
                                 "bad-copy", "'h2' .* reads 'B#a1'"),

@@ -19,7 +19,7 @@ class Case:
     def __init__(self, rng: random.Random) -> None:
         n, n_queues = rng.randint(2, 7), rng.randint(1, 3)
         self.queues = [rng.randrange(n_queues) for _ in range(n)]
-        self.keeps = [rng.random() < 0.25 for _ in range(n)]
+        self.optional = [rng.random() < 0.25 for _ in range(n)]
         n_memories = rng.randint(1, 3)
         self.owner = [rng.choice([-1, *range(n_queues)]) for _ in range(n_memories)]
         self.period = [rng.choice([1, 1, 1, 2, 3]) for _ in range(n_memories)]
@@ -33,7 +33,7 @@ class Case:
     def waits(self) -> list[tuple[Wait, ...]]:
         columns = [np.array(column) for column in zip(*self.touched, strict=True)]
         access = Access(*columns, np.array(self.owner), np.array(self.period), self.exclusive)
-        return order(self.queues, self.keeps, access)
+        return order(self.queues, self.optional, access)
 
     def conflicts(self) -> set[tuple[int, int]]:
         """Pairs of steps, numbered through all computes, of which the first must be done before the second begins."""
@@ -83,13 +83,13 @@ def test_every_conflict_is_ordered_and_every_wait_is_needed():
         waits = case.waits()
         n_steps = len(case.queues)
         # Optional steps are left out at random.
-        patterns = [[True] * (n_steps * ROUNDS), [not case.keeps[k % n_steps] for k in range(n_steps * ROUNDS)]]
-        patterns += [[not case.keeps[k % n_steps] or rng.random() < 0.5 for k in range(n_steps * ROUNDS)]
+        patterns = [[True] * (n_steps * ROUNDS), [not case.optional[k % n_steps] for k in range(n_steps * ROUNDS)]]
+        patterns += [[not case.optional[k % n_steps] or rng.random() < 0.5 for k in range(n_steps * ROUNDS)]
                      for _ in range(3)]
         assert all(case.is_ordered(waits, runs) for runs in patterns), seed
         for k, wait in [(k, wait) for k, found in enumerate(waits) for wait in found]:
             fewer = [tuple(w for w in found if (j, w) != (k, wait)) for j, found in enumerate(waits)]
-            runs = [not case.keeps[j % n_steps] or j % n_steps in (k, wait.step) for j in range(n_steps * ROUNDS)]
+            runs = [not case.optional[j % n_steps] or j % n_steps in (k, wait.step) for j in range(n_steps * ROUNDS)]
             n_waits += 1
             assert not all(case.is_ordered(fewer, runs) for runs in (*patterns, runs)), (seed, k, wait)
     assert n_waits > 100

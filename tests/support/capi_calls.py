@@ -114,7 +114,7 @@ class Node(Structure):
                 ("src", c_void_p * 10), ("data", c_void_p)]
 
 
-class Place(Structure):
+class Location(Structure):
     _fields_ = [(name, c_int32) for name in ("id", "backend", "chunk")] + [("offset", c_int64)]
 
 
@@ -123,21 +123,21 @@ class Wait(Structure):
 
 
 class Read(Structure):
-    _fields_ = [(name, c_int32) for name in ("position", "slot", "place", "n_slots")]
+    _fields_ = [(name, c_int32) for name in ("position", "slot", "location", "n_slots")]
 
 
 class Step(Structure):
     _fields_ = [*((name, c_int32) for name in (
-        "kind", "backend", "tensor", "ids", "first", "last", "place", "n_slots", "read", "n_reads", "wait", "n_waits",
-        "keeps", "awaited")), ("start", c_int64), ("nbytes", c_int64)]
+        "kind", "backend", "tensor", "ids", "first", "last", "location", "n_slots", "read", "n_reads", "wait",
+        "n_waits", "if_changed", "awaited")), ("start", c_int64), ("nbytes", c_int64)]
 
 
 class Program(Structure):
     """gs_program."""
 
     _fields_ = [*((name, c_int32) for name in (
-        "n_steps", "n_slots", "n_reads", "n_waits", "n_inputs", "n_ids", "turns", "reach")),
-        ("steps", POINTER(Step)), ("places", POINTER(Place)), ("reads", POINTER(Read)), ("waits", POINTER(Wait)),
+        "n_steps", "n_slots", "n_reads", "n_waits", "n_inputs", "n_ids", "copy_slots", "reach")),
+        ("steps", POINTER(Step)), ("locations", POINTER(Location)), ("reads", POINTER(Read)), ("waits", POINTER(Wait)),
         ("inputs", POINTER(c_int32)), ("address", POINTER(c_void_p))]
 
 
@@ -160,7 +160,7 @@ SIZES = {"layout": LAYOUT.itemsize, "policy": ctypes.sizeof(PolicyStruct), "aren
          "graph_arrays": ctypes.sizeof(GraphArrays), "backend_info": ctypes.sizeof(BackendInfo),
          "problem": ctypes.sizeof(ProblemStruct), "plan": ctypes.sizeof(PlanArrays),
          "pack_result": ctypes.sizeof(PackResult)}
-LATER_SIZES = {"node": ctypes.sizeof(Node), "place": ctypes.sizeof(Place), "wait": ctypes.sizeof(Wait),
+LATER_SIZES = {"node": ctypes.sizeof(Node), "location": ctypes.sizeof(Location), "wait": ctypes.sizeof(Wait),
                "read": ctypes.sizeof(Read), "step": ctypes.sizeof(Step), "program": ctypes.sizeof(Program),
                "run": ctypes.sizeof(Run), "backend": ctypes.sizeof(BackendTable)}
 ERROR = POINTER(Failure)

@@ -188,7 +188,7 @@ def kinds_of(view) -> list[str]:
 def values_of(view) -> dict:
     """A gs_program as `program_values` has it."""
     def places(at: int, n: int) -> list:
-        return [[p.id, p.backend, p.chunk, p.offset] for p in (view.places[k] for k in range(at, at + n))]
+        return [[p.id, p.backend, p.chunk, p.offset] for p in (view.locations[k] for k in range(at, at + n))]
 
     steps = []
     for k in range(view.n_steps):
@@ -196,19 +196,19 @@ def values_of(view) -> dict:
         kind, step = KINDS[s.kind], {"kind": KINDS[s.kind], "backend": s.backend}
         if kind == "run":
             reads = [view.reads[r] for r in range(s.read, s.read + s.n_reads)]
-            step |= {"first": s.first, "last": s.last, "into": places(s.place, s.n_slots),
-                     "reads": [[r.position, r.slot, places(r.place, r.n_slots)] for r in reads]}
+            step |= {"first": s.first, "last": s.last, "into": places(s.location, s.n_slots),
+                     "reads": [[r.position, r.slot, places(r.location, r.n_slots)] for r in reads]}
         else:
-            step |= {"tensor": s.tensor, "places": places(s.place, s.n_slots)}
+            step |= {"tensor": s.tensor, "places": places(s.location, s.n_slots)}
         if kind == "load":
             step |= {"start": s.start, "nbytes": s.nbytes}
         if kind == "copy experts":
             step["ids"] = s.ids
         if kind in ("load", "copy"):
-            step["keeps"] = bool(s.keeps)
+            step["keeps"] = bool(s.if_changed)
         waits = [view.waits[w] for w in range(s.wait, s.wait + s.n_waits)]
         steps.append(step | {"waits": [[w.step, w.back] for w in waits]})
-    return {"turns": view.turns, "inputs": [view.inputs[k] for k in range(view.n_inputs)], "steps": steps}
+    return {"turns": view.copy_slots, "inputs": [view.inputs[k] for k in range(view.n_inputs)], "steps": steps}
 
 
 def chain(toys: ctypes.CDLL, rows: int = 4, alignment: int = 64, max_buffer_size: int | None = None) -> Case:

@@ -275,7 +275,7 @@ def without(program, k, wait):
     """The program in which step k does not wait for one of the steps."""
     steps = list(program.steps)
     steps[k] = steps[k]._replace(waits=tuple(w for w in steps[k].waits if w != wait))
-    return Program(tuple(steps), program.inputs, program.turns)
+    return Program(tuple(steps), program.inputs, program.copy_slots)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
@@ -297,7 +297,7 @@ def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backend
         plan = scheduler.plan(graph)
         plan.verify()
         k = next(k for k, s in enumerate(plan.program.steps) if s.kind == "load" and graph.tensors[s.tensor] is x)
-        assert plan.program.steps[k].keeps and plan.program.steps[k].waits
+        assert plan.program.steps[k].if_changed and plan.program.steps[k].waits
         for wait in plan.program.steps[k].waits:
             facts = replace(plan.facts, program=without(plan.program, k, wait))
             assert {p.reason for p in problems_of(facts)} == {"unordered"}
@@ -424,7 +424,7 @@ def test_a_wait_for_a_step_that_was_left_out_waits_for_the_steps_before_it(way):
             plan = scheduler.alloc(graph)
             plan.verify()
             first, second, run = plan.program.steps
-            assert first.keeps and second.keeps and [w.step for w in run.waits] == [1]
+            assert first.if_changed and second.if_changed and [w.step for w in run.waits] == [1]
             leafs = [graph.tensors[step.tensor] for step in (first, second)]
             leafs[1].set(np.ones(8))
             for k in range(N):

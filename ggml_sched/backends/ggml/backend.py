@@ -219,5 +219,5 @@ def _named(library: Library, name: str) -> Offered:
     for device in library.devices:
         if device.name.lower() == str(name).lower():
             return device
-    offered = ", ".join(device.name for device in library.devices) or "none"
-    raise BackendError(f"ggml {library.version} in {library.folder} has no device {name!r}; it has: {offered}")
+    names = ", ".join(device.name for device in library.devices) or "none"
+    raise BackendError(f"ggml {library.version} in {library.folder} has no device {name!r}; it has: {names}")

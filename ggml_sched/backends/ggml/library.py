@@ -188,7 +188,7 @@ def _open_first(folder: Path, name: str) -> ctypes.CDLL | None:
     """The first file of lib`name` in a folder, loaded; None if there is none.
 
     A file that is loaded already comes first: wheels have copies where others have links, libggml.so and libggml.so.0,
-    and whoever loads one beside the other has two ggmls.
+    and a process that loads one beside the other has two ggmls.
     """
     found = list(_named(folder, name))
     found = [path for path in found if _is_loaded(str(path))] or found

@@ -3,7 +3,7 @@
 # Owns the results of the last allocation, and of earlier measurements.  Invariant: a failed call leaves allocator,
 # tallocrs and graph unchanged.  Corresponds to ggml_gallocr.
 
-cdef class Placing:
+cdef class AllocationPass:
     """The result of one allocation pass over a graph; immutable once the pass has run."""
 
     cdef gs_walk walk                   # owned; lifetimes and offsets of all tensors
@@ -33,9 +33,9 @@ cdef class GraphAllocator:
     """
 
     cdef tuple parse_seq
-    cdef Placing placing
+    cdef AllocationPass last
     cdef Graph graph
-    cdef dict measured                  # {(wiring, parse_seq): Placing}
+    cdef dict measured                  # {(wiring, parse_seq): AllocationPass}
 
     def __cinit__(self):
         self.measured = {}
@@ -59,27 +59,27 @@ cdef class GraphAllocator:
         """Like alloc_graph with an allocator for each tensor: a mapping {tensor: tallocr}, or a sequence parallel
         to `graph.tensors` (None for tensors that live elsewhere).  Returns each allocator's max_size, by first use."""
         cdef list tallocrs = []
-        cdef list homes = []
+        cdef list arena_of = []
         if not isinstance(table, dict) and len(table) != len(graph.tensors):
             raise ValueError(f"a table of {len(table)} allocators for {len(graph.tensors)} tensors")
         for i, t in enumerate(graph.tensors):
             tallocr = table.get(t) if isinstance(table, dict) else table[i]
             if tallocr is None:
-                homes.append(OUTSIDE)
+                arena_of.append(OUTSIDE)
                 continue
             if not isinstance(tallocr, TensorAllocator):
                 raise TypeError(f"the allocator of {label(t)} is {tallocr!r}")
             if tallocr not in tallocrs:
                 tallocrs.append(tallocr)
-            homes.append(tallocrs.index(tallocr))
-        self.allocate(graph, tallocrs, homes)
+            arena_of.append(tallocrs.index(tallocr))
+        self.allocate(graph, tallocrs, arena_of)
         found = []
         for tallocr in tallocrs:
             found.append(tallocr.max_size)
         return tuple(found)
 
-    cdef int allocate(self, Graph graph, list tallocrs, list homes) except -1:
-        cdef Placing p = Placing()
+    cdef int allocate(self, Graph graph, list tallocrs, list arena_of) except -1:
+        cdef AllocationPass p = AllocationPass()
         cdef TensorAllocator tallocr
         cdef gs_arena *arenas = NULL
         cdef gs_blocks *saved = NULL
@@ -93,7 +93,7 @@ cdef class GraphAllocator:
             raise ValueError("one allocator twice")
         for tallocr in tallocrs:
             tallocr.check_open()
-        self.fill(p, graph, tallocrs, homes)
+        self.fill(p, graph, tallocrs, arena_of)
         key = (walk_wiring(&p.walk), self.parse_seq)
         arenas = <gs_arena *>calloc(max(n, 1), sizeof(gs_arena))
         saved = <gs_blocks *>calloc(max(n, 1), sizeof(gs_blocks))
@@ -148,10 +148,10 @@ cdef class GraphAllocator:
             free(arenas)
             free(inplace)
             free(order)
-        self.placing, self.graph = p, graph
+        self.last, self.graph = p, graph
         return 0
 
-    cdef int fill(self, Placing p, Graph graph, list tallocrs, list homes) except -1:
+    cdef int fill(self, AllocationPass p, Graph graph, list tallocrs, list arena_of) except -1:
         """Fill p.walk before the pass: each tensor's arena and size, and the address that some tensors already have."""
         cdef gs_graph *g = &graph.flat
         cdef gs_walk *f = &p.walk
@@ -165,12 +165,12 @@ cdef class GraphAllocator:
         walk_from_graph(f, g)
         for i in range(g.n_tensors):
             t = graph.tensors[i]
-            if t.home.closed:
-                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
+            if t.context_state.closed:
+                raise GraphError(f"{describe(t)} belongs to closed context {t.context_state.name!r}")
             if t.view_src is not None:
                 continue
             buffer = t.settled()
-            f.p.arena_of[i] = 0 if homes is None else homes[i]
+            f.p.arena_of[i] = 0 if arena_of is None else arena_of[i]
             if buffer is None:
                 if f.p.arena_of[i] == OUTSIDE:
                     raise PlacementError(f"{describe(t)} has neither an address nor an allocator")
@@ -210,9 +210,9 @@ cdef class GraphAllocator:
             order[i + 1] = self.parse_seq[i]
         return order
 
-    cdef bint replay(self, Placing p, list tallocrs, object key) except -1:
+    cdef bint replay(self, AllocationPass p, list tallocrs, object key) except -1:
         """Replay the measured offsets of this wiring, if the free blocks are as before and no tensor is larger."""
-        cdef Placing m = self.measured.get(key)
+        cdef AllocationPass m = self.measured.get(key)
         cdef TensorAllocator tallocr
         cdef gs_walk *f
         cdef int32_t i
@@ -238,7 +238,7 @@ cdef class GraphAllocator:
                         raise no_host_memory("a graph allocation")
         return True
 
-    cdef int raise_out_of_memory(self, Placing p, Graph graph, list tallocrs, int32_t failed) except -1:
+    cdef int raise_out_of_memory(self, AllocationPass p, Graph graph, list tallocrs, int32_t failed) except -1:
         cdef TensorAllocator tallocr = tallocrs[p.walk.p.arena_of[failed]]
         largest = blocks_largest(&tallocr.blocks)
         size = p.walk.p.size[failed]
@@ -246,7 +246,7 @@ cdef class GraphAllocator:
             f"backend {tallocr.buffer.backend.name!r}: {describe(graph.tensors[failed])} needs {size} bytes, the "
             f"largest free block of {tallocr.room} bytes has {largest}", tallocr.buffer.backend.name, size, largest)
 
-    cdef int bind(self, Placing p, Graph graph, list tallocrs) except -1:
+    cdef int bind(self, AllocationPass p, Graph graph, list tallocrs) except -1:
         """Give the tensors their addresses; undone if a buffer's hook raises."""
         cdef Tensor t
         cdef TensorAllocator tallocr
@@ -281,23 +281,23 @@ cdef class GraphAllocator:
     def offset_of(self, Tensor t not None):
         """Bytes from the first aligned address, views included; None for a tensor that lives elsewhere
         (or that nothing in the graph uses).  GraphError for a tensor of another graph."""
-        cdef int64_t offset = self.placing_of().walk.p.offset[self.find(t)]
+        cdef int64_t offset = self.last_pass().walk.p.offset[self.find(t)]
         return None if offset < 0 else offset
 
     def inplace_root(self, Tensor t not None):
         """The tensor whose memory `t` shares: the source that it reuses in place, or the root that it views; None for
         memory of its own."""
-        cdef int32_t root = self.placing_of().walk.p.root[self.find(t)]
+        cdef int32_t root = self.last_pass().walk.p.root[self.find(t)]
         return None if root < 0 else self.graph.tensors[root]
 
-    cdef Placing placing_of(self):
-        if self.placing is None:
+    cdef AllocationPass last_pass(self):
+        if self.last is None:
             raise GraphError("no graph has been allocated yet")
-        return self.placing
+        return self.last
 
     cdef int32_t find(self, Tensor t) except -1:
         cdef int32_t i
-        self.placing_of()
+        self.last_pass()
         i = self.graph.id_of(t)
         if i < 0:
             raise GraphError(f"{describe(t)} is not part of the allocated graph")

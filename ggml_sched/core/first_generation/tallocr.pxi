@@ -88,8 +88,8 @@ cdef class TensorAllocator:
         """
         cdef int64_t offset, size, high = self.blocks.max_size
         self.check_open()
-        if t.home.closed:
-            raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
+        if t.context_state.closed:
+            raise GraphError(f"{describe(t)} belongs to closed context {t.context_state.name!r}")
         if t.view_src is not None:
             raise PlacementError(f"{describe(t)} is a view: its root {label(t.view_src)} is what is allocated")
         if t.settled() is not None:

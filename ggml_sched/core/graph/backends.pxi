@@ -8,11 +8,11 @@ ALL_SOURCES = -1        # as an in-place mask: every source may be the destinati
 
 
 cdef enum:
-    FIRST_BLOCK_WORDS = 32      # 32-bit words in a Home's first block of parameters; each later block is twice as large
+    FIRST_BLOCK_WORDS = 32      # 32-bit words in a ContextState's first block of parameters; a later block is twice as large
     LARGEST_BLOCK_WORDS = 4096  # the most words of a block
 
 
-cdef class Home:
+cdef class ContextState:
     """What a context shares with its tensors: its name, whether it is open, and memory for their parameters."""
 
     def __dealloc__(self):
@@ -23,7 +23,7 @@ cdef class Home:
             block = self.blocks
 
     cdef int32_t *keep(self, const int32_t *words, int n) except? NULL:
-        """Copy n parameter words to memory that lives as long as the Home; returns NULL when n is 0."""
+        """Copy n parameter words to memory that lives as long as the ContextState; returns NULL when n is 0."""
         cdef int32_t *at
         cdef void *block
         if n == 0:
@@ -54,6 +54,12 @@ cdef class Lease:
     def __cinit__(self):
         self.alive = True
 
+    @property
+    def displaced(self):
+        """The former name of `rebound`, for one more release."""
+        PyErr_WarnEx(DeprecationWarning, b"Lease.displaced: use rebound", 1)
+        return self.rebound
+
     cpdef void end(self) noexcept:
         """Make every address under this lease invalid until `revive`.  Computes must not be queued under it then."""
         self.alive = False
@@ -64,10 +70,10 @@ cdef class Lease:
 
         Returns whether some tensors have got other addresses since, so that the caller must bind all tensors again.
         """
-        cdef bint was_displaced = self.displaced
+        cdef bint was_rebound = self.rebound
         self.alive = True
-        self.displaced = False
-        return was_displaced
+        self.rebound = False
+        return was_rebound
 
     def queue(self, graph, wait not None):
         """Note that computes of a graph are about to be queued under this lease; `wait` is a function that waits for

@@ -3,11 +3,11 @@
 from libc.stdint cimport int32_t, int64_t
 
 from ggml_sched._c cimport gs_layout
-from ggml_sched.core.graph.tensor cimport Home, Tensor
+from ggml_sched.core.graph.tensor cimport ContextState, Tensor
 
 
 cdef class ContextBase:
-    cdef Home home                      # shared with the tensors, so that no reference cycle arises
+    cdef ContextState context_state     # shared with the tensors, so that no reference cycle arises
     cdef list _tensors                  # keeps its tensors alive until close()
     cdef object __weakref__
     cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs)

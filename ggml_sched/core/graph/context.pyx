@@ -27,7 +27,8 @@ from libc.string cimport memcpy, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.tensor cimport (
-    ENDS_CONT, ENDS_COPY, ENDS_PERMUTED, ENDS_RESHAPED, ENDS_TRANSPOSED, ENDS_VIEW, Home, Tensor, describe, label,
+    ENDS_CONT, ENDS_COPY, ENDS_PERMUTED, ENDS_RESHAPED, ENDS_TRANSPOSED, ENDS_VIEW, ContextState, Tensor, describe,
+    label,
 )
 from ggml_sched.core.graph.types cimport (
     OP_IDS, OP_NAMES, TYPE_NAMES, layout_can_repeat, layout_contiguous, layout_equal, layout_is_empty,
@@ -57,7 +58,7 @@ cdef Tensor with_params(Tensor t, const int32_t *words, int n):
     """A tensor that was just made, with its op_params; trailing zeros are cut."""
     while n and words[n - 1] == 0:
         n -= 1
-    t.params = t.home.keep(words, n)
+    t.params = t.context_state.keep(words, n)
     t.n_params = n
     return t
 
@@ -181,17 +182,17 @@ cdef class ContextBase:
     """The base of the classes with op methods: owns the tensors, and has the functions that make them."""
 
     def __cinit__(self, name=""):
-        self.home = Home.__new__(Home)
-        self.home.name = str(name)
+        self.context_state = ContextState.__new__(ContextState)
+        self.context_state.name = str(name)
         self._tensors = []
 
     @property
     def name(self):
-        return self.home.name
+        return self.context_state.name
 
     @property
     def closed(self):
-        return self.home.closed
+        return self.context_state.closed
 
     @property
     def tensors(self):
@@ -200,7 +201,7 @@ cdef class ContextBase:
 
     def close(self):
         """Release the tensors; idempotent.  Using one in a new op or graph raises GraphError."""
-        self.home.closed = True
+        self.context_state.closed = True
         self._tensors = []
 
     def __enter__(self):
@@ -218,11 +219,12 @@ cdef class ContextBase:
         """Make a tensor without name; all tensors are made here.  `view` may itself be a view; its root is stored."""
         cdef Tensor s, t
         cdef int64_t end
-        if self.home.closed:
-            raise GraphError(f"{OP_NAMES[op]}: context {self.home.name!r} is closed")
+        if self.context_state.closed:
+            raise GraphError(f"{OP_NAMES[op]}: context {self.context_state.name!r} is closed")
         for s in src:
-            if s is not None and s.home.closed:
-                raise GraphError(f"{OP_NAMES[op]}: source {describe(s)} belongs to closed context {s.home.name!r}")
+            if s is not None and s.context_state.closed:
+                raise GraphError(f"{OP_NAMES[op]}: source {describe(s)} belongs to closed context "
+                                 f"{s.context_state.name!r}")
         layout.op = op
         t = Tensor.__new__(Tensor)
         if view is not None:
@@ -241,7 +243,7 @@ cdef class ContextBase:
                     f"{describe(view)} of {view.layout.nbytes} bytes")
             t.view_src = view
             t.view_offs = view_offs
-        t.home = self.home
+        t.context_state = self.context_state
         t._name = ""
         t.layout = layout[0]
         t.src = src
@@ -311,8 +313,9 @@ cdef class ContextBase:
         GraphError for a node that computes nothing (a leaf, a view), or that is `t`.
         """
         for one in (t, node):
-            if (<Tensor>one).home.closed:
-                raise GraphError(f"keep_until: {describe(one)} belongs to closed context {(<Tensor>one).home.name!r}")
+            if (<Tensor>one).context_state.closed:
+                raise GraphError(f"keep_until: {describe(one)} belongs to closed context "
+                                 f"{(<Tensor>one).context_state.name!r}")
         if node.layout.op == GS_OP_NONE or op_is_view(node.layout.op):
             raise GraphError(f"keep_until: {describe(node)} computes nothing")
         if t is node:

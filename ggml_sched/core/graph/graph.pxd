@@ -13,7 +13,7 @@ cdef class Graph:
     cdef readonly tuple leafs
     cdef readonly tuple tensors
     cdef public dict meta
-    cdef tuple homes                    # the Home of each context that made some of its tensors
+    cdef tuple context_states           # the ContextState of each context that made some of its tensors
     cdef gs_kinds _kinds                # owned; computed on first use
     cdef bint sorted_work               # _kinds has the kinds of all computing nodes
     cdef bint sorted_all                # _kinds has the kinds of all tensors

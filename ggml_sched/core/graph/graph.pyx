@@ -22,7 +22,7 @@ from ggml_sched.core.graph.flat cimport (
     MAX_KIND_WORDS, flat_alloc, flat_arrays, flat_classify, flat_fingerprint, kind_words, kinds_free,
     kinds_sort,
 )
-from ggml_sched.core.graph.tensor cimport Home, Tensor, describe, flag_names
+from ggml_sched.core.graph.tensor cimport ContextState, Tensor, describe, flag_names
 from ggml_sched.core.graph.types cimport ints_tuple, op_is_view
 
 include "order.pxi"
@@ -112,20 +112,20 @@ cdef class Graph:
         """Mark each tensor with its id, and count the entries of the arrays."""
         # Borrowed references, here and below: the tuple owns its tensors.
         cdef void *at
-        cdef Home home = None
-        cdef list homes = []
+        cdef ContextState context_state = None
+        cdef list context_states = []
         cdef Py_ssize_t i
         cdef int64_t n_src = 0, n_params = 0, n_deps = 0
         for i in range(len(self.tensors)):
             at = PyTuple_GET_ITEM(self.tensors, i)
             if not isinstance(<object>at, Tensor):
                 raise TypeError(f"a graph is made of Tensors, not {<object>at!r}")
-            if <void *>(<Tensor>at).home != <void *>home:
-                home = (<Tensor>at).home
-                if home not in homes:
-                    homes.append(home)
-            if home.closed:
-                raise GraphError(f"{describe(<Tensor>at)} belongs to closed context {home.name!r}")
+            if <void *>(<Tensor>at).context_state != <void *>context_state:
+                context_state = (<Tensor>at).context_state
+                if context_state not in context_states:
+                    context_states.append(context_state)
+            if context_state.closed:
+                raise GraphError(f"{describe(<Tensor>at)} belongs to closed context {context_state.name!r}")
             (<Tensor>at).mark = <int32_t>i
             self.names_residents |= <void *>(<Tensor>at)._resident != <void *>None
             n_src += PyTuple_GET_SIZE((<Tensor>at).src)
@@ -136,7 +136,7 @@ cdef class Graph:
             raise GraphError(f"a graph of {len(self.tensors)} tensors with {n_src} sources is too large")
         size.n_tensors, size.n_nodes, size.n_leafs = len(self.tensors), len(self.nodes), len(self.leafs)
         size.n_src, size.n_params, size.n_deps = n_src, n_params, n_deps
-        self.homes = tuple(homes)
+        self.context_states = tuple(context_states)
         return 0
 
     @cython.boundscheck(False)
@@ -346,9 +346,9 @@ cdef class Graph:
     cpdef int64_t residence_epoch(self) noexcept:
         """A number that grows when a tensor of one of the graph's contexts gets or loses a permanent address."""
         cdef int64_t total = 0
-        cdef Home home
-        for home in self.homes:
-            total += home.epoch + (<int64_t>1 << 48 if home.closed else 0)
+        cdef ContextState context_state
+        for context_state in self.context_states:
+            total += context_state.epoch + (<int64_t>1 << 48 if context_state.closed else 0)
         return total
 
     def __len__(self):

@@ -25,7 +25,7 @@ cdef enum:
 
 cdef class Lease:
     cdef readonly bint alive
-    cdef readonly bint displaced        # a tensor of this lease has got an address under another lease
+    cdef readonly bint rebound          # a tensor of this lease has got an address under another lease
     cdef readonly bint transient        # the lease of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # data that is set in leafs waits in `Tensor.stash` until a compute loads it
     cdef readonly bint through          # with `stages`: the data is also written to the leafs' memory at once
@@ -75,7 +75,7 @@ cdef class BufferBase:
     cdef int settle(self) except -1
 
 
-cdef class Home:
+cdef class ContextState:
     cdef readonly str name
     cdef readonly bint closed
     cdef int64_t epoch                  # how often its tensors have got or lost a permanent address
@@ -88,7 +88,7 @@ cdef class Home:
 
 cdef class Tensor:
     # First the fields that loops over all tensors read and write, so that they share cache lines.
-    cdef Home home                      # the context's state, kept alive (the context itself is not)
+    cdef ContextState context_state     # kept alive (the context itself is not)
     cdef BufferBase _buffer             # keeps its buffer alive
     cdef Lease _lease                   # None: a permanent address
     cdef int64_t _offset
@@ -102,7 +102,7 @@ cdef class Tensor:
     cdef readonly int64_t view_offs     # bytes from the root's start
     cdef tuple _deps                    # alloc dependencies, kept alive; None: none
     cdef gs_layout layout
-    cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; kept by `home`
+    cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; of `context_state`
     cdef str _name                      # the name without its endings
     cdef uint64_t endings               # such as " (view)": ENDS_* as digits to the base N_ENDINGS, the last one lowest
     cdef str _resident                  # "weight" or "kv", as a graph file says; None: neither

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _Maybe: TypeAlias = _T | Any
 
 @disjoint_base
-class Home:
+class ContextState:
     name: Final[str]
     closed: Final[bool]
 
@@ -28,7 +28,9 @@ class Lease:
     guard: Callable[[Tensor], object] | None
     ended_by: str | None
     alive: Final[bool]
-    displaced: Final[bool]
+    @property
+    def displaced(self) -> bool: ...
+    rebound: Final[bool]
     transient: Final[bool]
     stages: Final[bool]
     through: Final[bool]

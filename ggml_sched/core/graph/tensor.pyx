@@ -24,6 +24,7 @@ from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_
 
 cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_WarnEx
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -205,13 +206,13 @@ cdef class Tensor:
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept:
         """Give a tensor that is not a view an address, or, with buffer None, take it away."""
         if self._lease is not None and self._lease is not lease:
-            self._lease.displaced = True
+            self._lease.rebound = True
         self._buffer = buffer
         self._offset = offset
         self.overwritten = False
         self._lease = lease
         if lease is None:
-            self.home.epoch += 1
+            self.context_state.epoch += 1
 
     @property
     def buffer(self):

@@ -15,7 +15,7 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     cdef void *at
     cdef void *buffer
     cdef void *old
-    cdef Lease known = None             # the lease that was displaced last: displacing it again is not needed
+    cdef Lease known = None             # the lease that was rebound last: marking it again is not needed
     cdef int64_t offset, stride
     cdef list single = []               # of each backend: its only buffer; None if its arena has chunks
     if f.n_tensors != graph.flat.n_tensors:
@@ -36,7 +36,7 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
         old = <void *>(<Tensor>at)._lease
         if old != <void *>None and old != <void *>known and old != <void *>lease:
             known = <Lease>old
-            displace(known)
+            mark_rebound(known)
         if <void *>(<Tensor>at)._buffer != buffer:
             (<Tensor>at)._buffer = <BufferBase>buffer
         (<Tensor>at)._offset = offset
@@ -44,19 +44,19 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
         (<Tensor>at)._lease = lease
 
 
-cdef int displace(Lease lease) except -1:
-    """Mark a lease as displaced: its tensors are about to get addresses under another lease."""
+cdef int mark_rebound(Lease lease) except -1:
+    """Mark a lease as rebound: its tensors are about to get addresses under another lease."""
     if lease.alive and lease.drain is not None:
         # Wait for queued computes of another scheduler that use its addresses.
         lease.drain()
-    lease.displaced = True
+    lease.rebound = True
     return 0
 
 
 def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):
     """A tensor for a copy: the layout of `like`, at an address of its own."""
     cdef Tensor t = Tensor.__new__(Tensor)
-    t.home = Home.__new__(Home)
+    t.context_state = ContextState.__new__(ContextState)
     t._name = name
     t.layout = like.layout
     t.layout.op = GS_OP_NONE
@@ -70,11 +70,11 @@ def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease
     """A node like `node` that reads other sources, such as copies, and computes into the same memory, or, unless it is
     None, into `memory`, as a view of it."""
     cdef Tensor t = Tensor.__new__(Tensor)
-    t.home = Home.__new__(Home)
+    t.context_state = ContextState.__new__(ContextState)
     t._name, t.endings = node._name, node.endings
     t.layout = node.layout
     t.src = src
-    t.params = t.home.keep(node.params, node.n_params)
+    t.params = t.context_state.keep(node.params, node.n_params)
     t.n_params = node.n_params
     t.mark = -1
     t._flags = node._flags

@@ -12,7 +12,7 @@ cdef void groups_free(gs_groups *w) noexcept nogil:
 
 
 cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
-    """No groups yet, with room for all offered ones."""
+    """No groups yet, with room for all of the request."""
     cdef int64_t n = r.g.n_tensors, m = r.p.n_groups
     cdef int32_t *cursor
     memset(w, 0, sizeof(gs_groups))

@@ -24,7 +24,7 @@ from libc.stdint cimport int32_t, int64_t
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport plan_owner
 from ggml_sched.core.graph.graph cimport Graph
-from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe, label
+from ggml_sched.core.graph.tensor cimport BufferBase, ContextState, Lease, Tensor, describe, label
 from ggml_sched.core.graph.types cimport TYPE_NAMES, ints_tuple
 from ggml_sched.core.pack.api cimport method_name
 from ggml_sched.core.plan.make cimport (
@@ -172,13 +172,13 @@ cdef class PlanData:
     def arrays(self):
         """{name: contents} of the arrays of gs_plan (include/ggml_sched/plan.h) that a program is made from.
 
-        int32: `home`, `birth`, `src`, `seq`; int64: `offset` (chunks of an arena `stride` apart); bytes: `state`.
+        int32: `arena_of`, `birth`, `src`, `seq`; int64: `offset` (chunks of an arena `stride` apart); bytes: `state`.
         """
         cdef gs_plan *p = &self.c
         cdef Py_ssize_t n = p.n
         self.find_exclusive()
         return {
-            "home": (<char *>p.arena_of)[:4 * n], "birth": (<char *>p.birth)[:4 * n],
+            "arena_of": (<char *>p.arena_of)[:4 * n], "birth": (<char *>p.birth)[:4 * n],
             "src": (<char *>p.src)[:4 * p.src_begin[n]], "seq": (<char *>p.seq)[:4 * p.n_seq],
             "offset": (<char *>p.offset)[:8 * n], "state": (<char *>p.state)[:n],
             "assign": (<char *>p.assign)[:4 * p.n_tensors],

@@ -153,7 +153,7 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
     n_src = sum(map(len, src))
     root = _numbers(get("root"), "root", n, -1, n - 1)
     _check_roots(root)
-    home = _numbers(get("home"), "home", n, -1, top_backend)
+    arena_of = _numbers(get("home"), "home", n, -1, top_backend)
     offset = _numbers(get("offset"), "offset", n, -1, big)
     arenas = _rows(get("arenas"), "arenas", n_backends, (big, big, None, None))
     chunks = []
@@ -163,7 +163,7 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
         if not sizes or sum(sizes) > big or len(sizes) > 1 and not stride:
             raise GraphError(f"plan: an arena of buffers {sizes}, {stride} apart")
     for i in range(n):
-        at, stride = home[i], arenas[home[i]][1]
+        at, stride = arena_of[i], arenas[arena_of[i]][1]
         if offset[i] >= 0 and (at < 0 or stride and offset[i] // stride >= len(chunks[at])):
             raise GraphError(f"plan: id {i} has offset {offset[i]} of backend {at}, where there is no buffer")
     p.n_backends, p.n_tensors, p.n_copies, p.n_slots = n_backends, n_tensors, n_copies, len(places)
@@ -186,7 +186,7 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
         *_numbers(get("rest"), "rest", n, -1, big),
     ])
     _put(p.like, [
-        *range(n_tensors), *likes, *map(likes.__getitem__, places), *home, *root,
+        *range(n_tensors), *likes, *map(likes.__getitem__, places), *arena_of, *root,
         *_numbers(get("birth"), "birth", n, -1, n_seq), *_numbers(get("death"), "death", n, -1, n_seq),
         *_numbers(get("trimmed"), "trimmed", n, 0, n_seq), 0, *_ends(src), *_joined(src), *seq,
     ])

@@ -9,7 +9,7 @@ Includes, before the code below:
 
     devices          Devices: the backends of one scheduler, with their constant properties and the support cache.
     support_queries  Support queries of a request: one to each backend for each kind of node.
-    fusion_offers    Fusion groups that backends offer: queried and checked.
+    fusion_groups    Fusion groups that backends offer: queried and checked.
 """
 
 from operator import index as _index
@@ -28,13 +28,14 @@ from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport MAX_KIND_WORDS, kind_words, node_of_kind
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
-    ASKS_OFFLOAD, ASKS_SIZE, ASKS_SUPPORTS, BackendBase, BufferBase, Home, Lease, Tensor, checked_alloc_size, describe,
+    ASKS_OFFLOAD, ASKS_SIZE, ASKS_SUPPORTS, BackendBase, BufferBase, ContextState, Lease, Tensor, checked_alloc_size,
+    describe,
     fill_inplace_masks,
 )
 
 include "devices.pxi"
 include "support_queries.pxi"
-include "fusion_offers.pxi"
+include "fusion_groups.pxi"
 
 
 cdef class Request:
@@ -91,13 +92,13 @@ cdef class Request:
 
     cdef int check_open(self) except -1:
         """GraphError for a tensor whose context is closed."""
-        cdef Home home
+        cdef ContextState context_state
         cdef Tensor t
-        for home in self.graph.homes:
-            if home.closed:
+        for context_state in self.graph.context_states:
+            if context_state.closed:
                 for t in self.graph.tensors:
-                    if t.home is home:
-                        raise GraphError(f"{describe(t)} belongs to closed context {home.name!r}")
+                    if t.context_state is context_state:
+                        raise GraphError(f"{describe(t)} belongs to closed context {context_state.name!r}")
         return 0
 
     @cython.boundscheck(False)
@@ -113,7 +114,7 @@ cdef class Request:
         cdef void *buffer
         cdef void *lease
         cdef void *last = NULL
-        cdef void *lent = NULL
+        cdef void *temporary = NULL
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
         # The key begins with names_residents: graphs with tensors marked as weights or caches also need check_placed,
@@ -125,10 +126,10 @@ cdef class Request:
             at = PyTuple_GET_ITEM(tensors, i)
             buffer = <void *>(<Tensor>at)._buffer
             lease = <void *>(<Tensor>at)._lease
-            if buffer == <void *>None or lease == lent:
+            if buffer == <void *>None or lease == temporary:
                 continue
             if lease != <void *>None and ((<Lease>lease).transient or not (<Lease>lease).alive):
-                lent = lease
+                temporary = lease
                 continue
             if (<BufferBase>buffer).closed:
                 if lease == <void *>None:

@@ -156,10 +156,10 @@ const gh_ggml *gh_ggml_of_caller(const void *caller)
         const void *caller;
         const gh_ggml *lib;
     } cached[places];
-    const size_t home = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 56) % places;
-    size_t at = home;
+    const size_t first = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 56) % places;
+    size_t at = first;
     for (size_t i = 0; i < probes; i++) {
-        at = (home + i) % places;
+        at = (first + i) % places;
         if (cached[at].lib == NULL) {
             break;
         }
@@ -168,7 +168,7 @@ const gh_ggml *gh_ggml_of_caller(const void *caller)
         }
     }
     if (cached[at].lib != NULL) {
-        at = home;
+        at = first;
     }
     cached[at].lib = gh_ggml_find(caller, NULL, 0);
     cached[at].caller = caller;

@@ -24,12 +24,12 @@ static bool has_bytes(const gh_plan *plan, const gh_problem *problem)
 {
     const gs_plan *v = &plan->view;
     for (int32_t id = 0; id < v->n; id++) {
-        const int32_t like = v->like[id], home = v->arena_of[id];
+        const int32_t like = v->like[id], arena = v->arena_of[id];
         /* Views take no memory of their own. */
         if (id < plan->n && (plan->role[id] != GH_ROLE_PLACED || plan->arrays.view_src[id] >= 0)) {
             continue;
         }
-        if (home >= 0 ? problem->nbytes[(int64_t)home * problem->n + like] > v->size[id]
+        if (arena >= 0 ? problem->nbytes[(int64_t)arena * problem->n + like] > v->size[id]
                       : problem->nbytes[like] > 0 && plan->problem.nbytes[like] == 0) {
             return false;
         }
@@ -154,10 +154,10 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     const gs_plan *v = &plan->view;
     gh_copy(size, v->size, v->n, sizeof *size);
     for (int32_t id = 0; id < plan->n; id++) {
-        const int32_t home = v->arena_of[id];
-        if (home >= 0 && plan->role[id] == GH_ROLE_PLACED && plan->arrays.view_src[id] < 0) {
-            const int64_t alignment = c->key.type[home].alignment > 0 ? (int64_t)c->key.type[home].alignment : 1;
-            size[id] = (problem->nbytes[(int64_t)home * problem->n + id] + alignment - 1) / alignment * alignment;
+        const int32_t arena = v->arena_of[id];
+        if (arena >= 0 && plan->role[id] == GH_ROLE_PLACED && plan->arrays.view_src[id] < 0) {
+            const int64_t alignment = c->key.type[arena].alignment > 0 ? (int64_t)c->key.type[arena].alignment : 1;
+            size[id] = (problem->nbytes[(int64_t)arena * problem->n + id] + alignment - 1) / alignment * alignment;
         }
     }
 }

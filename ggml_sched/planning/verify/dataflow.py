@@ -17,7 +17,7 @@ from math import inf
 from typing import NamedTuple, TypeAlias
 
 from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Run, Step, WriteBack
-from ggml_sched.planning.verify.facts import Area, Facts, place_of, readable
+from ggml_sched.planning.verify.facts import Area, Facts, location_id, readable
 from ggml_sched.planning.verify.problem import Problem
 
 __all__ = ["Memory", "check_dataflow"]
@@ -242,7 +242,7 @@ class _Execution:
         self.written = {facts.memory(i) for i in facts.nodes if facts.computes(i)}
         self.leafs = {i for i in leafs if not facts.is_resident(i)}
         program = facts.program
-        rounds = 1 + max(program.turns, program.reach, 4 * program.turns * bool(facts.keeps))
+        rounds = 1 + max(program.copy_slots, program.reach, 4 * program.copy_slots * bool(facts.kept))
         while self.round < rounds and not self.found:
             self.set_data(self.set_before(leafs))
             for k, step in enumerate(program.steps):
@@ -255,17 +255,18 @@ class _Execution:
                 if facts.is_resident(i):
                     self.versions[i] = self.versions.get(i, 0) + 1
             self.round += 1
-            self.turn = self.round % program.turns
+            self.turn = self.round % program.copy_slots
             self.done = {i for i in leafs if facts.is_resident(i)} | self.seen.keys()
         return self.found
 
     def set_before(self, leafs: list[int]) -> list[int]:
-        """The leafs that the caller sets before this compute: some computes leave out a step that `keeps`, some do not.
+        """The leafs that the caller sets before this compute: some computes leave out steps that are
+        `if_changed`, some do not.
 
         Before the first compute all.  Then, each for as many computes as a copy has slots: none, every second leaf, the
         other leafs, all.
         """
-        match (self.round + self.facts.program.turns - 1) // self.facts.program.turns:
+        match (self.round + self.facts.program.copy_slots - 1) // self.facts.program.copy_slots:
             case 1:
                 return []
             case 2 | 3 as half:
@@ -287,12 +288,12 @@ class _Execution:
 
     def is_kept(self, step: Step) -> bool:
         """Whether a step is left out, because its destination holds the present version of its source."""
-        if isinstance(step, Run) or not step.keeps:
+        if isinstance(step, Run) or not step.if_changed:
             return False
-        place, version = place_of(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
-        if self.seen.get(place) == version:
+        location, version = location_id(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
+        if self.seen.get(location) == version:
             return True
-        self.seen[place] = version
+        self.seen[location] = version
         return False
 
     # -- steps --
@@ -313,45 +314,45 @@ class _Execution:
                     for i in unit:
                         self.compute(step, i)
             case WriteBack():
-                place = place_of(step, self.turn)
+                location = location_id(step, self.turn)
                 if step.tensor in self.done:
-                    self.write_real(step.tensor, self.read_real(place))
+                    self.write_real(step.tensor, self.read_real(location))
 
     def load(self, step: Load) -> None:
         """Write the data that the caller set, which is on the host, to the destination of a load."""
-        place = place_of(step, self.turn)
+        location = location_id(step, self.turn)
         ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
-        self.write_real(place, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
-        self.experts.pop(place, None)
-        self.done.add(place)
+        self.write_real(location, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
+        self.experts.pop(location, None)
+        self.done.add(location)
 
     def fetch(self, step: Fetch) -> None:
         """Write the fetched range of a weight to its copy; the bytes beside it, which a fetch may write, are lost."""
-        facts, place = self.facts, place_of(step, self.turn)
+        facts, location = self.facts, location_id(step, self.turn)
         self.touch(step.tensor, False)
         pieces = self.real["resident", facts.memory(step.tensor)].read(step.start, step.start + step.nbytes)
-        key, at = facts.address(place)
-        self.real[key].write(at, at + max(facts.extent(place), step.nbytes), pieces)
-        self.touch(place, True)
-        self.experts.pop(place, None)
-        self.done.add(place)
+        key, at = facts.address(location)
+        self.real[key].write(at, at + max(facts.extent(location), step.nbytes), pieces)
+        self.touch(location, True)
+        self.experts.pop(location, None)
+        self.done.add(location)
 
     def copy(self, step: Copy | CopyExperts) -> None:
         """Make a copy in the real memory; check that what is copied has been computed."""
-        facts, place = self.facts, place_of(step, self.turn)
+        facts, location = self.facts, location_id(step, self.turn)
         missing = [s for s in self.producers(step.tensor) if s not in self.done]
         if missing:
-            self.report("copy-before-write", f"{facts.label(place)} is made before {facts.label(missing[0])}")
-            self.bad.add(place)
-        self.experts.pop(place, None)
+            self.report("copy-before-write", f"{facts.label(location)} is made before {facts.label(missing[0])}")
+            self.bad.add(location)
+        self.experts.pop(location, None)
         if isinstance(step, CopyExperts):
             if not self.experts_lie_apart(step.tensor):
                 weight = facts.label(step.tensor)
-                self.report("partial-read", f"{facts.label(place)} gets some experts of {weight}, which share bytes")
+                self.report("partial-read", f"{facts.label(location)} gets some experts of {weight}, which share bytes")
             staged = facts.memory(step.ids) in self.leafs
-            self.experts[place] = self.read_ideal(step.ids) if staged else self.read_real(step.ids)
-        self.write_real(place, self.read_real(step.tensor))
-        self.done.add(place)
+            self.experts[location] = self.read_ideal(step.ids) if staged else self.read_real(step.ids)
+        self.write_real(location, self.read_real(step.tensor))
+        self.done.add(location)
 
     def compute(self, step: Run, i: int) -> None:
         self.read(step, i)

@@ -15,7 +15,7 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, BufferBase, Graph, Tensor, Type, measure_buffer
 from ggml_sched.planning.program import Program, Read, Run, Transfer
 
-__all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "place_of", "readable"]
+__all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "location_id", "readable"]
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Ops that compute nothing.  Listed here again, so that the checks do not depend on the planner's tables of ops."""
@@ -88,10 +88,10 @@ class Facts:
     """Ids of copies and nodes, in the order in which a compute makes and computes them."""
     assigned: list[int]
     """The backend that computes a node, or holds a leaf or a copy; -1 for a tensor that is not used."""
-    home: list[int]
+    arena_of: list[int]
     """The backend in whose arena an id is; -1 for an id that is in no arena."""
     chunk: list[int]
-    """The index of the buffer, in the arena of backend `home`, that holds an id."""
+    """The index of the buffer, in the arena of backend `arena_of`, that holds an id."""
     offset: list[int]
     size: list[int]
     shares: list[int]
@@ -162,7 +162,7 @@ class Facts:
             write_backs=dict(data.write_backs),
             sequence=list(data.sequence),
             assigned=assigned,
-            home=home,
+            arena_of=arena_of,
             chunk=[data.chunk(i) for i in every],
             offset=[data.offset(i) for i in every],
             size=[data.size(i) for i in every],
@@ -210,14 +210,14 @@ class Facts:
 
     def padded(self, i: int) -> int:
         """The bytes of memory that id i takes in its arena: those that it needs, rounded up to the alignment."""
-        alignment = self.alignment[self.home[i]]
+        alignment = self.alignment[self.arena_of[i]]
         return -(-self.need[i] // alignment) * alignment
 
     def address(self, i: int) -> tuple[Area, int]:
         """(memory, first byte in it): an arena, or the memory of a resident tensor."""
         if self.is_resident(i):
             return ("resident", self.memory(i)), self.view_offs[i]
-        return (self.home[i], self.chunk[i]), self.offset[i]
+        return (self.arena_of[i], self.chunk[i]), self.offset[i]
 
     @cached_property
     def position(self) -> dict[int, int]:
@@ -251,17 +251,17 @@ class Facts:
         return found
 
     @property
-    def keeps(self) -> frozenset[int]:
+    def kept(self) -> frozenset[int]:
         """Ids of leafs and copy slots whose data later computes use again, without loading or copying it, while its
         source is unchanged."""
-        return frozenset(place.id for step in self.program.steps
-                         if not isinstance(step, Run) and step.keeps for place in step.places)
+        return frozenset(location.id for step in self.program.steps
+                         if not isinstance(step, Run) and step.if_changed for location in step.locations)
 
     @property
     def ring(self) -> frozenset[int]:
         """Ids of the slots of copies with several slots, which a queued compute may fill while another runs."""
-        return frozenset(place.id for step in self.program.steps if not isinstance(step, Run) and len(step.places) > 1
-                         for place in step.places)
+        return frozenset(location.id for step in self.program.steps
+                         if not isinstance(step, Run) and len(step.locations) > 1 for location in step.locations)
 
     def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
         """The ids that a node reads in a run, one for each of its slots; -1 for an empty slot.
@@ -270,7 +270,7 @@ class Facts:
         """
         found = list(self.src[node])
         for read in self._reads.get((id(step), self.position[node]), ()):
-            found[read.slot] = read.places[turn % len(read.places)].id
+            found[read.slot] = read.locations[turn % len(read.locations)].id
         return tuple(found)
 
     @cached_property
@@ -292,14 +292,14 @@ class Facts:
     def readers(self, i: int) -> frozenset[int]:
         """The backends that access the memory of i without a copy."""
         readers = self.resident[i]
-        return self.arena_readers[self.home[i]] if readers is None else readers
+        return self.arena_readers[self.arena_of[i]] if readers is None else readers
 
     def backend(self, i: int) -> str:
         return self.backends[i] if 0 <= i < len(self.backends) else f"backend {i}"
 
     def where(self, i: int) -> str:
         """The range of bytes of an id and its backend, for messages."""
-        return f"[{self.offset[i]}, {self.offset[i] + self.need[i]}) of {self.backend(self.home[i])}"
+        return f"[{self.offset[i]}, {self.offset[i] + self.need[i]}) of {self.backend(self.arena_of[i])}"
 
 
 def _readers(backends: tuple[BackendBase, ...], owner: BackendBase, buffer: BufferBase) -> frozenset[int]:
@@ -351,13 +351,13 @@ def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
                     yield Act(time, k, "run", i)
                     time += 1
             continue
-        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else place_of(step, turn))
+        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else location_id(step, turn))
         time += 1
 
 
-def place_of(step: Transfer, turn: int) -> int:
+def location_id(step: Transfer, turn: int) -> int:
     """The id of the copy slot (or leaf) that a step writes, or a write-back reads; `turn` selects the slot."""
-    return step.places[turn % len(step.places)].id
+    return step.locations[turn % len(step.locations)].id
 
 
 def readable(facts: Facts) -> list[int]:

@@ -34,7 +34,7 @@ def check_memory(facts: Facts) -> list[Problem]:
     for late in (False, True) if facts.groups else (False,):
         by_arena: dict[tuple[int, int], list[Life]] = {}
         for life in lives(facts, late):
-            by_arena.setdefault((facts.home[life.id], facts.chunk[life.id]), []).append(life)
+            by_arena.setdefault((facts.arena_of[life.id], facts.chunk[life.id]), []).append(life)
         for group in by_arena.values():
             found += _check_overlaps(facts, group)
         if found:
@@ -45,15 +45,15 @@ def check_memory(facts: Facts) -> list[Problem]:
 def _check_ranges(facts: Facts) -> Iterator[Problem]:
     """The problems of single ids in arenas, and of the live bytes of each backend."""
     for i in range(len(facts.name)):
-        if facts.home[i] < 0 or facts.offset[i] < 0 or facts.view_of[i] >= 0:
+        if facts.arena_of[i] < 0 or facts.offset[i] < 0 or facts.view_of[i] >= 0:
             continue
-        alignment = facts.alignment[facts.home[i]]
-        arena = facts.arena_sizes[facts.home[i], facts.chunk[i]]
+        alignment = facts.alignment[facts.arena_of[i]]
+        arena = facts.arena_sizes[facts.arena_of[i], facts.chunk[i]]
         if facts.offset[i] % alignment:
             yield Problem("misaligned", f"{facts.label(i)} is at {facts.where(i)}, alignment {alignment}")
         if facts.shares[i] < 0 and facts.size[i] < facts.need[i]:
             yield Problem("too-small", f"{facts.label(i)} was given {facts.size[i]} bytes on "
-                                       f"{facts.backend(facts.home[i])}, which asks for {facts.need[i]}")
+                                       f"{facts.backend(facts.arena_of[i])}, which asks for {facts.need[i]}")
         if facts.offset[i] + max(facts.need[i], facts.nbytes[i]) > arena:
             yield Problem("out-of-bounds", f"{facts.label(i)} is at {facts.where(i)}, {arena} bytes")
     for b, live in enumerate(facts.live_bytes):
@@ -80,7 +80,7 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
             birth.setdefault(i, time)
             last[i] = time
 
-    always = facts.keeps | facts.ring
+    always = facts.kept | facts.ring
     for i in always:
         touch(i, -1)
     end = 0
@@ -94,7 +94,7 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
                 touch(s, time)
             touch(facts.into(step, i, 0), time)
         elif isinstance(step, WriteBack):
-            touch(step.places[0].id, time)
+            touch(step.locations[0].id, time)
         else:
             if not isinstance(step, Load):
                 touch(step.tensor, time)

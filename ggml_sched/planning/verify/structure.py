@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Place, Run, Step
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Run, Step
 from ggml_sched.planning.verify.facts import Facts, acts
 from ggml_sched.planning.verify.problem import Problem
 
@@ -44,10 +44,10 @@ def _check_indices(facts: Facts) -> list[Problem]:
     for i, c in facts.write_backs.items():
         expect(0 <= i < n and 0 <= c < n_copies, f"node {i} of {n} computes into copy {c} of {n_copies}")
     for i in range(total):
-        home, chunk, shares = facts.home[i], facts.chunk[i], facts.shares[i]
-        expect(-1 <= home < n_backends, f"{facts.label(i)} lies on backend {home} of {n_backends}")
-        expect(home < 0 or (home, chunk) in facts.arena_sizes,
-               f"{facts.label(i)} lies in chunk {chunk} of {facts.backend(home)}, which has no such")
+        arena_of, chunk, shares = facts.arena_of[i], facts.chunk[i], facts.shares[i]
+        expect(-1 <= arena_of < n_backends, f"{facts.label(i)} lies on backend {arena_of} of {n_backends}")
+        expect(arena_of < 0 or (arena_of, chunk) in facts.arena_sizes,
+               f"{facts.label(i)} lies in chunk {chunk} of {facts.backend(arena_of)}, which has no such")
         expect(-1 <= shares < total, f"{facts.label(i)} shares the memory of id {shares} of {total}")
     for i in range(n):
         src, reads = facts.src[i], facts.reads[i]
@@ -68,7 +68,7 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
         return False
     if not all(0 <= wait.step < n_steps and wait.back >= (wait.step >= k) for wait in step.waits):
         return False
-    if not all(places and all(0 <= place.id < len(facts.name) for place in places) for places in _rings(step)):
+    if not all(locations and all(0 <= at.id < len(facts.name) for at in locations) for locations in _rings(step)):
         return False
     if not isinstance(step, Run):
         return 0 <= step.tensor < n and (not isinstance(step, CopyExperts) or 0 <= step.ids < n)
@@ -77,11 +77,11 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
         for read in step.reads)
 
 
-def _rings(step: Step) -> list[tuple[Place, ...]]:
+def _rings(step: Step) -> list[tuple[Location, ...]]:
     """For each copy or leaf whose location a step names, the location of each of its slots."""
     if isinstance(step, Run):
-        return [read.places for read in step.reads] + ([step.into] if step.into else [])
-    return [step.places]
+        return [read.locations for read in step.reads] + ([step.into] if step.into else [])
+    return [step.locations]
 
 
 def _check_splits(facts: Facts) -> list[Problem]:
@@ -152,10 +152,10 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
     """Check that the program belongs to this plan: every node runs once, with the plan's backends and addresses."""
     ran: list[int] = []
     for k, step in enumerate(facts.program.steps):
-        for place in (place for places in _rings(step) for place in places):
-            i = place.id
-            if place[1:] != (facts.home[i], facts.chunk[i], facts.offset[i]):
-                what = f"step {k} takes {facts.label(i)} to be at {place}"
+        for location in (location for locations in _rings(step) for location in locations):
+            i = location.id
+            if location[1:] != (facts.arena_of[i], facts.chunk[i], facts.offset[i]):
+                what = f"step {k} takes {facts.label(i)} to be at {location}"
                 yield Problem("bad-step", f"{what}, it is at {facts.where(i)}")
         if isinstance(step, Run):
             nodes = [i for i in facts.nodes[step.first : step.last + 1] if facts.computes(i)]
@@ -166,7 +166,7 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
                 yield Problem("bad-step", f"step {k} fetches {facts.label(step.tensor)} in the queue of "
                                           f"{facts.backend(step.backend)}, which is not its store")
         elif isinstance(step, (Load, Copy)) and step.backend not in _ends(facts, step):
-            yield Problem("bad-step", f"step {k} fills {facts.label(step.places[0].id)} from the queue of "
+            yield Problem("bad-step", f"step {k} fills {facts.label(step.locations[0].id)} from the queue of "
                                       f"{facts.backend(step.backend)}, where neither end of it is")
     if ran != [i for i in facts.nodes if facts.computes(i)]:
         yield Problem("not-run", f"the program runs {len(ran)} nodes, and not each of the graph's once, in order")
@@ -187,9 +187,9 @@ def _check_run(facts: Facts, k: int, step: Run, nodes: list[int]) -> Iterator[Pr
 
 def _ends(facts: Facts, step: Load | Copy) -> set[int]:
     """The backends in whose queue a load or copy may be: that of the destination, and of a copied source."""
-    ends = {facts.home[step.places[0].id]}
+    ends = {facts.arena_of[step.locations[0].id]}
     if isinstance(step, Copy):
-        ends |= facts.resident[step.tensor] or {facts.home[facts.memory(step.tensor)]}
+        ends |= facts.resident[step.tensor] or {facts.arena_of[facts.memory(step.tensor)]}
     return ends
 
 
@@ -199,7 +199,7 @@ def _check_places(facts: Facts) -> Iterator[Problem]:
         readers = facts.resident[i]
         if readers is None:
             continue
-        if facts.home[i] >= 0 or facts.offset[i] >= 0:
+        if facts.arena_of[i] >= 0 or facts.offset[i] >= 0:
             yield Problem("resident-moved", f"{facts.label(i)} has memory, and is put at {facts.where(i)}")
         elif facts.view_of[i] < 0 and facts.assigned[i] not in readers:
             yield Problem("resident-moved", f"{facts.label(i)} is declared to be on "
@@ -218,10 +218,10 @@ def _check_places(facts: Facts) -> Iterator[Problem]:
         if facts.is_resident(i):
             continue
         start = facts.offset[root] + facts.view_offs[i]
-        if min(facts.home[i], facts.offset[i], facts.home[root], facts.offset[root]) < 0:
+        if min(facts.arena_of[i], facts.offset[i], facts.arena_of[root], facts.offset[root]) < 0:
             yield Problem("unplaced", f"{facts.label(i)} has no address")
         elif root != i and facts.address(i) != (facts.address(root)[0], start):
             yield Problem("view-misplaced", f"{facts.label(i)} begins at {facts.offset[i]}; its place in "
                                             f"{facts.label(root)} at {facts.where(root)} is {start}")
-        elif i >= facts.n_tensors and facts.home[i] != facts.copies[i - facts.n_tensors][1]:
+        elif i >= facts.n_tensors and facts.arena_of[i] != facts.copies[i - facts.n_tensors][1]:
             yield Problem("wrong-backend", f"{facts.label(i)} lies at {facts.where(i)}")

@@ -187,9 +187,9 @@ class QueuesContract(Contract):
         """Queue computes whose nodes alternate between the backends; the last backend adds up the results."""
         device, last = backends[0], backends[-1]
         op = simple_op(device)
-        home = gs.Context("sum")
-        total = home.tensor("f32", expected(op, values(0), values(0)).shape[::-1], "total")
-        last.alloc_tensors(home, usage="any").clear()
+        ctx = gs.Context("sum")
+        total = ctx.tensor("f32", expected(op, values(0), values(0)).shape[::-1], "total")
+        last.alloc_tensors(ctx, usage="any").clear()
         ctx = gs.Context()
         x, y = ctx.tensor("f32", (8, 4), "x", input=True), ctx.tensor("f32", (8, 4), "y", input=True)
         before = ctx.set_name(ctx.scale(x, 2.0), "before")

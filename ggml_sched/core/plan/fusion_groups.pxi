@@ -18,9 +18,9 @@ cdef tuple query_groups(Request request):
     return tuple(found)
 
 
-cdef tuple _by_first(tuple offered):
+cdef tuple _by_first(tuple group):
     """Groups in the order of their first members, and of their backends."""
-    return offered[1][0], offered[0]
+    return group[1][0], group[0]
 
 
 cdef list checked_groups(Graph graph, BackendBase backend):
@@ -64,22 +64,22 @@ cdef int check_members(Graph graph, tuple members, set taken, str what) except -
     return 0
 
 
-cdef int put_groups(gs_request *r, list offered) except -1:
-    """Write the offered groups to the request's arrays."""
+cdef int put_groups(gs_request *r, list groups) except -1:
+    """Write the groups to the request's arrays."""
     cdef int32_t *at
     cdef int32_t n = 0, n_members = 0
-    for _, members in offered:
+    for _, members in groups:
         n_members += <int32_t>len(members)
-    if not offered:
+    if not groups:
         return 0
-    at = <int32_t *>malloc((2 * len(offered) + 1 + n_members) * sizeof(int32_t))
+    at = <int32_t *>malloc((2 * len(groups) + 1 + n_members) * sizeof(int32_t))
     if at == NULL:
         raise no_host_memory(f"planning {r.g.n_tensors} tensors")
     r.p.group_backend = at
-    r.p.group_begin = at + len(offered)
-    r.p.group_member = r.p.group_begin + len(offered) + 1
+    r.p.group_begin = at + len(groups)
+    r.p.group_member = r.p.group_begin + len(groups) + 1
     r.p.group_begin[0] = n_members = 0
-    for b, members in offered:
+    for b, members in groups:
         r.p.group_backend[n] = b
         for position in members:
             r.p.group_member[n_members] = position
