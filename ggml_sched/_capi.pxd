@@ -104,7 +104,6 @@ ctypedef struct gs_program_box:
 
 
 cdef enum:
-    NAME_ROOM = 48              # bytes of a backend's name in a message
     MAX_STAGING = 1 << 20       # bytes; larger copies go through host memory in parts
     IS_READABLE = 1             # its data is in its memory after a compute
     IS_RESIDENT = 2

@@ -29,7 +29,7 @@ from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
 from ggml_sched.core.plan.make cimport (
     gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
 )
-from ggml_sched.core.plan.problem cimport planning_error, request_init, requests_match
+from ggml_sched.core.plan.problem cimport NAME_ROOM, name_backend, planning_error, request_init, requests_match
 
 cdef extern from "Python.h" nogil:
     int Py_IsInitialized()

@@ -32,7 +32,7 @@ cdef int check_backends(const gs_backend *backends, int32_t n, gs_error *error) 
             refuse(error, GS_BAD_ARGUMENT, 0, 0, lacks)
             if error != NULL:
                 error.backend = k
-                write_name(backends, k, name)
+                name_backend(name, k, backends[k].name)
                 snprintf(error.message, sizeof(error.message), b"%s lacks %s", name, lacks)
             return GS_BAD_ARGUMENT
     return GS_OK
@@ -207,7 +207,7 @@ cdef int refuse_arena(const gs_arenas_box *x, gs_error *error, int status, int32
     refuse(error, status, value, limit, b"")
     if error != NULL:
         error.backend = b
-        write_name(x.backends, b, name)
+        name_backend(name, b, x.backends[b].name)
         snprintf(error.message, sizeof(error.message), format, name, <long long>value, <long long>limit)
     return status
 

@@ -4,14 +4,6 @@
 # failure all backends are synchronized, no location counts as holding data, and no node as computed.
 
 
-cdef void write_name(const gs_backend *backends, int32_t b, char *name) noexcept nogil:
-    """Write what messages call a backend, NAME_ROOM bytes at most."""
-    if backends[b].name != NULL:
-        snprintf(name, NAME_ROOM, b"backend %d '%s'", <int>b, backends[b].name)
-    else:
-        snprintf(name, NAME_ROOM, b"backend %d", <int>b)
-
-
 cdef int backend_failed(const gs_backend *backends, gs_error *error, gs_error *said, int status, int32_t b,
                         const char *doing, const char *what, int64_t value) noexcept nogil:
     """Describe the failure of a backend's function in `error`; returns the status, GS_BACKEND_FAILED for one that is
@@ -24,7 +16,7 @@ cdef int backend_failed(const gs_backend *backends, gs_error *error, gs_error *s
         return status
     error.status, error.backend, error.tensor, error.index = status, b, -1, -1
     error.value, error.limit = value, 0
-    write_name(backends, b, name)
+    name_backend(name, b, backends[b].name)
     if said.message[0]:
         why = said.message
     snprintf(error.message, sizeof(error.message), b"%s failed while %s%s: %.120s", name, doing, what, why)

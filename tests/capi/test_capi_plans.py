@@ -133,8 +133,8 @@ def test_what_has_no_plan_says_why(graph):
     assert refused.value.status == OVERFLOW
 
 
-@pytest.mark.parametrize("name, called", [((), "backend 1"), ((b"cuda",), "backend 1 (cuda)"),
-                                          ((b"x" * 500,), f"backend 1 ({'x' * 40})")])
+@pytest.mark.parametrize("name, called", [((), "backend 1"), ((b"cuda",), "backend 1 'cuda'"),
+                                          ((b"x" * 500,), f"backend 1 '{'x' * 40}'")])
 def test_errors_about_a_backend_name_it(graph, name, called):
     """By its index, and by its name where the caller gave one."""
     def said(backend: tuple, **arrays) -> str:

@@ -6,6 +6,12 @@ from ggml_sched._c cimport gs_error, gs_graph, gs_problem
 from ggml_sched.core.plan.placement cimport gs_request
 
 
+cdef enum:
+    NAME_ROOM = 64      # bytes of what messages call a backend
+
+
+# Writes what messages call backend b, NAME_ROOM bytes at most: its number, and its name unless that is NULL.
+cdef void name_backend(char *out, int32_t b, const char *name) noexcept nogil
 # Makes the request of a problem: `g`, `supports`, `offloads` and `nbytes` stay the caller's, all else is copied.  After
 # GS_OK the caller frees r.memory.
 cdef int request_init(gs_request *r, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil

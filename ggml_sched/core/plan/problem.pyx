@@ -15,12 +15,11 @@ from ggml_sched._c cimport *
 from ggml_sched.core.plan.placement cimport gs_request, request_size
 
 
-cdef void name_backend(char *out, size_t room, const gs_problem *p, int32_t b) noexcept nogil:
-    """Write a backend's number, and its name if it has one, for messages."""
-    if p.backends[b].name != NULL:
-        snprintf(out, room, b"backend %d (%.40s)", <int>b, p.backends[b].name)
+cdef void name_backend(char *out, int32_t b, const char *name) noexcept nogil:
+    if name != NULL:
+        snprintf(out, NAME_ROOM, b"backend %d '%.40s'", <int>b, name)
     else:
-        snprintf(out, room, b"backend %d", <int>b)
+        snprintf(out, NAME_ROOM, b"backend %d", <int>b)
 
 
 cdef int refuse(gs_error *error, const gs_problem *p, const char *array, int64_t index, int64_t value, int64_t limit,
@@ -30,7 +29,7 @@ cdef int refuse(gs_error *error, const gs_problem *p, const char *array, int64_t
     `index`, `tensor` and `backend` are -1 where they have no meaning.
     """
     cdef char about[96]
-    cdef char named[64]
+    cdef char named[NAME_ROOM]
     if error == NULL:
         return status
     error.status, error.tensor, error.backend = status, tensor, backend
@@ -38,7 +37,7 @@ cdef int refuse(gs_error *error, const gs_problem *p, const char *array, int64_t
     error.value, error.limit = value, limit
     about[0] = 0
     if backend >= 0:
-        name_backend(named, sizeof(named), p, backend)
+        name_backend(named, backend, p.backends[backend].name)
     if tensor >= 0 and backend >= 0:
         snprintf(about, sizeof(about), b"tensor %d on %s: ", <int>tensor, named)
     elif tensor >= 0:
@@ -296,7 +295,7 @@ cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *
     """Describe a failure of planning in `error`: the tensor, the backend and the numbers; returns the status."""
     cdef const gs_graph *g = r.g
     cdef const char *op
-    cdef char named[64]
+    cdef char named[NAME_ROOM]
     cdef int32_t b
     cdef int64_t size, limit
     if status == GS_NO_HOST_MEMORY or not 0 <= id < g.n_tensors:
@@ -312,7 +311,7 @@ cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *
         return status
     if status == GS_BAD_PLACEMENT:
         error.backend = r.p.resident[id]
-        name_backend(named, sizeof(named), p, r.p.resident[id])
+        name_backend(named, r.p.resident[id], p.backends[r.p.resident[id]].name)
         snprintf(error.message, sizeof(error.message), b"tensor %d (%s) has memory on %s, which does not support it",
                  <int>id, op, named)
         return status
@@ -320,7 +319,7 @@ cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *
         size, limit = request_size(r, b, id), r.p.backends[b].max_buffer
         if status == GS_OUT_OF_MEMORY and limit and size > limit - limit % r.p.backends[b].alignment:
             error.backend, error.value, error.limit = b, size, limit
-            name_backend(named, sizeof(named), p, b)
+            name_backend(named, b, p.backends[b].name)
             snprintf(error.message, sizeof(error.message),
                      b"tensor %d (%s): %lld bytes exceed the maximum buffer size %lld of %s", <int>id, op,
                      <long long>size, <long long>limit, named)
