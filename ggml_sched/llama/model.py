@@ -24,6 +24,7 @@ from ggml_sched.llama.sampling import SamplerOptions
 from ggml_sched.llama.sequences import Sequence, SequenceStore
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
+from ggml_sched.planning.tables import memory_text, preformatted
 
 if TYPE_CHECKING:
     from ggml_sched.execution.scheduler import Scheduler
@@ -128,6 +129,16 @@ class Model:
         how = "closed" if self.closed else f"{used} of {self.n_ctx} tokens"
         where = ", ".join(f"{backend.name} ({type(backend).__name__})" for backend in self.backends)
         return f"<Model {h.arch}: {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, on {where}, {how}>"
+
+    def _repr_html_(self) -> str:
+        """The model in a notebook: its repr, the bytes on each backend, and the sequences that have tokens."""
+        lines = [repr(self)]
+        for backend, held in self.memory().items():
+            parts = (f"{name} {memory_text(nbytes)}" for name, nbytes in
+                     (("weights", held.weights), ("cache", held.cache), ("arena", held.arena)))
+            lines.append(f"{backend.name}: {', '.join(parts)}")
+        lines += [f"sequence {one.index}: {one.n_past} tokens" for one in self._sequences if one.n_past]
+        return preformatted("\n".join(lines))
 
     # -- evaluating ----------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from ggml_sched.llama import (
     random_llama,
 )
 from ggml_sched.llama import weights as weights_module
+from ggml_sched.planning.tables import memory_text
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 HERE = Path(__file__).parents[1] / "data" / "models"
@@ -386,3 +387,15 @@ def test_a_model_runs_on_dry_backends_for_planning():
         assert len(plan.splits) >= 3
     gc.collect()
     assert [b.used for b in three] == [0, 0, 0]
+
+
+def test_notebooks_show_a_model_as_escaped_text():
+    with gs.CpuBackend(1, name="<cpu>") as backend:
+        with load(SMALL, [backend], n_ctx=64, n_seq=2) as model:
+            model.sequence(1).eval([1, 2, 3])
+            shown = model._repr_html_()
+            weights = memory_text(model.memory()[backend].weights)
+        closed = model._repr_html_()
+    assert shown.startswith("<pre") and shown.endswith("\nsequence 1: 3 tokens</pre>") and "<cpu>" not in shown
+    assert f"&lt;cpu&gt;: weights {weights}, cache " in shown and "&lt;Model llama: 3 layers of 32" in shown
+    assert "closed" in closed and "weights 0 B, cache 0 B, arena 0 B" in closed
