@@ -38,7 +38,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")      # ggml's threads, where
 IN_TREE = (ROOT / "setup.py").exists()
 """Whether the source tree is here.  A wheel is tested in a folder that holds tests/ and pyproject.toml alone."""
 collect_ignore = [] if IN_TREE else ["package", "soak", "cupy", "llama_cpp"]
-OTHERS = [name for name, has in [(r"hypothesis|random_graphs|random_problems|random_over_workers", importlib.util.find_spec("hypothesis")),
+OTHERS = [name for name, has in [(r"hypothesis|random_graphs|random_problems|random_over_workers",
+                                  importlib.util.find_spec("hypothesis")),
                                  (r"lifetimes|random_batches|placement|placement_instances", IN_TREE)] if not has]
 """Modules of other packages and of bench/ that are not here."""
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "ggml_sched" / "backends" / "cupy" / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90")
-MORE = {name: ("sm_89", "sm_120") for name in ("mma_", "attention_mma")}
+MORE = dict.fromkeys(("mma_", "attention_mma"), ("sm_89", "sm_120"))
 """{how a file's name begins: further architectures, whose tensor cores its kernels use}, where NVRTC knows them."""
 SYNTAX = "--fdevice-syntax-only"
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
@@ -160,7 +160,8 @@ def compiled(nvrtc: Nvrtc, file: Path, options: Sequence[str], cache: Path | Non
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="sources (default: the package's kernels)")
-    parser.add_argument("--arch", action="append", help=f"default: {' and '.join(ARCHITECTURES)}, more for tensor cores")
+    parser.add_argument("--arch", action="append",
+                        help=f"default: {' and '.join(ARCHITECTURES)}, more for tensor cores")
     parser.add_argument("--overlap", action="store_true", help="for launches that overlap")
     parser.add_argument("--all", action="store_true", help="list every kernel, not only those in trouble")
     parser.add_argument("--syntax", action="store_true", help="make no machine code, and look for no spills")

@@ -28,7 +28,8 @@ BANISHED = {
     r"left_to|why_lost": "deferred, failure",
     r"weigh_reuse|GS_STATE_TOOK_OVER|took over": "try reuse modes, GS_STATE_INPLACE, reused in place",
     r"class Placing|placing_of": "AllocationPass",
-    r"(?-i:Home)|PlaceVersions|_places_of|gs_place(?!;| \*former)": "ContextState, LocationVersions, _locations_of, gs_location",
+    r"(?-i:Home)|PlaceVersions|_places_of|gs_place(?!;| \*former)":
+        "ContextState, LocationVersions, _locations_of, gs_location",
     r"facts\.home": "arena_of",
     r"(?:step|one|s|facts)\.keeps|(?-i:program\.turns)|step\.places": "if_changed, kept, copy_slots, locations",
     r"(?:was_|lease\.)displaced(?!:)": "rebound",
@@ -38,7 +39,7 @@ BANISHED = {
 }
 """{pattern of whole words: what to write instead}."""
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".c", ".h", ".cpp", ".cu", ".cuh", ".md", ".toml", ".yaml", ".yml"}
-OWN = {"tools/check_words.py", "tests/package/test_glossary.py", "CHANGELOG.md"}
+OWN = {"tools/check_words.py", "tests/package/test_glossary.py", "tests/planning/test_former_names.py", "CHANGELOG.md"}
 """Files that name the words in order to replace them."""
 PATTERN = re.compile(rf"\b(?:{'|'.join(f'(?P<w{i}>{words})' for i, words in enumerate(BANISHED))})\b", re.I)
 

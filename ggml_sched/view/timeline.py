@@ -2,7 +2,7 @@
 
 Each backend is a process with rows for what it runs, receives, sends and waits for, and for its nodes; the caller is a
 process, too, from which inputs come.  A step that moves a tensor is a slice in the row of either end, joined by an
-arrow.  Kinds of steps are told by their fields, so that a new kind that has a destination is drawn without a change.
+arrow.  Steps are read by their fields, so that a new kind that has a destination is drawn without a change.
 Slices of one row never overlap in part; what may, computes that are queued and prices, are asynchronous events.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (times in microseconds).

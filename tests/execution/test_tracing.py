@@ -328,8 +328,8 @@ class Fetch(NamedTuple):
     backend: int
     tensor: int
     nbytes: int
-    places: tuple
-    keeps: bool = False
+    locations: tuple
+    if_changed: bool = False
     waits: tuple = ()
     kind: str = "fetch"
 

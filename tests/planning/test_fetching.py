@@ -312,7 +312,8 @@ def in_a_slot_that_is_taken(facts, steps):
                           for r in step.reads)
             steps[k] = step._replace(reads=reads)
         else:
-            steps[k] = step._replace(locations=tuple(p._replace(offset=moved.get(p.id, p.offset)) for p in step.locations))
+            steps[k] = step._replace(locations=tuple(p._replace(offset=moved.get(p.id, p.offset))
+                                                     for p in step.locations))
     return replace(facts, offset=offset)
 
 

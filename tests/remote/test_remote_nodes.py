@@ -22,7 +22,8 @@ from ggml_sched.remote import rays  # noqa: E402
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
-    with contextlib.chdir(tmp_path_factory.mktemp("machines")), forks.unlimited():      # workers look for modules in the driver's folder first
+    # Workers look for modules in the driver's folder first.
+    with contextlib.chdir(tmp_path_factory.mktemp("machines")), forks.unlimited():
         machines = Cluster(initialize_head=True, head_node_args={
             "num_cpus": 1, "include_dashboard": False, "_system_config": {"worker_niceness": 0}})
         machines.add_node(num_cpus=1, resources={"big": 1})

@@ -126,7 +126,7 @@ class Facts:
         src = [tuple(-1 if s is None else ids[s] for s in t.src) for t in tensors] + [()] * len(copies)
         nodes = [ids[t] for t in graph.nodes]
         assigned = [data.backend_index(i) for i in every]
-        home = [data.memory_index(i) for i in every]
+        arena_of = [data.memory_index(i) for i in every]
         residents = _residents(tensors, backends)
         stores = frozenset(k for k, b in enumerate(backends) if getattr(b, "is_store", False))
         margins = {n + c: getattr(backends[k], "margin", 0) for c, (i, _) in enumerate(copies)
@@ -155,8 +155,8 @@ class Facts:
             resident=residents + [None] * len(copies),
             supported=supported,
             tolerates=tolerates,
-            need=[backends[home[i]].alloc_size(t) + margins.get(i, 0)
-                  if home[i] >= 0 and (i >= n or t.view_src is None) else 0 for i, t in enumerate(like)],
+            need=[backends[arena_of[i]].alloc_size(t) + margins.get(i, 0)
+                  if arena_of[i] >= 0 and (i >= n or t.view_src is None) else 0 for i, t in enumerate(like)],
             splits=[PlainSplit(*split) for split in data.splits],
             copies=copies,
             write_backs=dict(data.write_backs),
