@@ -221,7 +221,7 @@ class Session:
         with self.lock:
             self._take_released()
             pending, self._pending = self._pending, _Pending()
-            if pending.segments:
+            if any(commands for _, commands, _ in pending.segments):
                 count = self._count
                 try:
                     self._send("run", pending)

@@ -151,6 +151,17 @@ def test_what_was_to_be_freed_on_other_workers_is_freed_after_a_loss(is_sent):
         other.close()
 
 
+def test_what_was_to_be_freed_on_a_lost_worker_alone_is_forgotten():
+    with simulated(2) as cluster:
+        session = cluster.session
+        cluster.backends[1].alloc_buffer(64).close()
+        session.transport.dead["w1"] = "it was killed"
+        assert session.lose_dead()
+        session.wait()
+        assert session.take_error() is None
+        cluster.backends[0].alloc_buffer(64).close()
+
+
 def test_segments_that_come_long_before_an_earlier_one_are_executed(ctx):
     """One worker computes for long, and another has much to do that comes after it."""
     network = SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)],
