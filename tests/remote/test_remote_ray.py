@@ -29,12 +29,12 @@ from ggml_sched.remote.transport import WorkerOptions  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray(tmp_path_factory):
-    """A local Ray with room for the clusters of all tests.
+    """A local Ray with room for the clusters of all tests, whatever other Ray runs on this machine.
 
     Its workers look for modules in the driver's folder first, where a tree of sources need not be compiled.
     """
     with contextlib.chdir(tmp_path_factory.mktemp("ray")), forks.unlimited():
-        ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        ray.init("local", num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                  _system_config={"worker_niceness": 0})
     yield
     ray.shutdown()
