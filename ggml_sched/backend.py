@@ -84,7 +84,7 @@ from ggml_sched._graph import (
     no_address,
     register_tensor_data,
 )
-from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
+from ggml_sched.errors import BackendError, BackendLost, OutOfMemory, PlacementError
 from ggml_sched.graph import hostdata, hostviews
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ class Backend(BackendBase):
     * `work_held`: bytes of work memory that it has allocated so far (see `work_size`); budgets count it.
     * `failed`: (how many waits for queued work have raised its error, the last message); see `note_failure`.  If the
       number has grown since a compute was queued, the results of that compute are not valid.
+    * `lost`: why the backend and what it held are gone; None while it can be used.
     * `answers_version`: an integer to increase when results of `supports_op`, `offload_op`, `alloc_size` or
       `fusion_groups` change, because they are cached; None: they are not cached.
     """
@@ -231,6 +232,7 @@ class Backend(BackendBase):
     worker: str | None = None
     work_held: int = 0
     failed: tuple[int, str] = (0, "")
+    lost: BackendLost | None = None
 
     # -- memory ---------------------------------------------------------------
 

@@ -283,10 +283,13 @@ class Model:
         closed.  For when a backend is lost: `model.moved([b for b in model.backends if b.lost is None])`.
 
         ValueError if the model was read from a file object, which can not be read again, and whatever `load` and
-        `eval` raise; then this model stays as it is.
+        `eval` raise; then this model stays as it is.  One that has lost a backend is closed first, as it cannot compute
+        and the others need room for one copy of the weights; it may still be moved after an error.
         """
         if self._load_again is None:
             raise ValueError("the model was read from a file object, and can not be loaded again")
+        if any(backend.lost is not None for backend in self.backends):
+            self.close()
         model = self._load_again(backends)
         try:
             for held, sequence in zip(self._sequences, model._sequences, strict=True):

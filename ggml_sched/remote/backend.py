@@ -440,6 +440,6 @@ class RemoteBackend(Backend):
             self.graph_plan_free(split)
 
     @property
-    def lost(self) -> BackendLost | None:
+    def lost(self) -> BackendLost | None:       # type: ignore[override]  # the session knows
         """Why the worker is lost; None while it is not."""
         return self.session.lost.get(self.worker)

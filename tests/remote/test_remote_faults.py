@@ -233,6 +233,30 @@ def test_the_error_names_the_worker_and_what_it_computed(ctx):
             assert cluster.backends[0].ask("memory", 0) is None
 
 
+def test_a_model_that_has_lost_a_worker_is_moved_where_its_weights_have_room_once():
+    """And after it had no room elsewhere; a backend of this process is never lost."""
+    data = llama.random_llama()
+    with simulated(2) as cluster, llama.load(data, cluster.backends[:1], n_ctx=64):
+        held = cluster.session.transport.handlers["w0"].used[0]
+    with simulated(2, memory=held + held // 8) as cluster, gs.CpuBackend(1, name="local") as local:
+        model = llama.load(data, [*cluster.backends, local], n_ctx=64, place=lambda name, layer: cluster.backends[
+            int(layer is not None and layer % 4 == 3)])
+        handlers, network = cluster.session.transport.handlers, cluster.session.transport
+        assert handlers["w0"].used[0] > held // 2 and handlers["w1"].used[0]
+        model.eval([1, 2, 3])
+        network.begin(Faults(deaths={"w1": network.handled["w1"]}))
+        with pytest.raises(gs.BackendLost):
+            model.eval([4])
+        with gs.CpuBackend(1, name="small", memory=1 << 16) as small, pytest.raises(gs.OutOfMemory):
+            model.moved([small])
+        rest = [backend for backend in model.backends if backend.lost is None]
+        assert rest == [cluster.backends[0], local]
+        with model.moved(rest[:1]) as moved, llama.load(data, [local], n_ctx=64) as want:
+            assert moved.sequence(0).tokens == [1, 2, 3] and model.closed
+            want.eval([1, 2, 3])
+            assert np.array_equal(moved.eval([4]), want.eval([4]))
+
+
 def test_a_lost_worker_does_not_keep_the_others_waiting(ctx):
     """Segments that were to come by way of a lost worker are given up."""
     with simulated(3, deadline=DEADLINE) as cluster:
