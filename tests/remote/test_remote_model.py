@@ -164,6 +164,24 @@ def test_the_cache_never_travels():
         assert (sum(carried.values()) - before) / 8 < 4 * model.n_vocab + 8192
 
 
+def test_weights_stay_on_their_worker_where_they_are_computed_with():
+    """Whatever backend is best: nothing of them travels, and no worker holds a second copy."""
+    data = llama.random_llama()
+    total = sum(info.nbytes for info in llama.gguf.open_gguf(data).tensors.values())
+    with simulated(2) as cluster, gs.CpuBackend(1) as local:
+        backends = [local, *cluster.backends]
+        with llama.load(data, backends, n_ctx=64, place=lambda name, layer: backends[(layer or 0) % 3]) as model:
+            carried, workers = cluster.session.transport.bytes_carried, cluster.session.transport.handlers
+            before = sum(carried.values())
+            for token in range(8):
+                model.eval([token])
+            assert sum(carried.values()) - before < total / 8
+            held = model.memory()
+            for backend, worker in zip(cluster.backends, workers.values(), strict=True):
+                assert held[backend].weights > 0
+                assert worker.used[0] == held[backend].weights + held[backend].cache + held[backend].arena
+
+
 def test_queued_computes_are_sent_before_the_host_waits(ctx):
     with simulated(2) as cluster:
         graph, x, y, _held = two_halves(ctx, *cluster.backends)
