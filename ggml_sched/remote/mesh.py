@@ -126,6 +126,15 @@ class Mesh:
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
 
+    def listens(self, name: str) -> bool:
+        """Whether a process listens under a name."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.folder / name))
+            except OSError:
+                return False
+            return True
+
     def connect(self, to: str) -> bool:
         """Connect to a peer; False if it does not listen."""
         if to not in self._outgoing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -44,6 +45,16 @@ def serve(worker: Worker, mesh: Mesh) -> None:
             mesh.send(to, out)
 
 
+def _remove(mesh: Mesh) -> None:
+    """Remove the folder of the sockets if the driver, whose it is, has been killed.  Its own socket may be closed a
+    moment after the connection to this process."""
+    for _ in range(10):
+        if not mesh.listens(DRIVER):
+            shutil.rmtree(mesh.folder, ignore_errors=True)
+            break
+        time.sleep(0.01)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", required=True)
@@ -60,6 +71,7 @@ def main() -> None:
     mesh = Mesh(args.name, args.folder)
     try:
         serve(worker, mesh)
+        _remove(mesh)
     finally:
         mesh.close()
         worker.close()

@@ -105,12 +105,13 @@ def test_a_stopped_worker_is_lost_at_the_deadline(ctx):
                 os.kill(process.pid, signal.SIGCONT)
 
 
-def test_workers_end_with_the_driver_however_it_ends():
+def test_workers_end_with_the_driver_however_it_ends(tmp_path):
     code = ("import os, ggml_sched as gs\n"
             "cluster = gs.remote.connect(workers=2, threads=1, transport='processes')\n"
             "print(*(p.pid for p in cluster.session.transport.processes.values()), flush=True)\n"
             "os.kill(os.getpid(), 9)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "TMPDIR": str(tmp_path)})
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
     end = time.monotonic() + 20
@@ -122,6 +123,16 @@ def test_workers_end_with_the_driver_however_it_ends():
             pids.remove(pid)
         time.sleep(0.02)
     assert not pids
+    assert not [*tmp_path.iterdir()]        # the folder of their sockets
+
+
+def test_a_worker_whose_connection_ends_leaves_the_folder_to_a_driver_that_lives():
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=20) as cluster:
+        transport = cluster.session.transport
+        transport._mesh._lose("w1")     # as after a message of a size that none has
+        assert transport.processes["w1"].wait(20) == 0
+        joined, = cluster.join("w1", threads=1)
+        assert (joined.name, joined.lost) == ("w1:CPU", None)
 
 
 def test_a_worker_that_does_not_start_is_an_error():
