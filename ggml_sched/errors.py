@@ -73,8 +73,9 @@ class BackendError(Error):
 class BackendLost(BackendError):
     """A worker of a remote backend has died or does not answer, and what its backends held is gone.
 
-    `worker` is its name, `computing` names the nodes that it was computing, and is empty if there were none.  Computing
-    can go on with the other backends: `scheduler.without(backend)`.
+    `worker` is its name, `computing` names the nodes that it was computing, or the tensor that it was sent or was to
+    read from a file, and is empty if there were none.  Computing can go on with the other backends:
+    `scheduler.without(backend)`.
     """
 
     def __init__(self, message: str, worker: str = "", computing: str = "") -> None:

@@ -21,7 +21,7 @@ from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, n
 from ggml_sched.errors import BackendLost, PlacementError
 from ggml_sched.planning.envelopes import FETCHED, PIECE
 from ggml_sched.remote.files import SMALLEST, digest_of
-from ggml_sched.remote.session import Out, Session
+from ggml_sched.remote.session import COMPUTED, NOTHING, Doing, Out, Session
 from ggml_sched.remote.tensors import bytes_at, described, values_of
 
 __all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent"]
@@ -146,17 +146,18 @@ class RemoteBackend(Backend):
 
     # -- commands --------------------------------------------------------------------------------------
 
-    def put(self, *command: Any, label: str = "") -> None:
+    def put(self, *command: Any, doing: Doing = NOTHING) -> None:
         """Queue a command for the worker."""
         self._fetched = []
-        self.session.put(self.worker, [*command], label=label)
+        self.session.put(self.worker, [*command], doing=doing)
 
-    def put_bytes(self, values: dict[str, Any], offset: int, data: Any) -> None:
+    def put_bytes(self, values: dict[str, Any], offset: int, data: Any, doing: Doing = NOTHING) -> None:
         self._fetched = []
         offset = index(offset)
         for start, end in _pieces(len(data)):
             key = self.session.new_key()
-            self.session.put(self.worker, ["write", values, offset + start, key], block=(key, bytes(data[start:end])))
+            self.session.put(self.worker, ["write", values, offset + start, key], block=(key, bytes(data[start:end])),
+                             doing=doing)
 
     def take_bytes(self, values: dict[str, Any], offset: int, out: memoryview) -> None:
         offset = index(offset)
@@ -167,9 +168,9 @@ class RemoteBackend(Backend):
             if len(out) > PIECE:
                 self.session.flush()    # an answer for each piece
 
-    def ask(self, question: str, *arguments: Any) -> Any:
+    def ask(self, question: str, *arguments: Any, doing: Doing = NOTHING) -> Any:
         """The worker's answer to a question; waits for it."""
-        return self.session.call(self.worker, ["ask", "answer", question, [*arguments]])["answer"]
+        return self.session.call(self.worker, ["ask", "answer", question, [*arguments]], doing=doing)["answer"]
 
     def freed(self, command: str, number: int) -> None:
         """A buffer was closed ("free"), or a split is not needed any more ("drop")."""
@@ -308,7 +309,7 @@ class RemoteBackend(Backend):
     # -- data ------------------------------------------------------------------------------------------
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        self.put_bytes(self._values(tensor), offset, data)
+        self.put_bytes(self._values(tensor), offset, data, ("was sent", label(tensor)))
 
     def load_from_file(self, tensor: Tensor, path: str, start: int, data: Any) -> bool:
         """Let the worker fill a tensor with the one at byte `start` of a GGUF file that it has under this path, too.
@@ -316,7 +317,8 @@ class RemoteBackend(Backend):
         False if it has none there with the bytes `data`, and for a small one, which is not looked for.
         """
         return len(data) >= SMALLEST and bool(
-            self.ask("file", self._values(tensor), os.path.abspath(path), start, digest_of(data)))
+            self.ask("file", self._values(tensor), os.path.abspath(path), start, digest_of(data),
+                     doing=("read", label(tensor))))
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         start = tensor.offset + offset
@@ -346,7 +348,7 @@ class RemoteBackend(Backend):
         if there.session is not here.session:
             return False
         if there.worker == here.worker:
-            here.put("copy", there._values(src), here._values(dst), label=f"a copy of {label(src)}")
+            here.put("copy", there._values(src), here._values(dst), doing=(COMPUTED, f"a copy of {label(src)}"))
             return True
         if src.nbytes != dense_bytes(src):
             return False
@@ -425,9 +427,9 @@ class RemoteBackend(Backend):
         if plan.registered != epoch:
             if plan.garbage is None:
                 plan.garbage = self._when_garbage(plan, "drop", plan.number)
-            self.put("split", plan.number, *plan.values, label=plan.label)
+            self.put("split", plan.number, *plan.values, doing=(COMPUTED, plan.label))
             plan.registered = epoch
-        self.put("run", plan.number, label=plan.label)
+        self.put("run", plan.number, doing=(COMPUTED, plan.label))
         for buffer, offset, size, values in plan.outputs:
             out, key = Out(memoryview(bytearray(size))), self.session.new_key()
             self.session.put(self.worker, ["read", values, 0, size, key], out=(key, out))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
-from ggml_sched.errors import BackendError, OutOfMemory
+from ggml_sched.errors import BackendError, BackendLost, OutOfMemory
 from ggml_sched.planning.envelopes import PIECE
 from ggml_sched.remote.backend import RemoteBackend
 from ggml_sched.remote.session import Session
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "cluster_of", "connect"]
 
+AGAIN = "~"
+"""Between the name of a worker and the number of its start, where it came in place of a lost one."""
+
 
 class Cluster:
     """Workers and their backends, best first as the workers name them.  A context manager: closing it frees what the
@@ -26,12 +30,16 @@ class Cluster:
         self.session = session
         self.session.sharers[machine()] += 1        # this process
         self.backends: tuple[RemoteBackend, ...] = ()
+        self._last: dict[str, str] = {}
+        """{name of a worker: the transport's name of the last one that was started under it}."""
         for worker in session.transport.workers:
-            self._join(worker)
+            self._join(worker, worker)
 
-    def _join(self, worker: str) -> tuple[RemoteBackend, ...]:
+    def _join(self, worker: str, title: str) -> tuple[RemoteBackend, ...]:
+        self._last[title] = worker
         said = self.session.call(worker, ["ask", "answer", "hello", []])["answer"]
-        joined = tuple(RemoteBackend(self.session, worker, k, facts) for k, facts in enumerate(said))
+        joined = tuple(RemoteBackend(self.session, worker, k, facts, f"{title}:{facts['name']}")
+                       for k, facts in enumerate(said))
         self.backends += joined
         for backend in joined:
             if backend.facts["host"] and not backend.facts["bounded"]:
@@ -40,18 +48,31 @@ class Cluster:
 
     def join(self, worker: str, backends: Sequence[str] = ("cpu",), threads: int | None = None,
              memory: int | None = None) -> tuple[RemoteBackend, ...]:
-        """Start another worker, such as one in place of a lost one, under a name of its own; returns its backends.
+        """Start another worker; returns its backends.  It may have the name of a lost one, in whose place it comes:
+        its backends then have the names of the lost ones, and it is worker w1~2, w1~3, ... to the transport, so that
+        nothing that is still under way is taken for its own.
 
-        Raises BackendError if it does not start, or the cluster's transport starts no workers.
+        Raises BackendError if it does not start, or the cluster's transport starts no workers; ValueError for a name
+        of a worker that is not lost; the error of queued work, unless that is the loss of the worker in whose place
+        this one comes.
         """
         transport = self.session.transport
         if not isinstance(transport, StartingTransport):
             raise BackendError(f"{transport!r} starts no workers")
         with self.session.lock:     # another thread may be computing
-            transport.add(worker, WorkerOptions(backends, threads, memory))
-            self.session.add(worker)
-            joined = self._join(worker)
+            self.session.lose_dead()
+            last, id_ = self._last.get(worker), worker
+            if last in self.session.lost:
+                id_ = next(id_ for k in count(2) if (id_ := f"{worker}{AGAIN}{k}") not in transport.workers)
+            error = self.session.take_error()
+            if error is not None and not (isinstance(error, BackendLost) and error.worker == last):
+                raise error
+            transport.add(id_, WorkerOptions(backends, threads, memory))
+            self.session.add(id_)
+            joined = self._join(id_, worker)
             if self.session.links:
+                names = {backend.name for backend in joined}
+                self.session.links = {pair: way for pair, way in self.session.links.items() if not names & {*pair}}
                 self.measure()
             return joined
 

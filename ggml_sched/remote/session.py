@@ -28,7 +28,7 @@ from ggml_sched.remote.envelope import FREES, Command, Envelope, Segment, error_
 from ggml_sched.remote.messages import MessageError
 from ggml_sched.remote.transport import Transport
 
-__all__ = ["Out", "Session"]
+__all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session"]
 
 PACE = 1e6
 """Bytes a second of a link of which nothing is known."""
@@ -36,6 +36,7 @@ MEASURED = 1 << 20
 """Bytes of the smallest message whose answer says how fast a link is."""
 FORGETS = 0.75
 """How much of the longest time between answers counts after another answer."""
+COMPUTED = "computed"
 MAX_EARLY = 64
 POLL = 0.25
 """Seconds after which a session looks for dead workers while it waits."""
@@ -47,6 +48,19 @@ IN_FLIGHT = 1 << 26
 """Bytes without an answer above which sending waits."""
 MAX_OPEN = 1 << 8
 """Envelopes without an answer above which sending waits: workers hold no more that come too early."""
+
+
+Doing = tuple[str, str]
+"""What a worker does with what, for errors: ("computed", names of nodes), ("was sent", the name of a tensor)."""
+NOTHING: Doing = ("", "")
+
+
+def _first_and_last(done: Sequence[Doing]) -> Doing:
+    """What the commands of a segment do: what they compute, else what else they do, by its first and last name."""
+    chosen = [doing for doing in done if doing[0] == COMPUTED] or [doing for doing in done if any(doing)]
+    if not chosen:
+        return NOTHING
+    return chosen[0][0], " .. ".join(dict.fromkeys((chosen[0][1], chosen[-1][1])))
 
 
 @dataclass(slots=True)
@@ -62,8 +76,8 @@ class _Sent:
     """An envelope that was sent at a time `at`."""
 
     message: bytes
-    segments: list[tuple[str, int, str]]
-    """For each one its worker, its number there, and what it computes, for errors."""
+    segments: list[tuple[str, int, Doing]]
+    """For each one its worker, its number there, and what is done, for errors."""
     outs: dict[int, Out]
     at: float
     n_bytes: int
@@ -84,7 +98,7 @@ class _Sent:
 class _Pending:
     """Commands that were not sent yet."""
 
-    segments: list[tuple[str, list[Command], list[str]]] = field(default_factory=list)
+    segments: list[tuple[str, list[Command], list[Doing]]] = field(default_factory=list)
     blocks: dict[int, bytes | bytearray | memoryview] = field(default_factory=dict)
     outs: dict[int, Out] = field(default_factory=dict)
     n_bytes: int = 0
@@ -172,10 +186,10 @@ class Session:
             return self._key
 
     def put(self, worker: str, command: Command, block: tuple[int, bytes] | None = None,
-            out: tuple[int, Out] | None = None, label: str = "", gives: int | None = None,
+            out: tuple[int, Out] | None = None, doing: Doing = NOTHING, gives: int | None = None,
             needs: int | None = None) -> None:
         """Queue a command.  `block`: bytes that it names by their number; `out`: where bytes that it reads are put;
-        `label`: what it computes, for errors; `gives`, `needs`: the number of a block that it reads for another worker,
+        `doing`: what it does, for errors; `gives`, `needs`: the number of a block that it reads for another worker,
         or has from another.  Raises BackendLost for a lost worker."""
         self._check_process(worker)
         with self.lock:
@@ -196,8 +210,8 @@ class Session:
                 pending.segments[at] = pending.segments[moved]
                 pending.segments[moved] = worker, [], []
             pending.segments[at][1].append(command)
-            if label:
-                pending.segments[at][2].append(label)
+            if doing is not NOTHING:
+                pending.segments[at][2].append(doing)
             if block is not None:
                 pending.blocks[block[0]] = block[1]
                 pending.n_bytes += len(block[1])
@@ -232,13 +246,14 @@ class Session:
                 while self._in_flight > IN_FLIGHT or len(self._sent) > MAX_OPEN:
                     self._pump()
 
-    def call(self, worker: str, *commands: Command) -> dict[str, Any]:
-        """Execute commands after all that is queued, wait, and return the answers.  Raises their error."""
+    def call(self, worker: str, *commands: Command, doing: Doing = NOTHING) -> dict[str, Any]:
+        """Execute commands after all that is queued, wait, and return the answers.  Raises their error.  `doing`: what
+        they do, for errors."""
         self._check_process(worker)
         with self.lock:
             self._check(worker)
             self.flush()
-            number = self._send("call", _Pending([(worker, [*commands], [])]))
+            number = self._send("call", _Pending([(worker, [*commands], [doing])]))
             sent = self._sent[number]
             self._await(number)
             answer = sent.answer
@@ -251,14 +266,14 @@ class Session:
     def _send(self, kind: str, pending: _Pending) -> int:
         segments, said, numbers = [], [], dict(self._numbers)
         acked: dict[str, int] = {}
-        for worker, commands, labels in pending.segments:
+        for worker, commands, done in pending.segments:
             if not commands:
                 continue        # they were moved to a later segment
             n = numbers[worker]
             numbers[worker] += 1
             # No segment of this envelope is answered yet, the earlier ones of this worker among them.
             segments.append(Segment(worker, n, commands, acked.setdefault(worker, self._acked(worker, n))))
-            said.append((worker, n, " .. ".join(dict.fromkeys((labels[0], labels[-1]))) if labels else ""))
+            said.append((worker, n, _first_and_last(done)))
         number = self._count
         message = Envelope(kind, self.name, number, self.epoch, segments, pending.blocks).packed()
         frees = [(worker, command) for worker, commands, _ in pending.segments for command in commands
@@ -370,7 +385,7 @@ class Session:
         if message is not None:
             self._take(message)
             return
-        if self._lose_dead() or not self._sent:
+        if self.lose_dead() or not self._sent:
             return
         now = transport.now()
         if now >= ends:
@@ -469,7 +484,7 @@ class Session:
         known = self._status or {}
         return next((worker for worker, n, _ in sent.segments if known.get(worker, 0) <= n), sent.route[0])
 
-    def _lose_dead(self) -> bool:
+    def lose_dead(self) -> bool:
         """Give up the workers of which the transport knows that they have died; whether there are any new ones."""
         dead = {worker: why for worker, why in self.transport.lost().items()
                 if worker not in self.lost and worker in self._numbers}
@@ -481,13 +496,16 @@ class Session:
         """Give up a worker.  If it has a part in what is queued, all that is queued fails, as the rest may depend on
         it; the next segment of each other worker then says that it need not wait for what was to come before, and frees
         what was to be freed."""
-        labels = [label for number in sorted(self._sent) for name, _, label in self._sent[number].segments
-                  if name == worker]
-        label = next(filter(None, labels), "")
-        doing = f" while it computed {label}" if label else ""
-        self.lost[worker] = BackendLost(f"worker {worker!r} {why}{doing}", worker, label)
+        parts = [doing for number in sorted(self._sent) for name, _, doing in self._sent[number].segments
+                 if name == worker]
+        verb, what = next(filter(any, parts), NOTHING)
+        self.lost[worker] = BackendLost(f"worker {worker!r} {why}" + (f" while it {verb} {what}" if what else ""),
+                                        worker, what)
         self.transport.abandon(worker)
-        if not labels and all(name != worker for name, _, _ in self._pending.segments):
+        mine = [commands for name, commands, _ in self._pending.segments if name == worker]
+        if not parts and all(command[0] in FREES for commands in mine for command in commands):
+            for commands in mine:
+                commands.clear()        # what it held is gone
             return
         self._error = self._error or self._lost_error(worker)
         frees = [free for sent in self._sent.values() for free in sent.frees]
@@ -534,7 +552,7 @@ class Session:
             if message is not None:
                 self._take(message)
                 continue
-            self._lose_dead()
+            self.lose_dead()
             self._open.difference_update(self.lost)
             for worker in self._open if self.transport.patience is not None else ():
                 self._post(worker, self._control("close", worker))

@@ -2,16 +2,15 @@
 
 import contextlib
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
-from remote_workers import ARCHITECTURES, check_architecture, logits_of, two_halves
+from remote_workers import ARCHITECTURES, check_architecture, killed_generations, logits_of, two_halves
 from small_llama import written_in_parts
 
 import ggml_sched as gs
@@ -273,43 +272,69 @@ def test_a_scheduler_without_a_lost_backend_plans_over_the_others(ctx):
                 scheduler.without(first, second, cpu)
 
 
-def killed_generations(n, seed):
-    """Generate `n` times over two workers, of which one is killed at a random moment now and then; each generation has
-    the right tokens, or ends with BackendLost, after which another worker takes the place of the killed one."""
-    rng = random.Random(seed)
-    local = [gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b")]
-    with llama.load(llama.small_model(), local, n_ctx=64) as model:
-        want = list(model.generate([1, 2, 3], 24))
-    lost = 0
-    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=30) as cluster:
-        model = llama.load(llama.small_model(), cluster.backends, n_ctx=64)
-        for k in range(n):
-            model.reset()
-            doomed = rng.choice(model.backends).worker if rng.random() < 0.3 else None
-            process = cluster.session.transport.processes.get(doomed)
-            timer = threading.Timer(rng.random() * 0.1, process.kill) if process is not None else None
-            try:
-                if timer is not None:
-                    timer.start()
-                found = list(model.generate([1, 2, 3], 24))
-                assert found == want, f"generation {k}"
-            except gs.BackendLost as error:
-                assert error.worker == doomed
-                lost += 1
-            finally:
-                if timer is not None:
-                    timer.join()
-            if timer is not None:
-                joined, = cluster.join(f"again {k}", threads=1)
-                model = model.moved([joined if b.worker == doomed else b for b in model.backends])
-        model.close()
-    return lost
+@pytest.mark.parametrize("is_file", [False, True])
+def test_loading_reports_its_progress(cluster, model, is_file):
+    """Of what is sent, and of what the workers read."""
+    path, data, _ = model
+    with open_gguf(path) as file:
+        total = sum(info.nbytes for info in file.tensors.values())
+    seen = []
+    with llama.load(path if is_file else data, cluster.backends, n_ctx=64,
+                    progress=lambda *found: seen.append(found)):
+        done = [n for n, _ in seen]
+        assert {of for _, of in seen} == {total}
+        assert done[0] == 0 and done[-1] == total and len(done) > 10
+        assert all(a < b for a, b in zip(done, done[1:], strict=False))
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_loss_while_a_model_is_loaded_names_the_tensor(model, is_file):
+    path, data, _ = model
+
+    class Killing:
+        n = 0
+
+        def __call__(self, done, total):
+            self.n += 1
+            if self.n == 12:
+                cluster.session.transport.processes["w0"].kill()
+                cluster.session.transport.processes["w0"].wait()
+
+    with gs.remote.connect(workers=1, threads=1, transport="processes", deadline=20) as cluster:
+        with pytest.raises(gs.BackendLost) as raised:
+            llama.load(path if is_file else data, cluster.backends, n_ctx=64, progress=Killing())
+        assert ".weight" in raised.value.computing
+        assert re.search(r"while it (was sent|read) \S+\.weight", str(raised.value))
+
+
+def test_a_worker_joins_again_under_its_name(ctx):
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=20) as cluster:
+        with pytest.raises(ValueError, match="they differ"):
+            cluster.join("w1", threads=1)
+        want = logits_of(cluster.backends)
+        old = cluster.backends[1]
+        for k in range(2):
+            links = dict(cluster.session.links)
+            cluster.session.transport.processes[old.worker].kill()
+            cluster.session.transport.processes[old.worker].wait()
+            joined, = cluster.join("w1", threads=1)
+            assert joined.name == "w1:CPU" and joined.worker == f"w1~{k + 2}"
+            assert joined.lost is None and old.lost is not None
+            assert set(cluster.session.links) == set(links)
+            assert np.array_equal(logits_of([cluster.backends[0], joined]), want)
+            with pytest.raises(gs.BackendLost):
+                old.alloc_buffer(64)
+            old = joined
 
 
 def test_workers_killed_in_the_middle_of_generations():
-    assert killed_generations(8, 3) >= 1
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=30) as cluster:
+        processes = cluster.session.transport.processes
+        assert killed_generations(cluster, lambda worker: processes[worker].pid, 8, 3) >= 6
 
 
 @pytest.mark.soak
 def test_workers_killed_in_the_middle_of_a_hundred_generations():
-    assert killed_generations(100, 4) >= 10
+    with gs.remote.connect(workers=2, threads=1, transport="processes", deadline=30) as cluster:
+        processes = cluster.session.transport.processes
+        assert killed_generations(cluster, lambda worker: processes[worker].pid, 100, 4) >= 80

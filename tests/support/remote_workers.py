@@ -1,5 +1,9 @@
 """Workers in this process or in others, and a small model over them."""
 
+import os
+import random
+import signal
+import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +17,8 @@ from ggml_sched.remote.cluster import cluster_of
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import Worker
 
-__all__ = ["ARCHITECTURES", "check_architecture", "logits_of", "products", "simulated", "two_halves"]
+__all__ = ["ARCHITECTURES", "check_architecture", "killed_generations", "logits_of", "products", "simulated",
+           "two_halves"]
 
 
 @contextmanager
@@ -66,3 +71,41 @@ def products(ctx, *backends, n=16, rows=2):
 def two_halves(ctx, first, second):
     """`products` of two backends: inputs of k give 6 k."""
     return products(ctx, first, second)
+
+
+def killed_generations(cluster, pid_of, n, seed):
+    """Generate `n` times over two workers of a cluster, and kill one of them by SIGKILL while a token in the middle is
+    computed; `pid_of(worker)` is its process.  How many generations ended by that.
+
+    A generation has the right tokens, up to its end or to BackendLost; the model then goes on over the other worker and
+    one that comes in place of the killed one.
+    """
+    rng, n_tokens, lost = random.Random(seed), 24, 0
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b, \
+            llama.load(llama.small_model(), [a, b], n_ctx=64) as local:
+        want = list(local.generate([1, 2, 3], n_tokens))
+    model = llama.load(llama.small_model(), cluster.backends, n_ctx=64)
+    for k in range(n):
+        model.reset()
+        doomed, at, tokens = rng.choice(model.backends), rng.randrange(1, n_tokens - 6), []
+        # Within the next tokens: they take about a millisecond each.
+        timer = threading.Timer(rng.random() * 3e-3, os.kill, (pid_of(doomed.worker), signal.SIGKILL))
+        try:
+            for token in model.generate([1, 2, 3], n_tokens):
+                tokens.append(token)
+                if len(tokens) == at:
+                    timer.start()
+            assert tokens == want, f"generation {k}"
+        except gs.BackendLost as error:
+            assert error.worker == doomed.worker and tokens == want[: len(tokens)] and len(tokens) >= at
+            lost += 1
+        timer.join()
+        while doomed.lost is None:      # it was killed after the last token
+            try:
+                doomed.ask("memory", 0)
+            except gs.BackendLost:
+                break
+        joined, = cluster.join(doomed.name.partition(":")[0], threads=1)
+        model = model.moved([joined if backend is doomed else backend for backend in model.backends])
+    model.close()
+    return lost
