@@ -1,8 +1,10 @@
 """Placement over workers: their memory, the links that were measured at connecting, and this process as the host."""
 
+import itertools
 import sys
 
 import numpy as np
+import placement_models
 import pytest
 from remote_workers import simulated
 
@@ -54,6 +56,23 @@ def test_a_model_that_fits_no_worker_alone_is_placed_on_both():
                 before = sum(carried.values())
                 assert np.array_equal(model.eval(tokens), local.eval(tokens))
             assert sum(carried.values()) - before == 3
+
+
+@pytest.mark.soak
+def test_a_placement_on_four_unequal_nodes_is_within_a_hundredth_of_its_bound():
+    """A model of 70B parameters, of which no node holds half."""
+    nodes = {"w0:CUDA": (9e11, 8e13), "w1:CUDA": (6e11, 5e13), "w2:CUDA": (4e11, 4e13), "w3:CUDA": (3e11, 3e13)}
+    devices = [gs.Device(name, 16 * 10**9, *speeds, split=2e-5) for name, speeds in nodes.items()]
+    driver = gs.Device("driver", 4 * 10**9, 4e10, 4e11, host=True)
+    links = {pair: gs.Link(3e9, 1e-4) for pair in itertools.permutations([*nodes, "driver"], 2)}
+    found = gs.fit(placement_models.graphs("dense 70B"), [*devices, driver], links)
+    found.verify()
+    assert found.gap <= 0.01
+    assert sum(use.weights > 0 for use in found.memory if use.device.name in nodes) >= 3
+    # A token pays for each copy that its plan lists, by bytes and link.
+    copies = found.plans[0].copies
+    assert len(copies) >= 3
+    assert found.prices[0].copies == pytest.approx(sum(1e-4 + copy.nbytes / 3e9 for copy in copies))
 
 
 def test_workers_report_the_memory_of_their_machine_in_equal_parts(cluster):

@@ -177,7 +177,8 @@ def test_more_queued_computes_than_places_in_the_chain(cluster, ctx, took):
             scheduler.compute_async(graph)
         scheduler.synchronize()
         assert np.array_equal(y.numpy(), np.full((2, 16), 6 * (n - 1), np.float32))
-        assert took()[0] >= rays.IN_CHAIN
+        chained, called = took()
+        assert chained >= 1 and chained + called == n       # how many depends on how soon the first actor takes each
 
 
 def test_a_message_that_is_too_large_for_the_chain_is_a_call(cluster, took):
