@@ -213,6 +213,7 @@ class Backend(BackendBase):
     * `worker`: the name of the process that computes for it, where that is another one: to go from one worker to
       another costs a message.
     * `work_held`: bytes of work memory that it has allocated so far (see `work_size`); budgets count it.
+    * `host_work_held`: the same of host memory (see `host_work`), which budgets do not count.
     * `failed`: (how many waits for queued work have raised its error, the last message); see `note_failure`.  If the
       number has grown since a compute was queued, the results of that compute are not valid.
     * `lost`: why the backend and what it held are gone; None while it can be used.
@@ -231,6 +232,7 @@ class Backend(BackendBase):
     kv_padding: int = 32
     worker: str | None = None
     work_held: int = 0
+    host_work_held: int = 0
     failed: tuple[int, str] = (0, "")
     lost: BackendLost | None = None
 
@@ -273,7 +275,7 @@ class Backend(BackendBase):
     def host_work(self, nodes: Sequence[Tensor]) -> int:
         """An upper bound, in bytes, of the host memory that computing these nodes takes besides buffers.
 
-        A limit of everything that a model takes counts it (`llama.load(memory=)`), budgets of schedulers do not.
+        A scheduler bounds it where it is made with `host_work`, as `llama.load(memory=)` does.
         """
         return 0
 

@@ -44,7 +44,8 @@ class Scheduler:
     `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
     Weights of a store (`Backend.is_store`) are fetched in each compute while earlier nodes are computed; `windows` maps
     backends to the bytes that such weights may take from the begin of their fetch to their last reader.  For a backend
-    without a window that is as much as its budget leaves, or without a limit twice the largest weight.
+    without a window that is as much as its budget leaves, or without a limit twice the largest weight.  `host_work`
+    maps backends to the bytes of the host's memory that their kernels may take besides buffers (`Backend.host_work`).
     A scheduler is a context manager.
 
     Raises ValueError for no backends, for a backend given twice, for a host that is not last, for a store that is, or
@@ -61,6 +62,7 @@ class Scheduler:
         reorder: bool = False,
         zero: bool = False,
         windows: Mapping[Backend, int] | None = None,
+        host_work: Mapping[Backend, int] | None = None,
     ) -> None:
         if isinstance(backends, Backend):
             raise TypeError(f"a scheduler takes a sequence of backends: Scheduler([backend]), not {backends!r}")
@@ -97,7 +99,7 @@ class Scheduler:
                              for b in backends)
         limits, ahead = self._bytes_of("budget", budgets), self._bytes_of("window", windows)
         self._planner = Planner(backends, policy, replace(POLICIES[policy], n_copies=copies), plan_cache, limits,
-                                reorder, ahead)
+                                reorder, ahead, self._bytes_of("bound of work", host_work))
         self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
@@ -131,7 +133,7 @@ class Scheduler:
         budgets = {self.backends[i]: n for i, n in self._planner.budgets.items() if i not in gone}
         windows = {self.backends[i]: n for i, n in self._planner.windows.items() if i not in gone}
         other = Scheduler(rest, self.policy, self.copies, self._planner.cache_size, budgets, self.reorder, self.zero,
-                          windows)
+                          windows, {self.backends[i]: n for i, n in self._planner.host_work.items() if i not in gone})
         for t, backend in self._assigned.items():
             if backend in rest:
                 other.set_tensor_backend(t, backend)

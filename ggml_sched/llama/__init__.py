@@ -9,6 +9,8 @@
     model, sequences    evaluating tokens and text; state: sequences as files
     generation          streaming
     memory              the bytes that a model holds on each backend
+    limits, limited     limits of memory; loading under one
+    residency           which weights stay in memory, and which are fetched in each evaluation
     defaults            default and named backends, default placement
     text/               tokenizers, streams of text, chat templates
     sampling            choosing the next token
@@ -35,9 +37,11 @@ from ggml_sched.llama.generation import Generation
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.installed import installed_model
+from ggml_sched.llama.limits import process_budget
 from ggml_sched.llama.load import load
 from ggml_sched.llama.memory import Memory
 from ggml_sched.llama.model import Model
+from ggml_sched.llama.residency import Residency
 from ggml_sched.llama.sampling import Sampler, greedy
 from ggml_sched.llama.sequences import Sequence
 from ggml_sched.llama.small import SMALL_PROMPT, small_model
@@ -60,6 +64,7 @@ __all__ = [
     "ModelBusy",
     "ModelClosed",
     "ModelNotInstalled",
+    "Residency",
     "Sampler",
     "SamplingError",
     "Sequence",
@@ -74,6 +79,7 @@ __all__ = [
     "load",
     "model_graphs",
     "open_gguf",
+    "process_budget",
     "random_llama",
     "small_model",
     "write_gguf",

@@ -1,7 +1,7 @@
 """Loads a `Model` from a GGUF file: checks the arguments, places weights and cache, and plans the first graph.
 
 Invariant: after an exception no memory is held and no backend is open that `load` has made.  Corresponds to llama.cpp's
-llama_model_load_from_file and llama_init_from_model.
+llama_model_load_from_file and llama_init_from_model.  Limits of memory are the business of limited.py.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hints import unknown_argument
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache, type_of
+from ggml_sched.llama.limited import Outline, hold, store_for
+from ggml_sched.llama.limits import limits_of
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.weights import Weights, load_weights
 
 if TYPE_CHECKING:
     from ggml_sched.llama.gguf import GGUFFile, Source
+    from ggml_sched.llama.limits import MemoryLike
     from ggml_sched.placement.answer import Fit
 
 __all__ = ["load"]
@@ -50,31 +53,36 @@ N_BATCH = 512
 
 def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | None = None,
          n_batch: int | None = None, place: PlaceLike | Fit | None = None, *, n_threads: int | None = None,
-         memory: int | None = None, policy: str = "default", kv_type: Type | str | None = None, n_seq: int = 1,
+         memory: MemoryLike | None = None, policy: str = "default", kv_type: Type | str | None = None, n_seq: int = 1,
          flash: bool | None = None, use_mmap: bool = True, progress: Callable[[int, int], object] | None = None,
          **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
     `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
-    that this process may use) and at most `memory` bytes of buffers (None: no bound); the model closes it, and does not
-    close backends that the caller passes.  `place(name, layer)` returns the backend of a weight or KV tensor (`layer`
-    is None outside the layers), or a `Device` that stands for it; by default layers are spread evenly.  A `Fit` of
+    that this process may use); the model closes it, and does not close backends that the caller passes.  `memory`,
+    bytes or a text like "4GiB", bounds all that the model holds on its only backend over host memory, or, as
+    {backend: bytes}, on each: weights that do not fit stay in the file, and every evaluation fetches them while it
+    computes with others (`model.residency`); results are the same to the bit.  `place(name, layer)` returns the backend
+    of a weight or KV tensor (`layer` is None outside the layers), or a `Device` that stands for it; by default layers
+    are spread evenly.  A `Fit` of
     `gs.fit` also assigns nodes, bounds the arenas, and gives the `n_ctx`, `n_batch`, `kv_type` and `flash` of its
     graphs where these are left open; `backends` then stand for its devices by name; without any its devices' own do.
-    The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` (default 512) at a
-    time; None or 0: as many as the model was trained with, or as fit into half of the free memory.  `kv_type`: "f32"
+    The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` (default 512, or what
+    `memory` allows) at a time; None or 0: as many as the model was trained with, or as fit into half of the free memory
+    or an eighth of `memory`.  `kv_type`: "f32"
     (default), "f16", "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None:
     where the backends support it.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
-    Raises TypeError for `n_threads` or `memory` together with `backends`, and for unknown arguments (of names that
-    other libraries use it says what they are called here); FileFormatError for a file that is not a model this package
-    runs, UnsupportedOp when no backend computes one of its nodes, OutOfMemory and PlacementError as the backends do.
+    Raises TypeError for `n_threads` together with `backends`, for `memory` together with a `Fit`, and for unknown
+    arguments (of names that other libraries use it says what they are called here); FileFormatError for a file that is
+    not a model this package runs, UnsupportedOp when no backend computes one of its nodes, PlacementError as the
+    backends do, and OutOfMemory as they do and for a limit that is too small, with the least that would do.
     """
     if unknown:
         raise unknown_argument(load, next(iter(unknown)))
-    if backends is not None and not (n_threads is None and memory is None):
-        raise TypeError("n_threads and memory are arguments of the default backend: give them to the backends")
+    if backends is not None and n_threads is not None:
+        raise TypeError("n_threads is an argument of the default backend: give it to the backends")
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_seq = count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
     fit = as_fit(place)
@@ -86,7 +94,10 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         kv_type = meta.get("kv_type") if kv_type is None else kv_type
         flash = meta.get("flash_attn") if flash is None else flash
         n_batch = max(plan.graph.meta.get("n_tokens", 1) for plan in fit.plans) if n_batch is None else n_batch
-    n_batch = count("n_batch", N_BATCH if n_batch is None else n_batch, 1, MAX_ROWS)
+    if fit is not None and memory is not None:
+        raise TypeError("memory bounds what a placement has decided already: give fit devices with less memory")
+    if n_batch is not None or memory is None:
+        n_batch = count("n_batch", N_BATCH if n_batch is None else n_batch, 1, MAX_ROWS)
     kv_type = type_of("f32" if kv_type is None else kv_type)
     for name, function in (("place", where), ("progress", progress)):
         if function is not None and not callable(function):
@@ -103,15 +114,16 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
 
             backends = backends_of(fit, None if backends is None else _checked_backends(backends), driver)
         elif backends is None:
-            owned = backends = [default_backend(n_threads, memory)]
+            owned = backends = [default_backend(n_threads)]
             undo.callback(owned[0].close)
         backends = _checked_backends(backends)
+        limits = limits_of(memory, backends)
         with open_gguf(path) as file:
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
             is_tied = "output.weight" not in file.tensors
-            runner_at = partial(_runner_at, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
-                                policy, fit, use_mmap, progress)
+            runner_at = partial(_runner_at, path, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
+                                policy, fit, limits, use_mmap, progress)
             runner = None
             if where is None and is_tied and are_apart(backends):
                 with suppress(OutOfMemory):     # of the matrix that is there twice
@@ -119,42 +131,61 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
                                        {"output.weight": "token_embd.weight"})
             if runner is None:
                 runner = runner_at(checked_place(where or spread_layers(backends, hparams.n_layer, is_tied), backends))
+            if runner.held is not None and runner.held.store is not None:
+                owned = [*owned, runner.held.store]
+                undo.callback(runner.held.store.close)
             undo.callback(runner.close)
             metadata = file.metadata
         n_ctx, n_batch = runner.cache.n_ctx, runner.n_batch
         again = None if hasattr(path, "read") else partial(
             _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
-            use_mmap=use_mmap)
+            use_mmap=use_mmap, memory=memory)
         model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
         undo.pop_all()
         return model
 
 
-def _runner_at(file: GGUFFile, arch: architectures.Architecture, hparams: Hparams, backends: Sequence[Backend],
-               n_ctx: int, n_batch: int, kv_type: Type, n_seq: int, flash: bool | None, policy: str, fit: Fit | None,
-               use_mmap: bool, progress: Callable[[int, int], object] | None, at: PlaceFunction,
+def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, hparams: Hparams,
+               backends: Sequence[Backend], n_ctx: int, n_batch: int | None, kv_type: Type, n_seq: int,
+               flash: bool | None, policy: str, fit: Fit | None, limits: Mapping[Backend, int], use_mmap: bool,
+               progress: Callable[[int, int], object] | None, at: PlaceFunction,
                twins: Mapping[str, str] | None = None) -> Runner:
     """A runner with the weights of a file and an empty cache, which are placed by `at`, and memory for its graphs.
-    `twins`: see `load_weights`."""
+    `twins`: see `load_weights`.  A store of weights that do not fit under the limits is the caller's to close."""
     with ExitStack() as undo:
-        weights = load_weights(file, arch.weights(hparams), at, use_mmap, progress, twins=twins)
-        undo.callback(weights.close)
-        n_ctx = n_ctx or trained_context(hparams, kv_type, backends)
+        specs = [*arch.weights(hparams)]
+        outline = Outline(file, specs, at, twins) if limits else None
+        weights = (outline.weights if outline is not None
+                   else load_weights(file, specs, at, use_mmap, progress, twins=twins))
+        undo.callback(lambda: weights.close())
+        n_ctx = n_ctx or trained_context(hparams, kv_type, backends, limits)
         n_states = Runner.n_states(hparams, n_seq)
         cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or bool(flash))
         undo.callback(lambda: cache.close())
         if flash is None and not has_flash(arch, hparams, weights, cache):
             cache.close()
             cache = KVCache(hparams, n_ctx, at, kv_type, n_states)
-        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, min(n_batch, n_ctx), fit)
+        held = None
+        if outline is not None:
+            store = store_for(path, at("token_embd.weight", None))
+            undo.callback(store.close)
+            held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy)
+            if held.store is None:
+                store.close()
+            weights = load_weights(file, specs, at, use_mmap, progress, twins=twins, store=held.store,
+                                   stored=held.stored)
+        assert n_batch is not None
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, min(n_batch, n_ctx), fit, held)
         undo.callback(runner.scheduler.close)
         runner.reserve()
         undo.pop_all()
         return runner
 
 
-def _load_again(path: Source, backends: Sequence[Backend], **settings: Any) -> Model:
-    return load(path, backends, **settings)
+def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | None = None, **settings: Any) -> Model:
+    if isinstance(memory, Mapping):
+        memory = {backend: nbytes for backend, nbytes in memory.items() if backend in backends}
+    return load(path, backends, memory=memory, **settings)
 
 
 def _checked_backends(backends: object) -> tuple[Backend, ...]:
@@ -181,12 +212,16 @@ def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
     return all(backend.supports_op(node) for backend, asked in nodes.items() for node in asked)
 
 
-def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend]) -> int:
+def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
+                    limits: Mapping[Backend, int] | None = None) -> int:
     """What `n_ctx` 0 or None stands for: the context length that the model was trained with, or as many tokens as a
-    cache of half of the free memory holds, if that is less: the host's, or what the backends have left."""
+    cache of half of the free memory holds, if that is less: the host's, or what the backends have left; or a cache of
+    an eighth of the limits."""
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     left = [backend.memory_available() for backend in backends]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if None not in left:
         free = min(free, sum(filter(None, left)))
+    if limits:
+        free = min(free, sum(limits.values()) // 4)
     return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)

@@ -27,17 +27,20 @@ class Memory(NamedTuple):
     cache: int
     """Of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int
-    """Of the scheduler's arena, in which the results of a batch lie."""
+    """Of the scheduler's arena, in which the results of a batch lie, and the weights that are being fetched."""
+    work: int = 0
+    """Of the work memory of kernels that lies outside the arena."""
 
     @property
     def total(self) -> int:
-        """The sum of `weights`, `cache` and `arena`."""
-        return self.weights + self.cache + self.arena
+        """The sum of `weights`, `cache`, `arena` and `work`."""
+        return self.weights + self.cache + self.arena + self.work
 
 
-def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Scheduler) -> Memory:
-    """What these hold on a backend."""
+def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Scheduler, closed: bool = False) -> Memory:
+    """What these hold on a backend; `closed`: work memory of the backend is no more theirs."""
     loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
     cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]
     return Memory(sum(buffer.size for buffer in loaded), sum(buffer.size for buffer in loaded if buffer.file_backed),
-                  sum(buffer.size for buffer in cached), scheduler.buffer_size(backend))
+                  sum(buffer.size for buffer in cached), scheduler.buffer_size(backend),
+                  0 if closed else backend.work_held + backend.host_work_held)

@@ -27,10 +27,12 @@ from ggml_sched.llama.text.tokenizer import Tokenizer
 from ggml_sched.planning.tables import memory_text, preformatted
 
 if TYPE_CHECKING:
+    from ggml_sched.backends.store import Store
     from ggml_sched.execution.scheduler import Scheduler
     from ggml_sched.llama.batchgraph import BatchGraph
     from ggml_sched.llama.hparams import Hparams
     from ggml_sched.llama.kvcache import KVCache
+    from ggml_sched.llama.residency import Residency
     from ggml_sched.llama.state import File
     from ggml_sched.llama.weights import Weights
 
@@ -103,11 +105,26 @@ class Model:
         return self.cache.flash
 
     def memory(self) -> dict[Backend, Memory]:
-        """{backend: bytes of weights, cache and arena} that the model holds now; zeros once it is closed.
+        """{backend: bytes of weights, cache, arena and work memory} that the model holds now; zeros once it is closed.
 
-        Buffers have their largest size from the first batch of each kind on; see `Memory`.
+        Buffers have their largest size from the first batch of each kind on; see `Memory`.  Under a limit the store of
+        the weights that do not stay is among the backends.
         """
-        return {backend: memory_of(backend, self.weights, self.cache, self.scheduler) for backend in self.backends}
+        return {backend: memory_of(backend, self.weights, self.cache, self.scheduler, self.closed)
+                for backend in self.backends + (() if self.store is None else (self.store,))}
+
+    @property
+    def store(self) -> Store | None:
+        """The store of the weights that do not fit under the limit that `load` was given; None where all fit."""
+        held = self._runner.held
+        return None if held is None else held.store
+
+    @property
+    def residency(self) -> Residency | None:
+        """Which weights stay in memory and which are fetched, under the limit that `load` was given; None without one.
+        """
+        held = self._runner.held
+        return None if held is None else held.residency
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -29,6 +29,7 @@ from ggml_sched.llama.weights import Weights
 if TYPE_CHECKING:
     from ggml_sched import Scheduler
     from ggml_sched.llama.arch import Architecture
+    from ggml_sched.llama.limited import Held
     from ggml_sched.llama.shift import ShiftGraph
     from ggml_sched.placement.answer import Fit
 
@@ -43,7 +44,7 @@ class Runner:
 
     def __init__(self, arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache,
                  backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int,
-                 fit: Fit | None = None) -> None:
+                 fit: Fit | None = None, held: Held | None = None) -> None:
         from ggml_sched import Scheduler
 
         self.hparams = hparams
@@ -60,8 +61,12 @@ class Runner:
         ordered = sorted(backends, key=lambda backend: backend.is_host)
         # What a placement leaves for arenas: under these budgets the planner does not keep weights that it brings over.
         budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
-        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets)
-        self.fit = fit
+        if held is not None:
+            budgets = held.budgets
+            ordered = ordered if held.store is None else [held.store, *ordered]
+        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets,
+                                              host_work=None if held is None else held.host_work)
+        self.fit, self.held = fit, held
         self._by_name = {backend.name: backend for backend in backends}
         self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
         self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
@@ -87,17 +92,26 @@ class Runner:
         if self.fit is not None:
             for node, device in self.fit.nodes(graph.graph).items():
                 self.scheduler.set_tensor_backend(node, self._by_name[device.name])
+        if len(self._by_name) > 1 and self.weights.homes:
+            from ggml_sched.llama.limited import assigned
+
+            for node, backend in assigned(graph.graph, self.weights.homes):
+                self.scheduler.set_tensor_backend(node, backend)
         return graph
 
     def reserve(self) -> None:
         """Plan the graph of one token and the fewest cache rows, and reserve memory for one that reads all rows.
 
         The plan raises UnsupportedOp for a node that no backend computes, while the model is loaded.  Afterwards tokens
-        need neither planning nor larger buffers, however many rows they read.
+        need neither planning nor larger buffers, however many rows they read.  Under a limit all shapes that it allows
+        for are reserved, so that buffers never grow.
         """
         shortest, longest = (Shape(1, self.cache.padded(n), 1) for n in (1, self.cache.n_ctx))
         self.scheduler.plan(self.graph(shortest).graph)
-        if longest != shortest:
+        if self.held is not None:
+            self._reserved.update(self._largest(shape) for shape in self.held.shapes)
+            self.scheduler.reserve(*(self._build(shape).graph for shape in self.held.shapes))
+        elif longest != shortest:
             self._reserve(longest)
 
     # -- an evaluation: begin, compute any number of batches, and undo unless all went well ---------------------

@@ -8,14 +8,19 @@ itself (one for each file of a split model), if each of its weights is aligned t
 then `file_backed`.  That is less than the 64 bytes of a backend's own allocations: GGUF aligns to 32 unless the
 metadata has another value, and the CPU kernels need only whole elements.  Otherwise the bytes are copied, and the
 memory of the file's pages is released meanwhile, so that the weights do not take memory twice.
+
+Under a limit of memory some weights are in a store: their tensors have places in its files.  The others are copied
+then, read as the store reads, because nothing holds the pages of a mapping to a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
 from ggml_sched.backend import Backend, Buffer
@@ -24,9 +29,9 @@ from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
 
 if TYPE_CHECKING:
-    import numpy as np
+    from ggml_sched.backends.store import Store
 
-__all__ = ["Progress", "Spec", "Weights", "load_weights"]
+__all__ = ["Progress", "Spec", "Weights", "grouped", "layout_of", "load_weights"]
 
 Progress = Callable[[int, int], object]
 """`progress(done, total)`, in bytes of weights, at the start and after each chunk; an exception of it ends the load."""
@@ -38,6 +43,8 @@ ELEMENT_ALIGNMENT = 8
 BASE_ALIGNMENT = 64
 CHUNK = 1 << 24
 """Bytes per copy to a backend that cannot read the mapping, and bytes of a mapping read between two reports."""
+READ = 1 << 22
+"""Bytes that are read from a store's file together, and copied to the memory of a backend."""
 IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq")
 """Tensors of old files with values that rope computes itself; they are ignored."""
 
@@ -60,6 +67,10 @@ class Weights:
         self.contexts: dict[Backend, Context] = {}
         self.buffers: dict[Backend, list[Buffer]] = {}
         self.mapped: dict[Backend, bool] = {}
+        self.homes: dict[str, Backend] = {}
+        """The backends of the weights that are in a store, by name: where nodes compute with them."""
+        self._files: list[Buffer] = []
+        """The buffers of the store."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -69,40 +80,48 @@ class Weights:
 
     def close(self) -> None:
         """Free the memory; idempotent.  Tensors of weights have no address afterwards."""
-        for buffers in self.buffers.values():
+        for buffers in (*self.buffers.values(), self._files):
             for buffer in buffers:
                 buffer.close()
         for ctx in self.contexts.values():
             ctx.close()
-        self.buffers, self.contexts, self.tensors = {}, {}, {}
+        self.buffers, self.contexts, self.tensors, self._files = {}, {}, {}, []
 
 
 def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, use_mmap: bool = True,
                  progress: Progress | None = None, ignored: Iterable[str] = (),
-                 twins: Mapping[str, str] | None = None) -> Weights:
+                 twins: Mapping[str, str] | None = None, store: Store | None = None,
+                 stored: Collection[str] = ()) -> Weights:
     """Find, check, place and load the tensors `specs` of a file.
 
     `twins`: {name of a tensor that the file does not have: the one whose bytes it has}.  `ignored`: patterns ("*.bias")
     of tensors of the file that are not loaded.  With `progress` mapped weights are read into memory, too; without it
-    they are read at their first use.
+    they are read at their first use.  With a `store` the weights whose names are in `stored` stay in it, and no others
+    are mapped.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
     """
     weights = Weights()
     try:
-        groups = _group(file, specs, place, (*IGNORED, *ignored), twins or {})
-        report = _Report(progress, sum(info.nbytes for members in groups.values() for info in members))
+        groups = grouped(file, specs, place, ignored, twins)
+        report = _Report(progress, sum(info.nbytes for members in groups.values() for info in members
+                                       if info.name not in stored))
+        if store is not None:
+            weights._files = [_stored_part(store, part) for part in file.parts]
+            _bind_stored(weights, store, groups, stored)
         for backend, members in groups.items():
+            members = [info for info in members if info.name not in stored]
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
             # The context has only the tensors of one backend, which may allocate all of them in one buffer.
-            pairs = [(ctx.restore("NONE", *_layout(info), name=info.name, resident="weight"), info)
+            pairs = [(ctx.restore("NONE", *layout_of(info), name=info.name, resident="weight"), info)
                      for info in members]
             buffers = weights.buffers[backend] = []
             copied = []
             for part in range(len(file.parts)):
                 here = [pair for pair in pairs if pair[1].part == part]
-                buffer = _map(backend, file.parts[part], here) if use_mmap and here else None
+                maps = use_mmap and store is None and here
+                buffer = _map(backend, file.parts[part], here) if maps else None
                 if buffer is None:
                     copied += here
                     continue
@@ -110,7 +129,9 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
                 if progress is not None:
                     _bring(file.parts[part], here, report)
             weights.mapped[backend] = not copied
-            if copied:
+            if copied and store is not None:
+                buffers.append(_read(backend, store, weights._files, ctx, copied, report))
+            elif copied:
                 buffers.append(_copy(backend, file, ctx, copied, report))
             weights.tensors.update((info.name, tensor) for tensor, info in pairs)
     except BaseException:
@@ -132,11 +153,13 @@ class _Report:
             self.progress(self.done, self.total)
 
 
-def _group(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, ignored: tuple[str, ...],
-           twins: Mapping[str, str]) -> dict[Backend, list[TensorInfo]]:
-    """{backend: the tensors of the file that it will hold}, after comparing the file with `specs`."""
+def grouped(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, ignored: Iterable[str] = (),
+            twins: Mapping[str, str] | None = None) -> dict[Backend, list[TensorInfo]]:
+    """{backend: the tensors of the file that it will hold}, after comparing the file with `specs`; raises as
+    `load_weights` does."""
     groups: dict[Backend, list[TensorInfo]] = {}
-    known = set()
+    twins = twins or {}
+    known, patterns = set(), (*IGNORED, *ignored)
     for spec in specs:
         known.add(spec.name)
         info = file.tensors.get(spec.name)
@@ -153,7 +176,7 @@ def _group(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, ignored:
             raise FileFormatError(f"{file.name}: tensor {spec.name!r} has unknown type {info.type}")
         groups.setdefault(place(spec.name, spec.layer), []).append(info)
     for name in file.tensors:
-        if name not in known and not any(fnmatchcase(name, pattern) for pattern in ignored):
+        if name not in known and not any(fnmatchcase(name, pattern) for pattern in patterns):
             # The model was trained with this tensor: without it the results would be wrong.
             raise FileFormatError(f"{file.name}: tensor {name!r} is not one that this architecture has")
     return groups
@@ -165,7 +188,7 @@ def _trim(ne: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ne)
 
 
-def _layout(info: TensorInfo) -> tuple[Type, tuple[int, ...], tuple[int, ...]]:
+def layout_of(info: TensorInfo) -> tuple[Type, tuple[int, ...], tuple[int, ...]]:
     """The type, the four extents and the four strides in bytes of a contiguous tensor of a known type."""
     kind, ne = Type(info.type), (*info.ne, 1, 1, 1)[:4]
     nb = [kind.type_size, ne[0] // kind.block_size * kind.type_size]
@@ -198,6 +221,44 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
         for tensor, info in pairs:
             bind_resident(tensor, buffer, info.offset - start)
             buffer.init_tensor(tensor)
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer
+
+
+def _stored_part(store: Store, part: GGUFFile) -> Buffer:
+    """The buffer of a store over one file of a model, in which an offset is that in the file."""
+    open_file: Callable[[str], Buffer] | None = getattr(store, "open_file", None)
+    return store.buffer_from_ptr(part.memory, usage="weights") if open_file is None else open_file(part.name)
+
+
+def _bind_stored(weights: Weights, store: Store, groups: dict[Backend, list[TensorInfo]],
+                 stored: Collection[str]) -> None:
+    """Give the weights named in `stored` their places in the store."""
+    ctx = weights.contexts[store] = Context(f"weights in {store.name}")
+    for backend, members in groups.items():
+        for info in members:
+            if info.name in stored:
+                tensor = ctx.restore("NONE", *layout_of(info), name=info.name, resident="weight")
+                bind_resident(tensor, weights._files[info.part], info.offset)
+                weights.tensors[info.name] = tensor
+                weights.homes[info.name] = backend
+
+
+def _read(backend: Backend, store: Store, files: list[Buffer], ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
+    """A buffer that the backend allocates for the tensors without an address, read from the files of a store."""
+    buffer = backend.alloc_tensors(ctx)
+    staging = np.empty(min(READ, max(info.nbytes for _, info in pairs)) + store.margin, np.uint8)
+    try:
+        for tensor, info in pairs:
+            for start in range(0, info.nbytes, READ):
+                size, first = min(READ, info.nbytes - start), info.offset + start
+                at = store.shift_at(files[info.part], first, staging.ctypes.data)
+                with store.naming(tensor):
+                    store.read(files[info.part], first, staging, at, size, (0, staging.nbytes))
+                backend.set_tensor(tensor, staging[at : at + size], start)
+                report.add(size)
     except BaseException:
         buffer.close()
         raise

@@ -62,10 +62,12 @@ class Planner:
     `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
     work memory may take.  `reorders`: another order of the nodes is planned, too, and used if its arenas are smaller.
     `windows` maps positions in `backends` to the windows of fetched weights (`Policy.windows`) that are not searched.
+    `host_work` bounds what kernels take of the host's memory besides (`Backend.host_work`), by positions in `backends`.
     """
 
     def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
-                 budgets: Mapping[int, int], reorders: bool, windows: Mapping[int, int] | None = None) -> None:
+                 budgets: Mapping[int, int], reorders: bool, windows: Mapping[int, int] | None = None,
+                 host_work: Mapping[int, int] | None = None) -> None:
         self.backends = backends
         self.policy_name = policy_name
         self.policy = policy
@@ -73,6 +75,7 @@ class Planner:
         self.budgets: dict[int, int] = dict(budgets)
         self.reorders = reorders
         self.windows: dict[int, int] = dict(windows or {})
+        self.host_work: dict[int, int] = dict(host_work or {})
         self._has_stores = any(backend.is_store for backend in backends)
         self.devices: Devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
@@ -239,6 +242,12 @@ class Planner:
                     f"backend {backend.name!r}: {what}, {limit} are available, "
                     f"{needed - limit} are missing; alive at the peak: {shown}{more}",
                     backend.name, needed, limit)
+        for i, limit in self.host_work.items():
+            needed = plan.host_work_sizes[i]
+            if needed > limit:
+                name = self.backends[i].name
+                return OutOfMemory(f"backend {name!r}: its kernels need {needed} bytes of the host's memory, {limit} "
+                                   f"are available, {needed - limit} are missing", name, needed, limit)
         return None
 
 

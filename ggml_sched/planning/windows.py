@@ -52,20 +52,21 @@ def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], g
         # `low` fits, `high` does not; a window of all copies together holds all of them, so that no other is wider.
         low, high, wanted = 0, sum(copies) + 1, sum(copies)
         for _ in range(TRIES):
-            if not _fits(plan, i, limit) or high - low <= max(max(copies) // 4, 1):
+            if _needed(plan, i) > limit or high - low <= max(max(copies) // 4, 1):
                 break
             windows[i] = wanted
             tried = made(windows)
-            if _fits(tried, i, limit):
+            if _needed(tried, i) <= limit:
                 low, plan = wanted, tried
             else:
                 high = wanted
             windows[i] = low
             # The window may grow by what the present plan leaves, if the arena grows by no more than the window.
-            room = limit - plan.buffer_sizes[i] - plan.work_sizes[i] + (0 if low else max(copies))
+            room = limit - _needed(plan, i) + (0 if low else max(copies))
             wanted = low + room if 0 < room < high - low else (low + high) // 2
     return plan
 
 
-def _fits(plan: Plan, i: int, limit: int) -> bool:
-    return plan.buffer_sizes[i] + plan.work_sizes[i] <= limit
+def _needed(plan: Plan, i: int) -> int:
+    """The bytes of backend i that a limit bounds."""
+    return plan.buffer_sizes[i] + plan.work_sizes[i]

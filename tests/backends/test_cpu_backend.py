@@ -239,7 +239,7 @@ def test_all_plans_of_a_backend_share_work_memory_of_the_size_that_the_largest_n
         backend.graph_plan_compute(plan)
     backend.graph_compute(graph)
     assert backend._work.held == plans[0].work_size > 64
-    assert backend._work.held <= max(backend.host_work(graph.nodes), 64)
+    assert backend._work.held == backend.host_work(graph.nodes)
     small, smaller, less = chain("f16", 32)
     backend.alloc_tensors(small)
     set_all(less)
@@ -459,7 +459,7 @@ def test_the_bound_of_host_memory_holds_for_every_op(n_threads):
             with backend.alloc_tensors(leafs.ctx):
                 plan = backend.graph_plan_create(graph)
                 n_nodes = sum(node.computes for node in graph.nodes)
-                assert plan.work_size <= max(bound, 64), case.name
+                assert plan.work_size <= bound or not n_nodes, case.name
                 if plan.n_compiled == n_nodes:
-                    assert plan.work_size == max(bound, 64), case.name
+                    assert plan.work_size == bound, case.name
                 backend.graph_plan_free(plan)

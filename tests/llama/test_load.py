@@ -140,15 +140,11 @@ def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
         named_backends(["cpu", "abacus"])
 
 
-def test_threads_and_memory_are_those_of_the_default_backend():
-    with load(SMALL, n_ctx=16, n_threads=1, memory=1 << 24) as model:
-        assert (model.backends[0].n_threads, model.backends[0].memory) == (1, 1 << 24)
-    with pytest.raises(gs.OutOfMemory):
-        load(SMALL, n_ctx=16, memory=100)
-    with gs.CpuBackend(n_threads=1) as cpu:
-        for name in ("n_threads", "memory"):
-            with pytest.raises(TypeError, match="default backend"):
-                load(SMALL, [cpu], **{name: 1})
+def test_threads_are_those_of_the_default_backend():
+    with load(SMALL, n_ctx=16, n_threads=1) as model:
+        assert model.backends[0].n_threads == 1 and model.residency is None and model.store is None
+    with gs.CpuBackend(n_threads=1) as cpu, pytest.raises(TypeError, match="default backend"):
+        load(SMALL, [cpu], n_threads=1)
 
 
 def test_the_context_is_the_model_s_own_where_memory_allows():
@@ -220,12 +216,13 @@ def test_a_model_says_what_it_holds_on_each_backend(tmp_path):
                 assert list(held) == [first, last]
                 for backend, on in held.items():
                     assert on.weights > 0 and on.mapped == (on.weights if use_mmap else 0)
-                    assert on.total == on.weights + on.cache + on.arena == backend.used + on.mapped
+                    assert on.total - on.work == on.weights + on.cache + on.arena == backend.used + on.mapped
+                    assert on.work == backend.host_work_held > 0
                     assert on.arena == model.scheduler.buffer_size(backend) >= before[backend].arena
                     assert on[:3] == before[backend][:3]
                 # Rows of keys and values, f32, of both layers.
                 assert sum(on.cache for on in held.values()) == 64 * model._runner.sizes()[0]
-            assert set(model.memory().values()) == {(0, 0, 0, 0)}
+            assert set(model.memory().values()) == {(0, 0, 0, 0, 0)}
 
 
 def test_out_of_memory_says_what_the_memory_was_for():

@@ -49,17 +49,18 @@ def inplace_sources(int op):
 
 
 cdef enum:
+    LEAST_WORK = 64     # bytes of work memory of any run
     NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
 
 
 def work_of(nodes, int32_t n_threads):
-    """A bound, in bytes, of the work memory that computing these nodes takes, one after the other, before they have
+    """A bound, in bytes, of the work memory that computing these nodes takes, in one run or several, before they have
     addresses: that of the compiled calls, or of the oracle's arrays for a node without compiled kernel."""
     cdef NodeTable table = NodeTable(nodes)
     cdef gs_node[1 + GS_MAX_SRC] made
     cdef gs_calls calls
     cdef gs_tables tables
-    cdef int64_t most = 0, size
+    cdef int64_t most = 0, scratch = 0, shared = 0, size
     cdef Py_ssize_t i
     cdef int k
     for i in range(table.n):
@@ -76,12 +77,12 @@ def work_of(nodes, int32_t n_threads):
         memset(&calls, 0, sizeof(calls))
         memset(&tables, 0, sizeof(tables))
         if gs_build_node(made, 0, &calls, &tables) == GS_OK:
-            size = calls.scratch * n_threads + calls.shared
+            scratch, shared = max(scratch, calls.scratch), max(shared, calls.shared)
+            most = max(most, LEAST_WORK)
         else:
-            size *= NUMPY_WORK
-        most = max(most, size)
+            most = max(most, size * NUMPY_WORK)
         gs_free_calls(&calls)
-    return most
+    return max(most, scratch * n_threads + shared)
 
 
 cdef class Pool:
@@ -216,7 +217,7 @@ cdef class CallList:
         if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
                 or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
             raise OutOfMemory(f"backend {self.name!r}: work memory of more than 64 bits can count", self.name, 0)
-        return max(size, 64)
+        return max(size, LEAST_WORK)
 
     @property
     def buffers(self):

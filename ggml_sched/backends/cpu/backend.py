@@ -219,6 +219,10 @@ class CpuBackend(HostBackend):
         found = KERNELS.get(node.op)
         return found is not None and found.fits(node)
 
+    @property
+    def host_work_held(self) -> int:        # type: ignore[override]
+        return self._work.held
+
     def host_work(self, nodes: Sequence[Tensor]) -> int:
         return work_of(computed(tuple(nodes)), self.n_threads)
 

@@ -72,29 +72,36 @@ class RowsPlan:
 
 
 class _Rows:
-    """One GET_ROWS node, with the compact weight, and the node's twin that reads it."""
+    """One GET_ROWS node, and its twin that reads the compact weight.
+
+    All nodes of a store have that in the same memory, one after the other: `Store.rows_memory`.
+    """
 
     def __init__(self, store: Store, rows: HostBackend, node: Tensor) -> None:
         self._store, self._backend, self._node = store, rows, node
         self._weight, self._ids = node.src
         n = self._ids.n_elements
-        self._buffers: list[Buffer] = []
-        self._plan: object = None
         context = Context(f"rows of {self._weight.name}")
         self._compact = context.tensor(self._weight.type, (self._weight.ne[0], n), self._weight.name)
-        order = context.tensor("i32", n)
-        try:
-            self._buffers.append(rows.alloc_tensors(context))
-            rows.set_tensor(order, np.arange(n, dtype=np.int32))
-            twin = context.get_rows(self._compact, order)
-            result = rows.buffer_from_ptr(_memory(node))
-            self._buffers.append(result)
-            bind_resident(twin, result, node.offset)
-            self._graph = Graph(twin)
-            self._plan = rows.graph_plan_create(self._graph)
-        except BaseException:
-            self.free()
-            raise
+        self._order = context.tensor("i32", n)
+        self._numbers = np.arange(n, dtype=np.int32).view(np.uint8)
+        self._twin = context.get_rows(self._compact, self._order)
+        self._graph = Graph(self._twin)
+        self._behind = -(-self._compact.nbytes // 64) * 64
+        """Where the numbers of the rows are in that memory, behind the rows."""
+        self._result: Buffer | None = None
+        self._bound: Buffer | None = None
+        self._plan: object = None
+
+    def _bind(self, buffer: Buffer) -> None:
+        """Use this memory for the compact weight from now on."""
+        self.free()
+        bind_resident(self._compact, buffer, 0)
+        bind_resident(self._order, buffer, self._behind)
+        self._result = self._backend.buffer_from_ptr(_memory(self._node))
+        bind_resident(self._twin, self._result, self._node.offset)
+        self._plan = self._backend.graph_plan_create(self._graph)
+        self._bound = buffer
 
     def run(self) -> None:
         ids = np.ravel(array_over(self._ids, _memory(self._ids), self._ids.offset), order="C")
@@ -106,9 +113,14 @@ class _Rows:
         if not len(ids):
             return
         different, inverse = np.unique(ids, return_inverse=True)
-        size, at = _row_size(self._weight), self._compact.offset
-        into = _memory(self._compact)[at : at + len(ids) * size].reshape(len(ids), size)
-        into[:] = self._read(different, size)[np.ravel(inverse)]
+        size = _row_size(self._weight)
+        found = self._read(different, size)
+        buffer = self._store.rows_memory(self._behind + self._numbers.nbytes)
+        if buffer is not self._bound:
+            self._bind(buffer)
+        memory = _memory(self._compact)
+        memory[: len(ids) * size].reshape(len(ids), size)[:] = found[np.ravel(inverse)]
+        memory[self._behind : self._behind + self._numbers.nbytes] = self._numbers
         if self._plan is None:
             self._backend.graph_compute(self._graph)
         else:
@@ -131,11 +143,12 @@ class _Rows:
         return found
 
     def free(self) -> None:
-        plan, self._plan = self._plan, None
-        buffers, self._buffers = self._buffers, []
+        plan, self._plan, self._bound = self._plan, None, None
+        result, self._result = self._result, None
         if plan is not None:
             self._backend.graph_plan_free(plan)
-        each([buffer.close for buffer in buffers])
+        if result is not None:
+            result.close()
 
 
 def _memory(tensor: Tensor) -> np.ndarray:

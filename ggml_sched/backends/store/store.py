@@ -72,6 +72,7 @@ class Store(HostBackend):
         self.rows = rows
         self.listener: Callable[[Fetched], object] | None = None
         self._queue = StoreQueue(name)
+        self._rows_memory: Buffer | None = None
         self._fetches = self._nbytes = 0
         self._seconds = 0.0
 
@@ -199,6 +200,21 @@ class Store(HostBackend):
         if isinstance(event, StoreEvent) and event.mark is not None:
             self._queue.wait(event.mark)
 
+    def rows_memory(self, size: int) -> Buffer:
+        """Memory of the backend `rows` for the rows of one node, of `size` bytes or more; on the store's thread."""
+        assert self.rows is not None
+        found = self._rows_memory
+        if found is None or found.size < size:
+            if found is not None:
+                self._rows_memory = None
+                found.close()               # before a larger one is allocated
+            found = self._rows_memory = self.rows.alloc_buffer(size)
+        return found
+
+    @property
+    def host_work_held(self) -> int:        # type: ignore[override]
+        return 0 if self.rows is None else self.rows.used + self.rows.host_work_held
+
     # -- rows of weights ----------------------------------------------------------------
 
     def supports_op(self, node: Tensor) -> bool:
@@ -229,5 +245,7 @@ class Store(HostBackend):
         """End the thread, after the read that runs; buffers keep their memory until they are closed."""
         self._closed = True
         self._queue.close()
+        if self._rows_memory is not None:
+            self._rows_memory.close()
         if self.rows is not None:
             self.rows.close()

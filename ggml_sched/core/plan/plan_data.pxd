@@ -11,5 +11,6 @@ cdef class PlanData:
     cdef tuple _chunk_sizes
     cdef public object _program         # cached program of this plan, or None
     cdef public object _work_sizes      # cached bytes of work memory that the backends want for this plan, or None
+    cdef public object _host_work_sizes # the same of host memory besides buffers
     cdef void find_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1

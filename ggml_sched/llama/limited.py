@@ -1,0 +1,316 @@
+"""Loads a model under a limit of memory: plans its graphs, chooses which weights stay, and puts the others in a store.
+
+Everything that the model allocates counts: weights that stay, the window of those that are fetched, cache and states,
+arenas, work memory of kernels, and what the store needs for rows.  How much arenas need is known from plans: of one
+token, of the largest prompt, and of a token for each sequence, with all rows of the cache.  They are made of the real
+backends, with weights whose buffers have no memory, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import ggml_sched as gs
+from ggml_sched._graph import Context, Graph, Tensor, bind_resident
+from ggml_sched.backend import Backend, Buffer
+from ggml_sched.backends.cpu.buffer import HostBackend
+from ggml_sched.errors import OutOfMemory
+from ggml_sched.llama.builder import Shape, build_graph
+from ggml_sched.llama.defaults import PlaceFunction
+from ggml_sched.llama.residency import Choice, Residency, Use, choose, least_choice
+from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
+
+if TYPE_CHECKING:
+    from ggml_sched import Plan, Store
+    from ggml_sched.llama.arch import Architecture
+    from ggml_sched.llama.gguf import GGUFFile
+    from ggml_sched.llama.hparams import Hparams
+    from ggml_sched.llama.kvcache import KVCache
+
+__all__ = ["Held", "graphs_of", "hold", "store_for"]
+
+BATCHES = (512, 256, 128, 64, 32)
+"""Tokens that are evaluated together where the caller does not say how many: the first that a limit allows at all.
+With as many as without a limit, results have the same bits."""
+PART_OF_OUTPUTS = 8
+"""The arenas of a prompt whose tokens are all outputs are counted where they take one part in so many at most."""
+FEW = (2, 3, 5, 7)
+"""Numbers of tokens for which kernels may need more work memory than for more tokens."""
+ROUNDS = 8
+NO_MEMORY = 1 << 62
+"""Bytes of the buffers of weights that are only planned with."""
+
+
+@dataclass
+class Held:
+    """What is held under limits: which weights are fetched, and what is left for the arenas of each backend."""
+
+    store: Store | None
+    """None where everything fits."""
+    stored: frozenset[str]
+    """Names of the weights that are in the store."""
+    budgets: dict[Backend, int]
+    host_work: dict[Backend, int]
+    """What the kernels of each backend may take besides."""
+    residency: Residency
+    shapes: list[Shape] = field(default_factory=list)
+    """The shapes whose graphs fit, to be reserved."""
+
+
+def store_for(source: object, rows: Backend) -> Store:
+    """A store for the weights of a model: of files where `source` is a path, else over the caller's memory.
+
+    It computes rows of weights with the kernels of the backend `rows`, or those of the CPU.
+    """
+    twin = _twin(rows)
+    if isinstance(source, (str, os.PathLike)):
+        return gs.FileStore("file", twin)
+    return gs.Store("memory", twin)
+
+
+def _twin(backend: Backend) -> HostBackend:
+    """A backend of one thread with the same kernels over host memory, which gives GET_ROWS the same bits."""
+    if isinstance(backend, gs.CpuBackend):
+        return gs.CpuBackend(1, "rows", kernels=backend.kernels)
+    if backend.is_host and isinstance(backend, gs.GgmlBackend):
+        return gs.GgmlBackend(backend.device.name, 1, backend.library.folder, name="rows", repack=False)
+    return gs.CpuBackend(1, "rows")
+
+
+class Outline:
+    """The weights of a file without memory, for planning: each on its backend, or in the store."""
+
+    def __init__(self, file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction,
+                 twins: Mapping[str, str] | None = None) -> None:
+        self.weights = Weights()
+        self.homes: dict[str, Backend] = {}
+        self._phantoms: dict[Backend, Buffer] = {}
+        self._groups = grouped(file, specs, place, twins=twins)
+        context = Context("weights")
+        for backend, infos in self._groups.items():
+            for info in infos:
+                tensor = context.restore("NONE", *layout_of(info), name=info.name, resident="weight")
+                self.weights.tensors[info.name] = tensor
+                self.homes[info.name] = backend
+        self.put({})
+
+    def size_on(self, backend: Backend) -> int:
+        """The bytes of all weights of a backend, whether it allocates them or maps the file."""
+        infos = self._groups.get(backend, ())
+        sizes = (self.size_of(info.name) for info in infos)
+        spans = (max(info.offset + info.nbytes for info in infos if info.part == part)
+                 - min(info.offset for info in infos if info.part == part) + BASE_ALIGNMENT
+                 for part in {info.part for info in infos})
+        return max(sum(sizes), sum(spans))
+
+    def size_of(self, name: str, margin: int = 0) -> int:
+        """The bytes that a weight, or a fetched copy of it with a margin, takes on its backend."""
+        backend = self.homes[name]
+        size = backend.alloc_size(self.weights.tensors[name]) + margin
+        return -(-size // backend.alignment) * backend.alignment
+
+    def put(self, stored: Mapping[str, Backend]) -> None:
+        """Put the weights named in `stored` on those backends, the others on their own."""
+        for name, tensor in self.weights.tensors.items():
+            bind_resident(tensor, self._phantom(stored.get(name, self.homes[name])), 0)
+
+    def _phantom(self, backend: Backend) -> Buffer:
+        if backend not in self._phantoms:
+            self._phantoms[backend] = Buffer(backend, NO_MEMORY, usage="weights")
+        return self._phantoms[backend]
+
+
+def graphs_of(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
+              shapes: Iterable[Shape]) -> list[Graph]:
+    return [build_graph(arch, hparams, outline.weights, cache, shape, cache.flash).graph for shape in shapes]
+
+
+def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
+         backends: Sequence[Backend], limits: Mapping[Backend, int], n_seq: int, n_batch: int | None,
+         policy: str) -> tuple[Held, int]:
+    """Choose what stays under the limits: (what is held, the number of tokens of a batch).
+
+    OutOfMemory, which says the least limit that would do.
+    """
+    made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy)
+    rows = cache.padded(cache.n_ctx)
+    refusal = None
+    for n in BATCHES if n_batch is None else (n_batch,):
+        n = min(n, cache.n_ctx)
+        wanted = [Shape(1, rows, 1)]
+        if n_seq > 1:
+            wanted.append(Shape(n_seq + 1, rows, n_seq + 1))
+        if n > 1:
+            wanted.append(Shape(n, rows, max(min(n_seq + 1, n - 1), 1)))
+            if made.is_small(Shape(n, rows, n), PART_OF_OUTPUTS):
+                wanted.append(Shape(n, rows, n))
+        try:
+            return made.held(wanted), n
+        except OutOfMemory as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+class _Limited:
+    """The choice under limits: plans of graphs for sets of weights in the store."""
+
+    def __init__(self, outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
+                 backends: Sequence[Backend], limits: Mapping[Backend, int], policy: str) -> None:
+        self.outline, self.arch, self.hparams, self.cache, self.store = outline, arch, hparams, cache, store
+        self.limits, self.policy = dict(limits), policy
+        self.order = [*sorted([store, *backends], key=lambda backend: backend.is_host)]
+        self.host = next((backend for backend in reversed(self.order) if backend in self.limits and backend.is_host),
+                         None)
+        """The limited backend over host memory, whose limit what the store needs counts in."""
+        self._graphs: dict[Shape, Graph] = {}
+
+    def graph(self, shape: Shape) -> Graph:
+        if shape not in self._graphs:
+            self._graphs[shape], = graphs_of(self.outline, self.arch, self.hparams, self.cache, [shape])
+        return self._graphs[shape]
+
+    def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
+        """The plans of graphs with some weights in the store, in these windows."""
+        self.outline.put(dict.fromkeys(stored, self.store))
+        ahead = {backend: windows.get(backend, 0) for backend in self.order if backend is not self.store}
+        with gs.Scheduler(self.order, policy=self.policy, windows=ahead, plan_cache=1) as scheduler:
+            plans = []
+            for shape in shapes:
+                graph = self.graph(shape)
+                for node in self.assigned(graph, stored):
+                    scheduler.set_tensor_backend(*node)
+                plans.append(scheduler.plan(graph))
+            return plans
+
+    def assigned(self, graph: Graph, stored: Iterable[str]) -> list[tuple[Tensor, Backend]]:
+        """Nodes that read weights of the store, and the backends that the placement chose for these weights; none where
+        there is only one backend that computes."""
+        return assigned(graph, {name: self.outline.homes[name] for name in stored}) if len(self.order) > 2 else []
+
+    def arenas(self, plans: Sequence[Plan], backend: Backend) -> int:
+        """The bytes that the arenas of these plans take on a backend, and for the host what the store needs."""
+        k, s = self.order.index(backend), self.order.index(self.store)
+        most = max(plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans)
+        if backend is self.host:
+            most += max(plan.buffer_sizes[s] for plan in plans) + max(plan.work_sizes[s] for plan in plans)
+        return most
+
+    def work(self, shapes: Sequence[Shape], backend: Backend) -> int:
+        """The host memory that the kernels of a backend take besides, for these shapes and for fewer tokens."""
+        rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
+        fewer = [Shape(k, rows, k) for k in FEW if k < n]
+        return max(backend.host_work(self.graph(shape).nodes) for shape in (*shapes, *fewer))
+
+    def is_small(self, shape: Shape, part: int) -> bool:
+        """Whether the arenas of a shape, without fetched weights, take one `part` of each limit at most."""
+        plans = self.plans([shape], (), {})
+        return all(self.arenas(plans, backend) <= limit // part for backend, limit in self.limits.items())
+
+    # -- the choice --------------------------------------------------------------------------------------
+
+    def uses(self, shapes: Iterable[Shape]) -> tuple[dict[Backend, list[Use]], list[str]]:
+        """By limited backend the weights that nodes read, in the order of the token graph; and the names of those of
+        which only rows are read, or nothing."""
+        tensors = self.outline.weights.tensors
+        counts: dict[str, int] = {}
+        for shape in shapes:
+            here: dict[str, int] = {}
+            for node in self.graph(shape).nodes:
+                if not node.computes:
+                    continue
+                for slot, s in enumerate(node.src):
+                    if s is None or s.root.name not in tensors or tensors[s.root.name] is not s.root:
+                        continue
+                    reads_rows = node.op == "GET_ROWS" and slot == 0 and self.store.supports_op(node)
+                    here[s.root.name] = here.get(s.root.name, 0) + (not reads_rows)
+            for name, n in here.items():
+                counts[name] = max(counts.get(name, 0), n)
+        found: dict[Backend, list[Use]] = {backend: [] for backend in self.limits}
+        idle = []
+        for name in [*counts, *(name for name in tensors if name not in counts)]:
+            backend = self.outline.homes[name]
+            if backend not in found:
+                continue
+            if not counts.get(name, 0):
+                idle.append(name)
+                continue
+            found[backend].append(Use(name, self.outline.size_of(name),
+                                      self.outline.size_of(name, self.store.margin), counts[name]))
+        return found, idle
+
+    def held(self, shapes: list[Shape]) -> Held:
+        """The choice for these shapes."""
+        uses, idle = self.uses(shapes)
+        work = {backend: self.work(shapes, backend) for backend in self.limits}
+        fixed = {backend: work[backend] + sum(buffer.size for of, buffer in self.cache.buffers.items() if of is backend)
+                 for backend in self.limits}
+        plans = self.plans(shapes, (), {})
+        arenas = {backend: self.arenas(plans, backend) for backend in self.limits}
+        whole = {backend: self.outline.size_on(backend) for backend in self.limits}
+        if all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
+            rooms = {b: limit - fixed[b] - arenas[b] for b, limit in self.limits.items()}
+            everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
+            budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
+            return self._held(shapes, uses, everything, rooms, budgets, work, [], plans)
+        others = arenas
+        for _ in range(ROUNDS):
+            rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
+            choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
+            stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
+            plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()})
+            # What the arenas take beside the window: a little more or less than without fetched weights.
+            beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
+            budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
+            if all(beside[b] + choices[b].window <= budgets[b] for b in self.limits):
+                return self._held(shapes, uses, choices, rooms, budgets, work, stored, plans)
+            for b in self.limits:
+                if choices[b] == least_choice(uses[b]) and beside[b] + choices[b].window > budgets[b]:
+                    raise self._refusal(b, uses[b], fixed[b], beside[b])
+            others = {b: max(beside[b], others[b]) for b in self.limits}
+        b = max(self.limits, key=lambda b: beside[b] + choices[b].window - budgets[b])
+        raise self._refusal(b, uses[b], fixed[b], others[b])
+
+    def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
+              rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
+              stored: Sequence[str], plans: Sequence[Plan]) -> Held:
+        """The result; what the store needs is taken off the budget of the host."""
+        if stored:
+            s = self.order.index(self.store)
+            budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)
+                                   + max(plan.work_sizes[s] for plan in plans))
+            if self.host is not None:
+                budgets[self.host] -= budgets[self.store]
+        names = [name for name in stored if name not in {use.name for choice in chosen.values()
+                                                        for use in choice.fetched}]
+        residency = Residency({b.name: limit for b, limit in self.limits.items()},
+                              {b.name: rooms[b] for b in self.limits}, {b.name: tuple(uses[b]) for b in self.limits},
+                              {b.name: chosen[b] for b in self.limits}, tuple(names),
+                              self.store.name if stored else "")
+        return Held(self.store if stored else None, frozenset(stored), budgets, work, residency, shapes)
+
+    def _refusal(self, backend: Backend, uses: Sequence[Use], fixed: int, arenas: int) -> OutOfMemory:
+        choice, limit = least_choice(uses), self.limits[backend]
+        least = choice.resident + choice.window + fixed + arenas
+        total = sum(use.nbytes for use in uses)
+        return OutOfMemory(
+            f"a limit of {limit:,} bytes on {backend.name!r}: the model needs {least:,} at least, where most of its "
+            f"{total:,} bytes of weights are fetched: {fixed:,} for the cache of {self.cache.n_ctx} tokens, {arenas:,} "
+            "for arenas and work memory, the rest for a window of weights; a smaller n_ctx or n_batch needs less",
+            backend.name, least, limit)
+
+
+def assigned(graph: Graph, homes: Mapping[str, Backend]) -> list[tuple[Tensor, Backend]]:
+    """(node, backend) for each node that reads a whole weight of a store; `homes` has the backend that the placement
+    chose for each of these weights."""
+    found = []
+    for node in graph.nodes:
+        if node.computes and node.op != "GET_ROWS":
+            home = next((homes[s.root.name] for s in node.src if s is not None and s.root.name in homes
+                         and s.root.is_resident), None)
+            if home is not None:
+                found.append((node, home))
+    return found

@@ -1,0 +1,85 @@
+"""Limits of memory: what a caller gives as `memory`, and what of a limit of a whole process is left for a model.
+
+A limit of a model counts all that the model allocates: the weights that stay, the window of the others, cache and
+states, arenas, work memory of kernels and of the store.  A limit of a process also counts what the process holds
+already, and what Python needs for the model's objects.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import TYPE_CHECKING
+
+from ggml_sched.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from ggml_sched.backend import Backend
+
+    Bytes: TypeAlias = int | str
+    MemoryLike: TypeAlias = Bytes | Mapping[Backend, Bytes]
+    """A limit in bytes, or as a text like "4GiB"; of the only backend over host memory, or of each backend."""
+
+__all__ = ["limits_of", "process_budget"]
+
+OBJECTS = 24 << 20
+"""Bytes that Python takes for a model besides what its limit counts: graphs, plans and bound steps of a few shapes,
+and the arrays of inputs and logits."""
+VOCABULARY = 400
+"""Bytes of a tokenizer for each token of the vocabulary."""
+STEP = 1 << 20
+
+
+def bytes_of(memory: Bytes, what: str = "memory") -> int:
+    """A number of bytes, or a text like "4GiB"; TypeError and ValueError, which name the argument."""
+    if isinstance(memory, str):
+        from ggml_sched.placement.specs import read_bytes
+
+        return read_bytes(memory, what)
+    try:
+        nbytes = index(memory)
+    except TypeError:
+        raise TypeError(f"{what} is a number of bytes or a text like '4GiB', not {memory!r}") from None
+    if nbytes < 0:
+        raise ValueError(f"{what} of {nbytes} bytes is negative")
+    return nbytes
+
+
+def limits_of(memory: MemoryLike | None, backends: Sequence[Backend]) -> dict[Backend, int]:
+    """{backend: bytes} of the argument `memory`; empty for None.
+
+    TypeError and ValueError for anything else, and for a single limit where not one of the backends is a host's.
+    """
+    if memory is None:
+        return {}
+    if isinstance(memory, Mapping):
+        for backend in memory:
+            if not any(backend is known for known in backends):
+                raise ValueError(f"memory names {backend!r}, which is not one of the model's backends")
+        return {backend: bytes_of(nbytes, f"memory of {backend.name}") for backend, nbytes in memory.items()}
+    hosts = [backend for backend in backends if backend.is_host]
+    if len(hosts) != 1:
+        raise ValueError(f"one limit of memory, and {len(hosts)} backends over the host's: give each its own, "
+                         "memory={backend: bytes}")
+    return {hosts[0]: bytes_of(memory)}
+
+
+def process_budget(limit: Bytes, n_vocab: int = 0) -> int:
+    """What `memory` of `load` may be, so that this process holds no more than `limit` bytes, anonymous memory and pages
+    of files together.
+
+    Subtracted are what the process holds now, and what Python will need: for graphs, plans and arrays of a model, and
+    for a vocabulary of `n_vocab` tokens.  Rounded down to whole MiB, so that it varies little from run to run.
+    OutOfMemory if nothing is left, OSError where the system does not say what a process holds.
+    """
+    limit = bytes_of(limit, "limit")
+    with open("/proc/self/statm") as file:
+        held = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    left = (limit - held - OBJECTS - n_vocab * VOCABULARY) // STEP * STEP
+    if left <= 0:
+        raise OutOfMemory(f"a limit of {limit} bytes: the process holds {held} already, and Python needs "
+                          f"{OBJECTS + n_vocab * VOCABULARY} more for a model", None, limit - left, limit)
+    return left

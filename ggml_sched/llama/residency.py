@@ -1,0 +1,207 @@
+"""Which weights of a model stay in memory under a limit, and which a store fetches in each compute.
+
+Without the future no cache beats a fixed set: every evaluation uses each weight once, in the same order.  So as many
+bytes stay as the limit leaves beside the window, in which the others are fetched one behind the other, and those that
+do not stay are spread evenly over the order, so that fetching and computing overlap all the time.  Small weights stay
+first, as each fetch has a price of its own, and so do weights that several nodes read, as their copies would lie in the
+window in between.  The window holds each pair of neighbours among the fetched weights: one is read while the other is
+fetched.  Larger weights need a larger window, which costs as many bytes that could stay; `choose` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+__all__ = ["Choice", "Residency", "Use", "choose", "least_choice"]
+
+LATENCY = 2e-4
+"""Seconds that a fetch takes beside its bytes: what disks of all kinds are near to."""
+BANDWIDTH = 1e9
+"""Bytes of a fetch for each second.  Only its ratio to the latency matters: choices are compared."""
+GIB = 1 << 30
+
+
+class Use(NamedTuple):
+    """A weight as a choice sees it: where it is used first in the order of an evaluation, and how often.
+
+    `nbytes` is what it takes where it stays, `fetched` what its copy takes in a window.
+    """
+
+    name: str
+    nbytes: int
+    fetched: int
+    n_uses: int
+
+
+class Choice(NamedTuple):
+    """The weights that are fetched, in the order of their uses, and what goes with them, in bytes."""
+
+    fetched: tuple[Use, ...]
+    resident: int
+    """Of the weights that stay."""
+    window: int
+    """Of the largest pair of neighbours among those that are fetched."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that each evaluation fetches."""
+        return sum(use.nbytes for use in self.fetched)
+
+    @property
+    def seconds(self) -> float:
+        """The price of fetching them, by which choices are compared."""
+        return sum(LATENCY + use.nbytes / BANDWIDTH for use in self.fetched)
+
+
+def choose(uses: Sequence[Use], room: int) -> Choice | None:
+    """The cheapest choice whose resident weights and window take no more than `room` bytes; None if there is none.
+
+    `uses` are in the order of an evaluation.
+    """
+    total = sum(use.nbytes for use in uses)
+    if total <= room:
+        return Choice((), total, 0)
+    best: Choice | None = None
+    for candidates in _candidates(uses):
+        found = _spread(uses, candidates, room, total)
+        if found is not None and (best is None or found.seconds < best.seconds):
+            best = found
+    return best
+
+
+def least_choice(uses: Sequence[Use]) -> Choice:
+    """The choice that takes the least room."""
+    total = sum(use.nbytes for use in uses)
+    found = [Choice((), total, 0), *(_made(uses, candidates, total) for candidates in _candidates(uses))]
+    return min(found, key=lambda choice: choice.resident + choice.window)
+
+
+def _candidates(uses: Sequence[Use]) -> Iterator[list[int]]:
+    """Sets of weights that may be fetched: those of one use whose sizes are in a range, for each range; then all."""
+    once = sorted({use.nbytes for use in uses if use.n_uses < 2 and use.nbytes})
+    lows = [once[k] for k in range(0, len(once), max(len(once) // 8, 1))]
+    for high in once:
+        for low in lows:
+            if low <= high:
+                yield [k for k, use in enumerate(uses) if use.n_uses < 2 and low <= use.nbytes <= high]
+    yield [k for k, use in enumerate(uses) if use.nbytes]
+
+
+def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: int) -> Choice | None:
+    """A choice of candidates only, as few bytes as fit, evenly spread; None if not even all of them are enough."""
+    available = sum(uses[k].nbytes for k in candidates)
+    everything = _made(uses, candidates, total)
+    if everything.resident + everything.window > room:
+        return None
+    # A smaller set has no larger window, so that more than this need not be fetched.
+    wanted = min(total + everything.window - room, available)
+    picked: list[int] = []
+    owed = 0.0
+    for k in candidates:
+        owed += wanted * uses[k].nbytes / available
+        if owed >= uses[k].nbytes / 2:
+            picked.append(k)
+            owed -= uses[k].nbytes
+    found = _made(uses, picked, total)
+    rest = [k for k in candidates if k not in set(picked)]
+    while found.resident + found.window > room:
+        missing = found.resident + found.window - room
+        # The smallest that is enough, else the largest.
+        rest.sort(key=lambda k: (uses[k].nbytes < missing, abs(uses[k].nbytes - missing)))
+        picked = sorted([*picked, rest.pop(0)])
+        found = _made(uses, picked, total)
+    # What is left over may hold more, and so may the window, where one of its largest pair stays.
+    for k in sorted(picked, key=lambda k: -uses[k].nbytes):
+        left = room - found.resident - found.window
+        if uses[k].nbytes > left + (found.window if 2 * uses[k].fetched >= found.window else 0):
+            continue
+        fewer = _made(uses, [i for i in picked if i != k], total)
+        if fewer.resident + fewer.window <= room:
+            picked.remove(k)
+            found = fewer
+    return found
+
+
+def _made(uses: Sequence[Use], picked: Sequence[int], total: int) -> Choice:
+    fetched = tuple(uses[k] for k in picked)
+    window = max((a.fetched + b.fetched for a, b in pairwise(fetched)), default=max(
+        (use.fetched for use in fetched), default=0))
+    return Choice(fetched, total - sum(use.nbytes for use in fetched), window)
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Which weights of a loaded model stay in memory, and which are fetched; all figures are bytes.
+
+    `limits` has the limit of each backend by its name, `rooms` what it leaves for weights and their window: the rest is
+    the cache, arenas without the window, and work memory.  `rows`: weights of which single rows are read.
+    """
+
+    limits: dict[str, int]
+    rooms: dict[str, int]
+    uses: dict[str, tuple[Use, ...]] = field(repr=False)
+    """By backend: the weights that could be fetched, in the order of an evaluation."""
+    choices: dict[str, Choice] = field(repr=False)
+    rows: tuple[str, ...] = ()
+    store: str = ""
+    """The name of the store."""
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        """The names of the weights that every evaluation fetches, in the order of their uses."""
+        return tuple(use.name for choice in self.choices.values() for use in choice.fetched)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that every evaluation fetches."""
+        return sum(choice.nbytes for choice in self.choices.values())
+
+    @property
+    def resident(self) -> int:
+        """The bytes of the weights that stay."""
+        return sum(choice.resident for choice in self.choices.values())
+
+    def explain(self, name: str) -> str:
+        """A text: whether a weight stays or is fetched, why, and what a GiB more would change.  KeyError for another
+        name."""
+        if name in self.rows:
+            return (f"{name}: in {self.store}, because nodes read single rows of it: each evaluation reads those that "
+                    "it needs")
+        for backend, uses in self.uses.items():
+            use = next((use for use in uses if use.name == name), None)
+            if use is not None:
+                return "\n  ".join(self._lines(backend, use))
+        raise KeyError(name)
+
+    def _lines(self, backend: str, use: Use) -> Iterable[str]:
+        choice, room, uses = self.choices[backend], self.rooms[backend], self.uses[backend]
+        limit = self.limits[backend]
+        if use not in choice.fetched:
+            yield f"{use.name}: stays on {backend}, {use.nbytes:,} bytes, {self._why_resident(backend, use)}"
+        else:
+            total = sum(other.nbytes for other in uses)
+            yield (f"{use.name}: fetched from {self.store} in each evaluation, {use.nbytes:,} bytes: of {total:,} "
+                   f"bytes of weights {choice.resident:,} stay beside a window of {choice.window:,}, which is what the "
+                   f"limit of {limit:,} on {backend} leaves")
+        more = choose(uses, room + GIB)
+        if not choice.fetched or more is None:
+            return
+        saved = choice.nbytes - more.nbytes
+        fate = "it would stay, too" if use in choice.fetched and use not in more.fetched else (
+            "it would still be fetched" if use in choice.fetched else "it would stay")
+        yield (f"with 1 GiB more {fate}, and an evaluation would fetch {more.nbytes:,} bytes instead of "
+               f"{choice.nbytes:,} ({saved:,} less)")
+
+    def _why_resident(self, backend: str, use: Use) -> str:
+        choice = self.choices[backend]
+        if not choice.fetched:
+            return "because everything fits"
+        smallest = min(other.nbytes for other in choice.fetched)
+        if use.n_uses > 1:
+            return f"because {use.n_uses} nodes read it"
+        if use.nbytes < smallest:
+            return "because it is small: each fetch has a price of its own"
+        return f"one of those of its size that fit beside the {len(choice.fetched)} that are fetched"

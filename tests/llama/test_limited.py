@@ -1,0 +1,353 @@
+"""Models under a limit of memory: the same bits, never more bytes than the limit, and errors that say what would do."""
+
+import gc
+
+import arch_cases
+import numpy as np
+import pytest
+from ggml_here import IS_HERE, WHY_NOT, backend
+from small_llama import MAMBA, SHAPES, SMALL, TOKENS, contents
+
+import ggml_sched as gs
+from ggml_sched.llama import load, process_budget, random_llama, write_gguf
+from ggml_sched.llama.gguf import Kind
+from ggml_sched.planning.program import Fetch
+
+WIDE = random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160)
+LARGEST = 1 << 40
+
+
+def held(model):
+    return sum(on.total for on in model.memory().values())
+
+
+def free_limit(data, **options):
+    """(the limit with which a model loads without fetching anything, the bytes of its weights)."""
+    with load(data, memory=LARGEST, **options) as model:
+        assert model.store is None and model.residency.fetched == ()
+        weights = sum(on.weights for on in model.memory().values())
+        (budget,) = model._runner.held.budgets.values()
+        arenas = sum(model.scheduler.buffer_size(b) for b in model.backends)
+        return LARGEST - budget + arenas, weights
+
+
+def limits_between(data, parts, **options):
+    whole, weights = free_limit(data, **options)
+    return [int(whole - weights + part * weights) for part in parts]
+
+
+def limit_of(data, part, **options):
+    """The limit that lets this part of the weights stay; "least": the smallest that does."""
+    if part != "least":
+        return limits_between(data, [part], **options)[0]
+    with pytest.raises(gs.OutOfMemory) as raised:
+        load(data, memory=0, **options)
+    return raised.value.needed
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(WIDE)
+    return path
+
+
+# -- bits and bytes --------------------------------------------------------------------------------------------------
+
+
+def checked(data, limit, expected, backends=None, **options):
+    """Load under a limit, compare logits of a prompt and of tokens, and return how many weights are fetched."""
+    prompt, more = expected["prompt"], expected["more"]
+    with load(data, backends, memory=limit, **options) as model:
+        assert held(model) <= limit
+        for _ in range(2):
+            assert model.eval(arch_cases.tokens(64)[:12]).tobytes() == prompt
+            for token, logits in zip(arch_cases.tokens(64)[12:16], more, strict=True):
+                assert model.eval([token]).tobytes() == logits
+            assert held(model) <= limit
+            model.reset()
+        model.scheduler.plan(model.batch_graph(1, model.cache.padded(1)).graph).verify()
+        return len(model.residency.fetched)
+
+
+def without_limit(data, backends=None, **options):
+    with load(data, backends, **options) as model:
+        prompt = model.eval(arch_cases.tokens(64)[:12]).tobytes()
+        return {"prompt": prompt, "more": [model.eval([t]).tobytes() for t in arch_cases.tokens(64)[12:16]]}
+
+
+@pytest.mark.parametrize("name", list(arch_cases.CASES))
+def test_every_architecture_gives_the_same_bits_under_half_of_its_weights(name):
+    data = arch_cases.model(name)
+    options = {"n_ctx": 32, "n_threads": 1, "n_batch": 16}
+    expected = without_limit(data, **options)
+    (limit,) = limits_between(data, [0.5], **options)
+    assert checked(data, limit, expected, **options) > 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "iq4_nl"])
+@pytest.mark.parametrize("part", [0.95, 0.4, "least"])
+def test_every_limit_gives_the_same_bits_for_all_formats(part, dtype):
+    data = random_llama(5, n_vocab=120, n_embd=64, n_layer=4, n_head=4, n_head_kv=2, n_ff=160, dtype=dtype)
+    options = {"n_ctx": 64, "n_threads": 2, "n_batch": 16}
+    expected = without_limit(data, **options)
+    limit = limit_of(data, part, **options)
+    assert checked(data, limit, expected, **options) > 0
+
+
+@pytest.mark.skipif(not IS_HERE, reason=WHY_NOT)
+@pytest.mark.parametrize("part", [0.9, 0.5, "least"])
+def test_ggml_s_kernels_give_the_same_bits_under_a_limit(part):
+    options = {"n_ctx": 64, "n_batch": 16}
+    with backend(1) as ggml:
+        expected = without_limit(WIDE, [ggml], **options)
+        limit = limit_of(WIDE, part, backends=[ggml], **options)
+        assert checked(WIDE, limit, expected, [ggml], **options) > 0
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("part", [0.8, 0.3])
+def test_weights_of_a_file_are_fetched_from_it(path, part, flash):
+    options = {"n_ctx": 64, "n_threads": 1, "flash": flash, "n_batch": 16}
+    expected = without_limit(path, **options)
+    (limit,) = limits_between(path, [part], **options)
+    # What a fetch reads around a weight needs more room in a model as small as this.
+    limit += 120_000
+    assert checked(path, limit, expected, **options) > 0
+    with load(path, memory=limit, **options) as model:
+        assert isinstance(model.store, gs.FileStore)
+        model.eval([1, 2, 3])
+        before = model.store.traffic
+        model.eval([4])
+        after = model.store.traffic
+        assert after.fetches - before.fetches == len(model.residency.fetched)
+        row = 64 * 4
+        assert after.nbytes - before.nbytes == row + sum(model.weights[name].nbytes for name in model.residency.fetched)
+
+
+def test_parts_of_a_split_model_are_all_read(tmp_path):
+    metadata, tensors = contents(WIDE)
+    for k in range(3):
+        fields = {"split.no": (Kind.U16, k), "split.count": (Kind.U16, 3),
+                  "split.tensors.count": (Kind.I32, len(tensors))}
+        write_gguf(tmp_path / f"m-{k + 1:05}-of-00003.gguf", (metadata if k == 0 else {}) | fields,
+                   {name: tensors[name] for name in list(tensors)[k::3]})
+    first = tmp_path / "m-00001-of-00003.gguf"
+    options = {"n_ctx": 32, "n_threads": 1, "n_batch": 16}
+    expected = without_limit(WIDE, **options)
+    (limit,) = limits_between(WIDE, [0.5], **options)
+    assert checked(first, limit + 120_000, expected, **options) > 0
+
+
+def test_where_everything_fits_the_file_is_mapped_as_without_a_limit(path):
+    whole, _ = free_limit(path, n_ctx=64)
+    with load(path, n_ctx=64, memory=whole + 200_000) as model:
+        (on,) = model.memory().values()
+        assert on.mapped == on.weights and model.store is None and held(model) <= whole + 200_000
+
+
+def test_sequences_of_tokens_hold_whatever_is_done_with_them(path):
+    """Generating, chatting with several sequences, shifting, saving and embedding, beside a model without a limit."""
+    options = {"n_ctx": 64, "n_threads": 1, "n_seq": 2, "n_batch": 16}
+    (limit,) = limits_between(path, [0.5], **options)
+    results = []
+    for memory in (None, limit + 120_000):
+        with load(path, memory=memory, **options) as model:
+            found = [model.eval_batch([(0, TOKENS), (1, [5, 6, 7])]).tobytes()]
+            found.append(list(model.generate([1, 2], 8, sequence=1)))
+            model.shift(2, 4)
+            found.append(model.eval([9]).tobytes())
+            found.append(model.embed([3, 1, 4]).tobytes())
+            state = model.sequence(0).n_past
+            found.append(list(model.generate(TOKENS[:3], 5, temperature=0.9, seed=3)))
+            results.append((found, state))
+            if memory is not None:
+                assert held(model) <= memory and model.residency.fetched
+    assert results[0] == results[1]
+
+
+def test_recurrent_states_count():
+    options = {"n_threads": 1, "n_ctx": 32, "n_batch": 16}
+    expected = without_limit(MAMBA, **options)
+    (limit,) = limits_between(MAMBA, [0.6], **options)
+    assert checked(MAMBA, limit, expected, **options) > 0
+
+
+def test_the_largest_arena_of_any_graph_stays_under_the_limit():
+    """Prompts of all lengths, with few outputs and with many; those that do not fit are an error, and no overrun."""
+    options = {"n_ctx": 128, "n_threads": 2}
+    (limit,) = limits_between(WIDE, [0.5], **options)
+    with load(WIDE, memory=limit, **options) as model:
+        for n in (1, 2, 3, 5, 7, 8, 31, 64, 100, model.n_batch):
+            for last_only in (True, False):
+                model.reset()
+                try:
+                    model.eval([1 + k % 60 for k in range(n)], last_only=last_only)
+                except gs.OutOfMemory:
+                    assert not last_only, n
+                assert held(model) <= limit, (n, last_only)
+        model.reset()
+        assert len(model.eval([3])) == 1
+
+
+# -- how much ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_least_limit_that_an_error_names_is_enough_and_one_byte_less_is_not():
+    options = {"n_ctx": 64, "n_threads": 1, "n_batch": 16}
+    with pytest.raises(gs.OutOfMemory, match="the model needs .* at least") as raised:
+        load(WIDE, memory=1000, **options)
+    least = raised.value.needed
+    assert raised.value.available == 1000 and raised.value.backend == "CPU"
+    with load(WIDE, memory=least, **options) as model:
+        assert held(model) <= least
+        assert np.isfinite(model.eval(TOKENS)).all()
+    with pytest.raises(gs.OutOfMemory, match="at least"):
+        load(WIDE, memory=least - 1, **options)
+
+
+def test_more_memory_never_fetches_more():
+    options = {"n_ctx": 64, "n_threads": 1, "n_batch": 16}
+    fetched = []
+    for limit in limits_between(WIDE, [0.3, 0.5, 0.7, 0.9, 1.2], **options):
+        with load(WIDE, memory=limit, **options) as model:
+            fetched.append(model.residency.nbytes)
+    assert fetched == sorted(fetched, reverse=True) and fetched[-1] == 0 < fetched[-2]
+
+
+def test_limits_are_bytes_texts_or_by_backend():
+    options = {"n_ctx": 64, "n_batch": 16}
+    with gs.CpuBackend(1) as cpu:
+        for limit in (1 << 24, "16MiB", np.int64(1 << 24), {cpu: "16 MiB"}, {cpu: 1 << 24}):
+            with load(WIDE, [cpu], memory=limit, **options) as model:
+                assert model.residency.limits == {"CPU": 1 << 24}
+        with gs.CpuBackend(1, "other") as other:
+            with pytest.raises(ValueError, match="not one of the model's backends"):
+                load(WIDE, [cpu], memory={other: 5})
+            with pytest.raises(ValueError, match="one limit of memory, and 2 backends"):
+                load(WIDE, [cpu, other], memory=5)
+        with pytest.raises(TypeError, match="memory is a number of bytes or a text"):
+            load(WIDE, [cpu], memory=1.5)
+        with pytest.raises(ValueError, match="'lots' is no size"):
+            load(WIDE, [cpu], memory="lots")
+        with pytest.raises(ValueError, match="memory of -1 bytes is negative"):
+            load(WIDE, [cpu], memory=-1)
+        graphs = [gs.llama.model_graphs(WIDE, 32)[0]]
+        placed = gs.fit(graphs, [gs.Device("CPU", 1 << 30, 1e9, 1e9, host=True)])
+        with pytest.raises(TypeError, match="memory bounds what a placement has decided already"):
+            load(WIDE, [cpu], place=placed, memory=1 << 24)
+
+
+def test_two_backends_have_limits_of_their_own():
+    options = {"n_ctx": 64, "n_batch": 16}
+    with gs.CpuBackend(1, "A") as first, gs.CpuBackend(1, "B") as last:
+        expected = without_limit(WIDE, [first, last], **options)
+        with load(WIDE, [first, last], memory={first: LARGEST, last: LARGEST}, **options) as model:
+            whole = {b: LARGEST - model._runner.held.budgets[b] + model.scheduler.buffer_size(b) for b in (first, last)}
+            weights = {b: on.weights for b, on in model.memory().items()}
+        limits = {b: int(whole[b] - 0.6 * weights[b]) for b in (first, last)}
+        for given in (limits, {first: limits[first]}, {last: limits[last]}):
+            with load(WIDE, [first, last], memory=given, **options) as model:
+                assert model.eval(arch_cases.tokens(64)[:12]).tobytes() == expected["prompt"]
+                assert model.eval([arch_cases.tokens(64)[12]]).tobytes() == expected["more"][0]
+                memory = model.memory()
+                assert memory[first].total <= given.get(first, LARGEST)
+                assert memory[last].total + memory[model.store].total <= given.get(last, LARGEST)
+                # Weights are computed with where the placement put them, not where there happens to be room.
+                graph = model.batch_graph(1, 32).graph
+                plan = model.scheduler.plan(graph)
+                for name, home in model.weights.homes.items():
+                    readers = [n for n in graph.nodes if n.op == "MUL_MAT" and n.src[0].name == name]
+                    assert all(plan.backend_of(n) is home for n in readers)
+
+
+def test_the_context_takes_an_eighth_of_a_limit_at_most():
+    data = random_llama(1, **SHAPES, n_ctx=100_000)
+    with load(data, n_threads=1, memory="2MiB", n_batch=16) as model:
+        assert model.memory()[model.backends[0]].cache <= (2 << 20) // 8 and model.n_ctx > 100
+
+
+def test_a_batch_is_as_long_as_without_a_limit_where_that_fits_at_all():
+    (limit,) = limits_between(WIDE, [0.8], n_ctx=256, n_threads=1, n_batch=256)
+    with load(WIDE, n_ctx=256, n_threads=1, memory=limit) as model:
+        assert model.n_batch == 256
+    with pytest.raises(gs.OutOfMemory) as raised:
+        load(WIDE, n_ctx=256, n_threads=1, memory=1000, n_batch=256)
+    with load(WIDE, n_ctx=256, n_threads=1, memory=raised.value.needed - 1) as model:
+        assert model.n_batch == 128
+
+
+def test_what_a_process_may_leave_to_a_model():
+    left = process_budget("100GiB")
+    assert 90 << 30 < left < (100 << 30) - (24 << 20) and left % (1 << 20) == 0
+    assert process_budget("100GiB", 1 << 20) < left - (300 << 20)
+    with pytest.raises(gs.OutOfMemory, match="the process holds"):
+        process_budget("10MiB")
+
+
+# -- explanations, and the end ---------------------------------------------------------------------------------------
+
+
+def test_a_residency_explains_each_weight():
+    (limit,) = limits_between(WIDE, [0.5], n_ctx=64, n_threads=1, n_batch=16)
+    with load(WIDE, n_ctx=64, n_threads=1, memory=limit, n_batch=16) as model:
+        held = model.residency
+        assert "nodes read single rows" in held.explain("token_embd.weight")
+        assert "fetched from memory in each evaluation" in held.explain(held.fetched[0])
+        assert "small" in held.explain("blk.0.attn_norm.weight")
+        for name in model.weights.tensors:
+            assert held.explain(name).startswith(name)
+        plan = model.scheduler.plan(model.batch_graph(1, 32).graph)
+        fetches = [step for step in plan.program.steps if isinstance(step, Fetch)]
+        assert [plan.graph.tensors[step.tensor].name for step in fetches] == list(held.fetched)
+        assert held.nbytes == sum(step.nbytes for step in fetches)
+
+
+def test_closing_and_failing_leave_nothing_open(path):
+    import os
+    import threading
+
+    (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        model = load(path, n_ctx=64, n_threads=1, memory=limit + 120_000, n_batch=16)
+        model.eval([1, 2])
+        assert len(os.listdir("/proc/self/fd")) > files
+        model.close()
+        model.close()
+        with pytest.raises(gs.OutOfMemory):
+            load(path, n_ctx=64, n_threads=1, memory=1000, n_batch=16)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files and threading.active_count() == threads
+
+
+def test_a_model_moves_to_other_backends_with_its_limit(path):
+    (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
+    limit += 120_000
+    with gs.CpuBackend(1, "new") as other:
+        model = load(path, n_ctx=64, n_threads=1, memory=limit, n_batch=16)
+        model.eval(TOKENS)
+        with model.moved([other]) as moved:
+            assert moved.residency.fetched and held(moved) <= limit and moved.n_past == len(TOKENS)
+            with load(path, n_ctx=64, n_threads=1, n_batch=16) as free:
+                free.eval(TOKENS)
+                assert moved.eval([3]).tobytes() == free.eval([3]).tobytes()
+
+
+def test_progress_counts_the_weights_that_are_read(path):
+    heard = []
+    (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
+    with load(path, n_ctx=64, n_threads=1, memory=limit + 120_000, n_batch=16,
+              progress=lambda done, total: heard.append((done, total))) as model:
+        assert heard[0][0] == 0 and heard[-1][0] == heard[-1][1] == sum(
+            t.nbytes for name, t in model.weights.tensors.items() if name not in model.weights.homes)
+    assert heard == sorted(heard)
+
+
+def test_a_file_object_stays_in_memory_and_its_weights_are_fetched_from_there():
+    import io
+
+    options = {"n_ctx": 32, "n_threads": 1, "n_batch": 16}
+    expected = without_limit(SMALL, **options)
+    (limit,) = limits_between(SMALL, [0.5], **options)
+    assert checked(io.BytesIO(SMALL), limit, expected, **options) > 0
