@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ REMOTE = ("ray", "processes")
 """Transports of remote backends: ray:2 are two workers, ray:2:cuda two workers with a GPU each."""
 FIT_CONTEXT = 4096
 """Room for tokens where --fit is given and --n-ctx is not, or as many as the model was trained with, if fewer."""
+N_BATCH = 512
+"""Prompt tokens that a placement reckons with where --n-batch is not given."""
 DEFAULT_N = 128
 DEFAULT_TEMPERATURE = 0.5
 """The temperature for the prompt of the small model; with 0 its continuation repeats itself."""
@@ -67,10 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--fit", action="store_true",
                        help="measure the backends, and put each weight and cache where a token takes the least time")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
+    group.add_argument("--memory", metavar="SIZE",
+                       help="what this process may hold at most, such as 4GiB: weights that do not fit stay in the "
+                            "file, and every token fetches them while it computes with others (default: no limit)")
     group.add_argument("--n-ctx", "--context", type=int, default=0, metavar="N",
                        help="room for tokens (default: as many as the model was trained with, if memory allows)")
-    group.add_argument("--n-batch", "--batch", type=int, default=512, metavar="N",
-                       help="prompt tokens to evaluate together (%(default)s)")
+    group.add_argument("--n-batch", "--batch", type=int, metavar="N",
+                       help="prompt tokens to evaluate together (default: 512, or what --memory allows)")
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the KV cache (%(default)s)")
     group.add_argument("--no-flash", action="store_true", help="attention as several nodes")
     group.add_argument("--no-mmap", action="store_true", help="copy the weights instead of mapping the file")
@@ -100,10 +105,12 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(Compiling())
         place = _fitted(args, source, named) if args.fit else None
         start = time.perf_counter()
+        memory = None if args.memory is None else _budget(args, source)
         with Progress(os.path.basename(source)) as progress:
             model = stack.enter_context(llama.load(
-                source, named, args.n_ctx, args.n_batch, place, policy=args.policy, kv_type=args.kv_type,
-                flash=False if args.no_flash else None, use_mmap=not args.no_mmap, progress=progress.listener))
+                source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
+                kv_type=args.kv_type, flash=False if args.no_flash else None, use_mmap=not args.no_mmap,
+                progress=progress.listener))
         loaded = {"loaded": time.perf_counter() - start}
         if args.tokens is None:
             start = time.perf_counter()
@@ -129,6 +136,16 @@ def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator
                   file=sys.stderr, flush=True)
             if args.stats:
                 print("", *trace.measured(devices, link), sep="\n", file=sys.stderr, flush=True)
+
+
+def _budget(args: argparse.Namespace, source: str) -> int:
+    """What is left for the model of the memory that the process may hold: not its vocabulary, if it needs one."""
+    from ggml_sched import llama
+
+    with llama.open_gguf(source) as file:
+        tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+        n_vocab = 0 if args.tokens is not None or not isinstance(tokens, Sized) else len(tokens)
+    return llama.process_budget(args.memory, n_vocab)
 
 
 def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
@@ -173,7 +190,7 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
 
     flash = False if args.no_flash else None
     n_ctx = args.n_ctx or min(FIT_CONTEXT, model_graphs(source, 0, 1, kv_type=args.kv_type)[0].meta["n_ctx"])
-    graphs = model_graphs(source, n_ctx, args.n_batch, kv_type=args.kv_type, flash=flash, backends=backends)
+    graphs = model_graphs(source, n_ctx, args.n_batch or N_BATCH, kv_type=args.kv_type, flash=flash, backends=backends)
     devices, links = measured_devices(backends)
     found = fit(graphs, devices, links)
     for line in (verdict(found).partition("\n")[0], *longer_than_trained([source], n_ctx)):

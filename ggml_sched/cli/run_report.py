@@ -38,10 +38,12 @@ def report(args: argparse.Namespace, model: Model, loaded: Mapping[str, float],
                      seconds(took)))
     parts.append(table(rows))
 
-    rows = [("backend", "weights", "KV cache", "arena bytes")]
+    rows = [("backend", "weights", "KV cache", "arena", "work bytes")]
     for backend, held in model.memory().items():
-        rows.append((backend.name, held.weights, held.cache, held.arena))
+        rows.append((backend.name, held.weights, held.cache, held.arena, held.work))
     parts.append(table(rows))
+
+    parts += _fetched(model)
 
     rows = [("", "tokens", "time", "tokens/s")]
     times = (("prompt", sum(s.n_prompt - s.n_cached for s in stats), sum(s.prompt_seconds for s in stats)),
@@ -53,12 +55,29 @@ def report(args: argparse.Namespace, model: Model, loaded: Mapping[str, float],
     print("\n" + "\n\n".join(parts), file=sys.stderr, flush=True)
 
 
+def _fetched(model: Model) -> list[str]:
+    """What stays under a limit, what was read, how fast, for how long that was waited for, and what bounds a token."""
+    held = model.residency
+    if held is None:
+        return []
+    what = f"of a limit of {sum(held.limits.values()):,} bytes: {held.resident:,} of weights that stay"
+    if model.store is None:
+        return [what + ", which are all"]
+    done = model.store.traffic
+    window = sum(choice.window for choice in held.choices.values())
+    rate = done.nbytes / done.seconds if done.seconds else 0.0
+    rows: list[Sequence[object]] = [("store", "weights fetched", "bytes read", "MB/s", "stalled", "bound of a token")]
+    rows.append((model.store.name, done.fetches, f"{done.nbytes:,}", f"{rate / 1e6:.0f}", seconds(done.stalled),
+                 seconds(held.nbytes / rate) if rate else "-"))
+    return [f"{what}, {held.nbytes:,} fetched for each token or batch, in a window of {window:,} or more", table(rows)]
+
+
 def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:
     """The plan of a graph, and the shortest of three times that it takes to make it, without a plan cache."""
     from ggml_sched import Scheduler
 
     best = float("inf")
-    with Scheduler(model.backends, policy=policy, plan_cache=0) as scheduler:
+    with Scheduler(model.scheduler.backends, policy=policy, plan_cache=0) as scheduler:
         for _ in range(3):
             start = time.perf_counter()
             plan = scheduler.plan(graph)

@@ -126,6 +126,15 @@ class Model:
         held = self._runner.held
         return None if held is None else held.residency
 
+    def explain(self, name: str) -> str:
+        """A text about a weight: under a limit why it stays or is fetched, and what a GiB more would change; and where
+        the graph of one token has it.  KeyError for a name that the model does not have."""
+        plan = self.scheduler.plan(self.batch_graph(1, self.cache.padded(self.n_ctx)).graph)
+        found = [plan.explain(self.weights[name])]
+        if self.residency is not None:
+            found.insert(0, self.residency.explain(name))
+        return "\n".join(found)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The file's tokenizer, made at the first access; TokenizerError where the file has no usable vocabulary."""

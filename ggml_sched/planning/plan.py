@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from ggml_sched._core import PlanData
@@ -217,6 +218,25 @@ class Plan:
         """Bytes that the copies of one compute move between backends."""
         return sum(copy.nbytes for copy in self.copies)
 
+    @cached_property
+    def fetches(self) -> tuple[Copy, ...]:
+        """Those of `copies` that a store fetches; `split` is the one before which the fetch begins."""
+        return tuple(copy for copy in self.copies if _is_stored(copy.tensor))
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """For each backend the most bytes that fetched weights take in its arena at one position."""
+        data, found = self.data, []
+        for b in range(len(self.backends)):
+            changes = [0] * (len(data.sequence) + 2)
+            for c, (like, at) in enumerate(data.copies):
+                lifetime = data.lifetime(data.n_tensors + c)
+                if at == b and lifetime is not None and _is_stored(self.graph.tensors[like]):
+                    changes[lifetime[0]] += data.size(data.n_tensors + c)
+                    changes[lifetime[1] + 1] -= data.size(data.n_tensors + c)
+            found.append(max(accumulate(changes)))
+        return tuple(found)
+
     def backend_of(self, t: Tensor) -> Backend | None:
         """The backend that computes a node or holds a leaf; None for a leaf that no node reads."""
         index = self.data.backend_index(self.index_of(t))
@@ -379,3 +399,9 @@ class Plan:
         sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
         counts = f"{len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies"
         return f"<Plan of {counts}, bytes {sizes}>"
+
+
+def _is_stored(t: Tensor) -> bool:
+    """Whether a tensor is a weight of a store, or a view of one."""
+    owner = t.root.backend
+    return owner is not None and owner.is_store and t.root.is_resident

@@ -35,7 +35,7 @@ def summary(plan: Plan) -> str:
     backends = [("backend", "buffer bytes", "live bytes", "nodes")]
     for b, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         backends.append((b.name, f"{size:,}", f"{live:,}", f"{computed[b]:,}"))
-    lines = [head, *_fused(plan), *_work(plan), "", table(backends, "<>>>", underlined=True)]
+    lines = [head, *_fused(plan), *_work(plan), *_fetched(plan), "", table(backends, "<>>>", underlined=True)]
     if plan.splits:
         rows = [("split", "backend", "nodes", "input bytes", "inputs")]
         for k, split in enumerate(plan.splits):
@@ -69,6 +69,17 @@ def _work(plan: Plan) -> list[str]:
     """A line with the work memory of backends that need any; no line if none does."""
     shown = [f"{size:,} on {b.name}" for b, size in zip(plan.backends, plan.work_sizes, strict=True) if size]
     return [f"work memory in bytes: {', '.join(shown)}"] if shown else []
+
+
+def _fetched(plan: Plan) -> list[str]:
+    """A line for each backend with the weights that stores fetch to it; no line for others."""
+    lines = []
+    for backend, window in zip(plan.backends, plan.windows, strict=True):
+        here = [copy for copy in plan.fetches if copy.backend is backend]
+        if here:
+            lines.append(f"fetched to {backend.name} in each compute: {len(here)} weights of "
+                         f"{sum(copy.nbytes for copy in here):,} bytes, at most {window:,} at one time")
+    return lines
 
 
 def program(plan: Plan) -> str:
@@ -308,6 +319,17 @@ def _copies(plan: Plan, i: int) -> list[str]:
             continue
         when = ", ".join(map(str, splits.get(c, ())))
         nbytes, offset = plan.graph.tensors[i].nbytes, data.offset(data.n_tensors + c)
+        owner = plan.graph.tensors[i].root.backend
+        if owner is not None and owner.is_store:
+            reader = next((k for k, (_, start, stop, _) in enumerate(data.splits)
+                           for node in plan.graph.nodes[start:stop]
+                           if data.n_tensors + c in data.sources(plan.graph.id_of(node))), -1)
+            begin, end = data.lifetime(data.n_tensors + c) or (0, 0)
+            size = data.size(data.n_tensors + c)
+            lines.append(f"fetched to {plan.backends[b].name} at offset {offset:,} in each compute: {nbytes:,} bytes "
+                         f"of {size:,} taken; the fetch begins before split {when} and is awaited by split {reader}, "
+                         f"and the memory is taken from position {begin} until {end}")
+            continue
         purpose = "written to there and copied back" if written_back.get(i) == c else "read there"
         if data.kept[c]:
             purpose += ", kept while it does not change"

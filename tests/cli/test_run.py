@@ -115,7 +115,7 @@ def test_any_number_of_backends_generates_the_same_ids(model_file, capsys):
 def test_statistics_go_to_standard_error(model_file, capsys):
     out, err = run(capsys, model_file, "--tokens", "1,2,3", "-n", 5, "--stats")
     assert out.count("\n") == 1
-    for word in ("small.gguf", "splits", "copies", "copied bytes", "time to plan", "arena bytes", "tokens/s",
+    for word in ("small.gguf", "splits", "copies", "copied bytes", "time to plan", "work bytes", "tokens/s",
                  "KV cache"):
         assert word in err
     assert re.search(r"^prompt +3 .*\n^generation +4 ", err, re.M)
@@ -134,6 +134,26 @@ def test_statistics_count_the_time_that_the_vocabulary_takes(capsys, monkeypatch
     monkeypatch.setattr(run_command, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     err = run(capsys, "-p", "import", "-n", 2, "--stats")[1]
     assert re.search(r"; loaded in 0\S* \w+, its vocabulary in 2\.\S* s\n", err)
+
+
+def test_a_limit_of_the_process_leaves_weights_in_the_file_and_says_what_that_costs(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "large.gguf"
+    path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
+    free, _ = run(capsys, path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64)
+    left = {("12MiB", 0): 12 << 20}
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: left[limit, n_vocab])
+    out, err = run(capsys, path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--memory", "12MiB", "--stats")
+    assert out == free
+    assert re.search(r"of a limit of 12,582,912 bytes: [\d,]+ of weights that stay, [\d,]+ fetched for each token", err)
+    heads = "store +weights fetched +bytes read +MB/s +stalled +bound of a token"
+    assert re.search(rf"^{heads}\nfile +\d+ +[\d,]+ ", err, re.M)
+    monkeypatch.undo()
+    out, err = run(capsys, path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--memory", "100GiB", "--stats")
+    assert out == free and "of weights that stay, which are all" in err
+    assert cli.main(["run", str(path), "--tokens", "1", "--memory", "1MiB"]) == 1
+    assert "the process holds" in capsys.readouterr().err
+    assert cli.main(["run", str(path), "--tokens", "1", "--memory", "much"]) == 1
+    assert "'much' is no size" in capsys.readouterr().err
 
 
 def test_nothing_to_generate(model_file, capsys):

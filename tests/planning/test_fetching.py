@@ -404,3 +404,16 @@ def test_windows_survive_a_lost_backend():
     gpu, cpu = gs.DryBackend("GPU"), gs.DryBackend("CPU")
     with gs.Scheduler([store, gpu, cpu], windows={cpu: 3 * SIZE}) as scheduler:
         assert alive(scheduler.without(gpu).plan(graph), 1) == 3 * SIZE
+
+
+def test_explanations_say_when_a_weight_is_fetched_and_what_the_window_takes():
+    graph, tensors, store = chain(margin=100)
+    cpu = gs.DryBackend("CPU")
+    plan = gs.Scheduler([store, cpu], windows={cpu: 3 * (SIZE + 128)}).plan(graph)
+    text = plan.explain(tensors[4])
+    assert "'w4' (NONE f32 64x64): on disk" in text
+    offset = plan.data.offset(plan.data.n_tensors + 4)
+    assert (f"fetched to CPU at offset {offset:,} in each compute: {SIZE:,} bytes of 16,512 taken; "
+            "the fetch begins before split 2 and is awaited by split 4") in text
+    assert plan.windows == (0, 3 * 16512) and len(plan.fetches) == 6
+    assert f"fetched to CPU in each compute: 6 weights of {6 * SIZE:,} bytes, at most 49,536 at one time" in str(plan)
