@@ -68,6 +68,11 @@ class StoredFile:
         if required:
             raise FetchError(f"{self.path}: no direct reads: {why}", path=self.path)
 
+    def reopen_direct(self) -> None:
+        """Read past the page cache again, where the file system allows it."""
+        self.give_up_direct()
+        self._open_direct(False)
+
     @property
     def is_direct(self) -> bool:
         """Whether reads go past the page cache."""

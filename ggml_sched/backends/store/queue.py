@@ -1,8 +1,8 @@
 """The queue of a store: tasks that one thread executes in order, and events between them.
 
-After a task has raised, the tasks behind it are skipped until `synchronize` has raised its exception.  An event passes
-all the same, and waiting for it raises the exception, too.  The thread starts with the first task, and ends with
-`close`, or when the queue is freed; after a fork the child starts its own.
+After a task has raised, the tasks behind it are skipped until `synchronize` has returned its exception.  Events pass all
+the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The thread
+starts with the first task, and ends with `close`, or when the queue is freed; after a fork the child starts its own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ __all__ = ["Mark", "StoreQueue"]
 
 
 class Mark:
-    """A point in a queue: `error` is that of a task before it, or None, once the thread has come to it."""
+    """A point in a queue: `latch` is open once the thread has come to it."""
 
-    __slots__ = ("error", "latch", "pid")
+    __slots__ = ("latch", "pid")
 
     def __init__(self) -> None:
         self.latch = Latch()
-        self.error: BaseException | None = None
         self.pid = os.getpid()
 
 
@@ -50,13 +49,13 @@ class StoreQueue:
         """A point behind all tasks that were queued so far."""
         mark = Mark()
         if self._crew is None or not self._crew.is_here:
-            self._pass(mark)                    # no task was queued in this process
+            mark.latch.open()                   # no task was queued in this process
         else:
-            self._crew.put(partial(self._pass, mark))
+            self._crew.put(mark.latch.open)
         return mark
 
     def wait(self, mark: Mark) -> None:
-        """Wait until the thread has come to a point; raises the exception of a task before it."""
+        """Wait until the thread has come to a point; BackendError for one of the parent of this process."""
         if not mark.latch.is_open:
             if mark.pid != os.getpid():
                 raise BackendError(f"backend {self.name!r}: the process forked while it read weights")
@@ -65,8 +64,6 @@ class StoreQueue:
                 mark.latch.wait()
             finally:
                 self.stalled += time.perf_counter() - began
-        if mark.error is not None:
-            raise mark.error
 
     def synchronize(self) -> BaseException | None:
         """Wait until every task was executed or skipped; returns the exception of a task, once."""
@@ -77,7 +74,7 @@ class StoreQueue:
     def close(self) -> None:
         """Skip what is queued, wait for the task that runs, and end the thread; idempotent.
 
-        Threads that wait for what is skipped get a BackendError.
+        The next `synchronize` returns a BackendError, if anything was skipped.
         """
         self.is_closing = True
         crew, self._crew = self._crew, None
@@ -102,7 +99,3 @@ class StoreQueue:
                 task()
             except BaseException as error:
                 self._error = error
-
-    def _pass(self, mark: Mark) -> None:
-        mark.error = self._error
-        mark.latch.open()
