@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ggml_sched"
-ROOMS = ("core.graph", "core.pack", "graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama",
-         "llama_cpp", "cli", "placement.solve", "planning.verify", "testing.contract", "view")
+ROOMS = ("core.graph", "core.pack", "graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "backends.store",
+         "llama", "llama_cpp", "cli", "placement.solve", "planning.verify", "testing.contract", "view")
 """Folders that the listing shows as one."""
 HEADERS = "include"
 """The room of include/ggml_sched/."""
