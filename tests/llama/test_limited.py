@@ -76,13 +76,14 @@ def without_limit(data, backends=None, **options):
         return {"prompt": prompt, "more": [model.eval([t]).tobytes() for t in arch_cases.tokens(64)[12:16]]}
 
 
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("ggml", marks=pytest.mark.skipif(not IS_HERE, reason=WHY_NOT))])
 @pytest.mark.parametrize("name", list(arch_cases.CASES))
-def test_every_architecture_gives_the_same_bits_under_half_of_its_weights(name):
-    data = arch_cases.model(name)
-    options = {"n_ctx": 32, "n_threads": 1, "n_batch": 16}
-    expected = without_limit(data, **options)
-    (limit,) = limits_between(data, [0.5], **options)
-    assert checked(data, limit, expected, **options) > 0
+def test_every_architecture_gives_the_same_bits_under_half_of_its_weights(name, kind):
+    data, options = arch_cases.model(name), {"n_ctx": 32, "n_batch": 16}
+    with backend(1) if kind == "ggml" else gs.CpuBackend(1) as only:
+        expected = without_limit(data, [only], **options)
+        (limit,) = limits_between(data, [0.5], backends=[only], **options)
+        assert checked(data, limit, expected, [only], **options) > 0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "iq4_nl"])

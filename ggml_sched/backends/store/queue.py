@@ -1,8 +1,9 @@
 """The queue of a store: tasks that one thread executes in order, and events between them.
 
-After a task has raised, the tasks behind it are skipped until `synchronize` has returned its exception.  Events pass all
-the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The thread
-starts with the first task, and ends with `close`, or when the queue is freed; after a fork the child starts its own.
+After a task has raised, the tasks behind it are skipped until `synchronize` has returned its exception.  Events pass
+all the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The
+thread starts with the first task, and ends with `close`, or when the queue is freed; after a fork the child starts its
+own.
 """
 
 from __future__ import annotations
