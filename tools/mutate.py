@@ -60,6 +60,7 @@ TESTS = {
     "ggml_sched/llama": "llama cli",
     "ggml_sched/llama_cpp": "llama_cpp",
     "ggml_sched/cli": "cli package",
+    "ggml_sched/view": "view execution",
 }
 """{prefix of source paths: folders of tests}; the longest prefix counts."""
 

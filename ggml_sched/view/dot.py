@@ -121,7 +121,8 @@ class _Drawing:
                    'fillcolor="#eeeeee"];'
         tensors = [self.graph.tensors[i] for i in members]
         held = {s.root for t in tensors for s in t.src if s is not None and (s.root.is_resident or s.root.resident)}
-        lines = [self.labels[key.partition("_")[0]], f"{sum(t.computes for t in tensors)} nodes"]
+        count = sum(t.computes for t in tensors)
+        lines = [self.labels[key.partition("_")[0]], f"{count} node{'s' if count != 1 else ''}"]
         if held:
             lines.append(f"weights, caches {memory_text(sum(t.nbytes for t in held))}")
         label = _quoted("\n".join(lines))
@@ -151,23 +152,23 @@ class _Drawing:
         yield from self._joined(joined)
 
     def _joined(self, joined: dict[tuple[str, str], dict[int, str]]) -> Iterator[str]:
-        """The edges between boxes.  A copy is counted where it is first read; other edges from inputs lead to the first
-        box of each backend alone."""
-        led: set[int] = set()
+        """The edges between boxes.  A copy is counted where it is first read; other edges from what no node computes
+        lead to the first box of each backend alone."""
+        leafs = {"inputs", *(f"t{self.ids[t]}" for t in self.graph.leafs)}
+        led: set[tuple[str, int]] = set()
         made: set[int] = set()
         for (one, other), reads in joined.items():
+            home = self.data.backend_index(self.members[other][0]) if other in self.members else -1
             copies = [p for p, copied in reads.items() if copied and p not in made]
             made.update(copies)
             if copies:
                 nbytes = sum(self.graph.tensors[self.data.copies[self.data.copy_of(p)][0]].nbytes for p in copies)
                 words = f"{len(copies)} cop{'y' if len(copies) == 1 else 'ies'}, {memory_text(nbytes)}"
                 yield f"  {one} -> {other} [style=dashed, label={_quoted(words)}];"
-                continue
-            home = self.data.backend_index(self.members[other][0]) if other in self.members else -1
-            if one != "inputs" or home not in led:
+            elif (one, home) not in led:
                 yield f"  {one} -> {other};"
-            if one == "inputs":
-                led.add(home)
+            if one in leafs and other in self.members:
+                led.add((one, home))
 
 
 def _quoted(text: str) -> str:

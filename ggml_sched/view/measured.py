@@ -118,5 +118,5 @@ def step_words(plan: Plan, number: int) -> str:
     if isinstance(step, Run):
         nodes = [node for node in plan.graph.nodes[step.first : step.last + 1] if node.computes]
         ends = [node.name or node.op for node in (nodes[:1] + nodes[1:][-1:])]
-        return f"run {len(nodes)} nodes, {' .. '.join(ends)}"
+        return f"run {len(nodes)} node{'s' if len(nodes) != 1 else ''}, {' .. '.join(ends)}"
     return f"{step.kind} {plan.graph.tensors[step.tensor].name or plan.label_of(step.tensor)}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import fit_picture
 import pictures
 import pytest
+import screenshots
 from processes import run_python
 
 import ggml_sched as gs
@@ -70,7 +71,7 @@ def test_the_pictures_show_todays_plan():
     """`python tools/pictures.py` draws them again."""
     drawn = dict(pictures.drawings())
     shown = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").glob("*.svg")}
-    assert shown.pop(fit_picture.PICTURE.name)
+    assert shown.pop(fit_picture.PICTURE.name) and shown.pop("layers.svg")
     assert shown == drawn
     plan = pictures.make_plan()
     assert f"live bytes: {plan.live_bytes[0]:,}" in drawn["lifetimes.svg"]
@@ -88,6 +89,14 @@ def test_the_picture_of_a_fit_has_the_figures_of_todays_answer():
                            (found.bound, r"^no placement takes less than ([\d.]+) ms$")):
         drawn = next(float(match[1]) for match in map(re.compile(pattern).match, words) if match)
         assert drawn == pytest.approx(value * 1e3, rel=.01)
+
+
+def test_the_picture_of_layers_has_the_words_of_todays_graph():
+    """`python tools/screenshots.py layers` draws it again; where its boxes stand depends on the version of Graphviz."""
+    text = screenshots.plan("llama-160m-decode", "c2half").to_dot()
+    labels = re.findall(r'label="([^"]*)"', text)
+    drawn = re.findall(r"<text[^>]*>([^<]*)</text>", (DOCS / "pictures" / "layers.svg").read_text(encoding="utf-8"))
+    assert sorted(drawn) == sorted(line for label in labels for line in label.split("\\n"))
 
 
 def test_the_reference_has_every_command():

@@ -23,7 +23,7 @@ def test_layers_are_one_box_for_each_split_that_computes_them(name, configuratio
     boxes = statements(dot)
     assert dot.count("subgraph cluster_") == len(plan.splits)
     assert len(boxes) <= 2 * plan.graph.meta["n_layer"] + 4 * len(plan.splits)
-    nodes = [int(n) for label in boxes.values() for n in re.findall(r"(\d+) nodes", label)]
+    nodes = [int(n) for label in boxes.values() for n in re.findall(r"(\d+) nodes?", label)]
     assert sum(nodes) == sum(t.computes for t in plan.graph.nodes)
     edges = re.findall(r"^ *(\w+) -> (\w+)", dot, re.M)
     assert {end for edge in edges for end in edge} <= boxes.keys()
@@ -36,6 +36,18 @@ def test_copies_between_boxes_are_counted_with_their_bytes():
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
     assert sum(int(n) for n, _, _ in shown) == len(plan.copies)
     assert sum(float(size) * units[unit] for _, size, unit in shown) == pytest.approx(plan.copy_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("expand", [None, [5]])
+def test_inputs_lead_to_one_box_of_each_backend(expand):
+    """And not to every layer that reads them, as all do."""
+    dot = recorded("llama-160m-decode", "c2half").to_dot(expand)
+    home = dict(re.findall(r'^ *(s\w+) \[label.*fillcolor="(#\w+)"', dot, re.M))
+    names = {key for key, label in statements(dot).items() if re.match(r"(attn_)?inp_|\d+ inputs", label)}
+    led = [(one, home[other]) for one, other in re.findall(r"^ *(\w+) -> (s\w+);", dot, re.M) if one in names]
+    assert len(names) == (1 if expand is None else 5) and led and len(led) == len({*led})
+    copied = {(one, home[other]) for one, other in re.findall(r"^ *(\w+) -> (s\w+) \[style=dashed", dot, re.M)}
+    assert not copied & {*led}
 
 
 def test_layers_that_are_named_are_opened():
