@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of
 from ggml_sched.cli.fit import add_model_arguments, answer, longer_than_trained, model_files, refused
@@ -30,6 +30,14 @@ CONFIGS: dict[str, tuple[str, ...]] = {"c1": ("CPU",), "c2half": ("GPU0", "CPU")
                                        "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
 """{configuration: the names of its backends, best first}."""
 LAYER = re.compile(r"^(?:blk\.(\d+)\.|cache_[a-z]+_l(\d+))")
+
+
+class _Drawn(NamedTuple):
+    """What --html shows in one tab: one plan, or two beside each other."""
+
+    title: str
+    plans: dict[str, Plan]
+    """{what it is called: plan}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is drawn")
     group.add_argument("--svg", metavar="FILE", help="draw the plan, or two beside each other: which backend computes "
                        "when, and the memory map of each arena")
-    group.add_argument("--html", metavar="FILE", help="write a page that shows the plan, or two and their differences, "
-                       "in a browser; needs the extra view")
+    group.add_argument("--html", metavar="FILE", help="write a page that shows the plans in a browser, each in a tab, and "
+                       "two beside each other with their differences; needs the extra view")
     group.add_argument("--other", choices=("default", "seed", "stock"), metavar="POLICY",
                        help="also plan with this policy, and draw that plan beside the first: default; seed; with "
                        "--device also stock, the nearest placement that llama.cpp can have, by ggml's rules")
@@ -66,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from ggml_sched import load_graph
 
     _check_drawn(args, len(args.inputs) * len(dict.fromkeys(args.backends)))
-    drawn: dict[str, Plan] = {}
+    drawn: list[_Drawn] = []
     for path in args.inputs:
         if path.endswith(".gguf"):
             raise ValueError(f"{path}: a model file is planned for devices, such as --device 4090")
@@ -74,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
         n_layer = n_layers([t.name for t in load_graph(path).tensors])
         print(f"{path}: policy {args.policy}, alignment {args.alignment}")
         for config in dict.fromkeys(args.backends):
-            drawn |= _report(args, path, config, n_layer)
+            drawn.append(_report(args, path, config, n_layer))
+    if len(drawn) == 2 and not args.other:
+        drawn = [_Drawn("", drawn[0].plans | drawn[1].plans)]
     _draw(args, drawn)
     return 0
 
@@ -90,7 +100,7 @@ def _on_devices(args: argparse.Namespace) -> int:
             print(refused(args, devices, error))
             return 1
         _check_drawn(args, len(fit.plans))
-        drawn: dict[str, Plan] = {}
+        drawn: list[_Drawn] = []
         print(f"{verdict(fit)}\n\n{memory_table(fit)}")
         for plan, price in zip(fit.plans, fit.prices, strict=True):
             tokens = plan.graph.meta.get("n_tokens")
@@ -98,11 +108,9 @@ def _on_devices(args: argparse.Namespace) -> int:
             print(f"\n{what}: {len(plan.graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
                   f"{plan.copy_bytes:,} bytes copied, {seconds(price.seconds)} by the speeds of the devices")
             _tables(args, plan)
-            name = what if what not in drawn else f"{what} ({len(drawn)})"
-            if args.other == "stock":
-                drawn |= {f"ours, {name}": plan, "stock llama.cpp": fit.llama_cpp().plans[fit.plans.index(plan)]}
-            else:
-                drawn |= {name: plan, **_by_other(args, plan)}
+            name = what if all(what != entry.title for entry in drawn) else f"{what} ({len(drawn)})"
+            stock = {"stock llama.cpp": fit.llama_cpp().plans[len(drawn)]} if args.other == "stock" else {}
+            drawn.append(_Drawn(name, {f"ours, {name}" if stock else name: plan, **(stock or _by_other(args, plan))}))
         _draw(args, drawn)
         for line in longer_than_trained(model_files(args), args.context):
             print(line)
@@ -110,8 +118,8 @@ def _on_devices(args: argparse.Namespace) -> int:
 
 
 def _check_drawn(args: argparse.Namespace, count: int) -> None:
-    """ValueError where --svg or --html is given and there are more than two plans to draw; Error where Bokeh is needed
-    and not installed."""
+    """ValueError where --svg is given and there are more than two plans to draw; Error where Bokeh is needed and not
+    installed."""
     if args.html:
         from ggml_sched.view.page import needs_bokeh
 
@@ -120,10 +128,10 @@ def _check_drawn(args: argparse.Namespace, count: int) -> None:
         raise ValueError("--other names a plan to draw: give --svg or --html, too")
     if args.other == "stock" and not args.device and args.measure is None:
         raise ValueError("--other stock is for a placement: give --device, too")
-    if (args.svg or args.html) and count * (2 if args.other else 1) > 2:
-        raise ValueError(f"--svg and --html show one plan or two, and there are {count}"
+    if args.svg and count * (2 if args.other else 1) > 2:
+        raise ValueError(f"--svg draws one plan or two, and there are {count}"
                          f"{', each by two policies' if args.other else ''}: name one graph, and one of --backends "
-                         f"{' '.join(CONFIGS)}")
+                         f"{' '.join(CONFIGS)}; --html has a tab for each")
 
 
 def _by_other(args: argparse.Namespace, plan: Plan) -> dict[str, Plan]:
@@ -133,22 +141,28 @@ def _by_other(args: argparse.Namespace, plan: Plan) -> dict[str, Plan]:
     return {f"policy {args.other}": planned_by(plan, args.other)} if args.other else {}
 
 
-def _draw(args: argparse.Namespace, drawn: dict[str, Plan]) -> None:
-    """Write what --svg and --html ask for: the first plan, and the second beside it if there is one."""
-    names, (plan, *others) = [*drawn], [*drawn.values()]
-    other = others[0] if others else None
-    if args.svg:
-        from ggml_sched.planning.files import write_text
+def _draw(args: argparse.Namespace, drawn: Sequence[_Drawn]) -> None:
+    """Write what --svg and --html ask for."""
+    from ggml_sched.planning.files import write_text
 
-        write_text(args.svg, plan.to_svg(other, names))
+    if args.svg:
+        plans = {name: plan for entry in drawn for name, plan in entry.plans.items()}
+        plan, *others = plans.values()
+        write_text(args.svg, plan.to_svg(others[0] if others else None, [*plans]))
         print(f"\ndrawn in {args.svg}")
     if args.html:
-        plan.save_html(args.html, other, names)
+        from ggml_sched.view.page import Shown, page
+
+        tabs = []
+        for title, plans in drawn:
+            plan, *others = plans.values()
+            tabs.append(Shown(title if len(drawn) > 1 else "", plan, others[0] if others else None, [*plans]))
+        write_text(args.html, page(tabs))
         print(f"\n{args.html} shows it in a browser")
 
 
-def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> dict[str, Plan]:
-    """Print one plan; returns it by a name, and the plan of --other."""
+def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> _Drawn:
+    """Print one plan; returns it, and the plan of --other."""
     from ggml_sched import DryBackend, Scheduler, load_graph
 
     backends = [DryBackend(name, alignment=args.alignment) for name in CONFIGS[config]]
@@ -161,8 +175,8 @@ def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> d
     print(f"\n{config}: {len(graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
           f"{plan.copy_bytes:,} bytes copied, planned in {seconds(took)}")
     _tables(args, plan)
-    name = f"policy {args.policy}" if args.other else f"{os.path.basename(path).removesuffix('.gz')} {config}"
-    return {name: plan, **_by_other(args, plan)}
+    name = f"{os.path.basename(path).removesuffix('.gz').removesuffix('.json')} {config}"
+    return _Drawn(name, {f"policy {args.policy}" if args.other else name: plan, **_by_other(args, plan)})
 
 
 def _tables(args: argparse.Namespace, plan: Plan) -> None:

@@ -110,9 +110,9 @@ def test_two_configurations_are_drawn_side_by_side_and_one_alone(graph_files, ca
     drawing = tmp_path / "plan.svg"
     printed(capsys, graph_files[0], "--backends", "c1", "c2half", "--svg", str(drawing))
     text = drawing.read_text(encoding="utf-8")
-    assert ">token.json c1: " in text and ">token.json c2half: " in text
+    assert ">token c1: " in text and ">token c2half: " in text
     printed(capsys, graph_files[0], "--backends", "c1", "--svg", str(drawing))
-    assert ">token.json c1: " in drawing.read_text(encoding="utf-8")
+    assert ">token c1: " in drawing.read_text(encoding="utf-8")
 
 
 def test_the_page_of_a_placement_has_the_plan_that_llama_cpp_can_have_beside_it(graph_files, capsys, tmp_path):
@@ -124,8 +124,22 @@ def test_the_page_of_a_placement_has_the_plan_that_llama_cpp_can_have_beside_it(
                                                                                               "stock llama.cpp"]
 
 
+def test_a_page_has_a_tab_for_each_graph_with_the_other_plan_of_it(graph_files, capsys, tmp_path):
+    pytest.importorskip("bokeh", reason="needs the extra view")
+    page = tmp_path / "plan.html"
+    printed(capsys, *graph_files, *GPU, *HOST, "--other", "stock", "--html", str(page))
+    text = page.read_text(encoding="utf-8")
+    titles = re.findall(r'<button data-tab="\d">([^<]*)<', text)
+    assert len(titles) == 2 and titles[0] == "1 token"
+    assert re.findall(r'<h2 class="plan-name">([^<]*)<', text) == [
+        name for title in titles for name in (f"ours, {title}", "stock llama.cpp")]
+    printed(capsys, graph_files[0], "--html", str(page))
+    titles = re.findall(r'<button data-tab="\d">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert titles == [f"token {config}" for config in ("c1", "c2half", "c2full", "c4")]
+
+
 @pytest.mark.parametrize("options, why", [
-    (["--svg", "x.svg"], "--svg and --html show one plan or two, and there are 4: name one graph, and one of"),
+    (["--svg", "x.svg"], "--svg draws one plan or two, and there are 4: name one graph, and one of"),
     (["--backends", "c1", "c2half", "--other", "seed", "--svg", "x.svg"], "there are 2, each by two policies"),
     (["--other", "seed"], "--other names a plan to draw: give --svg or --html, too"),
     (["--backends", "c1", "--other", "stock", "--svg", "x.svg"], "--other stock is for a placement"),
