@@ -1,7 +1,8 @@
 """The Bokeh figures of a page: for each plan a strip of layers and backends, and a memory map for each arena.
 
 They are made without data, which page.js fills in: which blocks a map shows depends on the layers that are open.  All
-figures of plans of one length share their axis of time, maps of one backend their axis of bytes.
+figures of plans of one length share their axis of time, maps of one backend their axis of bytes; page.js lets the axes of
+plans of other lengths show the same layers.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ def _map(key: str, b: int, arena: int, live: int, time: Range1d, nbytes: Range1d
     made.add_layout(BoxAnnotation(bottom=0, top=arena, level="image", line_color=None, name=f"{name}.back"))
     _blocks(made, f"{name}.cells", "#ffffff", 0.7)
     _blocks(made, f"{name}.blocks", "#ffffff", 0.5)
-    made.text("x", "y", "text", source=_source(f"{name}.labels", "x", "y", "text", "colour"), text_font_size="11px",
-              text_align="center", text_baseline="middle", text_color="colour", name=f"{name}.labels.text")
     made.step("x", "y", source=_source(f"{name}.curve", "x", "y"), mode="after", line_width=1, line_color="#24292f",
               line_alpha=0.6, name=f"{name}.line")
     made.add_layout(Span(location=arena, dimension="width", line_width=2, name=f"{name}.arena"))
     made.add_layout(Span(location=live, dimension="width", line_width=2, line_dash="dashed", name=f"{name}.live"))
     _blocks(made, f"{name}.hits", "#e8117f", 2)
     _blocks(made, f"{name}.chosen", "#e8117f", 3)
+    made.text("x", "y", "text", source=_source(f"{name}.labels", "x", "y", "text", "colour"), text_font_size="11px",
+              text_align="center", text_baseline="middle", text_color="colour", name=f"{name}.labels.text")
     return made

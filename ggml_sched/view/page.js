@@ -15,6 +15,7 @@
     return new Response(stream).json();
   }
 
+  const FEW = 120;                          // blocks that a map shows without collapsing layers
   const NUMBER = new Intl.NumberFormat("en-US");
   const number = n => NUMBER.format(n);
 
@@ -112,13 +113,21 @@
       this.plans = raw.plans.map(plan => new Plan(plan));
       this.differences = raw.differences;
       this.root = document.querySelector(`[data-view="${k}"]`);
-      this.open = new Set();                // labels of open layers
+      this.open = new Set();                // labels of open layers: all, where blocks are few
+      if (this.plans.every(plan => plan.maps.reduce((sum, map) => sum + map.owner.length, 0) <= FEW))
+        this.plans.forEach(plan => plan.sections.forEach(([label]) => this.open.add(label)));
       this.off = new Set();                 // roles that are not shown
       this.hits = [];                       // for each plan ids that are outlined
       this.chosen = null;                   // [plan, id]
       this.isShown = false;
       this.dressToolbar();
-      this.root.querySelectorAll("tr.link").forEach(row => row.addEventListener("click", () => this.onRow(row)));
+      this.root.querySelectorAll(".link").forEach(row => {
+        row.tabIndex = 0;
+        row.addEventListener("click", () => this.onRow(row));
+        row.addEventListener("keydown", event => {
+          if (event.key === "Enter" || event.key === " ") { event.preventDefault(); this.onRow(row); }
+        });
+      });
     }
 
     async show() {
@@ -128,6 +137,7 @@
       ggmlEmbeds[this.k]();
       while (!this.plans.every((_, p) => model(`${this.k}.${p}.strip`))) await new Promise(go => setTimeout(go, 5));
       this.figures().forEach(figure => this.wire(figure));
+      this.plans.forEach((_, p) => this.join(p));
       this.paint();
       this.fillStrips();
       this.fill();
@@ -145,6 +155,33 @@
       figure.x_range.properties.start.change.connect(later);
       figure.x_range.properties.end.change.connect(later);
       figure.properties.inner_width.change.connect(later);
+    }
+
+    join(p) {                               // let the plans beside this one show the same layers as it
+      const range = this.time(p);
+      const follow = () => {
+        if (this.isJoining) return;
+        this.isJoining = true;
+        this.plans.forEach((_, other) => {
+          if (this.time(other) !== range)
+            this.time(other).setv({ start: this.timeIn(p, other, range.start), end: this.timeIn(p, other, range.end) });
+        });
+        this.isJoining = false;
+      };
+      range.properties.start.change.connect(follow);
+      range.properties.end.change.connect(follow);
+    }
+
+    time(p) { return model(`${this.k}.${p}.strip`).x_range; }
+
+    timeIn(p, other, at) {                  // the time of another plan in the same part of the same layer
+      const one = this.plans[p], two = this.plans[other];
+      const isAlike = one.sections.length === two.sections.length
+        && one.sections.every(([label], k) => label === two.sections[k][0]);
+      const k = isAlike ? one.sections.findIndex(([, first, stop]) => first <= at && at < stop) : -1;
+      if (k < 0) return at * two.end / one.end;
+      const [, first, stop] = one.sections[k], [, begin, end] = two.sections[k];
+      return begin + (at - first) / (stop - first) * (end - begin);
     }
 
     source(p, name) { return model(`${this.k}.${p}.${name}`); }
@@ -367,12 +404,11 @@
 
     zoom(p, first, stop) {
       const plan = this.plans[p], room = Math.max(2, (stop - first) * 0.15);
-      const range = model(`${this.k}.${p}.strip`).x_range;
-      range.setv({ start: Math.max(-0.02 * plan.end, first - room), end: Math.min(1.02 * plan.end, stop + room) });
+      this.time(p).setv({ start: Math.max(-0.02 * plan.end, first - room), end: Math.min(1.02 * plan.end, stop + room) });
     }
 
     onReset() {
-      this.plans.forEach((plan, p) => model(`${this.k}.${p}.strip`).x_range.setv({ start: 0, end: plan.end }));
+      this.time(0).setv({ start: 0, end: this.plans[0].end });
     }
 
     // -- words --------------------------------------------------------------------------------------------------
@@ -420,7 +456,14 @@
         + `<div>click to ${this.open.has(label) ? "close" : "open"} it</div>`;
     }
 
-    link(p, id) { return `<a data-plan="${p}" data-id="${id}">${safe(this.plans[p].title(id))}</a>`; }
+    link(p, id) { return `<a href="#" data-plan="${p}" data-id="${id}">${safe(this.plans[p].title(id))}</a>`; }
+
+    follow(box) {                           // let the links in an element choose their tensors
+      box.querySelectorAll("a").forEach(a => a.addEventListener("click", event => {
+        event.preventDefault();
+        this.choose(+a.dataset.plan, +a.dataset.id, true);
+      }));
+    }
 
     links(p, ids) {
       const shown = ids.slice(0, 6).map(id => this.link(p, id)).join(", ");
@@ -435,8 +478,7 @@
         return;
       }
       panel.innerHTML = this.plans.map((_, p) => this.chosen[p] >= 0 ? this.describeIn(p, this.chosen[p]) : "").join("");
-      panel.querySelectorAll("a").forEach(a => a.addEventListener("click", () =>
-        this.choose(+a.dataset.plan, +a.dataset.id, true)));
+      this.follow(panel);
     }
 
     describeIn(p, id) {
@@ -511,12 +553,13 @@
             if (!p || this.twin(p, id, 0) < 0) found.push([p, id]);
           }
       });
-      found.sort((a, b) => this.plans[b[0]].tensors.bytes[b[1]] - this.plans[a[0]].tensors.bytes[a[1]]);
-      box.innerHTML = `<p>${number(found.length)} found${found.length > 100 ? ", the 100 largest:" : ""}</p><ol>`
+      const isNamed = ([p, id]) => this.plans[p].tensors.name[id].toLowerCase() === words;
+      found.sort((a, b) => isNamed(b) - isNamed(a)
+        || this.plans[b[0]].tensors.bytes[b[1]] - this.plans[a[0]].tensors.bytes[a[1]]);
+      box.innerHTML = `<p>${number(found.length)} found${found.length > 100 ? ", 100 of them, the largest first:" : ""}</p><ol>`
         + found.slice(0, 100).map(([p, id]) => `<li>${this.dot(this.plans[p].tensors.role[id])}${this.link(p, id)}`
           + `<span>${safe(this.plans[p].word("op", id))} ${memory(this.plans[p].tensors.bytes[id])}</span></li>`).join("") + "</ol>";
-      box.querySelectorAll("a").forEach(a => a.addEventListener("click", () =>
-        this.choose(+a.dataset.plan, +a.dataset.id, true)));
+      this.follow(box);
       this.fillHits();
       return found;
     }
@@ -526,7 +569,7 @@
       this.chosen = null;
       this.root.querySelector("input").value = "";
       this.root.querySelector(".results").hidden = true;
-      this.root.querySelectorAll("tr.chosen").forEach(row => row.classList.remove("chosen"));
+      this.root.querySelectorAll(".link.chosen").forEach(row => row.classList.remove("chosen"));
       this.fillHits();
       this.describe();
     }
@@ -539,7 +582,9 @@
       if (row.dataset.split !== undefined) {
         const [, first, stop] = this.plans[p].splits[+row.dataset.split];
         this.zoom(p, first, stop);
-      } else if (row.dataset.series !== undefined)
+      } else if (row.dataset.at !== undefined)
+        this.showPeak(p, +row.dataset.map, +row.dataset.at);
+      else if (row.dataset.series !== undefined)
         this.hits[p] = row.dataset.series.split(",").flatMap(k => this.plans[p].series[+k]);
       else if (row.dataset.fallback !== undefined)
         this.hits[p] = [...this.plans[p].fell].filter(([, k]) => k === +row.dataset.fallback).map(([id]) => id);
@@ -547,6 +592,31 @@
         this.hits = this.plans.map((_, k) => this.differences[+row.dataset.difference].map(pair => pair[k]).filter(id => id >= 0));
       this.fillHits();
       this.root.querySelector(".columns").scrollIntoView({ block: "nearest" });
+    }
+
+    showPeak(p, b, time) {                  // outline what is alive at a time in the arena of a backend
+      const plan = this.plans[p], map = plan.maps.find(found => found.backend === b);
+      const section = plan.sections.find(([, first, stop]) => first <= time && time < stop);
+      this.hits[p] = map.owner.filter((_, k) => map.first[k] <= time && time < map.stop[k]);
+      if (section) this.open.add(section[0]);
+      this.zoom(p, section ? section[1] : time - 10, section ? section[2] : time + 10);
+      this.fillStrips();
+      this.fill();
+    }
+
+    onKey(key) {                            // what a key does; false for other keys
+      const range = this.time(0), width = range.end - range.start;
+      const [low, high] = range.bounds, middle = (range.start + range.end) / 2;
+      const by = { ArrowLeft: -0.15, ArrowRight: 0.15 }[key], scale = { "+": 0.7, "-": 1 / 0.7 }[key];
+      if (key === "/") this.root.querySelector("input").focus();
+      else if (key === "0") this.onReset();
+      else if (by) {
+        const shift = Math.max(low - range.start, Math.min(high - range.end, by * width));
+        range.setv({ start: range.start + shift, end: range.end + shift });
+      } else if (scale && (scale > 1 || width > 4))
+        range.setv({ start: Math.max(low, middle - scale * width / 2), end: Math.min(high, middle + scale * width / 2) });
+      else return false;
+      return true;
     }
 
     dressToolbar() {
@@ -616,7 +686,11 @@
       views.filter(view => view.isShown).forEach(view => { view.paint(); view.fillStrips(); });
     });
     document.addEventListener("keydown", event => {
-      if (event.key === "Escape") views.filter(view => view.isShown && !view.root.hidden).forEach(view => view.clear());
+      const view = views.find(one => one.isShown && !one.root.hidden);
+      if (!view) return;
+      if (event.key === "Escape") view.clear();
+      else if (!event.target.closest("input") && !event.ctrlKey && !event.metaKey && !event.altKey && view.onKey(event.key))
+        event.preventDefault();
     });
     await open(0);
     requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "yes"; }));

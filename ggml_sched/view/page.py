@@ -32,7 +32,7 @@ from ggml_sched.view.tables import differences_table, fallbacks_table, peaks_tab
 __all__ = ["Shown", "needs_bokeh", "page", "save"]
 
 _FOLDER = Path(__file__).resolve().parent
-_HINT = "scroll: zoom · drag: move · double-click: all · click a layer: open it"
+_HINT = "scroll or + −: zoom · drag or ← →: move · double-click or 0: all · click a layer: open it · /: search"
 _SECTIONS = (("Differences", "what is different between the two plans"),
              ("What binds the arenas", "the peaks of live bytes, and what has to shrink together to lower them"),
              ("Nodes that fell back", "computed by a later backend, because a better one does not support them"),
@@ -107,6 +107,11 @@ def _tab_bar(tabs: Sequence[_Tab]) -> str:
         "</nav>"
 
 
+def _labelled(words: str, figure: str) -> str:
+    """A figure with what a screen reader says of it."""
+    return f'<div role="img" aria-label="{escape(words)}">{figure}</div>'
+
+
 class _Tab:
     """One tab: its HTML, the script that draws its figures, and its data."""
 
@@ -138,7 +143,8 @@ class _Tab:
         yield f'<div class="body"><div class="columns n{len(self.contents)}">'
         for p, content in enumerate(self.contents):
             name = f'<h2 class="plan-name">{escape(content.name)}</h2>' if content.name else ""
-            yield f'<section class="plan">{name}<div class="tiles">{tiles(content)}</div>{divs[p, "strip"]}'
+            yield f'<section class="plan">{name}<div class="tiles">{tiles(content)}</div>'
+            yield _labelled("which backend computes when", divs[p, "strip"])
             for b, of in enumerate(content.maps):
                 if of.arena:
                     above = of.arena - of.live
@@ -146,10 +152,10 @@ class _Tab:
                     if of.backend in self.marks:
                         what, nbytes = self.marks[of.backend]
                         state += f"; {what} (dotted): {nbytes:,}"
-                    yield (f'<h3>{escape(of.backend)}<small>arena {of.arena:,} bytes, {escape(state)}</small></h3>'
-                           f'{divs[p, f"map{b}"]}')
+                    yield f'<h3>{escape(of.backend)}<small>arena {of.arena:,} bytes, {escape(state)}</small></h3>'
+                    yield _labelled(f"memory map of {of.backend}; tables below list its peaks", divs[p, f"map{b}"])
             yield "</section>"
-        yield '</div><aside><div class="results" hidden></div><div class="details"></div></aside></div>'
+        yield '</div><aside><div class="results" hidden></div><div class="details" aria-live="polite"></div></aside></div>'
         yield from self._sections()
         yield "</main>"
 

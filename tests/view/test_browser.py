@@ -179,6 +179,18 @@ def test_scrolling_zooms_all_figures_of_a_plan_and_a_reset_shows_all(both):
     assert both.run(ranges) == before
 
 
+def test_plans_of_other_lengths_show_the_same_layers(both):
+    """The first has more copies, so that its layers are longer."""
+    layers = "return ggmlView.views[0].plans.map(plan => plan.sections.find(([label]) => label === arguments[0]).slice(1))"
+    for label, p in (("7", 0), ("20", 1), ("31", 0)):
+        there = both.run(layers, label)
+        both.run("const [p, first, stop] = arguments; ggmlView.views[0].time(p).setv({ start: first, end: stop })", p, *there[p])
+        for k, (first, stop) in enumerate(there):
+            start, end = both.run("const r = ggmlView.views[0].time(arguments[0]); return [r.start, r.end]", k)
+            assert start == pytest.approx(first) and end == pytest.approx(stop)
+    assert there[0][1] - there[0][0] > there[1][1] - there[1][0]
+
+
 def test_rows_of_peaks_and_splits_show_their_tensors(both):
     rows = both.texts('tr[data-plan="1"][data-series]')
     number = next(k for k, row in enumerate(rows) if row.startswith("kq-# "))
@@ -191,6 +203,56 @@ def test_rows_of_peaks_and_splits_show_their_tensors(both):
     start, end = both.run("const r = ggmlView.views[0].figures().at(-1).x_range; return [r.start, r.end]")
     _, first, stop, _ = both.run("return ggmlView.views[0].plans[1].splits[2]")
     assert start <= first < stop <= end and end - start < 1.5 * (stop - first)
+
+
+def test_the_title_of_a_peak_shows_what_is_alive_then(both, plans):
+    titles = both.texts('caption[data-plan="1"]')
+    peaks = [peak for of in plans[1].peaks() for peak in of.peaks[:4]]
+    assert len(titles) == len(peaks) and all(peak.node in title for peak, title in zip(peaks, titles, strict=True))
+    for number in (0, len(peaks) - 1):
+        both.click('caption[data-plan="1"]', number)
+        both.settle()
+        bytes_of = both.run("""const plan = ggmlView.views[0].plans[1];
+            return plan.maps.map(map => [...Bokeh.documents].map(doc => doc.get_model_by_name(`0.1.map${map.backend}.hits`))
+                .find(found => found).data).map(data => data.top.reduce((sum, top, k) => sum + top - data.bottom[k], 0))""")
+        b = next(b for b, of in enumerate(plans[1].peaks()) if peaks[number] in of.peaks)
+        assert [n for n in bytes_of if n] == [sum(nbytes for _, nbytes, _ in peaks[number].series)]
+        assert bytes_of[b] == plans[1].live_bytes[b]
+
+
+def test_keys_move_zoom_search_and_choose(both):
+    ranges = "return ggmlView.views[0].figures().map(figure => [figure.x_range.start, figure.x_range.end])"
+    whole = both.run(ranges)
+    for key, is_narrower, way in (("+", True, 0), ("ArrowRight", False, 1), ("ArrowLeft", False, -1), ("-", False, 0)):
+        before = both.run(ranges)
+        both.press(key)
+        after = both.run(ranges)
+        assert after[:5] == [after[0]] * 5 and after[5:] == [after[5]] * 5
+        (start, stop), (other, end) = before[0], after[0]
+        assert (end - other < stop - start) == is_narrower
+        assert not way or (other > start) == (way > 0)
+    both.press("0")
+    assert both.run(ranges) == whole
+    both.press("/")
+    both.command("Input.insertText", text="kqv-3")
+    assert both.texts(".results a")[0] == "kqv-3" != both.texts(".results a")[1], "what is called so is the first"
+    both.run("document.querySelector('.results a').focus()")
+    both.press("Enter")
+    both.settle()
+    assert both.texts(".details h3") == ["kqv-3", "kqv-3"]
+    both.press("Escape")
+    both.run("document.querySelector('tr[data-plan=\"1\"][data-series]').focus()")
+    both.press("Enter")
+    assert sum(both.run(BLOCKS, "hits")[1]) > 0
+
+
+def test_what_is_drawn_has_words_for_a_screen_reader(both, plans):
+    labels = both.run("""return [...document.querySelectorAll("[role=img]")].filter(e => e.querySelector("[data-root-id]"))
+        .map(e => e.ariaLabel)""")
+    assert len(labels) == sum(1 + sum(size > 0 for size in plan.buffer_sizes) for plan in plans)
+    assert all(any(backend.name in label for label in labels) for backend in plans[1].backends)
+    assert both.run("return document.querySelector('.details').ariaLive") == "polite"
+    assert both.run("return [...document.querySelectorAll('button, input, a, .link')].filter(e => e.tabIndex < 0).length") == 0
 
 
 def test_a_legend_entry_hides_its_role(both):
@@ -208,6 +270,7 @@ def test_a_legend_entry_hides_its_role(both):
 def test_nodes_that_fell_back_are_listed_with_the_reason(opened, tmp_path):
     refused().save_html(tmp_path / "refused.html")
     opened.open(tmp_path / "refused.html")
+    assert opened.run(BLOCKS, "cells") == [[0, 0]] and all(opened.run(BLOCKS, "blocks")[0]), "few blocks: all are open"
     (row,) = opened.texts("tr[data-fallback]")
     assert "GPU does not support the op UNARY:RELU" in row and "'ffn_relu-0'" in row
     opened.click("tr[data-fallback]")
