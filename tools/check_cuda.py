@@ -3,9 +3,10 @@
     pip install '.[nvrtc]'               # nvidia-cuda-nvrtc, of CUDA 13; nvidia-cuda-nvrtc-cu12 for CUDA 12
     python tools/check_cuda.py [--arch sm_80 --arch sm_90] [--overlap] [--all] [--syntax] [file.cu ...]
 
-Needs NVRTC alone: no driver, no CuPy, and of ggml-sched only the sources.  For each architecture and kernel it gives
-registers, shared memory, stack and spills as ptxas reports them.  Exits with 1 if a kernel does not compile, spills or
-has a stack frame, itself or in what it calls, or if ptxas names no kernel at all.  None has a stack by design.
+Needs NVRTC alone: no driver, no CuPy, and of ggml-sched only the sources.  The options are those of the package.  For
+each architecture and kernel it gives registers, shared memory, stack and spills as ptxas reports them.  Exits with 1 if
+a kernel does not compile, spills or has a stack frame, itself or in what it calls, or if ptxas names no kernel at all.
+None has a stack by design.
 `--overlap` compiles them for launches that overlap, which are possible from sm_90 on.
 With `--syntax` it makes no machine code, and finds only what does not compile: in seconds instead of a minute.
 """
@@ -23,7 +24,9 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,8 +35,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 MORE = dict.fromkeys(("mma_", "attention_mma"), ("sm_89", "sm_120"))
 """{how a file's name begins: further architectures, whose tensor cores its kernels use}, where NVRTC knows them."""
 SYNTAX = "--fdevice-syntax-only"
-OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
-"""The options of real.py and of CuPy, which always flushes f32 subnormals to zero."""
+VERBOSE = "--ptxas-options=-v"
 
 
 class Usage(NamedTuple):
@@ -84,14 +86,13 @@ class Nvrtc:
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 
-
     def ptx(self, name: str, text: str, arch: str) -> str:
         """The PTX of a source for an architecture, "compute_90"."""
         program = ctypes.c_void_p()
         self._check(self._lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
         try:
-            options = (ctypes.c_char_p * 2)(f"--gpu-architecture={arch}".encode(), b"--std=c++17")
-            self._check(self._lib.nvrtcCompileProgram(program, len(options), options))
+            given = [option.encode() for option in of_package("compiled").options(arch)]
+            self._check(self._lib.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given)))
             size = ctypes.c_size_t()
             self._check(self._lib.nvrtcGetPTXSize(program, ctypes.byref(size)))
             found = ctypes.create_string_buffer(size.value)
@@ -133,12 +134,18 @@ def usages(log: str) -> list[Usage]:
     return found
 
 
-def source_of(path: Path, overlap: bool = False) -> str:
-    """The text of a source with its includes, by the package's own reader (which imports nothing compiled)."""
-    spec = importlib.util.spec_from_file_location("cuda_source", ROOT / "ggml_sched/backends/cupy/source.py")
+@cache
+def of_package(name: str) -> ModuleType:
+    """A module of the package's CUDA backend that imports nothing compiled."""
+    spec = importlib.util.spec_from_file_location(f"cuda_{name}", ROOT / "ggml_sched/backends/cupy" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.kernel_source(path.stem, path.parent, overlap=overlap)
+    return module
+
+
+def source_of(path: Path, overlap: bool = False) -> str:
+    """The text of a source with its includes, as the package reads it."""
+    return of_package("source").kernel_source(path.stem, path.parent, overlap=overlap)
 
 
 def compiled(nvrtc: Nvrtc, file: Path, options: Sequence[str], cache: Path | None, overlap: bool = False
@@ -173,12 +180,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     nvrtc = Nvrtc(path)
     files = options.files or sorted(KERNELS.glob("*.cu"))
-    more = [*OPTIONS, *([SYNTAX] if options.syntax else [])]
+    more = [VERBOSE, *([SYNTAX] if options.syntax else [])]
     bad = kernels = 0
     jobs = [(file, arch) for file in files for arch in options.arch or architectures(nvrtc, file)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda job: compiled(nvrtc, job[0], [f"--gpu-architecture={job[1]}", *more], options.cache,
-                                                options.overlap), jobs)
+        results = pool.map(lambda job: compiled(nvrtc, job[0], [*of_package("compiled").options(job[1]), *more],
+                                                options.cache, options.overlap), jobs)
         for (file, arch), (good, log, size) in zip(jobs, results, strict=True):
             found = usages(log)
             if not good or not (found or options.syntax):

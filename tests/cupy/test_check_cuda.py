@@ -4,11 +4,12 @@ stack."""
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cuda_emulator.compile import cache_folder
 
-from ggml_sched.backends.cupy.compiled import OPTIONS
+from ggml_sched.backends.cupy import compiled
 
 TOOL = Path(__file__).parents[2] / "tools" / "check_cuda.py"
 
@@ -43,11 +44,6 @@ ptxas info    : Function properties for _Z5innerPKiii
     assert tool.usages(called) == [tool.Usage("good", 24, 128, 16, 4)]
 
 
-def test_it_compiles_as_cupy_does(tool):
-    """CuPy always compiles with flushing of f32 subnormals."""
-    assert {*OPTIONS, "-ftz=true"} <= {*tool.OPTIONS}
-
-
 @pytest.fixture
 def compiler(tool, monkeypatch):
     """NVRTC, whose `compile` a test gives."""
@@ -61,6 +57,21 @@ def compiler(tool, monkeypatch):
     monkeypatch.setattr(tool, "find_nvrtc", lambda: "somewhere")
     monkeypatch.setattr(tool, "Nvrtc", Compiler)
     return Compiler
+
+
+def test_it_compiles_as_the_package_does(tool, compiler, tmp_path, monkeypatch):
+    """With what ptxas says beside it: what is found holds for the machine code that runs."""
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    given = []
+    nvrtc = SimpleNamespace(
+        getVersion=lambda: (13, 0), createProgram=lambda text, *_: text, getCUBIN=lambda program: b"code",
+        compileProgram=lambda program, options: given.append([*options]), destroyProgram=lambda program: None)
+    compiled.machine_code(nvrtc, "a", "text", "sm_90")
+    compiler.compile = lambda self, name, text, *options: given.append([*options]) or (True, LOG, 10)
+    (tmp_path / "a.cu").write_text("")
+    tool.main([str(tmp_path / "a.cu"), "--arch", "sm_90"])
+    of_package, of_tool = given
+    assert of_tool == [*of_package, "--ptxas-options=-v"]
 
 
 def test_spills_stacks_and_errors_fail(tool, compiler, capsys, tmp_path):

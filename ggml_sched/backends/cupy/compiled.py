@@ -4,6 +4,7 @@ CuPy's own compiler wants CUDA's headers, which no kernel of this package includ
 names, else ~/.cupy/kernel_cache; where it can not be written, each process compiles.  A file is the machine code and
 its SHA-256; files that do not match theirs are compiled anew.  The logger "ggml_sched.cupy" says at level INFO what
 begins to be compiled, and when it is: seconds pass, of which nothing else tells.
+Imports nothing of the package: tools/check_cuda.py compiles with the same options where the package is not built.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["COMPILED", "COMPILING", "LOG", "CompileError", "machine_code"]
+__all__ = ["COMPILED", "COMPILING", "LOG", "CompileError", "machine_code", "options"]
 
 LOG = logging.getLogger("ggml_sched.cupy")
 COMPILING, COMPILED = "compiling %s.cu for %s", "compiled %s.cu for %s in %.1f s"
 """The log's messages; each program has both, unless it does not compile."""
 
-OPTIONS = ("--std=c++17",)
 DIGEST = 32
 """Bytes of a file's digest, which come first."""
 
@@ -32,19 +32,23 @@ class CompileError(Exception):
     """NVRTC refuses a source; the message is its log."""
 
 
+def options(arch: str) -> tuple[str, ...]:
+    """NVRTC's options for an architecture, "sm_90", or "compute_90" for PTX."""
+    return f"--gpu-architecture={arch}", "--std=c++17"
+
+
 def machine_code(nvrtc: ModuleType, name: str, text: str, arch: str) -> bytes:
     """The cubin of a source for an architecture, "sm_90", from the folder or compiled; CompileError.
 
     `nvrtc`: CuPy's bindings.  May be called from several threads at once: NVRTC runs without the interpreter's lock.
     """
-    options = (f"--gpu-architecture={arch}", *OPTIONS)
-    key = sha256(repr((nvrtc.getVersion(), options, text)).encode()).hexdigest()
+    key = sha256(repr((nvrtc.getVersion(), options(arch), text)).encode()).hexdigest()
     path = _folder() / f"ggml-sched-{name}-{key[:32]}.cubin"
     found = _read(path)
     if found is None:
         start = time.perf_counter()
         LOG.info(COMPILING, name, arch)
-        found = _compile(nvrtc, name, text, options)
+        found = _compile(nvrtc, name, text, arch)
         _write(path, found)
         LOG.info(COMPILED, name, arch, time.perf_counter() - start)
     return found
@@ -74,11 +78,11 @@ def _write(path: Path, code: bytes) -> None:
             os.unlink(file.name)
 
 
-def _compile(nvrtc: ModuleType, name: str, text: str, options: tuple[str, ...]) -> bytes:
+def _compile(nvrtc: ModuleType, name: str, text: str, arch: str) -> bytes:
     program = nvrtc.createProgram(text, f"{name}.cu", (), ())
     try:
         try:
-            nvrtc.compileProgram(program, options)
+            nvrtc.compileProgram(program, options(arch))
         except nvrtc.NVRTCError as error:
             raise CompileError(nvrtc.getProgramLog(program).strip() or str(error)) from error
         code: bytes = nvrtc.getCUBIN(program)
