@@ -11,6 +11,7 @@ from op_results import width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
+from ggml_sched.backends.cupy.launch import MAX_BLOCKS
 
 RNG = np.random.default_rng(20)
 
@@ -177,6 +178,21 @@ def test_a_rope_that_others_read_is_not_fused_with_a_write(ctx):
     blocks = gs.Context()
     out, *_ = rope_into_cache(blocks, "q8_0", 32, "neox", False, True, 2, width=32)
     assert found(gs.Graph(out)) == []
+
+
+@pytest.mark.parametrize(("n_heads", "groups"), [(65535, [("ROPE", "SET_ROWS")]), (65536, [])])
+def test_a_rope_with_more_heads_than_a_grid_has_blocks_is_not_fused_with_a_write(ctx, n_heads, groups):
+    out, *_ = rope_into_cache(ctx, "f16", 2, "neox", False, True, 1, n_head=n_heads, width=2)
+    assert found(gs.Graph(out)) == groups
+
+
+@pytest.mark.parametrize(("n_tokens", "n_heads", "grid"), [(4, 3, (4, 3, 1)), (70000, 1, (MAX_BLOCKS, 1, 1))])
+def test_a_rope_with_a_write_has_a_block_for_each_token_and_head(ctx, n_tokens, n_heads, grid):
+    """Results would be the same of fewer, which would turn all heads one after the other."""
+    out, *_ = rope_into_cache(ctx, "f16", 2, "neox", False, True, n_tokens, n_head=n_heads, width=2, n_rows=1)
+    graph = gs.Graph(out)
+    launch, = cupy_kernels.placed_launches(ctx, graph.nodes, cupy_kernels.build_grouped, needed={out}).launches
+    assert (launch.kernel, launch.grid) == ("rope.rope_set_rows", grid)
 
 
 @pytest.mark.parametrize("bad", [-1, 9, 1 << 40])

@@ -65,6 +65,26 @@ def test_a_plan_runs_eagerly_then_is_captured_then_replayed(cuda, sums):
         cuda.graph_plan_compute(sums.plan)
 
 
+def test_kernels_of_a_plan_are_compiled_together_before_it_runs(cuda, ctx, monkeypatch):
+    """Once; of another plan what it needs besides."""
+    a, asked = ctx.tensor("f32", 64, "a"), []
+    function = cuda.device.function
+    monkeypatch.setattr(cuda.device, "load", lambda kernels, *, overlap: asked.append(set(kernels)))
+    monkeypatch.setattr(cuda.device, "function", lambda kernel, **options: asked.append(kernel) or function(
+        kernel, **options))
+    first, second = gs.Graph(ctx.soft_max(ctx.add(a, a))), gs.Graph(ctx.rms_norm(ctx.add(a, a), 1e-5))
+    cuda.alloc_tensors(ctx)
+    plans = [cuda.graph_plan_create(graph) for graph in (first, second)]
+    kernels = [{launch.kernel for launch in plan.launches} for plan in plans]
+    assert [len(names) for names in kernels] == [2, 2]
+    for plan, needed in zip(plans, (kernels[0], kernels[1] - kernels[0]), strict=True):
+        for _ in range(3):
+            cuda.graph_plan_compute(plan)
+        together, *one_by_one = asked
+        assert together == needed and set(one_by_one) == needed
+        asked.clear()
+
+
 def test_without_capture_every_kernel_is_launched():
     with devices.backend(capture=False) as cuda:
         Sums(cuda).check(3)

@@ -506,6 +506,29 @@ def test_of_a_list_of_kernels_only_the_entry_in_use_is_compiled(cuda, device, te
     assert compiled(cuda)[3].startswith("#define LIST(X) X(a, 1)")
 
 
+@pytest.mark.parametrize(("n_cores", "n_programs", "at_once"), [(3, 3, 3), (2, 4, 2), (None, 2, 1)])
+def test_programs_are_compiled_in_threads(cuda, device, texts, monkeypatch, n_cores, n_programs, at_once):
+    """As many at once as there are cores: each waits for so many others, and none meets more."""
+    monkeypatch.setattr(real.os, "cpu_count", lambda: n_cores)
+    texts |= {f"f{i}": f"// text {i}" for i in range(n_programs)}
+    barrier, running, most = threading.Barrier(at_once), [], []
+    compile_program = Nvrtc.compileProgram
+
+    def wait(self, program, options):
+        running.append(program)
+        most.append(len(running))
+        barrier.wait(60)                    # broken where fewer compile at once
+        compile_program(self, program, options)
+        barrier.wait(60)
+        running.remove(program)
+
+    monkeypatch.setattr(Nvrtc, "compileProgram", wait)
+    device.load([f"f{i}.kernel" for i in range(n_programs)])
+    assert len(cuda.sources) == n_programs and max(most) <= at_once
+    device.load([f"f{i}.kernel" for i in range(n_programs)])
+    assert len(cuda.sources) == n_programs
+
+
 def test_machine_code_is_kept_on_disk_until_the_source_changes(cuda, texts, tmp_path):
     def load() -> int:
         real._entries.cache_clear()
@@ -600,8 +623,23 @@ def test_no_memory_for_cublas_is_no_memory(cuda, device):
 
 
 def test_without_cublas_there_is_none(cuda, device, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", ModuleType("cupy_backends.cuda.libs"))
-    assert device.blas() is None
+    """CuPy has its bindings all the same, and loads the library when they are asked for: that is what fails."""
+    libraries = sys.modules["cupy_backends.cuda.libs"]
+    asked = []
+
+    def load(name: str):
+        if name != "cublas":
+            raise AttributeError(name)
+        asked.append(name)
+        raise ImportError('Failure finding "libcublas.so.13"')
+
+    assert isinstance(device.blas(), real.CupyBlas)
+    libraries.__getattr__ = load
+    monkeypatch.delattr(libraries, "cublas")
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.cublas", ModuleType("cupy_backends.cuda.libs.cublas"))
+    assert device.blas() is None and asked
+    with gs.CupyBackend(device) as backend:
+        assert backend.blas is None
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
