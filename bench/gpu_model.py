@@ -5,9 +5,11 @@
 For each launch the model adds what passes before it starts (`gap`), a chain of accesses to memory that wait for each
 other, and its bytes at the rate that the device gives for as many bytes in flight as its blocks have; or its operations
 at the rate of tensor cores, if that is longer.  The blocks that are left over after whole waves have fewer bytes in
-flight.  Counts of launches and bytes are exact (gpu_launches.py).  Times are estimates, marked ~: no GPU was there to
-compare them with, and what is published fixes two of the model's numbers, the rate of large reads and the time that
-each launch adds; see `PUBLISHED`.  `bench/gpu.py` measures what this page predicts.
+flight.  Counts of launches, bytes and operations are exact (gpu_launches.py).  Times are estimates, marked ~: no GPU
+was there to compare them with, and what is published fixes three of the model's numbers, the rate of large reads, the
+time that each launch adds, and what tiles reach of the tensor cores' rate; see `PUBLISHED`.  Products of two to eight
+columns are taken to wait for memory alone, which is too fast: llama.cpp takes 1.3 times as long for two on an RTX 3090,
+and 2.4 times for eight.  `bench/gpu.py` measures what this page predicts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from gpu_launches import Launched, family
 from ggml_sched.backends.cupy.ops import library
 from ggml_sched.planning.tables import markdown
 
-__all__ = ["DEVICES", "PUBLISHED", "TARGETS", "GPU", "each", "needed_of_tiles", "seconds", "share", "token"]
+__all__ = ["DEVICES", "MORE_LAUNCHES", "PUBLISHED", "TARGETS", "GPU", "dense_share", "each", "needed_of_tiles", "rate",
+           "seconds", "share", "token"]
 
 
 @dataclass(frozen=True)
@@ -54,19 +57,31 @@ DEVICES = {
     "H200": GPU(132, 64, 4.8e12, 0.90, 0.75e-6, 1.0e-6, 1979e12, 989e12, 67e12, overlaps=True),
     "A100": GPU(108, 64, 2.039e12, 0.90, 0.65e-6, 1.2e-6, 624e12, 312e12, 19.5e12),
     "4090": GPU(128, 48, 1.008e12, 0.92, 0.60e-6, 1.0e-6, 661e12, 165e12, 82.6e12),
+    "3090": GPU(82, 48, 0.936e12, 0.92, 0.60e-6, 1.1e-6, 284e12, 71e12, 35.6e12),
     "3060": GPU(28, 48, 0.36e12, 0.92, 0.60e-6, 1.2e-6, 102e12, 25.5e12, 12.7e12),
 }
-"""Multiprocessors, rates of memory and of operations are NVIDIA's (H200 SXM, A100 SXM 80 GB, RTX 4090, RTX 3060 of
-12 GB: data sheets and architecture papers).  Reads of global memory take some 500 cycles on idle devices of these
-generations ("Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", arXiv 2402.13499); about twice as long
-under load is assumed.  `large`: copies of 4.3 TB/s were seen on an H200; those of the other devices, and all of `gap`,
-are assumed, so that PUBLISHED is met within a tenth."""
+"""Multiprocessors, rates of memory and of operations are NVIDIA's (H200 SXM, A100 SXM 80 GB, RTX 4090, RTX 3090, RTX
+3060 of 12 GB: data sheets and architecture papers).  Reads of global memory take some 500 cycles on idle devices of
+these generations ("Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", arXiv 2402.13499); about twice as
+long under load is assumed.  `large`: copies of 4.3 TB/s were seen on an H200; those of the other devices, and all of
+`gap`, are assumed, so that PUBLISHED is met within a tenth."""
 
 PUBLISHED = {
-    # llama 8B Q4_0, 512 tokens in batches of one behind 32,768 others: ggml-org/llama.cpp, pull request 17505.
-    ("llama-3-8b", "4090", 32768): 102.8,
+    # A token behind 32,768 others: ggml-org/llama.cpp, pull requests 17505 and 17891.
+    ("llama-3-8b", "4090", 32768, 1): 102.8,
+    ("llama-2-7b", "3090", 32768, 1): 40.0,
+    # 512 tokens, alone and behind 32,768 others: pull requests 7676 and 17505.
+    ("llama-3-8b", "4090", 512, 512): 10359,
+    ("llama-3-8b", "3090", 32768, 512): 1448,
 }
-"""{model, device, rows: tokens a second} by llama.cpp, which has the same weights and caches to read."""
+"""{model, device, rows, tokens of a graph: tokens a second} by llama.cpp, of q4_0 weights: it has the same weights and
+caches to read, and as many operations."""
+
+MORE_LAUNCHES = {
+    # 512 tokens, one by one: pull request 15802.
+    ("llama-3-8b", "3090", 256, 1): 156.6,
+}
+"""The same where the launches count, of which llama.cpp had more than twice as many: the model is to be faster."""
 
 TARGETS = {"H200": 0.6, "A100": 0.75, "4090": 0.8}
 """The share of the copies' rate that a token of llama-2-7b shall reach at 256 rows."""
@@ -89,8 +104,11 @@ EARLY = 0.5
 in: assumed."""
 CACHED = 2.0
 """How much faster than from memory weights are read from the cache that all multiprocessors share: assumed."""
+TILES = 0.25
+"""The share of the rate of 8-bit integers that tiles reach: that of llama.cpp's, by PUBLISHED."""
 DENSE = 0.5
-"""The share of the rate of operations that tiles reach, and attention: assumed."""
+"""The share of the rate of operations that attention reaches, and tiles without tensor cores: assumed, and met by
+PUBLISHED on an RTX 3090."""
 LIBRARY = 0.75
 """The share that cuBLAS reaches of that of f16, which is half of that of 8-bit integers: assumed."""
 
@@ -98,10 +116,11 @@ LIBRARY = 0.75
 def dense(launch: Launched, gpu: GPU) -> float:
     """Seconds that the operations of a launch take at least; 0 for those that wait for memory in any case."""
     module = launch.kernel.partition(".")[0]
-    rate = {"mma": gpu.tensor, "attention_mma": gpu.half, "attention": gpu.single, "matmul": gpu.single}
+    rate = {"mma": gpu.tensor * TILES, "attention_mma": gpu.half * DENSE, "attention": gpu.single * DENSE,
+            "matmul": gpu.single * DENSE}
     found = next((of for name, of in rate.items() if module.startswith(name)), 0.0)
     busy = min(1.0, launch.blocks / gpu.n_multiprocessors)
-    return launch.operations / (found * DENSE * busy) if found else 0.0
+    return launch.operations / (found * busy) if found else 0.0
 
 
 def seconds(launch: Launched, gpu: GPU, early: bool = False, ahead: float = 0.0) -> float:
@@ -150,6 +169,11 @@ def share(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> floa
     return sum(launch.read for launch in launches) / gpu.copies / token(launches, gpu, overlap)
 
 
+def dense_share(launches: Sequence[Launched], gpu: GPU, overlap: bool = False) -> float:
+    """Of the tensor cores' rate with 8-bit integers: the operations, by the time."""
+    return sum(launch.operations for launch in launches) / gpu.tensor / token(launches, gpu, overlap)
+
+
 def needed_of_tiles(gpu: GPU, columns: int, rows: int = 4096, k: int = 4096) -> float:
     """The share of the tensor cores' rate from which on tiles take less time than the library for q4_0 weights and so
     many columns: the library needs three launches, of which one decodes the weights to f16, and multiplies at half the
@@ -159,6 +183,13 @@ def needed_of_tiles(gpu: GPU, columns: int, rows: int = 4096, k: int = 4096) -> 
     product = max(2 * rows * k / gpu.copies, operations / (gpu.tensor / 2 * LIBRARY))
     other = 3 * (gpu.gap + gpu.latency) + decoding + product
     return operations / (gpu.tensor * (other - gpu.gap - CHAINS["mma"] * gpu.latency / 2))
+
+
+def rate(model: str, device: str, rows: int, n_tokens: int) -> float:
+    """Tokens a second of graphs of so many tokens, the last of a cache of so many rows."""
+    gpu = DEVICES[device]
+    graph = gpu_launches.graph_of(model, rows, n_tokens)
+    return n_tokens / token(gpu_launches.launched(graph, gpu.n_multiprocessors), gpu)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -182,20 +213,21 @@ def main(arguments: list[str] | None = None) -> int:
                              if family(launch.kernel) == kernel]
                 those, time = [launch for launch, _ in of_kernel], sum(time for _, time in of_kernel)
                 rows.append([kernel, len(those), f"{sum(x.read + x.written for x in those) / 1e6:,.1f}",
-                             f"~{time * 1e6:,.0f}", f"{time / total:.0%}",
+                             f"{sum(x.operations for x in those) / 1e9:,.1f}", f"~{time * 1e6:,.0f}",
+                             f"{time / total:.0%}",
                              f"{sum(launch.read for launch in those) / gpu.copies / time:.2f}"])
             print(f"{model} on {name}, {options.tokens} token{'s' * (options.tokens > 1)} at {options.rows} rows: "
                   f"{len(found)} launches, ~{total * 1e3:.2f} ms, ~{options.tokens / total:,.0f} tokens/s, "
-                  f"~{share(found, gpu, options.overlap):.2f} of the rate of copies\n")
-            print(markdown(["kernel", "launches", "MB", "us", "of the time", "of the rate"], rows), end="\n\n")
-    for (model, name, depth), published in PUBLISHED.items():
-        found = gpu_launches.launched(gpu_launches.graph_of(model, depth), DEVICES[name].n_multiprocessors)
-        print(f"{model} on {name} at {depth} rows: ~{1 / token(found, DEVICES[name]):,.0f} tokens/s; "
-              f"llama.cpp's published rate is {published}")
+                  f"~{share(found, gpu, options.overlap):.2f} of the rate of copies, "
+                  f"~{dense_share(found, gpu, options.overlap):.2f} of the tensor cores' rate\n")
+            print(markdown(["kernel", "launches", "MB", "Gop", "us", "of the time", "of the rate"], rows), end="\n\n")
+    for (model, name, depth, n_tokens), published in (PUBLISHED | MORE_LAUNCHES).items():
+        print(f"{model} on {name}, {n_tokens} token{'s' * (n_tokens > 1)} at {depth} rows: "
+              f"~{rate(model, name, depth, n_tokens):,.0f} tokens/s; llama.cpp's published rate is {published:,}")
     shares = ", ".join(f"{needed_of_tiles(DEVICES[name], library.MANY_QUANTISED):.2f} on {name}"
                        for name in options.device or DEVICES)
     print(f"At {library.MANY_QUANTISED} columns tiles take less time than the library where they reach this share of "
-          f"the tensor cores' rate: ~{shares}; assumed are {DENSE}.")
+          f"the tensor cores' rate: ~{shares}; assumed are {TILES}.")
     print("\nTimes are estimates: none was measured.")
     return 0
 
