@@ -202,6 +202,33 @@ def a_process_ends_without_closing() -> None:
     sys.modules["__main__"].backend = backend       # type: ignore[attr-defined]  # lives to the very end
 
 
+def without_cublas_products_of_prompts_are_computed_in_tiles() -> None:
+    """CuPy's wheels leave cuBLAS out; their bindings are there, and find no library."""
+    world = cuda_stub.install(cublas=False)
+    from cuda import pathfinder
+    load = pathfinder.load_nvidia_dynamic_lib
+
+    def find(name: str) -> object:
+        if name.startswith("cublas"):
+            raise pathfinder.DynamicLibNotFoundError(f'Failure finding "lib{name}.so"')
+        return load(name)
+
+    pathfinder.load_nvidia_dynamic_lib = find
+    with gs.CupyBackend() as backend, gs.Context("product") as ctx:
+        assert backend.blas is None
+        w, x = ctx.tensor("f16", (64, 24), "w"), ctx.tensor("f32", (64, 40), "x")
+        out = ctx.mul_mat(w, x)
+        with backend.alloc_tensors(ctx):
+            rng = np.random.default_rng(1)
+            a, b = (rng.standard_normal(t.ne[1::-1]).astype(np.float32) for t in (w, x))
+            w.set(a)
+            x.set(b)
+            backend.graph_compute(gs.Graph(out))
+            backend.synchronize()
+            assert np.allclose(out.numpy(), b @ a.astype(np.float16).astype(np.float32).T, atol=1e-3)
+    assert not world.complaints and world.launched == {"f16": 1}, (world.complaints, world.launched)
+
+
 def a_freed_handle_of_cublas_is_refused() -> None:
     cuda_stub.install()
     from ggml_sched.backends.cupy.real import open_device

@@ -3,7 +3,9 @@ several devices, errors planted in each call, and processes that begin and end."
 
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import cuda_stub
@@ -14,7 +16,7 @@ import real_cupy
 from processes import cases_of, run_case, run_program
 
 import ggml_sched as gs
-from ggml_sched.llama import load, random_llama
+from ggml_sched.llama import Model, load, random_llama
 from ggml_sched.testing.contract import CASES, BackendContract
 
 if real_cupy.MISSING is not None:
@@ -178,6 +180,75 @@ def test_an_error_of_a_call_is_typed_and_everything_works_afterwards(call, statu
         assert world.left() == {}
     found = logits([real_cupy.backend(exact=True)])
     assert ((found - expected) ** 2).sum() / (expected**2).sum() < 1e-6
+
+
+STEPS = [TOKENS, *([t] for t in TOKENS[:4])]
+"""Tokens of computes: a prompt's, then single ones, whose plan is launched, captured, and replayed twice."""
+REPLAYED = 3
+"""The first step that replays graphs."""
+CAPTURED = ("cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphDestroy")
+LATER = [(1, call) for call in ("cuCtxGetCurrent", "cudaMemcpyAsync", "cudaStreamSynchronize", "cuLaunchKernel",
+                                "cudaGraphLaunch", *CAPTURED)]
+LATER += [(2, call) for call in ("cuCtxGetCurrent", "cuCtxSetCurrent", "cudaMemcpyAsync", "cudaStreamSynchronize",
+                                 "cudaGraphLaunch", "cudaEventCreateWithFlags", "cudaEventRecord",
+                                 "cudaStreamWaitEvent", "cudaEventDestroy", *CAPTURED)]
+"""The number of devices, and each function that computes of a model call again and again, or to capture graphs."""
+
+
+@cache
+def steps(n_devices: int) -> tuple[list[np.ndarray], list[Counter[str]]]:
+    """Without errors: the logits of each step, and how often it calls each function."""
+    world, results, calls = real_cupy.world(), [], []
+    with model_on(n_devices) as model:
+        for tokens in STEPS:
+            before = world.counts.copy()
+            results.append(model.eval(tokens))
+            calls.append(world.counts - before)
+    return results, calls
+
+
+def model_on(n_devices: int) -> Model:
+    return load(LLAMA, [real_cupy.backend(i, exact=True) for i in range(n_devices)], n_ctx=32)
+
+
+@pytest.mark.parametrize("n_devices", [1, 2])
+def test_the_list_of_later_calls_is_complete(n_devices):
+    _, calls = steps(n_devices)
+    listed = {call for n, call in LATER if n == n_devices}
+    replays = set.intersection(*map(set, calls[REPLAYED:]))
+    captures = {call for call in calls[REPLAYED - 1] if call in CAPTURED}
+    assert replays | captures | ({"cuLaunchKernel"} if n_devices == 1 else set()) == listed
+    assert captures == {*CAPTURED} and not any(call in step for step in calls[REPLAYED:] for call in CAPTURED)
+    assert [bool(step["cudaGraphLaunch"]) for step in calls] == [False, False, True, True, True]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")       # by finalisers of CuPy's events
+@pytest.mark.parametrize("status", [2, 700])
+@pytest.mark.parametrize(("n_devices", "call"), LATER)
+def test_an_error_of_one_later_call_is_typed_and_the_same_model_goes_on(n_devices, call, status):
+    """The first, and the last, of a step's calls of a function fails once; the step is repeated, with the same bits."""
+    expected, calls = steps(n_devices)
+    world, n_planted = real_cupy.world(), 0
+    with model_on(n_devices) as model:
+        for tokens, logits, counts in zip(STEPS, expected, calls, strict=True):
+            n_past = model.n_past
+            for before in {0, counts[call] - 1} if counts[call] else ():
+                world.failing_once[call] = before, status
+                try:
+                    found = model.eval(tokens)
+                except (gs.BackendError, gs.OutOfMemory) as error:
+                    assert str(error) and model.n_past == n_past
+                else:                       # such as of a graph that is refused: its kernels are launched
+                    assert (found == logits).all()
+                    model.truncate(n_past)
+                n_planted += call not in world.failing_once
+                world.failing_once.clear()
+            assert (model.eval(tokens) == logits).all()
+    assert n_planted >= 1
+    del model
+    gc.collect()
+    if "Destroy" not in call:
+        assert world.left() == {}
 
 
 # -- processes ----------------------------------------------------------------------------------------------------

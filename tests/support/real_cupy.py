@@ -26,6 +26,7 @@ def world(late: bool = False) -> cuda_stub.World:
     made.forget()
     made.late = late
     made.failing.clear()
+    made.failing_once.clear()
     made.complaints.clear()
     made.counts.clear()
     made.launched.clear()

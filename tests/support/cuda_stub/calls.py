@@ -36,8 +36,10 @@ class Calls:
             try:
                 with world.lock:
                     world.counts[name] += 1
-                    if name in world.failing:
-                        raise CudaError(world.failing[name], "planted")
+                    if planted := world.planted(name):
+                        if name == "cudaStreamEndCapture":      # ends a capture in any case
+                            world.stream(args[0]).capture = None
+                        raise CudaError(planted, "planted")
                     if function is _unsupported:
                         raise CudaError(NOT_SUPPORTED, "not in the stub")
                     return function(world, *(0 if arg is None else arg for arg in args)) or 0

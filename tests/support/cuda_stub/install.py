@@ -48,8 +48,9 @@ def missing() -> str | None:
     return "there is a driver of CUDA: the tests of the stub do not run beside it"
 
 
-def install(devices: int = 1, memory: int = 2 << 30, arch: int = 90, late: bool = False) -> World:
-    """Make the stub CUDA of this process, before CuPy is imported; it stays until the process ends."""
+def install(devices: int = 1, memory: int = 2 << 30, arch: int = 90, late: bool = False, cublas: bool = True) -> World:
+    """Make the stub CUDA of this process, before CuPy is imported; it stays until the process ends.  `cublas`: with
+    a cuBLAS."""
     if "cupy" in sys.modules:
         raise RuntimeError("cuda_stub.install comes before `import cupy`")
     world = World(devices, memory, arch, late=late)
@@ -59,7 +60,8 @@ def install(devices: int = 1, memory: int = 2 << 30, arch: int = 90, late: bool 
     driver, = (backends / "api").glob("driver.*.so")
     names = re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", driver.read_bytes())
     _load(world, DRIVER, {name.decode() for name in names} | DRIVER.functions.keys(), "libcuda.so.1", Path(folder))
-    _load_cublas(world, backends, Path(folder))
+    if cublas:
+        _load_cublas(world, backends, Path(folder))
 
     import cupy_backends.cuda.api.runtime as runtime
     _overwrite(world, Path(runtime.__file__))

@@ -80,7 +80,8 @@ class Allocation(NamedTuple):
 
 class World:
     """`counts` has how often each function was called; `failing[name]` is the status that a function returns from now
-    on; `contexts` are the devices whose primary context was made."""
+    on, `failing_once[name]` that of one call, after so many others; `contexts` are the devices whose primary context
+    was made."""
 
     def __init__(self, devices: int = 1, memory: int = 2 << 30, arch: int = 90, n_multiprocessors: int = 132,
                  late: bool = False) -> None:
@@ -94,6 +95,7 @@ class World:
         self.lock = threading.RLock()
         self.counts: Counter[str] = Counter()
         self.failing: dict[str, int] = {}
+        self.failing_once: dict[str, tuple[int, int]] = {}      # {name: (calls before it, status)}
         self.complaints: list[str] = []
         self.contexts: set[int] = set()
         self.allocations: dict[int, Allocation] = {}
@@ -110,6 +112,15 @@ class World:
         self.early: Counter[str] = Counter()        # of those launched, such as may begin before others have ended
         self._thread = threading.local()
         self._handle = 0x5000_0000
+
+    def planted(self, name: str) -> int:
+        """The status that this call of a function has to return; 0: none was planted."""
+        if name in self.failing_once:
+            before, status = self.failing_once.pop(name)
+            if not before:
+                return status
+            self.failing_once[name] = before - 1, status
+        return self.failing.get(name, 0)
 
     # -- what is left -------------------------------------------------------------
 
