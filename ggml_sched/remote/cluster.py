@@ -23,8 +23,9 @@ AGAIN = "~"
 
 
 class Cluster:
-    """Workers and their backends, best first as the workers name them.  A context manager: closing it frees what the
-    session holds, and ends the workers that `connect` has started."""
+    """Workers and their backends, best first as the workers name them: w0:CPU, or w0:CPU0, w0:CPU1 where a worker gives
+    several one name.  A context manager: closing it frees what the session holds, and ends the workers that `connect`
+    has started."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -38,8 +39,9 @@ class Cluster:
     def _join(self, worker: str, title: str) -> tuple[RemoteBackend, ...]:
         self._last[title] = worker
         said = self.session.call(worker, ["ask", "answer", "hello", []])["answer"]
-        joined = tuple(RemoteBackend(self.session, worker, k, facts, f"{title}:{facts['name']}")
-                       for k, facts in enumerate(said))
+        names = [f"{title}:{facts['name']}" for facts in said]
+        joined = tuple(RemoteBackend(self.session, worker, k, facts, f"{name}{k}" if names.count(name) > 1 else name)
+                       for k, (name, facts) in enumerate(zip(names, said, strict=True)))
         self.backends += joined
         for backend in joined:
             if backend.facts["host"] and not backend.facts["bounded"]:

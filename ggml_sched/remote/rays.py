@@ -44,6 +44,8 @@ CHAIN_BYTES = 1 << 20
 """Bytes of the largest message that a chain carries: its channels grow to the largest one that they have had."""
 CHANNEL_BYTES = 1 << 16
 """Bytes of a channel at first."""
+OWN = "ggml-sched"
+"""A resource of a Ray that this package has started, where workers reserve no CPUs: nothing else runs there."""
 IN_TURN = 1e-3
 """Seconds that the driver waits at the chain before it looks at its calls again, where both are under way."""
 
@@ -55,7 +57,7 @@ def initialized(address: str | None, n_cpus: int) -> bool:
         return False
     # A local Ray runs its workers at a low priority unless the environment says otherwise.
     local = {} if address is not None else {"num_cpus": n_cpus, "include_dashboard": False,
-                                            "_system_config": {"worker_niceness": 0}}
+                                            "resources": {OWN: 1}, "_system_config": {"worker_niceness": 0}}
     try:
         ray.init("local" if address is None else address, log_to_driver=False, logging_level="ERROR",
                  runtime_env={"worker_process_setup_hook": _package_import()}, **local)
@@ -211,7 +213,8 @@ class _Chain:
 
 class RayActors:
     """Starts an actor for each worker: `workers` is {name: how}, `options` those of each of Ray's actors, such as
-    {"num_cpus": 2, "resources": {...}}.  A `StartingTransport`.
+    {"num_cpus": 2, "resources": {...}}.  Without, it reserves as many CPUs as it has threads, or none on a Ray that
+    this package has started.  A `StartingTransport`.
 
     Ray must have been initialised; `ends_ray`: closing ends it.  `nodes` are Ray's ids of the machines, by worker.
     `chained`: messages may take the chain, where Ray can compile one.
@@ -227,7 +230,7 @@ class RayActors:
         self.messages_chained: int = 0
         self.messages_called: int = 0
         """How many messages took the chain, and how many were calls of the driver."""
-        self._options = dict(options or {})
+        self._options = {**({"num_cpus": 0} if OWN in ray.cluster_resources() else {}), **(options or {})}
         self._ends_ray = ends_ray
         self._actors: dict[str, Any] = {}
         self._chain: _Chain | None = None

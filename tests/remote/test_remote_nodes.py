@@ -64,10 +64,30 @@ def test_the_command_line_joins_a_cluster_or_starts_a_ray_of_its_own_beside_it(m
         return done.stdout, done.stderr
 
     want, _ = text("--backend", "cpu")
-    for arguments in (["--backend", "ray:2"], ["--backend", "ray:2", "--ray", "auto"]):
+    for arguments in (["--backend", "ray:2"], ["--backend", "ray:2", "--ray", "auto"], ["--backend", "ray:1", "ray:1"]):
         out, err = text(*arguments)
         assert out == want and "w0:CPU (RemoteBackend), w1:CPU (RemoteBackend)" in err, arguments
     assert len(machines.list_all_nodes()) == 2
+
+
+OWN_RAY = """
+import ggml_sched as gs
+import ray
+
+with gs.remote.connect(workers=1, threads=1) as cluster:
+    cluster.join("w1", threads=2)
+    with gs.remote.connect(workers=["w2"], threads=2) as other:
+        print(*(backend.name for backend in (*cluster.backends, *other.backends)))
+    cluster.backends[1].ask("memory", 0)
+print(ray.is_initialized())
+"""
+
+
+def test_a_ray_that_connect_has_started_has_room_for_others(machines):
+    """Workers that join, and those of a second cluster.  In a process of its own: Ray starts no actors on a cluster in
+    a process that has had a local Ray meanwhile."""
+    done = subprocess.run([sys.executable, "-c", OWN_RAY], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["w0:CPU", "w1:CPU", "w2:CPU", "False"], done.stderr
 
 
 # The last one: it ends a machine.

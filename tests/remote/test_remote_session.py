@@ -151,6 +151,18 @@ def test_what_was_to_be_freed_on_other_workers_is_freed_after_a_loss(is_sent):
         other.close()
 
 
+def test_backends_of_one_name_on_a_worker_have_names_of_their_own(ctx):
+    with simulated(2, backends=lambda: [gs.CpuBackend(1), gs.CpuBackend(1), gs.CpuBackend(1, name="b")]) as cluster:
+        names = [backend.name for backend in cluster.backends]
+        assert names == ["w0:CPU0", "w0:CPU1", "w0:b", "w1:CPU0", "w1:CPU1", "w1:b"]
+        graph, x, y, _held = two_halves(ctx, *cluster.backends[:2])
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            assert np.array_equal(y.numpy(), np.full((2, 16), 6.0, np.float32))
+
+
 def test_what_was_to_be_freed_on_a_lost_worker_alone_is_forgotten():
     with simulated(2) as cluster:
         session = cluster.session
