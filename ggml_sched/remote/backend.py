@@ -24,7 +24,16 @@ from ggml_sched.remote.files import SMALLEST, digest_of
 from ggml_sched.remote.session import COMPUTED, NOTHING, Doing, Out, Session
 from ggml_sched.remote.tensors import bytes_at, described, values_of
 
-__all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent"]
+__all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent", "RemoteWorker"]
+
+
+class RemoteWorker(NamedTuple):
+    """A worker that a session uses, by the name that the transport has for it; `facts` are what it says of each of its
+    backends (`Worker.describe`)."""
+
+    session: Session
+    name: str
+    facts: Sequence[dict[str, Any]]
 
 
 class RemoteBuffer(Buffer):
@@ -71,7 +80,6 @@ def _number(tensor: Tensor) -> int:
     return cast("RemoteBuffer", tensor.buffer).number
 
 
-
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
     """The bytes [start, end) of each message that carries a part of so many."""
     return ((start, min(start + PIECE, size)) for start in range(0, max(size, 1), PIECE))
@@ -115,24 +123,26 @@ class _Fetched(NamedTuple):
 
 
 class RemoteBackend(Backend):
-    """Backend number `device` of a worker.
+    """Backend number `device` of a worker of a cluster: `RemoteBackend(cluster.workers[0])`.
 
-    `facts` is what the worker says of it (`Worker.describe`); `name` defaults to the worker's name and the backend's.
-    Methods raise BackendLost once the worker is lost, and the errors of its backend as they are, with a note that names
-    the worker.
+    `cluster.backends` has one of each.  `name` defaults to the worker's name and the backend's.  Several of one device
+    share its memory and its bound.  Methods raise BackendLost once the worker is lost, and the errors of its backend as
+    they are, with a note that names the worker.
     """
 
     asynchronous = True
     concurrent_copies = True
     takes_at_once = True
 
-    def __init__(self, session: Session, worker: str, device: int, facts: dict[str, Any],
-                 name: str | None = None) -> None:
-        super().__init__(f"{worker}:{facts['name']}" if name is None else name, facts["alignment"])
-        self.session = session
-        self.worker: str = worker
+    def __init__(self, worker: RemoteWorker, device: int = 0, name: str | None = None) -> None:
+        if not 0 <= index(device) < len(worker.facts):
+            raise ValueError(f"worker {worker.name!r} has {len(worker.facts)} backends, and none with number {device}")
+        facts = worker.facts[device]
+        super().__init__(f"{worker.name}:{facts['name']}" if name is None else name, facts["alignment"])
+        self.session: Session = worker.session
+        self.worker: str = worker.name
         self.device = device
-        self.facts = facts
+        self.facts: dict[str, Any] = facts
         self.max_buffer_size: int | None = facts["max_buffer_size"]
         self.kv_padding: int = facts["kv_padding"]
         self.has_memory: bool = facts["has_memory"]
@@ -142,7 +152,7 @@ class RemoteBackend(Backend):
         """The values of tensors that were read or written."""
         self._fetched: list[_Fetched] = []
         """Outputs of the splits computed last, since when nothing else was queued here."""
-        session.on_failure(self.note_failure)
+        self.session.on_failure(self.note_failure)
 
     # -- commands --------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ggml_sched.errors import BackendError, BackendLost, OutOfMemory
 from ggml_sched.planning.envelopes import PIECE
-from ggml_sched.remote.backend import RemoteBackend
+from ggml_sched.remote.backend import RemoteBackend, RemoteWorker
 from ggml_sched.remote.session import Session
 from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names, machine
 
@@ -23,13 +23,14 @@ AGAIN = "~"
 
 
 class Cluster:
-    """Workers and their backends, best first as the workers name them: w0:CPU, or w0:CPU0, w0:CPU1 where a worker gives
-    several one name.  A context manager: closing it frees what the session holds, and ends the workers that `connect`
-    has started."""
+    """`workers` and their `backends`, best first as the workers name them: w0:CPU, or w0:CPU0, w0:CPU1 where a worker
+    gives several one name.  A context manager: closing it frees what the session holds, and ends the workers that
+    `connect` has started."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.session.sharers[machine()] += 1        # this process
+        self.workers: tuple[RemoteWorker, ...] = ()
         self.backends: tuple[RemoteBackend, ...] = ()
         self._last: dict[str, str] = {}
         """{name of a worker: the transport's name of the last one that was started under it}."""
@@ -39,9 +40,11 @@ class Cluster:
     def _join(self, worker: str, title: str) -> tuple[RemoteBackend, ...]:
         self._last[title] = worker
         said = self.session.call(worker, ["ask", "answer", "hello", []])["answer"]
+        there = RemoteWorker(self.session, worker, said)
         names = [f"{title}:{facts['name']}" for facts in said]
-        joined = tuple(RemoteBackend(self.session, worker, k, facts, f"{name}{k}" if names.count(name) > 1 else name)
-                       for k, (name, facts) in enumerate(zip(names, said, strict=True)))
+        joined = tuple(RemoteBackend(there, k, f"{name}{k}" if names.count(name) > 1 else name)
+                       for k, name in enumerate(names))
+        self.workers += there,
         self.backends += joined
         for backend in joined:
             if backend.facts["host"] and not backend.facts["bounded"]:

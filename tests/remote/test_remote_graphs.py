@@ -66,8 +66,7 @@ class TestGgmlOfAWorker(BackendContract):
             yield
 
     def backend_of(self, worker, name):
-        known = self.cluster.backends[worker]
-        return RemoteBackend(known.session, known.worker, known.device, known.facts, name)
+        return RemoteBackend(self.cluster.workers[worker], name=name)
 
     def new_backend(self):
         return self.backend_of(0, "mine")

@@ -12,6 +12,7 @@ from remote_workers import products, simulated, two_halves
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.remote import RemoteBackend
 from ggml_sched.remote.envelope import Envelope, Segment
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import MAX_HELD, Worker
@@ -155,6 +156,10 @@ def test_backends_of_one_name_on_a_worker_have_names_of_their_own(ctx):
     with simulated(2, backends=lambda: [gs.CpuBackend(1), gs.CpuBackend(1), gs.CpuBackend(1, name="b")]) as cluster:
         names = [backend.name for backend in cluster.backends]
         assert names == ["w0:CPU0", "w0:CPU1", "w0:b", "w1:CPU0", "w1:CPU1", "w1:b"]
+        assert [worker.name for worker in cluster.workers] == ["w0", "w1"]
+        assert RemoteBackend(cluster.workers[1], 2).name == "w1:b"
+        with pytest.raises(ValueError, match="worker 'w1' has 3 backends, and none with number 3"):
+            RemoteBackend(cluster.workers[1], 3)
         graph, x, y, _held = two_halves(ctx, *cluster.backends[:2])
         with gs.Scheduler(cluster.backends) as scheduler:
             scheduler.alloc(graph)
