@@ -3,7 +3,7 @@
     python bench/remote.py [--rounds N] [--model FILE] [--transports processes ray]
 
 Prints a table.  Ratios are medians of blocks in turn (timing.py).  The bare call is one of a Ray actor, or of a process
-over pipes, that returns as many bytes as it is given.  Under Ray a split takes the chain of actors, a compiled graph;
+over pipes, that returns as many bytes as it is given.  Under Ray a split takes the relay of actors, a compiled graph;
 one more row has it as calls.  The model is a random one of 160M parameters unless a file is given.  Pipelining is
 measured on a simulated network with a clock of its own, so its row is exact; the others need an idle machine.
 """
@@ -39,7 +39,7 @@ LINK, COMPUTE = 1e-3, 5e-3
 """Seconds of a simulated link, and of a simulated split."""
 
 
-def chain(backends: tuple[gs.Backend, ...], n: int) -> tuple[gs.Graph, gs.Tensor, gs.Tensor, list[object]]:
+def scaled(backends: tuple[gs.Backend, ...], n: int) -> tuple[gs.Graph, gs.Tensor, gs.Tensor, list[object]]:
     """A vector scaled on each backend in turn: (graph, input, output, what must stay alive)."""
     ctx, held = gs.Context(), []
     x = y = ctx.tensor("f32", (n, 1), "x", input=True)
@@ -78,7 +78,7 @@ def pipelining(n: int = 4) -> float:
         workers = [Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)]
         network = remote.SimulatedNetwork(workers, delay=LINK, cost=cost)
         with remote.cluster_of(network) as cluster:
-            graph, x, _y, _held = chain(cluster.backends, 64)
+            graph, x, _y, _held = scaled(cluster.backends, 64)
             with gs.Scheduler(cluster.backends, copies=n) as scheduler:
                 scheduler.alloc(graph)
                 for _ in range(n):      # splits are registered for each slot of a copy
@@ -128,7 +128,7 @@ def bare_call(transport: str, stack: ExitStack) -> Callable[[], object]:
 def overhead(cluster: Cluster, transport: str, rounds: int) -> tuple[float, float]:
     """Microseconds of a remote split with 16 KiB in and out, and how it is to a bare call."""
     with ExitStack() as stack:
-        graph, x, y, _held = chain(cluster.backends[:1], ACTIVATIONS)
+        graph, x, y, _held = scaled(cluster.backends[:1], ACTIVATIONS)
         scheduler = stack.enter_context(gs.Scheduler(cluster.backends[:1]))
         scheduler.alloc(graph)
         values = np.ones((1, ACTIVATIONS), np.float32)
@@ -147,10 +147,10 @@ def overhead(cluster: Cluster, transport: str, rounds: int) -> tuple[float, floa
 
 
 def overhead_of_calls(rounds: int) -> tuple[float, float]:
-    """`overhead` under Ray where no message takes the chain."""
+    """`overhead` under Ray where no message takes the relay."""
     from ggml_sched.remote.rays import RayActors, initialized
 
-    carrier = RayActors({"w0": remote.WorkerOptions(threads=1)}, ends_ray=initialized(None, 2), chained=False)
+    carrier = RayActors({"w0": remote.WorkerOptions(threads=1)}, ends_ray=initialized(None, 2), relayed=False)
     with cluster_of(carrier) as cluster:
         return overhead(cluster, "ray", rounds)
 

@@ -1,7 +1,7 @@
 """Workers as Ray actors, on one machine or many: placement, resources and security are Ray's.
 
 Messages take one of two ways.  A call: `deliver` of an actor handles a message, and what it causes at the next worker
-is a call of that actor by the first one, whose result is the driver's to wait for.  Or the chain: a compiled graph of
+is a call of that actor by the first one, whose result is the driver's to wait for.  Or the relay: a compiled graph of
 Ray through all actors in turn, whose channels take a tenth of a call's time.  Numbers in the messages order what comes
 by different ways.
 """
@@ -37,17 +37,17 @@ logger: logging.Logger = logging.getLogger("ggml_sched.remote")
 STARTS_WITHIN = 60.0
 """Seconds that an actor has to be placed by Ray, and to open its backends."""
 ENDS_WITHIN = 5.0
-"""Seconds that a chain has to end its actors' loops."""
-IN_CHAIN = 8
-"""Messages that are under way in a chain at once; others are calls."""
-CHAIN_BYTES = 1 << 20
-"""Bytes of the largest message that a chain carries: its channels grow to the largest one that they have had."""
+"""Seconds that a relay has to end its actors' loops."""
+IN_RELAY = 8
+"""Messages that are under way in a relay at once; others are calls."""
+RELAY_BYTES = 1 << 20
+"""Bytes of the largest message that a relay carries: its channels grow to the largest one that they have had."""
 CHANNEL_BYTES = 1 << 16
 """Bytes of a channel at first."""
 OWN = "ggml-sched"
 """A resource of a Ray that this package has started, where workers reserve no CPUs: nothing else runs there."""
 IN_TURN = 1e-3
-"""Seconds that the driver waits at the chain before it looks at its calls again, where both are under way."""
+"""Seconds that the driver waits at the relay before it looks at its calls again, where both are under way."""
 
 
 def initialized(address: str | None, n_cpus: int) -> bool:
@@ -94,7 +94,7 @@ def _ended(actors: Mapping[str, Any], pid: int) -> None:
 
 
 class _Actor:
-    """A worker as an actor.  A chain's loop and the actor's calls are different threads of it, so each message is
+    """A worker as an actor.  A relay's loop and the actor's calls are different threads of it, so each message is
     handled under a lock."""
 
     def __init__(self, name: str, how: WorkerOptions) -> None:
@@ -126,7 +126,7 @@ class _Actor:
                 [(to, self.peers[to].deliver.remote(out)) for to, out in sent if to in self.peers])
 
     def pass_on(self, messages: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """A step of the chain: of (receiver, message) those for this worker are replaced by what they cause."""
+        """A step of the relay: of (receiver, message) those for this worker are replaced by what they cause."""
         passed = []
         for to, message in messages:
             if to == self.worker.name:
@@ -137,7 +137,7 @@ class _Actor:
         return passed
 
 
-class _Chain:
+class _Relay:
     """A compiled graph through all `actors` in turn; calls `note_loss` when it ends with messages under way.  Raises an
     error of Ray's if it cannot be compiled.
 
@@ -153,15 +153,15 @@ class _Chain:
             for actor in actors.values():
                 step = actor.pass_on.bind(step)
         self._graph = step.experimental_compile(_submit_timeout=0, _buffer_size_bytes=CHANNEL_BYTES,
-                                                _max_inflight_executions=IN_CHAIN)
+                                                _max_inflight_executions=IN_RELAY)
         self.open: deque[Any] = deque()
         """References to the results that are to come, in their order."""
         self.broken = False
 
     def post(self, message: bytes, route: Sequence[str]) -> bool:
-        """Send a message; False, with nothing done, if the chain cannot carry it now."""
+        """Send a message; False, with nothing done, if the relay cannot carry it now."""
         places = [self._places.get(worker, -1) for worker in route]
-        if self.broken or len(self.open) >= IN_CHAIN or len(message) > CHAIN_BYTES or not places or places[0] < 0 \
+        if self.broken or len(self.open) >= IN_RELAY or len(message) > RELAY_BYTES or not places or places[0] < 0 \
                 or any(a >= b for a, b in zip(places, places[1:], strict=False)):
             return False
         try:
@@ -174,7 +174,7 @@ class _Chain:
         return True
 
     def receive(self, timeout: float) -> list[tuple[str, bytes]]:
-        """What the chain has returned next, as (receiver, message); nothing after `timeout` seconds, and nothing more
+        """What the relay has returned next, as (receiver, message); nothing after `timeout` seconds, and nothing more
         once an actor has died."""
         try:
             found: list[tuple[str, bytes]] = ray.get(self.open[0], timeout=timeout)
@@ -182,7 +182,7 @@ class _Chain:
             self.open[0]._ray_get_called = False        # Ray raises at a second wait, also after a timeout
             return []
         except ray.exceptions.RayError as error:
-            logger.info("the chain of actors has ended, calls take its place: %s", error)
+            logger.info("the relay of actors has ended, calls take its place: %s", error)
             self.give_up()
             return []
         except BaseException:
@@ -217,23 +217,23 @@ class RayActors:
     this package has started.  A `StartingTransport`.
 
     Ray must have been initialised; `ends_ray`: closing ends it.  `nodes` are Ray's ids of the machines, by worker.
-    `chained`: messages may take the chain, where Ray can compile one.
+    `relayed`: messages may take the relay, where Ray can compile one.
     """
 
-    patience: float | None = 1.0        # between machines a chain has lost messages, and a death there is not seen
+    patience: float | None = 1.0        # between machines a relay has lost messages, and a death there is not seen
 
     def __init__(self, workers: Mapping[str, WorkerOptions], options: Mapping[str, Any] | None = None,
-                 ends_ray: bool = False, chained: bool = True) -> None:
+                 ends_ray: bool = False, relayed: bool = True) -> None:
         self.nodes: dict[str, str] = {}
         self.losses: int = 0
-        self.chained = chained
-        self.messages_chained: int = 0
+        self.relayed = relayed
+        self.messages_relayed: int = 0
         self.messages_called: int = 0
-        """How many messages took the chain, and how many were calls of the driver."""
+        """How many messages took the relay, and how many were calls of the driver."""
         self._options = {**({"num_cpus": 0} if OWN in ray.cluster_resources() else {}), **(options or {})}
         self._ends_ray = ends_ray
         self._actors: dict[str, Any] = {}
-        self._chain: _Chain | None = None
+        self._relay: _Relay | None = None
         self._open: dict[Any, str] = {}
         """{reference to a call's result that is to come: the worker that was called}."""
         self._inbox: deque[bytes] = deque()
@@ -263,7 +263,7 @@ class RayActors:
         self._actors[name] = made.remote(name, how)
 
     def _introduce(self, new: Sequence[str]) -> None:
-        """Give each actor those of its peers, and make the chain; BackendError for a new one that does not start."""
+        """Give each actor those of its peers, and make the relay; BackendError for a new one that does not start."""
         live = {name: actor for name, actor in self._actors.items() if name not in self._lost}
         calls = {name: actor.meet.remote({peer: other for peer, other in live.items() if peer != name})
                  for name, actor in live.items()}
@@ -279,13 +279,13 @@ class RayActors:
                     raise BackendError(f"worker {name!r} does not start: {error}") from error
                 raise BackendError(f"worker {name!r} does not start within {STARTS_WITHIN:g} s: Ray has "
                                    f"{ray.available_resources()} left") from error
-        if not self.chained or self._chain is not None and not self._chain.close():
+        if not self.relayed or self._relay is not None and not self._relay.close():
             return
         try:
-            self._chain = _Chain(live, self._note_loss)
+            self._relay = _Relay(live, self._note_loss)
         except Exception as error:
             logger.warning("Ray compiles no graph of the actors, every message is a call: %s", error)
-            self._chain = None
+            self._relay = None
 
     def _note_loss(self) -> None:
         self.losses += 1
@@ -304,8 +304,8 @@ class RayActors:
     def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
         if not self._is_up() or worker in self._lost:
             return
-        if self._chain is not None and self._chain.post(message, route):
-            self.messages_chained += 1
+        if self._relay is not None and self._relay.post(message, route):
+            self.messages_relayed += 1
         else:
             self._call(worker, message)
 
@@ -327,26 +327,26 @@ class RayActors:
         end = time.monotonic() + timeout
         while not self._inbox:
             left = max(0.0, end - time.monotonic())
-            in_chain = self._chain is not None and bool(self._chain.open)
+            in_relay = self._relay is not None and bool(self._relay.open)
             n_lost = len(self._lost)
-            if in_chain:
-                self._receive_chained(min(left, IN_TURN) if self._open else left)
+            if in_relay:
+                self._receive_relayed(min(left, IN_TURN) if self._open else left)
             if self._open:
-                self._receive_call(0.0 if in_chain else left)
-            elif not in_chain:
+                self._receive_call(0.0 if in_relay else left)
+            elif not in_relay:
                 time.sleep(left)
             if len(self._lost) > n_lost or time.monotonic() >= end:
                 break
         return self._inbox.popleft() if self._inbox else None
 
-    def _receive_chained(self, timeout: float) -> None:
-        assert self._chain is not None
-        for to, message in self._chain.receive(timeout):
+    def _receive_relayed(self, timeout: float) -> None:
+        assert self._relay is not None
+        for to, message in self._relay.receive(timeout):
             if to == DRIVER:
                 self._inbox.append(message)
             elif to not in self._lost:
                 self._call(to, message)     # for a worker before the one that sends it
-        if self._chain.broken:
+        if self._relay.broken:
             self._ask_who_lives()
 
     def _ask_who_lives(self) -> None:
@@ -383,16 +383,16 @@ class RayActors:
 
     def abandon(self, worker: str) -> None:
         self._lost.setdefault(worker, "it was given up")
-        if self._chain is not None:
-            self._chain.give_up()
+        if self._relay is not None:
+            self._relay.give_up()
         _kill(self._actors[worker])
 
     def close(self) -> None:
         if os.getpid() != self._pid:
             return          # a child after a fork: the actors are its parent's
-        if self._chain is not None:
-            self._chain.close()
-            self._chain = None
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
         for actor in self._actors.values():
             _kill(actor)
         self._actors.clear()

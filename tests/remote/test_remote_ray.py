@@ -57,8 +57,7 @@ class TestContract(BackendContract):
         self.cluster = cluster
 
     def backend_of(self, worker, name):
-        known = self.cluster.backends[worker]
-        return RemoteBackend(known.session, known.worker, known.device, known.facts, name)
+        return RemoteBackend(self.cluster.workers[worker], name=name)
 
     def new_backend(self):
         return self.backend_of(0, "mine")
@@ -122,17 +121,17 @@ def test_a_killed_actor_is_lost_and_another_joins():
             assert np.array_equal(moved.eval([5]), local.eval([5]))
 
 
-# -- the chain and calls ---------------------------------------------------------------------------
+# -- the relay and calls ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def took(cluster):
-    """What took the chain, and what was called, since the fixture was used last."""
+    """What took the relay, and what was called, since the fixture was used last."""
     transport = cluster.session.transport
     last = [0, 0]
 
     def since():
-        now = [transport.messages_chained, transport.messages_called]
+        now = [transport.messages_relayed, transport.messages_called]
         passed = tuple(a - b for a, b in zip(now, last, strict=True))
         last[:] = now
         return passed
@@ -143,7 +142,7 @@ def took(cluster):
 
 @pytest.mark.parametrize(("path", "way"), [((0,), (1, 0)), ((1,), (1, 0)), ((0, 1), (1, 0)), ((1, 0), (0, 1)),
                                            ((0, 1, 0), (0, 1))])
-def test_a_compute_in_the_order_of_the_actors_takes_the_chain(cluster, ctx, took, path, way):
+def test_a_compute_in_the_order_of_the_actors_takes_the_relay(cluster, ctx, took, path, way):
     graph, x, y, _held = products(ctx, *(cluster.backends[k] for k in path))
     with gs.Scheduler(cluster.backends) as scheduler:
         for k in range(3):
@@ -156,7 +155,7 @@ def test_a_compute_in_the_order_of_the_actors_takes_the_chain(cluster, ctx, took
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-def test_each_token_of_a_model_takes_the_chain(cluster, took, tied):
+def test_each_token_of_a_model_takes_the_relay(cluster, took, tied):
     with llama.load(random_model("llama", 1, tied=tied), cluster.backends, n_ctx=64) as model:
         model.eval([1, 2, 3])
         model.eval([4])
@@ -166,9 +165,9 @@ def test_each_token_of_a_model_takes_the_chain(cluster, took, tied):
         assert took() == (8, 0)
 
 
-def test_more_queued_computes_than_places_in_the_chain(cluster, ctx, took):
+def test_more_queued_computes_than_places_in_the_relay(cluster, ctx, took):
     graph, x, y, _held = products(ctx, *cluster.backends)
-    n = 3 * rays.IN_CHAIN
+    n = 3 * rays.IN_RELAY
     with gs.Scheduler(cluster.backends, copies=4) as scheduler:
         scheduler.alloc(graph)
         took()
@@ -177,22 +176,22 @@ def test_more_queued_computes_than_places_in_the_chain(cluster, ctx, took):
             scheduler.compute_async(graph)
         scheduler.synchronize()
         assert np.array_equal(y.numpy(), np.full((2, 16), 6 * (n - 1), np.float32))
-        chained, called = took()
-        assert chained >= 1 and chained + called == n       # how many depends on how soon the first actor takes each
+        relayed, called = took()
+        assert relayed >= 1 and relayed + called == n       # how many depends on how soon the first actor takes each
 
 
-def test_a_message_that_is_too_large_for_the_chain_is_a_call(cluster, took):
+def test_a_message_that_is_too_large_for_the_relay_is_a_call(cluster, took):
     ctx = gs.Context()
-    w = ctx.tensor("i8", (2 * rays.CHAIN_BYTES,), "w")
+    w = ctx.tensor("i8", (2 * rays.RELAY_BYTES,), "w")
     with cluster.backends[0].alloc_tensors(ctx):
-        data = np.resize(np.arange(100, dtype=np.int8), 2 * rays.CHAIN_BYTES)
+        data = np.resize(np.arange(100, dtype=np.int8), 2 * rays.RELAY_BYTES)
         took()
         w.set(data)
         assert took() == (0, 1)
         assert np.array_equal(w.numpy(), data)
 
 
-def test_calls_alone_where_no_chain_can_be_compiled(local_ray, monkeypatch, caplog):
+def test_calls_alone_where_no_relay_can_be_compiled(local_ray, monkeypatch, caplog):
     def refused(*_, **__):
         raise NotImplementedError("no graphs here")
 
@@ -201,17 +200,17 @@ def test_calls_alone_where_no_chain_can_be_compiled(local_ray, monkeypatch, capl
             gs.CpuBackend(1, name="b") as b:
         assert "no graphs here" in caplog.text
         assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
-        assert cluster.session.transport.messages_chained == 0
+        assert cluster.session.transport.messages_relayed == 0
 
 
 def test_calls_alone_on_request(local_ray):
-    carrier = rays.RayActors(dict.fromkeys(("w0", "w1"), WorkerOptions(threads=1)), chained=False)
+    carrier = rays.RayActors(dict.fromkeys(("w0", "w1"), WorkerOptions(threads=1)), relayed=False)
     with cluster_of(carrier) as cluster, gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
         assert np.array_equal(logits_of(cluster.backends), logits_of([a, b]))
-        assert carrier.messages_chained == 0
+        assert carrier.messages_relayed == 0
 
 
-def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_chain(ctx):
+def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_relay(ctx):
     with gs.remote.connect(workers=3, threads=1, deadline=10) as cluster:
         transport = cluster.session.transport
         graph, x, _y, _held = products(ctx, *cluster.backends)
@@ -226,9 +225,9 @@ def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_chain(ctx
             assert time.monotonic() - start < 40        # 10 s on an idle machine
         first, _, third = cluster.backends
         joined, = cluster.join("w3", threads=1)
-        chained = transport.messages_chained
+        relayed = transport.messages_relayed
         assert np.array_equal(logits_of([first, third, joined]), logits_of([first, third, joined]))
-        assert transport.messages_chained > chained + 6
+        assert transport.messages_relayed > relayed + 6
         start = time.monotonic()
     assert time.monotonic() - start < 30
 
@@ -259,8 +258,8 @@ def test_a_cluster_that_does_not_start_leaves_nothing(local_ray):
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def carried(chained=True, deadline=8):
-    carrier = rays.RayActors(dict.fromkeys(("w0", "w1"), WorkerOptions(threads=1)), chained=chained)
+def carried(relayed=True, deadline=8):
+    carrier = rays.RayActors(dict.fromkeys(("w0", "w1"), WorkerOptions(threads=1)), relayed=relayed)
     return cluster_of(carrier, deadline)
 
 
@@ -280,7 +279,7 @@ def test_workers_join_after_one_did_not_start_and_after_an_unseen_death(local_ra
         assert cluster.session.transport.workers == ("w0", "w1", "x")
 
 
-def test_an_interrupt_of_a_wait_at_the_chain_leaves_the_chain(local_ray, monkeypatch):
+def test_an_interrupt_of_a_wait_at_the_relay_leaves_the_relay(local_ray, monkeypatch):
     with carried() as cluster:
         backend, transport = cluster.backends[0], cluster.session.transport
 
@@ -294,15 +293,15 @@ def test_an_interrupt_of_a_wait_at_the_chain_leaves_the_chain(local_ray, monkeyp
                 patch.setattr(rays.ray, "get", interrupted)
                 backend.synchronize()
             # Its message may be lost, and is sent again as a call.
-            chained, called = transport.messages_chained, transport.messages_called
+            relayed, called = transport.messages_relayed, transport.messages_called
             out = bytearray(1)
             for _ in range(3):
                 buffer.read(0, memoryview(out))
                 assert out == b"\1"
-            assert transport.messages_chained == chained + 3 and transport.messages_called == called + 1
+            assert transport.messages_relayed == relayed + 3 and transport.messages_called == called + 1
 
 
-def test_what_a_chain_carried_when_it_ended_is_sent_again_as_calls(local_ray):
+def test_what_a_relay_carried_when_it_ended_is_sent_again_as_calls(local_ray):
     """Without a wait: the transport says that messages were lost."""
     with carried(deadline=100) as cluster:
         backend, transport = cluster.backends[0], cluster.session.transport
@@ -319,7 +318,7 @@ def test_what_a_chain_carried_when_it_ended_is_sent_again_as_calls(local_ray):
 
 def test_the_death_of_an_actor_that_has_called_another_is_seen(local_ray, ctx):
     """The answer of the call that it made is lost with it."""
-    with carried(chained=False, deadline=30) as cluster:
+    with carried(relayed=False, deadline=30) as cluster:
         graph, x, _y, _held = two_halves(ctx, *cluster.backends)
         with gs.Scheduler(cluster.backends) as scheduler:
             scheduler.alloc(graph)
@@ -340,7 +339,7 @@ def test_the_death_of_an_actor_that_has_called_another_is_seen(local_ray, ctx):
 
 
 def test_an_actor_that_raises_what_it_must_not_is_lost(local_ray):
-    with carried(chained=False) as cluster:
+    with carried(relayed=False) as cluster:
         cluster.session.transport.post("w0", 5)     # no bytes
         with pytest.raises(gs.BackendLost, match="worker 'w0' has died: TypeError"):
             cluster.backends[0].ask("memory", 0)
@@ -414,11 +413,11 @@ def test_a_driver_that_is_an_actor_itself(local_ray):
 
             with gs.remote.connect(workers=2, threads=1) as cluster, \
                     llama.load(llama.small_model(), cluster.backends, n_ctx=64) as model:
-                return list(model.generate([1, 2, 3], 4)), cluster.session.transport.messages_chained
+                return list(model.generate([1, 2, 3], 4)), cluster.session.transport.messages_relayed
 
     driver = ray.remote(num_cpus=0)(Driver).remote()
     try:
-        tokens, n_chained = ray.get(driver.tokens.remote(), timeout=120)
+        tokens, n_relayed = ray.get(driver.tokens.remote(), timeout=120)
     finally:
         ray.kill(driver)
-    assert tokens == [410, 314, 1532, 7] and n_chained > 8
+    assert tokens == [410, 314, 1532, 7] and n_relayed > 8
