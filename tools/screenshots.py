@@ -100,7 +100,7 @@ def timeline(browser: Browser, folder: Path) -> None:
     quick = calls[len(calls) // 4]
     start, stop = (quick["ts"] - 6) / 1e6, (quick["ts"] + quick["dur"] * 1.04 + 6) / 1e6
     with served(folder / "t.json") as url:
-        browser.size(1400, 640)
+        browser.size(1400, 900)
         browser.command("Page.navigate", url=f"{url}/#!/?url={url}/t.json")
         wait(browser, "return document.querySelectorAll('.pf-track__collapse-button').length >= 3")
         browser.press("Escape")
@@ -110,7 +110,24 @@ def timeline(browser: Browser, folder: Path) -> None:
             const tracks = [...document.querySelectorAll('.pf-track__collapse-button')];
             tracks.reverse().forEach(button => button.click())""")
         time.sleep(3)
+        choose_copy(browser)
         save(browser, "timeline")
+
+
+def choose_copy(browser: Browser) -> None:
+    """Click along the row of what a backend sends to the other until a copy is chosen: its arrow and its bytes appear."""
+    y = browser.run("""const rows = [...document.querySelectorAll('.pf-track__header')];
+        const box = rows.findLast(row => row.innerText.startsWith('sends to CPU')).getBoundingClientRect();
+        return box.top + box.height / 2""")
+    said = "document.body.innerText"
+    for x in range(640, 1300, 4):
+        browser.click_at(x, y)
+        time.sleep(0.3)
+        if browser.run(f"return /\\bSlice\\b/.test({said})"):
+            wait(browser, f"return /Details/.test({said})")
+            time.sleep(1)
+            return
+    raise LookupError("no copy is in the window")
 
 
 def layers(browser: Browser, folder: Path) -> None:

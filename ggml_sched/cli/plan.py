@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is drawn")
     group.add_argument("--svg", metavar="FILE", help="draw the plan, or two beside each other: which backend computes "
                        "when, and the memory map of each arena")
-    group.add_argument("--html", metavar="FILE", help="write a page that shows the plans in a browser, each in a tab, and "
-                       "two beside each other with their differences; needs the extra view")
+    group.add_argument("--html", metavar="FILE", help="write a page that shows the plans in a browser, each in a tab, "
+                       "and two beside each other with their differences; needs the extra view")
     group.add_argument("--other", choices=("default", "seed", "stock"), metavar="POLICY",
                        help="also plan with this policy, and draw that plan beside the first: default; seed; with "
                        "--device also stock, the nearest placement that llama.cpp can have, by ggml's rules")

@@ -1,8 +1,8 @@
 """The Bokeh figures of a page: for each plan a strip of layers and backends, and a memory map for each arena.
 
 They are made without data, which page.js fills in: which blocks a map shows depends on the layers that are open.  All
-figures of plans of one length share their axis of time, maps of one backend their axis of bytes; page.js lets the axes of
-plans of other lengths show the same layers.
+figures of plans of one length share their axis of time, maps of one backend their axis of bytes; page.js lets the axes
+of plans of other lengths show the same layers.
 """
 
 from __future__ import annotations

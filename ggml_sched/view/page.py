@@ -155,7 +155,8 @@ class _Tab:
                     yield f'<h3>{escape(of.backend)}<small>arena {of.arena:,} bytes, {escape(state)}</small></h3>'
                     yield _labelled(f"memory map of {of.backend}; tables below list its peaks", divs[p, f"map{b}"])
             yield "</section>"
-        yield '</div><aside><div class="results" hidden></div><div class="details" aria-live="polite"></div></aside></div>'
+        yield ('</div><aside><div class="results" hidden></div><div class="details" aria-live="polite"></div></aside>'
+               '</div>')
         yield from self._sections()
         yield "</main>"
 

@@ -49,7 +49,9 @@ def peaks_tables(content: Content, p: int) -> str:
     for b, of in enumerate(content.peaks):
         if of.live:
             parts.append(_arena_peaks(content, p, b, of, members))
-    return f'<div class="arenas">{"".join(parts)}</div>' if parts else '<p class="none">names are too many for this plan: print(plan.peaks())</p>'
+    if not parts:
+        return '<p class="none">names are too many for this plan: print(plan.peaks())</p>'
+    return f'<div class="arenas">{"".join(parts)}</div>'
 
 
 def _arena_peaks(content: Content, p: int, b: int, of: ArenaPeaks, members: object) -> str:
@@ -61,7 +63,8 @@ def _arena_peaks(content: Content, p: int, b: int, of: ArenaPeaks, members: obje
         like = f", and {peak.times - 1} more like it" if peak.times > 1 else ""
         node = escape(peak.node or "an unnamed tensor")
         at = f'data-plan="{p}" data-map="{b}" data-at="{content.clock[peak.position]}"'
-        lines.append(f'<table><caption class="link" {at}>peak at <b>{node}</b>, position {peak.position}{like}</caption>'
+        lines.append(f'<table><caption class="link" {at}>peak at <b>{node}</b>, position {peak.position}{like}'
+                     "</caption>"
                      '<tr><th>alive then<th class="n">bytes<th class="n">it alone saves<th>')
         for series, nbytes, alone in peak.series[:_SERIES]:
             marks = f'data-plan="{p}" data-series="{members(b, [series])}"'  # type: ignore[operator]

@@ -57,6 +57,11 @@ class Browser:
             self.close()
             raise
 
+    @property
+    def group(self) -> int:
+        """The number of the group of the browser's processes."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the browser and its processes, and remove its folder."""
         if self._process is not None:

@@ -181,10 +181,11 @@ def test_scrolling_zooms_all_figures_of_a_plan_and_a_reset_shows_all(both):
 
 def test_plans_of_other_lengths_show_the_same_layers(both):
     """The first has more copies, so that its layers are longer."""
-    layers = "return ggmlView.views[0].plans.map(plan => plan.sections.find(([label]) => label === arguments[0]).slice(1))"
+    layers = """const [wanted] = arguments;
+        return ggmlView.views[0].plans.map(plan => plan.sections.find(([label]) => label === wanted).slice(1))"""
     for label, p in (("7", 0), ("20", 1), ("31", 0)):
         there = both.run(layers, label)
-        both.run("const [p, first, stop] = arguments; ggmlView.views[0].time(p).setv({ start: first, end: stop })", p, *there[p])
+        both.run("const [p, start, end] = arguments; ggmlView.views[0].time(p).setv({ start, end })", p, *there[p])
         for k, (first, stop) in enumerate(there):
             start, end = both.run("const r = ggmlView.views[0].time(arguments[0]); return [r.start, r.end]", k)
             assert start == pytest.approx(first) and end == pytest.approx(stop)
@@ -213,8 +214,8 @@ def test_the_title_of_a_peak_shows_what_is_alive_then(both, plans):
         both.click('caption[data-plan="1"]', number)
         both.settle()
         bytes_of = both.run("""const plan = ggmlView.views[0].plans[1];
-            return plan.maps.map(map => [...Bokeh.documents].map(doc => doc.get_model_by_name(`0.1.map${map.backend}.hits`))
-                .find(found => found).data).map(data => data.top.reduce((sum, top, k) => sum + top - data.bottom[k], 0))""")
+            return plan.maps.map(map => ggmlView.views[0].source(1, `map${map.backend}.hits`).data).map(data =>
+                data.top.reduce((sum, top, k) => sum + top - data.bottom[k], 0))""")
         b = next(b for b, of in enumerate(plans[1].peaks()) if peaks[number] in of.peaks)
         assert [n for n in bytes_of if n] == [sum(nbytes for _, nbytes, _ in peaks[number].series)]
         assert bytes_of[b] == plans[1].live_bytes[b]
@@ -223,7 +224,8 @@ def test_the_title_of_a_peak_shows_what_is_alive_then(both, plans):
 def test_keys_move_zoom_search_and_choose(both):
     ranges = "return ggmlView.views[0].figures().map(figure => [figure.x_range.start, figure.x_range.end])"
     whole = both.run(ranges)
-    for key, is_narrower, way in (("+", True, 0), ("ArrowRight", False, 1), ("ArrowLeft", False, -1), ("-", False, 0)):
+    for key, is_narrower, way in (("+", True, 0), ("ArrowRight", False, 1), ("ArrowLeft", False, -1),
+                                  ("-", False, 0)):
         before = both.run(ranges)
         both.press(key)
         after = both.run(ranges)
@@ -247,12 +249,13 @@ def test_keys_move_zoom_search_and_choose(both):
 
 
 def test_what_is_drawn_has_words_for_a_screen_reader(both, plans):
-    labels = both.run("""return [...document.querySelectorAll("[role=img]")].filter(e => e.querySelector("[data-root-id]"))
-        .map(e => e.ariaLabel)""")
+    labels = both.run("""return [...document.querySelectorAll("[role=img]")]
+        .filter(e => e.querySelector("[data-root-id]")).map(e => e.ariaLabel)""")
     assert len(labels) == sum(1 + sum(size > 0 for size in plan.buffer_sizes) for plan in plans)
     assert all(any(backend.name in label for label in labels) for backend in plans[1].backends)
     assert both.run("return document.querySelector('.details').ariaLive") == "polite"
-    assert both.run("return [...document.querySelectorAll('button, input, a, .link')].filter(e => e.tabIndex < 0).length") == 0
+    assert both.run("""return [...document.querySelectorAll("button, input, a, .link")]
+        .filter(e => e.tabIndex < 0).length""") == 0
 
 
 def test_a_legend_entry_hides_its_role(both):
