@@ -115,7 +115,7 @@ def timeline(browser: Browser, folder: Path) -> None:
 
 
 def choose_copy(browser: Browser) -> None:
-    """Click along the row of what a backend sends to the other until a copy is chosen: its arrow and its bytes appear."""
+    """Click along the row of what a backend sends to the other until a copy is chosen, so that its arrow appears."""
     y = browser.run("""const rows = [...document.querySelectorAll('.pf-track__header')];
         const box = rows.findLast(row => row.innerText.startsWith('sends to CPU')).getBoundingClientRect();
         return box.top + box.height / 2""")
