@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ggml_sched.placement.answer import Fit
 from ggml_sched.placement.report import verdict
 from ggml_sched.planning.tables import memory_text, preformatted, seconds
-from ggml_sched.view.ink import document, legend, text, wide
+from ggml_sched.view.ink import LIGHT, document, ink_on, legend, text, wide
 from ggml_sched.view.roles import (
     ATTENTION,
     COPIES,
@@ -272,9 +272,8 @@ def _inside(kind: str, nbytes: int, x: float, y: float, size: float, high: float
     """The bytes of a part, where they have room in it."""
     words = memory_text(nbytes)
     if kind != RESERVE and high >= THIN and size > wide(words, 11) + 8:
-        deep = KINDS[kind] in {ROLES[role].colour for role in (EXPERTS, RECURRENT, OUTPUT, INPUTS, COPIES)}
         yield (f'<text x="{x + size / 2:.1f}" y="{y + high / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
-               f'fill="{"#fff" if deep else "#14181d"}" pointer-events="none">{escape(words)}</text>')
+               f'fill="{ink_on(KINDS[kind])}" pointer-events="none">{escape(words)}</text>')
 
 
 def _words(device: _Device) -> list[str]:
@@ -295,7 +294,7 @@ def _time(answer: _Answer, title: str, y: float, high: float, scale: float) -> I
                    f"<title>{escape(f'{what}: {seconds(took)}')}</title></rect>")
             if size > wide(seconds(took), 11) + 8:
                 yield (f'<text x="{x + size / 2:.1f}" y="{y + high / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
-                       f'fill="#fff" pointer-events="none">{seconds(took)}</text>')
+                       f'fill="{ink_on(LIGHT.get(look, look))}" pointer-events="none">{seconds(took)}</text>')
         x += size
     if title:
         yield text(x + 8, y + high / 2 + 4, title, "pale", size=12)

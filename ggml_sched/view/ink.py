@@ -11,7 +11,7 @@ from html import escape
 
 from ggml_sched.planning.tables import memory_text
 
-__all__ = ["DARK", "LIGHT", "axis_steps", "byte_text", "document", "legend", "text", "wide"]
+__all__ = ["DARK", "LIGHT", "axis_steps", "byte_text", "document", "ink_on", "legend", "text", "wide"]
 
 LIGHT = {"paper": "#fcfcfd", "ink": "#24292f", "pale": "#57606a", "line": "#d0d7de", "grid": "#e6e9ee",
          "back": "#eff1f4", "limit": "#cf222e", "device": "#6a7f99", "host": "#b0a48c"}
@@ -72,6 +72,13 @@ def legend(x: float, y: float, right: float, entries: Iterable[tuple[str, str]])
         drawn.append(text(at + 18, y + 10.5, name, "pale", size=12))
         at += size
     return drawn, y + 20
+
+
+def ink_on(colour: str) -> str:
+    """White or dark, whichever is easier to read on a colour, by the relative luminance of WCAG 2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return "#ffffff" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.2 else "#14181d"
 
 
 def axis_steps(top: int, most: int) -> range:

@@ -620,7 +620,9 @@
     }
 
     dressToolbar() {
-      const bar = this.root.querySelector(".toolbar"), input = bar.querySelector("input");
+      const bar = this.root.querySelector(".toolbar");
+      new ResizeObserver(() => this.root.style.setProperty("--bar", bar.offsetHeight + "px")).observe(bar);
+      const input = bar.querySelector("input");
       input.addEventListener("input", () => this.search(input.value));
       input.addEventListener("keydown", event => {
         if (event.key === "Enter") { const found = this.search(input.value); if (found.length) this.choose(...found[0], true); }

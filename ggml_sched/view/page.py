@@ -25,7 +25,7 @@ from ggml_sched.planning.files import write_text
 from ggml_sched.planning.plan import Plan
 from ggml_sched.view.content import Content, content_of
 from ggml_sched.view.differences import Differences, differences, plan_names
-from ggml_sched.view.ink import DARK, LIGHT
+from ggml_sched.view.ink import DARK, LIGHT, ink_on
 from ggml_sched.view.roles import DEEP, ROLES
 from ggml_sched.view.tables import differences_table, fallbacks_table, peaks_tables, splits_table, tiles
 
@@ -90,7 +90,8 @@ def _text(name: str) -> str:
 def _style() -> str:
     """The style sheet, with the colours of light and of dark paper."""
     def variables(colours: dict[str, str]) -> str:
-        return "".join(f"--{name}:{colour};" for name, colour in colours.items())
+        named = {**colours, "on-device": ink_on(colours["device"])}
+        return "".join(f"--{name}:{colour};" for name, colour in named.items())
 
     dark = f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{variables(DARK)}}}}}"
     return f":root{{color-scheme:light;{variables(LIGHT)}}}{dark}\n{_text('page.css')}"

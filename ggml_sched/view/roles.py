@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ggml_sched._graph import Graph, Tensor
+from ggml_sched.view.ink import ink_on
 
 __all__ = ["ATTENTION", "COPIES", "DEEP", "EXPERTS", "FEED_FORWARD", "INPUTS", "OTHER", "OUTPUT", "RECURRENT",
            "ROLES", "STREAM", "Role", "role_of_name", "roles_of"]
@@ -32,7 +33,7 @@ ROLES = (Role("inputs", "#716ec4"), Role("residual stream, norms", "#52c491"), R
          Role("matrix products", "#64b2fe"), Role("element by element", "#fbaa22"),
          Role("norms, reductions", "#52c491"))
 """By number; the numbers are those of the constants above.  The last three are those of graphs without names."""
-DEEP = frozenset({INPUTS, EXPERTS, RECURRENT, OUTPUT})
+DEEP = frozenset(number for number, role in enumerate(ROLES) if ink_on(role.colour) == "#ffffff")
 """Roles of dark colours, on which names are white."""
 
 _NODES = re.compile(r"""

@@ -33,7 +33,8 @@ def tiles(content: Content) -> str:
         found.append((memory_text(plan.copy_bytes), f"in {len(plan.copies):,} copies", f"{plan.copy_bytes:,} bytes"))
     if content.fallbacks:
         nodes = sum(len(fallback.nodes) for fallback in content.fallbacks)
-        found.append((f"{nodes:,}", "nodes fell back", "computed by a later backend: see below"))
+        what = "nodes fell back" if nodes != 1 else "node fell back"
+        found.append((f"{nodes:,}", what, "computed by a later backend: see below"))
     return "".join(f'<div class="tile" title="{escape(title)}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
                    for value, label, title in found)
 

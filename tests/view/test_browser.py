@@ -258,6 +258,18 @@ def test_what_is_drawn_has_words_for_a_screen_reader(both, plans):
         .filter(e => e.tabIndex < 0).length""") == 0
 
 
+@pytest.mark.parametrize("wide", [1150, 1800])
+def test_the_panel_stays_below_the_toolbar(both, wide):
+    """Which is one line or several high."""
+    both.size(wide, 700)
+    both.settle()
+    both.run("scrollTo(0, 300)")
+    both.settle()
+    bar, panel = both.run("""return [".toolbar", "aside"].map(name =>
+        document.querySelector(name).getBoundingClientRect()).map(box => [box.top, box.bottom])""")
+    assert bar[0] == 0 and bar[1] < panel[0] and panel[1] <= 700
+
+
 def test_a_legend_entry_hides_its_role(both):
     both.click("[data-mode=tensors]")
     number = both.texts(".legend button").index("attention")

@@ -7,8 +7,8 @@ import pytest
 from shown_plans import recorded, small
 
 import ggml_sched as gs
-from ggml_sched.view.ink import DARK, LIGHT
-from ggml_sched.view.roles import ROLES, role_of_name, roles_of
+from ggml_sched.view.ink import DARK, LIGHT, ink_on
+from ggml_sched.view.roles import DEEP, ROLES, role_of_name, roles_of
 
 SEEN = {"normal": np.eye(3),
         "deuteranopia": [[.367322, .860646, -.227968], [.280085, .672501, .047413], [-.011820, .042940, .968881]],
@@ -90,3 +90,11 @@ def test_colours_stand_out_from_the_paper_and_texts_are_legible(paper):
     assert min(contrast(role.colour, paper["paper"]) for role in ROLES) >= 1.5
     assert min(contrast(paper[name], paper[back]) for name in ("ink", "pale") for back in ("paper", "back")) >= 4.5
     assert contrast(paper["limit"], paper["paper"]) >= 4.5
+    assert min(contrast(ink_on(paper[name]), paper[name]) for name in ("device", "host")) >= 4
+
+
+def test_names_on_colours_are_legible():
+    assert all(contrast(ink_on(role.colour), role.colour) >= 4 for role in ROLES)
+    assert 0 < len(DEEP) < len(ROLES)
+    for colour in (*(role.colour for role in ROLES), *LIGHT.values(), *DARK.values(), "#000000", "#767676"):
+        assert ink_on(colour) == max(("#ffffff", "#14181d"), key=lambda ink: contrast(ink, colour))
