@@ -76,6 +76,7 @@ def without_limit(data, backends=None, **options):
         return {"prompt": prompt, "more": [model.eval([t]).tobytes() for t in arch_cases.tokens(64)[12:16]]}
 
 
+@pytest.mark.spread("name", "kind")
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("ggml", marks=pytest.mark.skipif(not IS_HERE, reason=WHY_NOT))])
 @pytest.mark.parametrize("name", list(arch_cases.CASES))
 def test_every_architecture_gives_the_same_bits_under_half_of_its_weights(name, kind):
@@ -86,6 +87,7 @@ def test_every_architecture_gives_the_same_bits_under_half_of_its_weights(name, 
         assert checked(data, limit, expected, [only], **options) > 0
 
 
+@pytest.mark.spread("dtype", "part")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "iq4_nl"])
 @pytest.mark.parametrize("part", [0.95, 0.4, "least"])
 def test_every_limit_gives_the_same_bits_for_all_formats(part, dtype):
