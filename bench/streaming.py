@@ -1,0 +1,205 @@
+"""A model larger than the memory it gets, beside llama.cpp with a mapped file in the same memory: tables of Markdown.
+
+    python bench/streaming.py [--parts 0.25 0.5 0.75] [--engine cpu|ggml] [--layers N] [--tokens N] [--rounds N]
+                              [--folder FOLDER]
+
+Each engine runs in a process of its own, in a control group for memory with the limit, where root can make one; without
+groups llama.cpp is left out.  A limit counts all that a process holds.  The bound is what no schedule can beat: the
+greater of a token's time with everything in memory and the time to read what the limit leaves no room for, W - M bytes
+and the window, at the bandwidth of the disk: the best that was measured between the tokens or by the store itself.  The
+engines and the disk take turns; of each the best round counts.  FOLDER, which must be on a real disk, gets a file of
+about 43 MiB a layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from memory_group import memory_group
+
+from ggml_sched.llama.synthetic import random_llama
+from ggml_sched.planning.tables import markdown
+
+HERE = Path(__file__).resolve().parent
+SHAPES = {"n_vocab": 8192, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 2816}
+CHUNK = 8 << 20
+MIB = 1 << 20
+PROMPT = 512
+FITS = 2.0
+"""The part of the weights as a limit in which everything fits."""
+TARGETS = {"bound": 1.15, "mapped": 4.0, "prompt": 3.0, "fits": 0.98}
+
+
+class Refused(Exception):
+    """A limit in which a model does not fit at all."""
+
+
+class Killed(Exception):
+    """A process that has ended: under a limit of its group, because it needs more."""
+
+
+class Worker:
+    """A process of streaming_worker.py; its best seconds of each command."""
+
+    def __init__(self, engine: str, path: Path, threads: int, limit: int, group: Path | None) -> None:
+        command = [sys.executable, str(HERE / "streaming_worker.py"), str(group or "-"), engine, str(path),
+                   str(threads), str(limit)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+        self.seconds: dict[str, float] = {}
+        self.logits: dict[str, int] = {}
+        first = self._read()
+        if "refused" in first:
+            self.close()
+            raise Refused(first["refused"])
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise Killed(f"a worker ended, with {self.process.wait()}: {' '.join(map(str, self.process.args))}")
+        return json.loads(line)
+
+    def ask(self, what: str, *numbers: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, (what, *numbers))) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def measure(self, what: str, n: int) -> None:
+        found = self.ask(what, n)
+        self.seconds[what] = min(found["seconds"], self.seconds.get(what, found["seconds"]))
+        assert self.logits.setdefault(what, found["logits"]) == found["logits"], f"{what}: other logits than before"
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def bandwidth(path: Path, nbytes: int) -> float:
+    """Bytes/s of reading as many bytes of a file past the page cache."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, CHUNK) as memory:
+            start = time.perf_counter()
+            for place in range(0, nbytes - CHUNK + 1, CHUNK):
+                os.preadv(fd, [memory], place)
+            return (nbytes // CHUNK * CHUNK) / (time.perf_counter() - start)
+    finally:
+        os.close(fd)
+
+
+class Case:
+    """One limit: ours and llama.cpp, each in a group with it, if there are groups."""
+
+    def __init__(self, stack: ExitStack, args: argparse.Namespace, path: Path, part: float) -> None:
+        self.part, self.limit = part, int(path.stat().st_size * part)
+        self.rate = 0.0
+        groups = [stack.enter_context(memory_group(self.limit)) for _ in range(2)]
+        self.refused, self.ours = "", None
+        self.theirs: Worker | None = None
+        self.killed = False
+        try:
+            self.ours = Worker(args.engine, path, args.threads, self.limit, groups[0])
+            stack.callback(self.ours.close)
+        except Refused as error:
+            self.refused = str(error)
+        if groups[1] is not None and not args.alone:
+            try:
+                self.theirs = Worker("llama.cpp", path, args.threads, self.limit, groups[1])
+                stack.callback(self.theirs.close)
+            except Killed:
+                self.killed = True
+
+    def workers(self) -> Iterator[Worker]:
+        yield from (worker for worker in (self.ours, self.theirs) if worker is not None)
+
+    def bound(self, compute: float, figures: dict[str, int]) -> float:
+        """Seconds that a token takes at least, where `compute` are those with everything in memory."""
+        missing = figures["weights"] - figures["room"]
+        return max(compute, (missing + figures["window"]) / self.rate if missing > 0 else 0.0)
+
+
+def measured(args: argparse.Namespace, path: Path, part: float, free: Worker) -> tuple[list[str], list[str]]:
+    """The rows of a limit: of its tokens, and of its prompts."""
+    with ExitStack() as stack:
+        case = Case(stack, args, path, part)
+        for _ in range(args.rounds):
+            case.rate = max(case.rate, bandwidth(path, min(path.stat().st_size, 32 * CHUNK)))
+            for worker in (free, *case.workers()):
+                worker.measure("decode", args.tokens)
+                worker.measure("prefill", PROMPT)
+        head = [f"{part:.2f}", f"{case.limit / MIB:.0f}"]
+        if case.ours is None:
+            return [*head, case.refused], [*head, case.refused]
+        assert case.ours.logits["decode"] == free.logits["decode"], "other bits of tokens than without a limit"
+        figures, ours = case.ours.ask("figures"), case.ours.seconds
+        case.rate = max(case.rate, figures["rate"])
+        bound = case.bound(free.seconds["decode"], figures)
+        theirs = case.theirs.seconds if case.theirs is not None else {} if case.killed else None
+        tokens = [*head, f"{figures['fetched'] / MIB:.0f}", f"{figures['window'] / MIB:.0f}", f"{case.rate / 1e6:.0f}",
+                  f"{ours['decode'] * 1e3:.0f}", f"{1 / ours['decode']:.2f}", f"{bound * 1e3:.0f}",
+                  f"{ours['decode'] / bound:.2f}",
+                  *beside(ours, theirs, "decode", 1000), f"{figures['peak'] / case.limit:.2f}"]
+        prompts = [*head, f"{ours['prefill']:.2f}", f"{free.seconds['prefill']:.2f}",
+                   "yes" if case.ours.logits["prefill"] == free.logits["prefill"] else "no, in smaller batches",
+                   *beside(ours, theirs, "prefill", 1)]
+        return tokens, prompts
+
+
+def beside(ours: dict[str, float], theirs: dict[str, float] | None, what: str, scale: int) -> list[str]:
+    """llama.cpp's seconds times `scale`, and how many times as long that is as ours."""
+    if not theirs:
+        return ["-" if theirs is None else "killed", "-"]
+    return [f"{theirs[what] * scale:.{0 if scale > 1 else 2}f}", f"{theirs[what] / ours[what]:.1f}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="of the weights, as limits")
+    parser.add_argument("--engine", choices=["cpu", "ggml"], default="cpu")
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=4, help="of a round (4)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--folder", type=Path, help="where the model's file is written")
+    parser.add_argument("--alone", action="store_true", help="without llama.cpp")
+    args = parser.parse_args(arguments)
+    with ExitStack() as stack:
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder))) / "model.gguf"
+        with open(path, "wb") as file:
+            file.write(random_llama(1, n_layer=args.layers, n_ctx=1024, extra={"tokenizer.ggml.model": "no_vocab"},
+                                    **SHAPES))
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with memory_group(1 << 40) as group:
+            if group is None:
+                print("no control groups here: llama.cpp runs under no limit, and is left out", file=sys.stderr)
+        free = Worker(args.engine, path, args.threads, 0, None)
+        stack.callback(free.close)
+        rows, prompts = zip(*(measured(args, path, part, free) for part in [*args.parts, FITS]), strict=True)
+        print(f"{path.stat().st_size / MIB:.0f} MiB of weights in f32, {args.threads} threads, {args.engine}; "
+              f"{free.seconds['decode'] * 1e3:.0f} ms a token with everything in memory.\n")
+        head = ["limit / weights", "MiB", "fetched a token, MiB", "window, MiB", "disk, MB/s", "ms a token", "tokens/s",
+                "bound, ms", f"/ bound (≤ {TARGETS['bound']})", "llama.cpp mapped, ms",
+                f"times as fast (≥ {TARGETS['mapped']:.0f})", "peak / limit (≤ 1)"]
+        print(markdown(head, rows) + "\n")
+        head = ["limit / weights", "MiB", f"seconds a prompt of {PROMPT}", "without a limit", "same bits",
+                "llama.cpp mapped", f"times as fast (≥ {TARGETS['prompt']:.0f})"]
+        print(markdown(head, prompts))
+
+
+if __name__ == "__main__":
+    main()
