@@ -152,7 +152,7 @@ def second_table(rows: list[tuple[str, str]]) -> str:
             cells.append(f"{took:.2f}")
         table.append(cells)
         print("|", " | ".join(map(str, cells)), "|", file=sys.stderr, flush=True)
-    head = ("devices", "model", "prompt on what holds it", "CPU s", "prompt, weights brought over", "CPU s",
+    head = ("devices", "model", "prompt on what holds it", "CPU s", "prompt, weights streamed", "CPU s",
             "512 in and 256 out", "gap %", "CPU s")
     return markdown(head, table)
 

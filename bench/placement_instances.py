@@ -23,7 +23,7 @@ __all__ = ["GOALS", "Instance", "instance"]
 KINDS = ("llama", "llama", "gemma3", "gpt2", "phi2", "qwen2", "llama of experts", "qwen3moe", "gpt-oss", "deepseek2",
          "mamba")
 TYPES = ("q4_0", "q8_0", "q4_K", "q6_K", "f16")
-GOALS = ("token", "prompt", "prompt, weights brought over", "512 in and 256 out, weights brought over")
+GOALS = ("token", "prompt", "prompt, weights streamed", "512 in and 256 out, weights streamed")
 MIB = 1 << 20
 
 
@@ -40,7 +40,7 @@ class Instance:
     def fit(self, goal: str = "token", **options: Any) -> gs.Fit:
         """`gs.fit` for one of GOALS."""
         weights = {"token": (1.0, 0.0), GOALS[3]: (256.0, 1.0)}.get(goal, (0.0, 1.0))
-        return gs.fit(self.graphs, self.devices, self.link, goal=weights, stream="brought" in goal, **options)
+        return gs.fit(self.graphs, self.devices, self.link, goal=weights, stream="streamed" in goal, **options)
 
 
 def instance(seed: int) -> Instance:

@@ -21,6 +21,7 @@ BANISHED = {
     r"in vain": "without effect, unused",
     r"hears? of": "receives, reads",
     r"comes? of it": "results",
+    r"brought over|brings? over": "streamed, stream",
     r"shelf|shelves|gh_shelf\w*|gh_shelves\w*": "released-cache pool",
     r"moody": "flaky",
     r"is_told|is_asked|let_hold": "has_init_tensor, has_alloc_size, raise_max_size",

@@ -62,7 +62,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--within", default="0.5%", metavar="PART", help="a gap at which to stop (%(default)s)")
     group.add_argument("--pin", action="append", default=[], metavar="NAME=DEVICE",
                        help="put a weight or cache on a device; NAME may have * and ?; repeatable")
-    group.add_argument("--stream", action="store_true", help="weights of the host may be brought over for prompts")
+    group.add_argument("--stream", action="store_true", help="weights of the host may be streamed for prompts")
     group.add_argument("--turns", action="store_true", help="several models take turns, and share their arenas")
 
 

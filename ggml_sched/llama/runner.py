@@ -59,7 +59,8 @@ class Runner:
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         # Layers are spread in the order of `backends`; a scheduler has the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
-        # What a placement leaves for arenas: under these budgets the planner does not keep weights that it brings over.
+        # Bytes that a placement leaves for arenas: where keeping copies of weights would exceed them, these are
+        # streamed.
         budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
         if held is not None:
             budgets = held.budgets

@@ -87,8 +87,8 @@ class Fit:
     * that have residents which several stages read on another device than the host, except for the largest groups of
       such residents: as many groups as can be placed in at most 32 ways together;
     * that compute several graphs of the goal on different devices at a cut, where the combinations of devices are more
-      than 27, except with the graphs that weights are brought over for on one device and the others on the host;
-    * that bring weights to a device that is not one of the four with the most FLOP/s.
+      than 27, except with the graphs that stream weights on one device and the others on the host;
+    * that stream weights to a device that is not one of the four with the most FLOP/s.
 
     `bound` holds for all of these."""
     arenas: tuple[int, ...]
@@ -110,7 +110,7 @@ class Fit:
     fill: float
     """The part of each cache that attention is expected to read."""
     stream: tuple[bool, ...]
-    """For each graph whether weights of the host may be brought to other devices for it."""
+    """For each graph whether weights of the host may be streamed to other devices for it."""
     plans: tuple[Plan, ...] = field(compare=False)
     """The plan of each graph; its graph is a copy of the one that was given."""
 

@@ -1,4 +1,4 @@
-"""The arguments of `fit`: checked, and brought into the forms that the search works on.
+"""The arguments of `fit`: checked, and converted to what the search takes.
 
 Owns nothing.  Each function says in its errors which argument is wrong, and names what it is about.
 """
@@ -28,8 +28,8 @@ Goal: TypeAlias = "str | Sequence[float] | None"
 """The arguments `graphs` and `goal` of `fit`."""
 
 PROMPT = 32.0
-"""A graph of more operations than this for each byte that it reads and writes has many tokens: to bring weights to a
-faster device for it may save time."""
+"""A graph of more operations than this for each byte that it reads and writes has many tokens: to stream weights to
+a faster device for it may save time."""
 ROUNDING = 1 << 12
 """Bytes that aligning a tensor adds at most."""
 DRIVER_SPEED = 1e10, 1e11
@@ -148,7 +148,7 @@ def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
 
 
 def streams_of(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[list[bool]]:
-    """For each model, for each graph, whether weights may be brought to another device; `stream` as for `fit`."""
+    """For each model, for each graph, whether weights may be streamed to another device; `stream` as for `fit`."""
     if isinstance(stream, Sequence):
         flags = [bool(flag) for flag in stream]
         if len(flags) != sum(len(model.graphs) for model in models):

@@ -7,7 +7,7 @@
   that of the matrix after it.
   A small router of experts is an atom too while the stage has few, `FEW_ATOMS` by default; otherwise
   it goes with the smallest atom, such as an expert that every token uses.
-* What the caller pinned is an atom that has no choice.
+* What the caller pinned is an atom that has one device.
 * More than `MAX_ATOMS` atoms: the smallest joins the smaller of its neighbours in the order of execution, until
   `MAX_ATOMS` are left.
 """
@@ -21,16 +21,16 @@ from ggml_sched.placement.outline import NODE, Nodes, Outline
 __all__ = ["FEW_ATOMS", "MAX_ATOMS", "Atoms", "find_atoms"]
 
 MAX_ATOMS = 7
-"""The most atoms of a stage that have a choice."""
+"""The most atoms of a stage that are not pinned."""
 FEW_ATOMS = 4
-"""Up to so many atoms with a choice, small routers included, a stage has its small routers as atoms."""
+"""Small routers are atoms of their own only in a stage that has at most this many unpinned atoms, them included."""
 _SHARE, _CACHE_SHARE = 0.002, 1 / 32
-_FARTHEST = 64      # nodes between a small weight and the atom that it goes with, at most
+_FARTHEST = 64      # nodes between a small weight and the atom that it joins, at most
 
 
 @dataclass(frozen=True)
 class Atoms:
-    """The atoms of a stage; the first `free` have a choice, the others are pinned."""
+    """The atoms of a stage; the first `free` are not pinned, the others are."""
 
     members: tuple[tuple[int, ...], ...]
     """For each atom the residents, as numbers of the outline."""
@@ -43,7 +43,7 @@ class Atoms:
 
     @property
     def free(self) -> int:
-        """The number of atoms that have a choice."""
+        """The number of atoms that are not pinned."""
         return sum(pin < 0 for pin in self.pins)
 
 
@@ -151,7 +151,7 @@ def _near(nodes: Nodes, at: dict[int, _Group]) -> _Near:
 
 
 def _anchor_of(near: _Near, group: _Group, anchors: list[_Group]) -> _Group:
-    """The anchor that a small group goes with."""
+    """The anchor that a small group joins."""
     before, after, held = near
     _, node = group.nodes[0]
     if group.router:

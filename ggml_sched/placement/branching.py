@@ -97,7 +97,7 @@ class Branching:
             self._add(cases, shared, 0.0)
         beyond = cuts = searched = 0
         while searched < MAX_CASES and self.left and not candidates.is_near(self.left[0][0]):
-            # A bound that is above that of a closed case raises nothing: such cases may only have better candidates.
+            # The bound of all cannot rise above that of a closed case: searching on can only find better candidates.
             beyond += self.left[0][0] >= min([self.closed, *(bound for bound, _, _ in self._weak[:1])])
             if beyond > MAX_BEYOND and candidates.best is not None:
                 break
@@ -131,8 +131,8 @@ class Branching:
         return least
 
     def _add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
-        """Bound a case with its floors as arenas, and put it among those that are left; of cases that equal devices
-        make of each other only the first."""
+        """Bound a case with its floors as arenas, and put it among those that are left; of cases that differ only
+        by an exchange of equal devices only the first."""
         if len(self._orders) > 1:
             key = mirrored(cases, shared, self._orders)
             if key in self._added:
@@ -217,7 +217,7 @@ class Branching:
             self._add(part, made.shared, bound)
 
     def _needs(self, made: Open, path: Sequence[Choice]) -> list[list[int]]:
-        """What a path needs of the arena of each device, at least, for each model."""
+        """For each model the bytes that a path needs at least of the arena of each device."""
         return [table.needed(chain, part)
                 for table, chain, part in zip(self.tables, made.chains, parted(path, made.chains), strict=True)]
 
@@ -235,7 +235,8 @@ class Branching:
         best: tuple[float, int, tuple[Case, Case]] | None = None
         parts = parted(solution.path, made.chains)
         for k, (case, needs) in enumerate(zip(made.cases, self._needs(made, solution.path), strict=True)):
-            # Where models take turns, a larger floor counts from the largest of all on.
+            # Models that take turns share arenas as large as the largest floor: a model's own floor may rise to that
+            # without effect.
             spare = [floor - own if self.candidates.turns else 0
                      for floor, own in zip(made.floors, case.floors, strict=True)]
             unpaid = [price if price > self.candidates.within * WORTH * solution.bound else 0.0
@@ -266,8 +267,8 @@ class Branching:
     # -- candidates ---------------------------------------------------------------------
 
     def _explore(self, made: Open, solution: Solution | None) -> Found | None:
-        """Plan a solution of a case, and solve with the plan's arenas until they agree; returns the first plans if
-        their arenas were too large."""
+        """Plan a solution of a case; while the plan's arenas do not fit, solve again with arenas that are as large, and
+        plan that.  Returns the first plans if their arenas did not fit, else None."""
         candidates, first = self.candidates, None
         assumed: Sequence[int] = made.floors
         for _ in range(MAX_ROUNDS):
@@ -294,7 +295,7 @@ class Branching:
         return False
 
     def _fill(self, made: Open, found: Found, assumed: Sequence[int]) -> None:
-        """Solve once more with the arenas that a placement has, where they are smaller than it assumed."""
+        """Solve once more with the arenas of a placement that fits, if they are smaller than those assumed for it."""
         if all(size >= held for size, held in zip(found.arenas, assumed, strict=True)) or self._is_tried(
                 made.cases, made.shared, found.arenas):
             return

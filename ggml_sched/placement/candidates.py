@@ -78,7 +78,7 @@ class Candidates:
 
     @property
     def cutoff(self) -> float:
-        """Seconds from which on a solution is of no use."""
+        """Solutions of this many seconds or more are not used."""
         return math.inf if self.best is None else self.best.seconds * NEARLY
 
     def is_near(self, bound: float) -> bool:
@@ -92,16 +92,16 @@ class Candidates:
 
     def solve(self, chain: Chain, arenas: Sequence[int], *, cutoff: float = math.inf, effort: str = "all",
               part: float = 0.5) -> Solution | None:
-        """The solution of a chain beside these arenas, sought until it is proven to be near the best, by this part of
-        `within`; None where the arenas alone are too large."""
+        """The solution of a chain within what these arenas leave of the budgets; None where the arenas alone exceed
+        one.  The search ends when the gap of the solution is proven to be at most `part` * `within`."""
         room = [budget - arena for budget, arena in zip(self.budgets, arenas, strict=True)]
         return None if min(room) < 0 else solve(chain, room, self.within * part, cutoff=cutoff,
                                                 effort=effort)
 
     def plan(self, tables: Sequence[Tables], chains: Sequence[TableChain], solution: Solution, cases: tuple[Case, ...],
              shared: Sequence[Mapping[str, int]]) -> Found:
-        """Plan a solution for real, with its nodes assigned and with its residents alone, and keep what is better than
-        the best.  Returns the plans whose price the solution has: those with the nodes assigned."""
+        """Plan a solution for real, with its nodes assigned and with its residents alone, and keep it if it is
+        better than the best.  Returns the plans with the nodes assigned: the solution's price is that of these."""
         assert solution.path is not None
         own, trials, residents, nodes = [], [], [], []
         for model, table, chain, part in zip(self.models, tables, chains, parted(solution.path, chains), strict=True):
@@ -146,7 +146,8 @@ def chains_of(tables: Sequence[Tables], cases: Sequence[Case],
 
 
 def grown(assumed: Sequence[int], found: Found) -> list[int]:
-    """The arenas to assume next: never smaller, and larger by what is missing where the plan's are not."""
+    """The arenas to assume next, where the plan for `assumed` does not fit: of each device the larger of both; where
+    the plan has none that is larger, the assumed ones and the missing bytes."""
     larger = [max(pair) for pair in zip(assumed, found.arenas, strict=True)]
     return larger if larger != list(assumed) else [size + more for size, more in zip(assumed, found.missing,
                                                                                    strict=True)]

@@ -105,7 +105,7 @@ def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]
     `outer`: the chain with all patterns; `inner`: the chain with the patterns that a stage may have between two stages
     with caches on the device; `held`: for both chains the rows of each class that have caches there.  State `s` of
     these chains is `s` before the first stage with caches there, `states + s` from it to the last one, and
-    `2 * states + s` behind the last one.
+    `2 * states + s` after the last one.
     """
     n = len(outer.start)
     costs, memory = [], []

@@ -1,20 +1,20 @@
 """The costs of one class of stage: for every pattern its bytes, its seconds, and what arenas need at least.
 
-A column is here what patterns.py calls so: a device that a pattern decides.  The stream is the activation that passes
-from stage to stage.  A graph's nodes are summed by column first, and so are the splits between two columns and the
-copies from one column to others, so that each pattern costs a few look-ups.  A variant is a rule of patterns.py, and
-for graphs of many tokens also a device that weights on the host are brought to, where their nodes then run.  Seconds
-are exact for the variant:
+A column is a device that a pattern decides (patterns.py).  The incoming activation is the one that the stage before
+passes on.  A graph's nodes are summed by column first, and so are the splits between two columns and the copies from
+one column to others, so that each pattern costs a few look-ups.  A variant is a rule of patterns.py, and for graphs of
+many tokens also a device to which weights on the host are streamed, and where their nodes then run.  Seconds are exact
+for the variant:
 
 * nodes: `Facts.seconds` of the device of their column;
 * copies: once for each tensor and device that reads it; an input that several stages read counts in each of them with
   its part of the price, unless it is one that only nodes with caches read (`held_back`: its price depends on which
   devices hold caches, not on how many stages do);
 * splits: where the device changes between a node and the one that runs before it.  Where that is a node of another
-  stage, the stream's device is taken for it.
+  stage, the device of the incoming activation is taken for it.
 
-What arenas need is a lower bound: the bytes that are alive at once among what the stage makes, reads and copies,
-where results take the memory of what they are the last to read.
+What arenas need is a lower bound: the bytes that are alive at once among what the stage makes, reads and copies, where
+a result may reuse in place the memory of a source whose last reader it is.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from ggml_sched.placement.solve._chain import unbeaten
 __all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
 
 Where: TypeAlias = list[NDArray[np.int8]]
-"""For each column its device, in arrays that broadcast to [patterns, devices that the stream may come in on]."""
-Brought: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
-"""Weights of an atom that are brought to a device: the device, whether they are brought there [patterns, in], and the
-bytes of them that each node reads.  An axis `in` has the devices that the stream may come in on."""
+"""For each column its device, in arrays that broadcast to [patterns, devices of the incoming activation]."""
+Streamed: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
+"""Weights of an atom that may be streamed: the device that they go to, whether they are streamed there [patterns, in],
+and the bytes of them that each node reads.  An axis `in` has the devices that the incoming activation may be on."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one graph in a class of stages, by variant, pattern, and device that the stream comes in on."""
+    """The costs of one graph in a class of stages, by variant, pattern, and device of the incoming activation."""
 
     rule: tuple[int, ...]
     """The rule of each variant."""
-    brought: tuple[int, ...]
-    """The device that each variant brings weights from the host to; -1: none."""
+    streams_to: tuple[int, ...]
+    """The device to which each variant streams weights of the host; -1: none."""
     seconds: NDArray[np.float64]
     """[variants, patterns, in]; infinite for a variant that equals an earlier one."""
     out: NDArray[np.int8]
-    """The device of the activation that leaves [variants, patterns, in]."""
+    """The device of the activation that passes to the next stage [variants, patterns, in]."""
     needs: NDArray[np.int64]
     """Bytes of arenas [variants, patterns, in, devices]."""
 
 
 def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: int) -> Where:
-    """The device of each column: atoms, pinned atoms, the stream, the host."""
+    """The device of each column: atoms, pinned atoms, the incoming activation, the host."""
     found: Where = [patterns[:, a, None] for a in range(atoms.free)]
     found += [np.full((1, 1), pin, np.int8) for pin in atoms.pins if pin >= 0]
     return [*found, np.array([ins], np.int8), np.full((1, 1), host, np.int8)]
@@ -88,38 +88,39 @@ def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: in
 
 def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atoms: Atoms, patterns: NDArray[np.int8],
           ins: Sequence[int], seconds: NDArray[np.float64], machine: Machine, parts: Mapping[int, float],
-          bring_to: Sequence[int]) -> Costs:
+          stream_to: Sequence[int]) -> Costs:
     """The costs of one graph's nodes.
 
-    `rules`: for each rule the column of each node.  `ins`: the devices that the stream may come in on.  `seconds`
-    [nodes, devices].  `parts`: for each input that several stages read the part of its price that counts here.
-    `bring_to`: devices that weights may be brought to.
+    `rules`: for each rule the column of each node.  `ins`: the devices that the incoming activation may be on.
+    `seconds` [nodes, devices].  `parts`: for each input that several stages read the part of its price that counts
+    here.  `stream_to`: devices that weights may be streamed to.
     """
     at = where(patterns, atoms, ins, machine.host)
     shape = (len(patterns), len(ins))
     variants = [(rule, -1) for rule in range(len(rules))]
-    variants += [(rule, device) for device in bring_to for rule in range(len(rules))]
+    variants += [(rule, device) for device in stream_to for rule in range(len(rules))]
     taken = np.full((len(variants), *shape), np.inf)
     out = np.zeros((len(variants), *shape), np.int8)
     need = np.zeros((len(variants), *shape, machine.count), np.int64)
     for v, (rule, device) in enumerate(variants):
         column = rules[rule]
         ledger = _Ledger(nodes, column, len(at), seconds, parts)
-        brought: list[Brought] = []
+        streamed: list[Streamed] = []
         if device < 0:
             here = at
             taken[v] = ledger.price(at, shape, machine)
         else:
-            here, extra, moved, brought = _bring(nodes, column, outline, atoms, at, machine, device)
+            here, extra, moved, streamed = _stream(nodes, column, outline, atoms, at, machine, device)
             taken[v] = np.where(moved, ledger.price(here, shape, machine) + extra, np.inf)
         last = _out_column(nodes, column, len(at) - 2)
         out[v] = np.broadcast_to(here[last], shape) if last >= 0 else machine.host
-        need[v] = needs(nodes, column, here, shape, machine.count, native=at if device >= 0 else None, brought=brought)
+        need[v] = needs(nodes, column, here, shape, machine.count, native=at if device >= 0 else None,
+                        streamed=streamed)
     return Costs(tuple(rule for rule, _ in variants), tuple(device for _, device in variants), taken, out, need)
 
 
 def _out_column(nodes: Nodes, column: Sequence[int], comes_in: int) -> int:
-    """The column of the activation that leaves; -1: none leaves."""
+    """The column of the activation that passes to the next stage; -1: none does."""
     return -1 if nodes.out == -1 else column[nodes.out] if nodes.out >= 0 else comes_in
 
 
@@ -179,17 +180,17 @@ class _Ledger:
         return total
 
 
-def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
-           device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], list[Brought]]:
-    """(The device of each column, seconds, whether any weight is brought, which are) after weights on the host are
-    brought to `device`.  `column`: the column of each node.
+def _stream(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
+            device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], list[Streamed]]:
+    """Streams all weights on the host to `device`: (the device of each column then, seconds of the copies and further
+    splits, whether there is such a weight, the streamed weights).  `column`: the column of each node.
 
-    A weight that is brought over opens a split of its own, so that all of them can use the same memory.
+    A streamed weight opens a split of its own, so that all of them can use the same memory.
     """
     here = list(at)
     extra: NDArray[np.float64] = np.zeros((1, 1))
     moved: NDArray[np.bool_] = np.zeros((1, 1), bool)
-    brought: list[Brought] = []
+    streamed: list[Streamed] = []
     weights = [{v for v in reads if nodes.values[v].origin == RESIDENT
                 and not outline.residents[nodes.values[v].number].cache} for reads in nodes.reads]
     streams: dict[int, NDArray[np.bool_]] = {}
@@ -207,9 +208,9 @@ def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, 
         moved = moved | on_host
         while_read = np.array([sum(nodes.values[v].nbytes for v in own) if column[i] == a else 0
                                for i, own in enumerate(weights)], np.float64)
-        brought.append((device, on_host, while_read))
-    # A second weight in a split opens another one; whether the stage before has brought one in the same split is not
-    # known, and does not count.
+        streamed.append((device, on_host, while_read))
+    # A second weight in a split opens another one.  Whether the stage before has streamed one in the same split is not
+    # known: the first weight of a stage is taken to open none.
     has: NDArray[np.bool_] = np.zeros((1, 1), bool)
     for i, own in enumerate(weights):
         p, at_ = nodes.previous[i], here[column[i]]
@@ -217,7 +218,7 @@ def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, 
         if own and column[i] in streams:
             extra = extra + np.where(streams[column[i]] & has, machine.split[device], 0.0)
             has = has | streams[column[i]]
-    return here, extra, moved, brought
+    return here, extra, moved, streamed
 
 
 # -- arenas -------------------------------------------------------------------------------
@@ -225,22 +226,22 @@ def _bring(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, 
 
 def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int], devices: int,
           lasting: frozenset[int] = frozenset(), native: Where | None = None,
-          brought: Sequence[Brought] = ()) -> NDArray[np.int64]:
+          streamed: Sequence[Streamed] = ()) -> NDArray[np.int64]:
     """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
 
     `column`: the column of each node; `at`: the device of each column; `shape`: (patterns, in).  `lasting`: inputs, by
-    id, whose copies are alive before and after the stage.  `native`: where columns would be without the weights that
-    are brought over for the stage, each of which may open a split; `brought`: those weights.
+    id, whose copies are alive before and after the stage.  `native`: the device of each column if
+    no weight were streamed; None: none may be.  `streamed`: the weights that are, each of which may open a split.
     """
     if not len(nodes.kinds):
         return np.zeros((*shape, devices), np.int64)
     rows, groups = _alive(nodes, column, len(at), lasting, native is not None)
-    rows += [row for _, _, row in brought]
+    rows += [row for _, _, row in streamed]
     if not rows:
         return np.zeros((*shape, devices), np.int64)
     live = _fullest(np.array(rows, np.float64))
-    if native is None or not brought and all(one is other for one, other in zip(at, native, strict=True)):
-        # Which columns are together decides, not on which device: few of all combinations differ in that.
+    if native is None or not streamed and all(one is other for one, other in zip(at, native, strict=True)):
+        # The bytes depend on which columns share a device, not on which device that is: few combinations differ so.
         together = _Together(at, sorted(set(column) | {len(at) - 2, len(at) - 1}), shape, devices)
         held = _held(groups, together.on, together.on, together.pair)
         return together.spread((np.stack(np.broadcast_arrays(*held), 0).reshape(len(held), -1).T @ live).max(1))
@@ -248,15 +249,15 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
     same = _Same(at)
     for d in range(devices):
         held = _held(groups, [a == d for a in at], [a == d for a in native], same.pair)
-        held += [moved & (to == d) for to, moved, _ in brought]
+        held += [moved & (to == d) for to, moved, _ in streamed]
         weights = np.array([np.broadcast_to(flags, shape).reshape(-1) for flags in held], np.float64)
         found[..., d] = (weights.T @ live).max(1).reshape(shape)
     return found
 
 
 def _fullest(live: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of bytes alive [groups, nodes] the nodes at which no group has fewer than at another, and at most `_POSITIONS`:
-    each bounds from below, so that the fullest will do."""
+    """Bytes alive [groups, nodes] at the nodes with the most, at most `_POSITIONS` of them, without nodes at which no
+    group has more bytes than at another one.  Every node gives a lower bound, so some may be left out."""
     live = live[:, np.argsort(-live.sum(0), kind="stable")]
     kept: list[int] = []
     for i in range(live.shape[1]):
@@ -270,7 +271,7 @@ def _fullest(live: NDArray[np.float64]) -> NDArray[np.float64]:
 def _held(groups: Sequence[_Group], on: Sequence[NDArray[np.bool_]], own: Sequence[NDArray[np.bool_]],
           pair: Callable[[int, int], NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
     """For each group whether its bytes are on a device.  `on`: for each column whether it is there; `own`: the same
-    without weights that are brought over; `pair`: whether two columns are on one device."""
+    if no weight were streamed; `pair`: whether two columns are on one device."""
     found = []
     for key in groups:
         if isinstance(key, int):
@@ -287,8 +288,8 @@ def _held(groups: Sequence[_Group], on: Sequence[NDArray[np.bool_]], own: Sequen
 
 
 class _Together:
-    """The ways in which columns are together on devices, each once: `on` has for each column whether it is in a block
-    [ways, blocks], where a block is what is on one device."""
+    """The distinct ways to divide columns among devices: a block is the columns on one device, whichever that is, and
+    `on` has for each column whether it is in a block [ways, blocks]."""
 
     def __init__(self, at: Where, used: Sequence[int], shape: tuple[int, int], devices: int) -> None:
         self._shape, self._devices = shape, devices
@@ -345,43 +346,47 @@ def _all(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.
 
 
 _Run: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Columns that are in one split if all are on one device, and those of them for which then no weight may be brought
-over, because that opens another split."""
+"""(The columns of consecutive nodes, those of them whose weights could be streamed).  The nodes are in one split if all
+their columns are on one device, and no weight of the latter ones is streamed, which would open another split."""
 
 
 class _Copy(NamedTuple):
-    """Copies of what a column holds."""
+    """Copies of values of one column, while some node runs: a device has them if a column of `before` and one of
+    `after` are on it, or a run of `ahead` is one split on it."""
 
     source: int
+    """The column that holds the values themselves."""
     before: tuple[int, ...]
-    """The columns that have begun to read them."""
+    """The columns of which a node up to the present one reads them."""
     after: tuple[int, ...]
-    """The columns that are not done."""
+    """The columns of which the present node or a later one reads them."""
     ahead: tuple[_Run, ...]
-    """The columns from the present node to a later reader: if they are one split, the copy for it is made already."""
+    """Runs from the present node to a later reader: copies are made when the split of their reader begins."""
 
 
 class _Copied(NamedTuple):
-    """A copy that is not made yet, unless one of `before` is on its device, or all of `between` are."""
+    """A copy of a result for a later reader.  It exists already if a column of `before` is on the reader's device, or
+    if all of `between` are."""
 
     to: int
     """The column of the reader."""
     before: tuple[int, ...]
-    """The columns that read earlier."""
+    """The columns that read the result before that reader."""
     between: tuple[int, ...]
-    """The columns from the node in question to the one before the reader."""
+    """The columns of the nodes from the present one to the one before the reader."""
 
 
 class _Kept(NamedTuple):
-    """Results that a column holds after its own last reader of them."""
+    """Results of one column, `source`, after the last reader of that column, while some node runs."""
 
     source: int
     readers: tuple[int, ...]
-    """Columns that are not done: if one is on the source's device, it reads the result itself."""
+    """Columns of which the present node or a later one reads them: without a copy, if on the device of `source`."""
     copied: tuple[_Copied, ...]
+    """Copies of them for readers on other devices: results are needed until all of these are made."""
 
     def still(self, pair: Callable[[int, int], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Where the results are still there; `pair`: whether two columns are on one device."""
+        """Where the results still take memory; `pair`: whether two columns are on one device."""
         found: NDArray[np.bool_] = np.zeros((1, 1), bool)
         for c in self.readers:
             found = found | pair(self.source, c)
@@ -413,17 +418,17 @@ class _Same:
 
 
 _Runs: TypeAlias = list[dict[int, _Run]]
-"""For each node: the nodes before it from which on all may be in one split."""
+"""For each node: {an earlier node from which on all may be in one split with it: the run from there to it}."""
 
 _MOST_JOINED = 5        # columns of a split that are followed before the reader of a copy
 _SMALL_COPY = 1 / 16    # of the largest copy: smaller ones begin at their first reader
 
 
 def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
-    """How far before each node its split may begin, by the columns that are in it then.
+    """For each node where its split may begin, and the columns that the split has then.
 
-    A weight that is brought over (`streams`) may open a split, and a node with several residents is taken to end one,
-    as it may write to memory of another device.
+    `streams`: weights may be streamed, each of which may open a split.  A node with several residents is taken to end
+    one, because it may write to memory of another device.
     """
     ends = [len(own) > 1 for own in nodes.residents]
     found: _Runs = []
@@ -451,7 +456,7 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset
     held: dict[_Copy | _Kept, NDArray[np.float64]] = {}
     freed: list[int] = [0] * n                  # the most bytes of a source that a node is the last to read
     read_by: list[dict[int, tuple[int, int]]] = [{} for _ in nodes.values]     # column: first and last reader
-    views: list[list[int]] = [[] for _ in range(n + 1)]         # the values of each result, and of the stream
+    views: list[list[int]] = [[] for _ in range(n + 1)]         # values of each result; last, of the activation
     for i, reads in enumerate(nodes.reads):
         for v in reads:
             value = nodes.values[v]
@@ -507,7 +512,7 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset
 
 def _kept(source: int, spans: Sequence[Mapping[int, tuple[int, int]]], t: int, column: Sequence[int],
           is_large: bool) -> _Kept:
-    """What keeps a result of which these columns read views [first, last] while node t runs."""
+    """Where a result takes memory while node t runs; `spans`: for each view of it {column: (first, last reader)}."""
     readers = {c for of in spans for c, (_, last) in of.items() if last >= t}
     copied = []
     for of in spans if is_large else ():

@@ -81,8 +81,8 @@ def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping
            d: int, pushed: Mapping[str, int] | None = None) -> Trial:
     """The trial of these residents, with the nodes that read a moved one assigned to its new device.
 
-    Moved are `name`, to device d, and `pushed` {name: device}; `nodes`: the devices of nodes before, None if the
-    scheduler's rules place them.
+    The moved residents are `name`, to device d, and `pushed`, {name: device}; `nodes`: the devices of nodes before,
+    None if the scheduler's rules place them.
     """
     if nodes is None:
         return trials.run(residents)
@@ -99,7 +99,7 @@ def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping
 
 
 def _own_seconds(trials: Trials, name: str, d: int) -> float:
-    """Seconds of the goal that the nodes take that read a resident, on device d."""
+    """Seconds of the goal that the nodes which read a resident would take on device d."""
     total = 0.0
     for facts, weight in zip(trials.facts, trials.weights, strict=True):
         if weight:

@@ -45,7 +45,7 @@ __all__ = ["Refit", "Refits", "fit"]
 ENDLESS = 1 << 55
 """Bytes of a host without a bound."""
 DEAR = 1000.0
-"""Each byte on such a host adds so many times the seconds of reading it once to the price, so that little is left
+"""Each byte on such a host adds this many times the seconds of reading it once to the price, so that little is left
 there."""
 FEW, TINY, MOST = 1024, 128, 1 << 14
 """Where every model has at most `TINY` placements, each is planned; up to `FEW`, where the search did not come close
@@ -66,11 +66,11 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     of each model), or "prompt" (the one with the most).  Graphs of weight 0 decide the arenas, not the time.
     `pins`: {name or pattern like "blk.*.ffn_*": device}; a name counts more than a pattern.
     `within`: a gap at which the search may stop, 0.005 is 0.5 %.
-    `fill`: the part of a cache that a token reads on average.  `stream`: whether weights of the host may be brought to
-    another device for each compute of a graph: for each graph, or for all of many tokens.  `turns`: several models
-    never compute at the same time, and share their arenas.
+    `fill`: the part of a cache that a token reads on average.  `stream`: whether weights of the host may be streamed to
+    another device, copied anew for each compute: for each graph, or for all graphs of many tokens.  `turns`: several
+    models never compute at the same time, and share their arenas.
 
-    Raises OutOfMemory if nothing fits, which says what is missing and the smallest change that would do;
+    Raises OutOfMemory if nothing fits, which says what is missing and the smallest change that suffices;
     PlacementError for pins that name nothing or contradict each other; GraphError for residents without a name, or of
     one name and different sizes; ValueError and TypeError for other arguments.
     """
@@ -138,7 +138,7 @@ class _Search:
     """The search for one call of `fit` or of `Refits.search`.
 
     `pins`: for each model {name: index of its device}; `streams`: for each model and graph whether weights may be
-    brought over; `fine`: see `Candidates`; `tables`: those of an earlier search with the same pins, or an empty list.
+    streamed; `fine`: see `Candidates`; `tables`: those of an earlier search with the same pins, or an empty list.
     """
 
     def __init__(self, models: Sequence[Trials], devices: tuple[Device, ...], links: Links,
@@ -165,10 +165,10 @@ class _Search:
             self._made += self._tables(self.streams)
         self._all_cases(self._made)
         if any(any(stream) for stream in self.streams):
-            # Room for weights that are brought over may be worth less than what it pushes out.
+            # Streamed weights need room in an arena, where residents may save more seconds: search without them, too.
             self._all_cases(self._tables([[False] * len(stream) for stream in self.streams]))
         candidates = self.candidates
-        # Atoms of a tiny model leave out placements that its bound by tables does not hold for.
+        # The tables leave out placements that divide an atom.  A tiny model has so few that all are planned.
         near = candidates.best is not None and candidates.best.seconds <= self.bound * (1 + self.within)
         self._every_one(TINY if near else FEW)
         if candidates.best is None:
@@ -228,8 +228,8 @@ class _Search:
             candidates.keep(candidates.found([trial for trial, _ in pairs], [placed for _, placed in pairs]))
 
     def _by_size(self) -> None:
-        """Where the solver has found nothing: residents by size, each on the device with the most room; planned, and
-        with the arenas that this shows once more."""
+        """Plan placements without the solver, for when it has found none: residents, the largest first, each on the
+        device with the most room.  The second and third placement leave room for the arenas of the plans before."""
         held = [0] * len(self.devices)
         for _ in range(3):
             room = [budget - arena for budget, arena in zip(self.candidates.budgets, held, strict=True)]

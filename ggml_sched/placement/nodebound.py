@@ -43,7 +43,7 @@ EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-6
 """Cutting planes end when they promise no more than this part above the bound."""
 STEEPEST = 1e6
-"""No multiplier is above this many times the dearest labels, for the bytes of all residents."""
+"""The largest multiplier: this many times the seconds of the dearest labels, divided by the bytes of all residents."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,7 @@ def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float]
 
 
 class Forest:
-    """The nodes and residents of all graphs with a weight, as entries: each under at most one other; parents come
-    first.
+    """The nodes and residents of all graphs with a weight, as the entries of a forest: each has a parent or is a root.
 
     `by_bytes`: of the readers of an activation the one counts that reads most bytes of residents; else the first one.
     """
@@ -147,7 +146,7 @@ class Forest:
         self.own: list[Floats] = []
         """For each entry its seconds on each device."""
         self.under: list[tuple[int, Floats] | None] = []
-        """For each entry the entry that it stands under, and the price [its device, the other's device]."""
+        """For each entry its parent, and the price of their edge [its device, the parent's device]; None for a root."""
         self.nbytes: list[float] = []
         """Bytes of a resident's share, 0 for nodes."""
         self.held: list[float] = []
@@ -159,7 +158,7 @@ class Forest:
         sizes = {keys[root]: root.nbytes for graph in graphs for roots in graph.residents for root in roots}
         for number, (graph, weight) in enumerate(used):
             self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, needs, allowed)
-        for key in sizes.keys() - shares.keys():        # of graphs without a weight: bytes alone
+        for key in sizes.keys() - shares.keys():        # read by graphs without a weight alone
             self._add(may_hold(key, allowed, n), float(sizes[key]), needs.get(key, 0.0))
         self._order()
         self.fixed_bytes: float = float(sum(sizes.values()))
@@ -217,7 +216,7 @@ class Forest:
                     self.under[at[i]] = (entry, self._copied(node.nbytes, weight))      # it is written back
 
     def _is_below(self, entry: int, other: int) -> bool:
-        """Whether `entry` stands under `other`, at any distance."""
+        """Whether `other` is `entry` or one of its ancestors."""
         while entry != other:
             link = self.under[entry]
             if link is None:
@@ -226,7 +225,7 @@ class Forest:
         return True
 
     def _add_input(self, graph: Facts, root: Tensor, found: list[int], at: list[int], weight: float) -> None:
-        """What an input costs where nodes read it elsewhere than on the host: shared by its readers."""
+        """Add the seconds of copying an input from the host, divided among its readers: none for those on the host."""
         host = next((i for i, device in enumerate(self.devices) if device.host), None)
         if host is None:
             return
@@ -235,7 +234,7 @@ class Forest:
             self.own[at[i]] = self.own[at[i]] + self._copied(least, weight)[host] / len(found)
 
     def _add_splits(self, above: Mapping[int, int], at: list[int], weight: float) -> None:
-        """The splits that begin along the longest path of nodes, each under the next."""
+        """Add the seconds of the splits that begin along the longest path of nodes to the edges of that path."""
         if not at:
             return
         length, below = np.ones(len(at), np.int64), [-1] * len(at)
@@ -253,7 +252,7 @@ class Forest:
         self.own[at[i]] = self.own[at[i]] + begin
 
     def _order(self) -> None:
-        """Arrays in which every entry comes after the one that it stands under."""
+        """Make arrays of the entries, each after its parent."""
         n, count = len(self.devices), len(self.own)
         children: list[list[int]] = [[] for _ in range(count)]
         order = []
@@ -276,8 +275,8 @@ class Forest:
 
 
 def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) -> NodeBound:
-    """The best bound of a forest over all multipliers, nearly, with `more` seconds [entries, devices]; one of `enough`
-    seconds will do."""
+    """The best bound of a forest over all multipliers, nearly, with `more` seconds [entries, devices]; the search ends
+    at a bound of `enough` seconds."""
     n = len(room)
     prices = forest.prices + more
     finite = np.where(np.isfinite(prices), prices, 0.0)
@@ -311,8 +310,8 @@ def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) ->
 
 
 def keys_of(graphs: Sequence[Facts], models: Sequence[int] | None) -> dict[Tensor, Key]:
-    """What each resident is known by in all graphs: its name, with its model's number where there are several, or
-    itself if it has none."""
+    """The key of each resident, equal in all graphs: its name, with its model's number where there are several models,
+    or the tensor itself if it has no name."""
     found: dict[Tensor, Key] = {}
     for graph, model in zip(graphs, models or (None,) * len(graphs), strict=True):
         for roots in graph.residents:

@@ -1,12 +1,12 @@
 """Patterns: a device for every atom of a stage; and rules: where nodes without residents go under a pattern.
 
-A column stands for a device that a pattern decides: one for each atom, one for the device that the stream (the
-activation that passes from stage to stage) comes in on, one for the host.  A rule gives every node a column.  Nodes
-with residents have the column of their atom, under every rule; the others follow one of four:
+A column stands for a device that a pattern decides: one for each atom, one for the device of the incoming activation,
+which the stage before passes on, one for the host.  A rule gives every node a column.  Nodes with residents have the
+column of their atom, under every rule; the others follow one of four:
 
 * forward: they have the column of the node with residents that they feed, else that of what feeds them;
 * back: they have the column of what feeds them;
-* forward, or back, but nodes that feed no node with residents have the column on which the stream comes in.
+* forward, or back, but nodes that feed no node with residents have the column of the incoming activation.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from ggml_sched.placement.outline import NODE, Nodes, Outline
 __all__ = ["MAX_PATTERNS", "Columns", "columns", "patterns"]
 
 MAX_PATTERNS = 2187
-"""The most patterns of a stage, as many as three devices give for seven atoms; only with more than some 16 devices, and
-seven atoms, there are more."""
+"""The most patterns of a stage, as many as three devices give for seven atoms; `patterns` says where there are more."""
 
 Columns = tuple[tuple[int, ...], ...]
 """For each graph the column of each node."""
@@ -48,8 +47,8 @@ def patterns(atoms: int, devices: int, host: int) -> NDArray[np.int8]:
 
 
 def columns(outline: Outline, atoms: Atoms) -> list[Columns]:
-    """The distinct rules: for each graph the column of each node.  Columns are numbered: atoms first, then the device
-    that the stream comes in on, then the host."""
+    """The distinct rules: for each graph the column of each node.  Columns are numbered: atoms first, then the incoming
+    activation, then the host."""
     ruled = [[_rule(nodes, atoms, forward, back_in) for nodes in outline.graphs]
              for forward, back_in in ((True, False), (False, False), (True, True), (False, True))]
     return list(dict.fromkeys(tuple(rule) for rule in ruled))
@@ -57,14 +56,15 @@ def columns(outline: Outline, atoms: Atoms) -> list[Columns]:
 
 def _rule(nodes: Nodes, atoms: Atoms, forward: bool, back_in: bool) -> tuple[int, ...]:
     """The column of each node of a graph.  `forward`: with what it feeds, else with what feeds it; `back_in`: a node
-    that feeds no node with residents has the column on which the stream comes in."""
+    that feeds no node with residents has the column of the incoming activation."""
     comes_in, on_host = len(atoms.members), len(atoms.members) + 1
     n = len(nodes.kinds)
     before = [[nodes.values[v].number for v in reads if nodes.values[v].origin == NODE] for reads in nodes.reads]
     fixed: list[int | None] = [None] * n
     for i in range(n):
         if nodes.residents[i]:
-            # Different pins may hold one node's residents apart: it goes with the first, the others are copied.
+            # One node's residents may have different pins: it has the column of the first, and reads copies of the
+            # others.
             fixed[i] = atoms.of[nodes.residents[i][0]]
         elif nodes.on_host[i]:
             fixed[i] = on_host

@@ -1,4 +1,7 @@
-"""Of placements that take nearly as long, one with fewer splits: stages on several devices are fined, more and more."""
+"""Prefers fewer splits: of placements with nearly the least seconds, takes one with the fewest splits.
+
+Such placements are found by solving with a fine (chains.py) for each further device of a stage, a larger one each time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PLAIN = 0.2
 """A placement without splits may take longer than the cheapest by this part of `within`; one with half as many splits
 as the cheapest, by half of that."""
 FEW_SPLITS = 3
-"""No search is made for a placement that has at most so many splits for each device."""
+"""A placement with at most this many splits for each device is not replaced."""
 ROUNDS = 4
 """Solving and planning for one fine, at most; each round's assumed arenas are larger."""
 
@@ -54,7 +57,8 @@ def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:
 
 
 def plainest(fitting: Sequence[Found], within: float) -> Found:
-    """The one with the fewest splits that costs no more than the splits it spares may cost."""
+    """Of the cheapest placement, and those that exceed its seconds by no more than `PLAIN` allows for the splits that
+    they save, the one with the fewest splits."""
     cheapest = min(fitting, key=lambda found: (found.seconds, found.splits))
 
     def is_near(found: Found) -> bool:

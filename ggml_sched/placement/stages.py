@@ -1,7 +1,7 @@
 """Stages: the nodes of all graphs of a model, cut where a single activation passes from what is before to the rest.
 
 A vertex is a node that every path from the first to the last activation goes through (an articulation point).  A cut
-is behind a vertex, and all graphs have it: up to there they have read the same residents.  So stages follow from what
+is after a vertex, and all graphs have it: up to there they have read the same residents.  So stages follow from what
 reads what, not from names or positions: attention and feed-forward of sequential blocks, whole layers where both run in
 parallel, one layer of a recurrent model although its states are read early and written late.
 
@@ -49,7 +49,7 @@ class Model:
 
 
 class _Cuts(NamedTuple):
-    """Every possible cut of one graph: cut j is behind segment j, whose last node on the paths is vertices[j]."""
+    """Every possible cut of one graph: cut j is after segment j, whose last node on the paths is vertices[j]."""
 
     vertices: list[int]
     segments: list[int]     # of each node
@@ -96,7 +96,7 @@ def _groups(wirings: Sequence[Wiring]) -> list[tuple[int, ...]]:
 
 
 def _cuts(w: Wiring) -> _Cuts:
-    """The vertices of one graph, and the segments that its cuts behind them make."""
+    """The vertices of one graph, and the segments between the cuts after them."""
     n = len(w)
     last = next((i for i in range(n - 1, -1, -1) if w.root[w.ids[i]] not in w.residents), -1)
     if last < 0:
@@ -124,7 +124,7 @@ def _cuts(w: Wiring) -> _Cuts:
         if not reached[i]:
             continue
         segments[i] = len(vertices)
-        if furthest <= i:           # no edge passes over node i, so that no path avoids it
+        if furthest <= i:           # no edge leads from before node i to after it: every path goes through it
             vertices.append(i)
         furthest = max(furthest, reader[i])
     _spread(w, segments)
@@ -221,7 +221,7 @@ def _common(wirings: list[Wiring], cuts: list[_Cuts], reads: list[list[set[str]]
 
 
 def _worth(cuts: list[tuple[int, ...]], reads: list[list[set[str]]], sizes: dict[str, int]) -> list[tuple[int, ...]]:
-    """The cuts without those behind a stage that reads less than `large_bytes`: it becomes a part of the next."""
+    """The cuts without those after a stage that reads less than `large_bytes`, which becomes a part of the next."""
     least = large_bytes(sum(sizes[name] for name in set().union(*(segment for read in reads for segment in read))))
 
     def small(start: Sequence[int], stop: Sequence[int]) -> bool:

@@ -36,16 +36,16 @@ __all__ = ["Stock", "StockUsage", "stock"]
 HOST = "CPU"
 """llama.cpp's name of the host."""
 OFFLOADED_ROWS = 32
-"""From so many rows on, devices of llama.cpp compute nodes whose weights are on the host."""
+"""From this many rows on, devices of llama.cpp compute nodes whose weights are on the host."""
 MOST_ROUNDS = 5
 """Placements that are tried, at most, until llama.cpp's arenas fit."""
 ROUNDS_ELSEWHERE = 2
-"""In so many of these rounds, the last ones, caches may move to where a search for more room puts them; before that
+"""In this many of these rounds, the last ones, caches may move to where a search for more room puts them; before that
 they stay where the first placement has them."""
 HOST_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the layers whose caches are on the host, one tried after the other where caches leave no room."""
 PINNED = 1 << 40
-"""How much more a byte of a cache counts that the caller pinned."""
+"""A byte of a cache that the caller pinned counts as this many others where `assign` moves the fewest bytes."""
 MOST_ORDERS = 6
 """Devices whose orders are all tried: 720 of them.  Of more, the order in which layers meet them is taken."""
 _WEIGHT = re.compile(r"blk\.(\d+)\.(.+)")
@@ -373,9 +373,10 @@ def _context(graph: Graph, residents: Mapping[str, Tensor]) -> int:
 
 
 def _overrides(layers: _Layers, residents: Mapping[str, str], layer_of: Sequence[str], host: str) -> dict[str, str]:
-    """{regular expression: device} of the weights that llama.cpp would have elsewhere.
+    """{regular expression: device} of the weights that llama.cpp would place elsewhere without these.
 
-    No weight has two of them.  Of a tied embedding llama.cpp makes a copy for the output, unless the weight is named.
+    Each weight is matched by at most one.  Of a tied embedding llama.cpp makes a copy for the output, unless an
+    expression matches the embedding.
     """
     found: dict[str, str] = {}
     has_output = any(layer == layers.count and not name.startswith("output_norm")

@@ -1,7 +1,7 @@
 """Tables: from graphs and devices to the chain that the solver reads, and from its solution back to tensors.
 
-A chain has a stage for every stage of every model, and a table for every class of stages; models stand one behind the
-other.  A state is a device for each graph with a weight in the goal; state 0, the host for each, is where a model
+A chain has a stage for every stage of every model, and a table for every class of stages; models stand one after
+another.  A state is a device for each graph with a weight in the goal; state 0, the host for each, is where a model
 begins and ends.  `Tables` depends on graphs, devices and the goal alone.  What differs between the chains of one
 search - devices that may hold caches, bytes of arenas, devices of residents that several stages read - selects among
 the patterns, and costs little.
@@ -32,7 +32,7 @@ from ggml_sched.placement.wiring import Wiring
 __all__ = ["Assignment", "TableChain", "Tables"]
 
 _MAX_STATES = 27        # all combinations of devices are states up to here: three graphs on three devices
-_MAX_BRING = 4          # devices that weights may be brought to
+_MAX_STREAM_TO = 4      # devices that weights may be streamed to
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Class:
     active: tuple[int, ...]         # graphs with a weight, as indices into the model's
     costs: tuple[Costs, ...]        # of those
     within: tuple[NDArray[np.int64], ...]   # `needs` of costs, and the copies of all inputs that are read with caches
-    held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
+    held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, for caches there
     needs: NDArray[np.int64]        # [patterns, devices]
 
 
@@ -81,7 +81,7 @@ class Tables:
 
     `graphs`: the facts of every graph that will run; `weights`: for each its weight in the goal, 0 for graphs that
     count with their memory alone.  `devices`: exactly one is a host.  `stream`: for each graph whether weights on the
-    host may be brought to another device.  `pins`: {name of a resident: index of its device}.
+    host may be streamed to another device.  `pins`: {name of a resident: index of its device}.
 
     Raises ValueError for lengths that differ, a weight that is no finite number from 0 on, a goal without any, devices
     without a host or with several; GraphError for residents without a name, or of one name and different sizes;
@@ -110,9 +110,9 @@ class Tables:
         self.shared: tuple[tuple[str, ...], ...] = ()
         """Groups of residents that the same several stages read; each group is on one device."""
         self.states: tuple[tuple[int, ...], ...] = self._states(stream)
-        """For each state, for each graph with a weight, the device of its stream: of the activation that passes from
-        one stage to the next."""
-        self._bring = self._bring_to()
+        """For each state, for each graph with a weight, the device of the activation that passes from one stage to
+        the next."""
+        self._stream_to = self._find_stream_to()
         self._reusing: dict[str, bool] = {}
         self._sizes: dict[tuple[str, int], int] = {}
         self._shared_values: dict[int, Shared] = {}
@@ -150,8 +150,8 @@ class Tables:
     def _states(self, stream: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
         """The combinations of devices for the graphs with a weight of one model.
 
-        With many devices or graphs: one device for all graphs, and one device for the graphs that weights are brought
-        over for, with the host for the others.
+        With many devices or graphs: one device for all graphs, and one device for the graphs that stream weights,
+        with the host for the others.
         """
         streams = max(([bool(stream[g]) for g in model.graphs if self.weights[g]] for model in self.models), key=len)
         order = [self._host, *(d for d in range(len(self.devices)) if d != self._host)]
@@ -161,10 +161,10 @@ class Tables:
         found += [tuple(d if streamed else self._host for streamed in streams) for d in order]
         return tuple(dict.fromkeys(found))
 
-    def _bring_to(self) -> list[int]:
-        """The devices that weights may be brought to: the fastest, if there are many."""
+    def _find_stream_to(self) -> list[int]:
+        """The devices that weights may be streamed to: the fastest, if there are many."""
         others = [d for d in range(len(self.devices)) if d != self._host]
-        return sorted(sorted(others, key=lambda d: -self.devices[d].flops)[:_MAX_BRING])
+        return sorted(sorted(others, key=lambda d: -self.devices[d].flops)[:_MAX_STREAM_TO])
 
     def _reuses(self, op: str) -> bool:
         """Whether some device computes an op in place."""
@@ -230,7 +230,8 @@ class Tables:
         return groups
 
     def _held_back(self, prepared: Sequence[tuple[int, int, Outline, Atoms, list[Columns]]]) -> list[set[int]]:
-        """For each graph the inputs of several stages that are read with caches alone, under every rule."""
+        """For each graph the inputs that several stages read, all at nodes that have the column of the caches under
+        every rule."""
         found = [set(self._shared_values[g].stages) for g in range(len(self.graphs))]
         for m, _, made, atoms, rules in prepared:
             for n, g in enumerate(self.models[m].graphs):
@@ -280,7 +281,7 @@ class Tables:
             parts = {s: 0.0 if s in held[g] else 1 / stages for s, stages in shared.items()}
             seconds = self._seconds[g][model.stages[stage].nodes[n]]
             made_costs.append(costs(made.graphs[n], [rule[n] for rule in rules], made, atoms, found, ins, seconds,
-                                    self._machine, parts, self._bring if stream[g] else ()))
+                                    self._machine, parts, self._stream_to if stream[g] else ()))
             for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
                 back += self.weights[g] / shared[s] * (
                     self.links.latency[self._host] + self.links.per_byte[self._host] * self._wirings[g].nbytes[s])
@@ -376,7 +377,7 @@ class Tables:
 
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
               limits: Sequence[float] | None = None, within: int = -1) -> TableChain:
-        """The chain of all placements without caches on the devices where `caches` is False, with residents that
+        """The chain of all placements that have no caches on the devices where `caches` is False, with residents that
         several stages read on the devices of `shared` ({name: device}, one name for each group), and arenas of at most
         `limits` bytes on each device; `within`: a device where the copies of inputs that are read with caches are alive
         before and after each stage, -1: none.
@@ -386,7 +387,7 @@ class Tables:
         not name may be on a different device in every stage, and its bytes count in the first: such a chain bounds from
         below.
 
-        A class that no pattern is left of has a single row of infinite cost.
+        A class without an allowed pattern has a single row of infinite cost.
         """
         if caches is not None and len(caches) != len(self.devices):
             raise ValueError(f"{len(caches)} entries of `caches` for {len(self.devices)} devices")
@@ -521,11 +522,11 @@ class Tables:
                 for price, parts in zip(self._inputs, paid, strict=True)]
 
     def _variant(self, chain: TableChain, each: _Class, c: int, row: int, choice: Choice, j: int) -> tuple[int, int]:
-        """The variant of graph j, of those of the class that have a weight, under a choice; and which of the devices
-        that the stream may come in on it is."""
+        """(The variant of graph j under a choice, the index in `ins` of the device of the incoming activation).  Graphs
+        are counted among those of the class that have a weight."""
         enters = each.ins.index(self.states[choice.state_in][j])
         chosen = chain.variants[c][j][row, enters]
-        if each.outline.last:       # it may leave anywhere
+        if each.outline.last:       # no stage reads the result: it may be on any device
             seconds = np.where(chosen >= 0, each.costs[j].seconds[chosen, row, enters], np.inf)
             return int(chosen[int(seconds.argmin())]), enters
         return int(chosen[self.states[choice.state_out][j]]), enters
@@ -553,17 +554,17 @@ class Tables:
                 stage: int, row: int, choice: Choice, m: int, n: int) -> None:
         """Add the nodes of graph n of model m in stage k of the chain."""
         follows = each.active.index(n) if n in each.active else 0
-        rule, came, brought = 0, self._host, -1
+        rule, came, streams_to = 0, self._host, -1
         if each.active:
             came = self.states[choice.state_in][follows]
             v, _ = self._variant(chain, each, self.classes[k], row, choice, follows)
             rule = each.costs[follows].rule[v]
-            brought = each.costs[follows].brought[v] if n in each.active else -1
+            streams_to = each.costs[follows].streams_to[v] if n in each.active else -1
         device = [*each.devices[row].tolist(), came, self._host]
-        if brought >= 0:
+        if streams_to >= 0:
             for a, members in enumerate(each.atoms.members):
                 if device[a] == self._host and not any(each.outline.residents[r].cache for r in members):
-                    device[a] = brought
+                    device[a] = streams_to
         g = self.models[m].graphs[n]
         made = self._outlines[k]
         for i, node in enumerate(self.models[m].stages[stage].nodes[n]):

@@ -144,7 +144,7 @@ class Trials:
         return tuple(plans), tuple(pricer.price(plan) for pricer, plan in zip(self.pricers, plans, strict=True))
 
     def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int], backends: Sequence[Backend]) -> None:
-        """Give the residents of a graph addresses, without memory, one behind the other on their devices."""
+        """Give the residents of a graph addresses, without memory, one after another on their devices."""
         groups: dict[tuple[int, bool], list[Tensor]] = {}
         for name, t in tensors.items():
             groups.setdefault((residents[name], t.resident == "weight"), []).append(t)

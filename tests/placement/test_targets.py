@@ -32,7 +32,7 @@ def test_a_token(devices: str, model: str, milliseconds: float, gap: float) -> N
     assert fit.bound <= fit.rules_bound <= fit.seconds
 
 
-def test_a_prompt_for_which_weights_are_brought_over() -> None:
+def test_a_prompt_for_which_weights_are_streamed() -> None:
     graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
     fit = gs.fit(graphs, given, placement.LINK, goal="prompt", stream=True)
     assert 1e3 * fit.seconds <= 247
@@ -44,7 +44,7 @@ def test_a_prompt_and_tokens_together() -> None:
     graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
     fit = gs.fit(graphs, given, placement.LINK, goal=(256, 1), stream=True)
     assert 1e3 * fit.seconds <= 256 * 18.9 + 265
-    # 1.9 %: a weight that is brought over is alive at its readers, not wherever else the arena is fullest, and inputs
+    # 1.9 %: a streamed weight is alive at its readers, not wherever else the arena is fullest, and inputs
     # that last from one cache to another are not bounded yet.
     assert fit.gap <= 0.02
     fit.verify()
