@@ -75,9 +75,9 @@ ctypedef struct gs_program_box:
     gs_node *nodes              # [c.n_ids] tensors, then copy slots
     gs_node *twins              # [n_twins]
     gs_run_nodes *runs          # [n_runs]
-    const gs_node **listed      # [n_listed]
-    int32_t *listed_ids         # [n_listed]
-    int32_t *run_of             # [c.n_steps] index in `runs` of a step's first
+    const gs_node **listed      # [n_listed] the nodes of all runs, one run after another; a twin in place of its node
+    int32_t *listed_ids         # [n_listed] the ids of these nodes
+    int32_t *run_of             # [c.n_steps] index in `runs` of a step's first entry
     int32_t *n_turns            # [c.n_steps] how many entries of `runs` a step has: 1, or c.copy_slots
     int32_t *group_begin        # of all runs together
     int32_t *group_member

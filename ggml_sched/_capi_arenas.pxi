@@ -11,7 +11,7 @@ cdef void *reserve(size_t base, int64_t *at, int64_t nbytes) noexcept nogil:
 
 
 cdef int64_t arenas_lay_out(gs_arenas_box *x, int64_t n_chunks, size_t base) noexcept nogil:
-    """Set the addresses of all arrays in a block at `base`, behind the struct; returns the bytes of the block."""
+    """Set the addresses of all arrays in a block at `base`, after the struct; returns the bytes of the block."""
     cdef int64_t at = 0
     reserve(base, &at, sizeof(gs_arenas_box))
     x.backends = <gs_backend *>reserve(base, &at, x.n_backends * sizeof(gs_backend))

@@ -81,7 +81,7 @@ cdef void count_parts(gs_program_box *x, const gs_graph *g) noexcept nogil:
 
 
 cdef int32_t turns_of(const gs_program_box *x, const gs_step *step) noexcept nogil:
-    """In how many versions a run is listed: one for each slot of the copies that its nodes read or write."""
+    """How many gs_run_nodes a run has: one for each slot of the copies that its nodes read or write."""
     cdef int32_t k
     if step.n_slots > 1:
         return x.c.copy_slots
@@ -173,7 +173,7 @@ cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, c
 
 
 cdef int list_runs(gs_program_box *x, const gs_graph *g, const gs_plan *p, gs_error *error) noexcept nogil:
-    """Make the gs_run_nodes of each run, for each turn."""
+    """Make the gs_run_nodes of each run, one for each slot of its copies."""
     cdef gs_node **twin_of = <gs_node **>calloc(max(x.n_tensors, 1), sizeof(gs_node *))
     cdef int32_t *index = <int32_t *>malloc(max(g.n_nodes, 1) * sizeof(int32_t))
     cdef gs_run_nodes *run = x.runs
@@ -211,7 +211,7 @@ cdef int list_runs(gs_program_box *x, const gs_graph *g, const gs_plan *p, gs_er
             if step.n_reads or step.n_slots:
                 rewire(x, g, step, t, twin_of, run)
             run += 1
-        # Groups are of the step's nodes, so that all of its turns share them.
+        # Groups are of the step's nodes: the gs_run_nodes of all slots share them.
         run -= x.n_turns[i]
         n, begin = 0, p.group_begin
         x.group_begin[n_begins] = n_members

@@ -224,7 +224,7 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *
     if not x.traits[root] & IS_LOADED:
         numbers = NULL
     if numbers != NULL:
-        # The numbers may be a view: it lies as far behind the caller's data as its address behind that of its root.
+        # The numbers may be a view: its offset in the caller's data is that of its address from the root's address.
         numbers += <char *>x.address[step.ids] - <char *>x.address[root]
     else:
         b = x.holder[step.ids]

@@ -399,7 +399,7 @@ class Backend(BackendBase):
         return False
 
     def shift(self, weight: Tensor, address: int) -> int:
-        """Of a store: how many bytes behind `address` a fetched copy of a weight begins, 0 .. `margin`, where memory of
+        """Of a store: how many bytes after `address` a fetched copy of a weight begins, 0 .. `margin`, where memory of
         the weight's bytes and the margin is at that address."""
         return 0
 

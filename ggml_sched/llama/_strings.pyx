@@ -142,9 +142,9 @@ cdef class _Strings:
 
 
 def find_strings(memory, uint64_t pos, starts):
-    """Write where each of len(starts) strings begins, the first one at byte `pos` of `memory`, one behind the other.
+    """Write where each of len(starts) strings begins, the first one at byte `pos` of `memory`, one after another.
 
-    Returns the number of strings found and the byte behind the last of them; fewer than len(starts) where the next one
+    Returns the number of strings found and the byte after the last of them; fewer than len(starts) where the next one
     does not lie inside the memory.
     """
     cdef _Strings strings = _Strings(memory, starts, True)

@@ -289,7 +289,7 @@ class Runner:
 
 
 def _cut(data: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Bytes as u8 arrays of these shapes, one behind the other."""
+    """Bytes as u8 arrays of these shapes, one after another."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = np.split(np.frombuffer(data, np.uint8), ends[:-1])
     # Not strict: np.split returns one part for no shapes.

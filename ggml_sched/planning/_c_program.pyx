@@ -129,7 +129,7 @@ cdef int fill_program(gs_program *out, object program) except -1:
 
 
 cdef gs_location *put_locations(gs_location *at, tuple locations) except NULL:
-    """Write locations; returns the address behind them."""
+    """Write locations; returns the address after them."""
     for location in locations:
         at.id, at.backend, at.chunk, at.offset = location.id, location.backend, location.chunk, location.offset
         at += 1

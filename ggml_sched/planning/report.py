@@ -235,7 +235,7 @@ def _reads(plan: Plan, b: int, t: Tensor) -> bool:
 
 
 def _is_placed_with(plan: Plan, node: Tensor, s: Tensor) -> bool:
-    """Whether the leaf behind source s was put on its backend because `node`, its first reader, is there.
+    """Whether the root of source s is a leaf that was put on its backend because `node`, its first reader, is there.
 
     Then its location is a consequence of the node's, and cannot be the reason for it.
     """

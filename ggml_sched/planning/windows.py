@@ -49,7 +49,7 @@ def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], g
             windows[i] = 2 * max(copies)
             plan = made(windows)
             continue
-        # `low` fits, `high` does not; a window of all copies together holds all of them, so that no other is wider.
+        # Bisection: a window of `low` fits; one of `high` does not, or is no wider than one that holds all copies.
         low, high, wanted = 0, sum(copies) + 1, sum(copies)
         for _ in range(TRIES):
             if _needed(plan, i) > limit or high - low <= max(max(copies) // 4, 1):

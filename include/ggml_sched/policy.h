@@ -22,7 +22,7 @@ enum gs_offsets {
     GS_OFFSETS_BEST_FIT = 1     /* best fit, in execution order, as ggml's first generation     */
 };
 
-/* In-place reuse: which part of a source's memory a node may reuse for its result.  The tail is what lies behind the
+/* In-place reuse: which part of a source's memory a node may reuse for its result.  The tail is what lies after the
  * reused part. */
 enum gs_reuse {
     GS_REUSE_FIRST = 0,         /* as ggml's first generation: the front; the tail stays allocated */

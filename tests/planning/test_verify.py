@@ -562,7 +562,7 @@ def ringed() -> Facts:
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
     graph, _ = two_layers(a, b)
     facts = gs.Scheduler([a, b], copies=2).plan(graph).facts
-    assert check(facts) == [] and facts.ring
+    assert check(facts) == [] and facts.slots
     return facts
 
 

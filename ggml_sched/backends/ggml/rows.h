@@ -53,7 +53,7 @@ static void gx_sift(int32_t *order, int64_t at, int64_t n, const float *row, int
     }
 }
 
-/* Writes to order[0 .. k) the first k of the indices that sort row[0 .. n).  A heap keeps the best k met so far. */
+/* Writes to order[0 .. k) the first k of the indices that sort row[0 .. n).  A heap keeps the first k so far. */
 static void gx_order_row(const float *row, int64_t n, int32_t *order, int64_t k, int descending)
 {
     for (int64_t i = 0; i < k; i++) {

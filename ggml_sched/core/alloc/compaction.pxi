@@ -12,7 +12,7 @@
 cdef enum:
     SKYLINE_BITS = 6
     SKYLINE_BLOCK = 64          # positions of the walk in one block
-    COMPACT_MAX_CARRIED = 48    # packing is quick if an owner is born beside at most so many others, in the mean
+    COMPACT_MAX_CARRIED = 48    # packing is quick if at most this many owners are alive when one is born, on average
 
 
 ctypedef struct gs_skyline:     # of one arena: the end of the allocated memory at each position of the walk
@@ -53,7 +53,7 @@ ctypedef struct gs_owners:      # of one arena
     bint some_trimmed           # some owner has a freed tail
     int32_t *id
     int32_t *birth
-    int32_t *stop               # the position behind its death
+    int32_t *stop               # the position after its death
     int64_t *size
     uint64_t *keys              # [2 n + 1] scratch of sorting
 

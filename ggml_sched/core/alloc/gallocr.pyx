@@ -125,7 +125,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
                 return -1
     owner = plan_owner(&f.p, s)
     place = f.p.offset[s] - f.p.offset[owner]
-    # Memory that this walk allocated may have a freed tail, behind `rest` bytes; no other memory has one.
+    # Memory that this walk allocated may have a freed tail, after `rest` bytes; no other memory has one.
     if place + f.p.size[id] > (f.p.rest[owner] if f.p.birth[owner] >= 0 else f.p.size[owner]):
         return -1
     if arena.reuse == GS_REUSE_WHOLE and f.p.size[id] != f.p.size[owner]:
@@ -148,7 +148,7 @@ cdef void gallocr_reuse(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noex
 
 
 cdef void gallocr_trim(gs_walk *f, gs_arena *arena, int32_t id, int32_t now) noexcept nogil:
-    """Free the tail behind node `id`, which reuses the front of a memory: all readers of the tail have run."""
+    """Free the tail after node `id`, which reuses the front of a memory: all readers of the tail have run."""
     cdef int32_t owner = plan_owner(&f.p, id)
     cdef int64_t kept = f.p.offset[id] - f.p.offset[owner] + f.p.size[id]
     cdef int64_t tail = f.p.rest[owner] - kept

@@ -67,7 +67,7 @@ cdef int blocks_open_chunk(gs_blocks *b, int64_t size) noexcept nogil:
 cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil:
     """Take `size` bytes, a multiple of the alignment, from the front of a free block, and return their offset.
 
-    As in ggml, it is the smallest block that fits, on a tie the later one; the last block, which is all memory behind
+    As in ggml, it is the smallest block that fits, on a tie the later one; the last block, which is all memory after
     the others, only when no other fits.  Nothing is taken for size 0.
     """
     cdef int32_t i, found = -1
@@ -109,7 +109,7 @@ cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil:
     cdef gs_block *grown
     if size == 0:
         return GS_OK
-    # Find the first block behind the range: `low`.
+    # Find the first block after the range: `low`.
     while low < high:
         mid = (low + high) // 2
         if b.at[mid].offset < offset:

@@ -204,7 +204,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
 
 
 cdef void pack_insert_spot(gs_pack_block *blocks, int32_t *n_blocks, const gs_pack_spot *spot) noexcept nogil:
-    """Insert a spot behind all spots with a lower bottom; a full block is split in two."""
+    """Insert a spot after all spots with a lower bottom; a full block is split in two."""
     cdef int32_t k = 0
     cdef int32_t i, q
     cdef gs_pack_block *a

@@ -24,7 +24,7 @@ cdef enum:
     PACK_WAYS = 3 * SELECTIONS      # pairs of an order of PACK_SEARCH_ORDERS and a selection
     PACK_VARIED = 12                # the most tries spent on joined problems for each try of the problem itself
 
-cdef int64_t PACK_EASY_TRY = 250           # a try is quick if buffers overlap at most this many in time, in the mean
+cdef int64_t PACK_EASY_TRY = 250           # a try is quick if a buffer overlaps at most this many in time, on average
 cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that all calls of pack_place_far may compare
 
 cdef int[3] PACK_SEARCH_ORDERS
@@ -57,7 +57,7 @@ ctypedef struct gs_pack_work:
 cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_pack_result *out) noexcept nogil:
     """Choose offsets for the buffers of p; they are in p.best.
 
-    `capacity`: work ends with an arena of at most so many bytes (GS_PACK_NO_CAPACITY: only with the smallest).
+    `capacity`: work ends once the arena has no more bytes (GS_PACK_NO_CAPACITY: only with the smallest).
     `budget`: tries of the exact search, 0 for none, GS_PACK_DEFAULT_BUDGET for a few seconds at most,
     GS_PACK_PLANNER_BUDGET for a fraction of one.  Every offset is a sum of sizes, so it is aligned if the caller rounds
     sizes up to the alignment.
@@ -174,7 +174,7 @@ cdef int pack_join(gs_pack_work *work, int seed) noexcept nogil:
 
 
 cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
-    """Convert the packing in join.m.offset to p.offset; returns its arena."""
+    """Convert the packing in join.m.offset to p.offset; returns the bytes of its arena."""
     cdef gs_pack *p = work.p
     cdef int64_t arena = 0
     cdef int32_t i, b

@@ -89,7 +89,7 @@ cdef void search_divide(gs_search *q, int32_t left, int32_t right, int32_t start
                        int32_t stop) noexcept nogil:
     """Push a frame with the pieces of sections [left, right).
 
-    Cut behind each section of [start, stop) whose unplaced buffers all end there, so that none crosses the cut.
+    Cut after each section of [start, stop) whose unplaced buffers all end there, so that none crosses the cut.
     """
     cdef int32_t begin = left
     cdef int32_t k

@@ -58,7 +58,7 @@ ctypedef struct gs_search:
     int32_t *rank               # [n] position in p.order; of buffers with equal minimum, the lower rank is tried first
     int32_t *twin               # [n] the next buffer of equal lifetime and size, in a ring
     gs_choice *stack            # [2 n + 2] the first `depth` are in use
-    gs_piece *pieces            # [2 n_sections + 2] the pieces of all frames, one behind the other
+    gs_piece *pieces            # [2 n_sections + 2] the pieces of all frames, one frame after another
     int mask_shift              # each bit of a mask stands for 2**mask_shift sections
     int32_t depth               # frames on the stack
     int32_t n_pieces

@@ -100,7 +100,7 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
 cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id) noexcept nogil:
     """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it.
 
-    A store computes nothing but what its own weights bring to it.
+    Stores do not count: a store computes only nodes that read its own weights.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, count, best = -1, best_count = -1
@@ -205,8 +205,8 @@ cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *reas
     return status
 
 
-cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const unsigned char *reason, int64_t *total,
-                           int64_t *largest) noexcept nogil:
+cdef void weigh_offloaded(const gs_request *r, const int32_t *assign, const unsigned char *reason, int64_t *total,
+                          int64_t *largest) noexcept nogil:
     """For each backend, the total bytes of host weights that its offloaded nodes read, and the largest weight."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, s
@@ -239,7 +239,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
         return GS_NO_HOST_MEMORY
     largest = total + r.p.n_backends
     if r.p.offloads != NULL:
-        weigh_brought_in(r, assign, reason, total, largest)
+        weigh_offloaded(r, assign, reason, total, largest)
     for i in range(g.n_work):
         id = g.work[i]
         here = assign[id]

@@ -173,7 +173,7 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
             or plan_alloc_ids(p, n, n_seq, n_src) != GS_OK
             or groups and plan_alloc_groups(p, sum(map(len, groups))) != GS_OK):
         raise no_host_memory(f"a plan of {n_tensors} tensors")
-    # Arrays of one element type lie one behind the other (plan_alloc_splits, plan_alloc_ids): one _put writes them.
+    # Arrays of one element type lie one after another (plan_alloc_splits, plan_alloc_ids): one _put writes them.
     _put(p.chunk_nbytes, _joined(chunks))
     _put(p.assign, _numbers(get("assign"), "assign", n_tensors, -1, top_backend))
     _put(p.split_backend, [

@@ -115,7 +115,7 @@ cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nog
     return r.p.resident[id] >= 0 and (r.p.usage[id] == GS_USAGE_WEIGHTS or is_stored(r, id))
 
 
-cdef inline bint has_ring(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:
+cdef inline bint has_slots(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:
     """Whether a copy is made by each compute, and so has several copy slots.
 
     A copy with a write-back is written back at once, so that one copy slot is enough.
@@ -131,11 +131,11 @@ cdef int splits_add_slots(gs_splits *w, const gs_request *r) noexcept nogil:
     cdef int64_t ids = <int64_t>r.g.n_tensors + w.copy_like.n
     cdef int32_t c, k
     for c in range(w.copy_like.n):
-        ids += r.p.policy.n_copies - 1 if has_ring(w, r, c) else 0
+        ids += r.p.policy.n_copies - 1 if has_slots(w, r, c) else 0
     if ids > GS_MAX_TENSORS:
         return GS_NO_HOST_MEMORY
     for c in range(w.copy_like.n):
-        for k in range(r.p.policy.n_copies - 1 if has_ring(w, r, c) else 0):
+        for k in range(r.p.policy.n_copies - 1 if has_slots(w, r, c) else 0):
             if ints_push(&w.slot_copy, c) != GS_OK:
                 return GS_NO_HOST_MEMORY
     return GS_OK

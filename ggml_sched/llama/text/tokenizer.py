@@ -88,9 +88,10 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
-        `add_special`: put BOS before and EOS behind where the file says so.  `parse_special`: "<|im_end|>" and other
-        control tokens in the text become these tokens; left False, a user's text cannot fake them.  User-defined
-        tokens are always found.  Only str is taken (TypeError).  A lone surrogate is no character: TokenizerError.
+        `add_special`: put BOS before the text and EOS after it, where the file says so.  `parse_special`: "<|im_end|>"
+        and other control tokens in the text become these tokens; left False, a user's text cannot fake them.
+        User-defined tokens are always found.  Only str is taken (TypeError).  A lone surrogate is no character:
+        TokenizerError.
         """
         if not isinstance(text, str):
             raise TypeError(f"a text is a str, not {type(text).__name__}")

@@ -60,7 +60,7 @@ static void find_ops(gh_ggml *lib)
 }
 
 /* Map the ops of a family by their names: the planner's name is `family`, then ggml's name.  All versions have the ops
- * up to the name `last`.  Beyond it the search ends at the first name that the planner does not have: behind the names
+ * up to the name `last`.  Beyond it the search ends at the first name that the planner does not have: after the names
  * of a version there may be any other text of the library. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
@@ -85,7 +85,7 @@ static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), co
 }
 
 /* Map ggml's types to the planner's.  A type has the same number in all versions; where ggml's name or block size
- * differs from the planner's, the type is mapped to GH_FOREIGN_TYPE + its number.  Behind the last type of a version
+ * differs from the planner's, the type is mapped to GH_FOREIGN_TYPE + its number.  After the last type of a version
  * there may be anything instead of a name, hence is_of. */
 static void find_types(gh_ggml *lib)
 {

@@ -71,7 +71,7 @@ static const char *probe_graph(gh_ggml *lib, void *ctx)
     for (size_t at = 16; lib->at_n_leafs != 0 && at < 64; at += sizeof(void *)) {
         gx_tensor **list;
         memcpy(&list, graph + at, sizeof list);
-        /* Follow only what can be a pointer to an array of this graph: its arrays lie behind it in the context. */
+        /* Follow only what can be a pointer to an array of this graph: its arrays lie after it in the context. */
         if ((char *)list <= graph || (char *)list > graph + 4096 || (uintptr_t)list % sizeof(void *) != 0) {
             continue;
         }

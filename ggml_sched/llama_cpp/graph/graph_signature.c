@@ -346,7 +346,8 @@ static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tens
 
 /* -- the same tensors ---------------------------------------------------------------------------------------------- */
 
-/* Where tensors get their addresses while they are compared, and how many ids have matched. */
+/* What `matches` takes besides the graph: the roles of ids, and the arenas and places that give those that the plan
+ * places their addresses.  `n` receives how many ids have matched. */
 typedef struct {
     const gh_arena *arenas;
     const unsigned char *role;

@@ -41,7 +41,7 @@ static void fill_tensor(const gh_reader *r, const gs_graph_arrays *a, int32_t id
     if (item->tensor != NULL && item->root >= 0) {
         int64_t offs = 0;
         a->view_src[id] = item->root;
-        /* A view of no bytes may begin anywhere, even behind the end of its root. */
+        /* A view of no bytes may begin anywhere, even after the end of its root. */
         for (; t->view_src != NULL && !is_empty(layout); t = t->view_src) {
             offs += (int64_t)t->view_offs;
         }

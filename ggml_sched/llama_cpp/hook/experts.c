@@ -5,7 +5,7 @@
  */
 #include "scheduler.h"
 
-#define GH_MAX_PADDING 512 /* bytes behind an expert that kernels may read: they are copied, too */
+#define GH_MAX_PADDING 512 /* bytes after an expert that kernels may read: they are copied, too */
 
 /* The MUL_MAT_ID node of a split that reads copy c as the matrices of its experts, if no other node reads that copy;
  * else NULL.  Another node, perhaps of a later split, could read experts that were not copied. */

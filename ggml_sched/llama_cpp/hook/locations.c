@@ -150,7 +150,7 @@ static bool is_packed(const gh_plan_cache *c, const gh_plan *p, int pool, bool e
 }
 
 /* Keep the planner's offsets: give each chunk of each arena of a pool a buffer of its own, from p->need[at] on.
- * Returns the index behind the last. */
+ * Returns the index after the last. */
 static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
 {
     const gs_plan *v = &p->view;
@@ -181,7 +181,7 @@ static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
 }
 
 /* In a pool that is not packed again, give each copy that is taken longer than planned a buffer of its own, from
- * p->need[at] on.  Returns the index behind the last. */
+ * p->need[at] on.  Returns the index after the last. */
 static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until, int32_t at)
 {
     const gs_plan *v = &p->view;

@@ -121,7 +121,7 @@ static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
     }
 }
 
-/* Let lookups find the entry behind the others, which is filled; evicts another where the cache is full. */
+/* Let lookups find the entry after the others, which is filled; evicts another where the cache is full. */
 static gh_plan_entry *insert(gh_plan_cache *c, int flags)
 {
     const int filled = c->n_entries;
@@ -137,7 +137,7 @@ static gh_plan_entry *insert(gh_plan_cache *c, int flags)
     return touch(c, e, flags);
 }
 
-/* An empty entry to fill, behind the others: an evicted one or a new one.  NULL without memory. */
+/* An empty entry to fill, after the others: an evicted one or a new one.  NULL without memory. */
 static gh_plan_entry *empty_entry(gh_plan_cache *c)
 {
     gh_plan_entry **e = &c->entry[c->n_entries];

@@ -60,7 +60,7 @@ typedef struct gh_plan_entry gh_plan_entry;
 
 /* What the planner is given besides a graph, for each id: where it is or must be, its bytes, and what backends answered
  * to support queries.  A gh_problem is filled again and again: its memory grows and is freed by gh_problem_free alone.
- * All arrays lie in `memory`, one behind the other. */
+ * All arrays lie in `memory`, one after another. */
 typedef struct gh_problem {
     int32_t n;              /* how many ids the planner's graph has                                 */
     int32_t n_backends;
@@ -77,7 +77,7 @@ typedef struct gh_problem {
     unsigned char *offloads; /* [n_backends][n] whether it computes the node although weights are on the host */
     unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that type of buffer, then zeros */
     int32_t n_buffers;      /* how many types the buffers of resident tensors have                  */
-    int64_t answer_bytes;   /* bytes of `resident` and the arrays behind it                         */
+    int64_t answer_bytes;   /* bytes of `resident` and the arrays after it                          */
     void *memory;
     int64_t room;           /* bytes of `memory`                                                    */
 } gh_problem;
@@ -109,7 +109,7 @@ typedef struct gh_plan {
     bool shares_graph;      /* the graph is that of another plan, which frees it                            */
     gs_graph_arrays arrays; /* of that graph; once the plan is made, those of its wiring alone: layout is NULL */
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
-    char *names;            /* the names, one behind the other, each ending with a zero byte                */
+    char *names;            /* the names, one after another, each ending with a zero byte                   */
     gh_alloc_deps deps;     /* the graph's alloc dependencies: those of fused kernels, and those backends named */
     gh_problem problem;     /* its nbytes are those that the plan has room for, perhaps more than this graph needs */
     int64_t max_size[GH_MAX_BACKENDS]; /* the limit for a buffer that the plan was made with; 0: none       */
@@ -217,7 +217,7 @@ struct gh_plan_cache {
     gh_reader reader;       /* of the graph that was read last                                              */
     gh_signature moved;     /* scratch of find_equal: the tensors of the graph that is looked up            */
     gh_problem problem;     /* scratch: the problem of a graph that may reuse a plan                        */
-    gh_plan_entry *entry[GH_N_ENTRIES + 1]; /* lookups find the first n_entries.  The one behind them is being filled;
+    gh_plan_entry *entry[GH_N_ENTRIES + 1]; /* lookups find the first n_entries.  The one after them is being filled;
                              * the rest are evicted, or NULL, and not freed: a client's graph may name their copies */
     int n_entries;
     uint64_t clock;         /* counts uses of entries                                                       */

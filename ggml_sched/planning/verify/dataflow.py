@@ -219,8 +219,8 @@ class _Execution:
         self.size = len(facts.name)
         self.round = 0
         """The number of the compute, from 0.  A writer is round * size + id, so that the values of computes differ."""
-        self.turn = 0
-        """Which slot of each copy this compute uses: `turn` modulo the number of the copy's slots."""
+        self.cur_copy = 0
+        """Which slot of each copy this compute uses: `cur_copy` modulo the number of the copy's slots."""
         self.needed: set[int] = set()
         """Leafs with bytes that are read, or left at the end of the compute, as the caller set them."""
         self.versions: dict[int, int] = {}
@@ -255,7 +255,7 @@ class _Execution:
                 if facts.is_resident(i):
                     self.versions[i] = self.versions.get(i, 0) + 1
             self.round += 1
-            self.turn = self.round % program.copy_slots
+            self.cur_copy = self.round % program.copy_slots
             self.done = {i for i in leafs if facts.is_resident(i)} | self.seen.keys()
         return self.found
 
@@ -290,7 +290,7 @@ class _Execution:
         """Whether a step is left out, because its destination holds the present version of its source."""
         if isinstance(step, Run) or not step.if_changed:
             return False
-        location, version = location_id(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
+        location, version = location_id(step, self.cur_copy), self.versions.get(self.facts.memory(step.tensor), 0)
         if self.seen.get(location) == version:
             return True
         self.seen[location] = version
@@ -314,13 +314,13 @@ class _Execution:
                     for i in unit:
                         self.compute(step, i)
             case WriteBack():
-                location = location_id(step, self.turn)
+                location = location_id(step, self.cur_copy)
                 if step.tensor in self.done:
                     self.write_real(step.tensor, self.read_real(location))
 
     def load(self, step: Load) -> None:
         """Write the data that the caller set, which is on the host, to the destination of a load."""
-        location = location_id(step, self.turn)
+        location = location_id(step, self.cur_copy)
         ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
         self.write_real(location, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
         self.experts.pop(location, None)
@@ -328,7 +328,7 @@ class _Execution:
 
     def fetch(self, step: Fetch) -> None:
         """Write the fetched range of a weight to its copy; the bytes beside it, which a fetch may write, are lost."""
-        facts, location = self.facts, location_id(step, self.turn)
+        facts, location = self.facts, location_id(step, self.cur_copy)
         self.touch(step.tensor, False)
         pieces = self.real["resident", facts.memory(step.tensor)].read(step.start, step.start + step.nbytes)
         key, at = facts.address(location)
@@ -339,7 +339,7 @@ class _Execution:
 
     def copy(self, step: Copy | CopyExperts) -> None:
         """Make a copy in the real memory; check that what is copied has been computed."""
-        facts, location = self.facts, location_id(step, self.turn)
+        facts, location = self.facts, location_id(step, self.cur_copy)
         missing = [s for s in self.producers(step.tensor) if s not in self.done]
         if missing:
             self.report("copy-before-write", f"{facts.label(location)} is made before {facts.label(missing[0])}")
@@ -382,7 +382,7 @@ class _Execution:
         facts = self.facts
         here = facts.assigned[i]
         node = f"{facts.label(i)} on {facts.backend(here)}"
-        reads = facts.read_by(step, i, self.turn)
+        reads = facts.read_by(step, i, self.cur_copy)
         for slot, (s, p) in enumerate(zip(facts.src[i], reads, strict=True)):
             if s < 0 or facts.memory(s) in inside:
                 continue
@@ -407,7 +407,7 @@ class _Execution:
         `own` are the nodes of its group: the earlier content of their memory is not checked.
         """
         facts = self.facts
-        here, into = facts.assigned[i], facts.into(step, i, self.turn)
+        here, into = facts.assigned[i], facts.into(step, i, self.cur_copy)
         node = f"{facts.label(i)} on {facts.backend(here)}"
         if here not in facts.readers(into):
             root = facts.label(facts.memory(into))

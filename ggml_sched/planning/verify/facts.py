@@ -258,19 +258,19 @@ class Facts:
                          if not isinstance(step, Run) and step.if_changed for location in step.locations)
 
     @property
-    def ring(self) -> frozenset[int]:
+    def slots(self) -> frozenset[int]:
         """Ids of the slots of copies with several slots, which a queued compute may fill while another runs."""
         return frozenset(location.id for step in self.program.steps
                          if not isinstance(step, Run) and len(step.locations) > 1 for location in step.locations)
 
-    def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
+    def read_by(self, step: Run, node: int, cur_copy: int) -> tuple[int, ...]:
         """The ids that a node reads in a run, one for each of its slots; -1 for an empty slot.
 
-        `turn` selects the slot of each copy: it grows by 1 with each compute.
+        `cur_copy` selects the slot of each copy: it grows by 1 with each compute.
         """
         found = list(self.src[node])
         for read in self._reads.get((id(step), self.position[node]), ()):
-            found[read.slot] = read.locations[turn % len(read.locations)].id
+            found[read.slot] = read.locations[cur_copy % len(read.locations)].id
         return tuple(found)
 
     @cached_property
@@ -283,10 +283,10 @@ class Facts:
                     found.setdefault((id(step), read.position), []).append(read)
         return found
 
-    def into(self, step: Run, node: int, turn: int) -> int:
+    def into(self, step: Run, node: int, cur_copy: int) -> int:
         """The id into whose memory a node of a run computes: the node itself, or a copy."""
         if step.into and self.position[node] == step.last:
-            return step.into[turn % len(step.into)].id
+            return step.into[cur_copy % len(step.into)].id
         return node
 
     def readers(self, i: int) -> frozenset[int]:
@@ -341,7 +341,7 @@ class Act(NamedTuple):
     """The id that is written: a leaf, a slot of a copy, or a node."""
 
 
-def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
+def acts(facts: Facts, cur_copy: int = 0, late: bool = False) -> Iterator[Act]:
     """The actions of a compute in the order of the program, one for each node; `late` as in `Facts.units`."""
     time = 0
     for k, step in enumerate(facts.program.steps):
@@ -351,13 +351,13 @@ def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
                     yield Act(time, k, "run", i)
                     time += 1
             continue
-        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else location_id(step, turn))
+        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else location_id(step, cur_copy))
         time += 1
 
 
-def location_id(step: Transfer, turn: int) -> int:
-    """The id of the copy slot (or leaf) that a step writes, or a write-back reads; `turn` selects the slot."""
-    return step.locations[turn % len(step.locations)].id
+def location_id(step: Transfer, cur_copy: int) -> int:
+    """The id of the copy slot (or leaf) that a step writes, or a write-back reads; `cur_copy` selects the slot."""
+    return step.locations[cur_copy % len(step.locations)].id
 
 
 def readable(facts: Facts) -> list[int]:

@@ -80,7 +80,7 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
             birth.setdefault(i, time)
             last[i] = time
 
-    always = facts.kept | facts.ring
+    always = facts.kept | facts.slots
     for i in always:
         touch(i, -1)
     end = 0

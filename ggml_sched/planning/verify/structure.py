@@ -68,7 +68,7 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
         return False
     if not all(0 <= wait.step < n_steps and wait.back >= (wait.step >= k) for wait in step.waits):
         return False
-    if not all(locations and all(0 <= at.id < len(facts.name) for at in locations) for locations in _rings(step)):
+    if not all(locations and all(0 <= at.id < len(facts.name) for at in locations) for locations in _slots_of(step)):
         return False
     if not isinstance(step, Run):
         return 0 <= step.tensor < n and (not isinstance(step, CopyExperts) or 0 <= step.ids < n)
@@ -77,7 +77,7 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
         for read in step.reads)
 
 
-def _rings(step: Step) -> list[tuple[Location, ...]]:
+def _slots_of(step: Step) -> list[tuple[Location, ...]]:
     """For each copy or leaf whose location a step names, the location of each of its slots."""
     if isinstance(step, Run):
         return [read.locations for read in step.reads] + ([step.into] if step.into else [])
@@ -152,7 +152,7 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
     """Check that the program belongs to this plan: every node runs once, with the plan's backends and addresses."""
     ran: list[int] = []
     for k, step in enumerate(facts.program.steps):
-        for location in (location for locations in _rings(step) for location in locations):
+        for location in (location for locations in _slots_of(step) for location in locations):
             i = location.id
             if location[1:] != (facts.arena_of[i], facts.chunk[i], facts.offset[i]):
                 what = f"step {k} takes {facts.label(i)} to be at {location}"

@@ -247,7 +247,7 @@ class _Spread:
         for node in nodes:
             if node.computes:
                 array_over(node, before, node.offset)[...] = array_over(node, now, node.offset)
-        for tensor, size in self.tensors.items():       # a backend may use the bytes behind a tensor that it asked for
+        for tensor, size in self.tensors.items():       # a backend may use bytes after a tensor for which it asked
             before[tensor.offset + tensor.nbytes : tensor.offset + size] = (
                 now[tensor.offset + tensor.nbytes : tensor.offset + size])
         at = next((i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b), None)
@@ -265,7 +265,7 @@ class _Spread:
 
 
 def _place(device: gs.Backend, leafs: Leafs, out: gs.Tensor, under: gs.Tensor) -> gs.Buffer:
-    """Place all tensors one behind the other in a new buffer, `out` over `under`."""
+    """Place all tensors one after another in a new buffer, `out` over `under`."""
     roots = [t for t in leafs.ctx.tensors if t.view_src is None and t is not out]
     offsets, end = [], 0
     for tensor in roots:

@@ -170,7 +170,7 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
         memcpy(dense->ne, other->ne, sizeof(dense->ne));
         dense_strides(dense->type, dense->ne, dense->nb);
     }
-    /* The blocks of a row of a quantised type must lie one behind the other. */
+    /* The blocks of a row of a quantised type must lie one after another. */
     if ((gs_block_elements(a.type) > 1 && a.nb[0] != gs_block_bytes(a.type))
         || (gs_block_elements(o.type) > 1 && o.nb[0] != gs_block_bytes(o.type)))
         return GS_UNSUPPORTED_OP;

@@ -207,7 +207,7 @@ static inline int gs_concat_fits(const int64_t *d, const int64_t *a, const int64
     return fits;
 }
 
-/* Parameters 2 i and 2 i + 1 of PAD are the zeros before and behind along dimension i. */
+/* Parameters 2 i and 2 i + 1 of PAD are the zeros before and after along dimension i. */
 static inline int gs_pad_fits(const int64_t *d, const int64_t *a, const int32_t *p) {
     int fits = 1;
     for (int i = 0; i < GS_MAX_DIMS; i++)

@@ -44,7 +44,7 @@ def concat(of: Operands) -> None:
 
 
 def _pads(node: Tensor) -> list[tuple[int, int]]:
-    """(zeros before, zeros behind) in each dimension, innermost first."""
+    """(zeros before, zeros after) in each dimension, innermost first."""
     return [(int_param(node, 2 * i), int_param(node, 2 * i + 1)) for i in range(4)]
 
 
