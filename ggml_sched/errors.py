@@ -48,7 +48,7 @@ class FileFormatError(Error):
 
 
 class PlacementError(Error):
-    """A tensor lives, or is asked to live, where the scheduler cannot use it."""
+    """A tensor is in memory, or assigned to a backend, where the scheduler cannot use it."""
 
 
 class UnsupportedOp(Error):

@@ -180,7 +180,7 @@ def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> _
 
 
 def _tables(args: argparse.Namespace, plan: Plan) -> None:
-    """The backends of a plan, and what else the command line wants to see of it."""
+    """Print the table of a plan's backends, and what other options show of it."""
     rows: list[Sequence[object]] = [("backend", "nodes", "arena bytes", "live bytes")]
     for backend, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         nodes = sum(len(split.nodes) for split in plan.splits if split.backend is backend)

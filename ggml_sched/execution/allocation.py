@@ -356,7 +356,7 @@ class Allocation:
             return
 
     def _defer(self, pipeline: Pipeline, keep_alive: KeepAlive) -> None:
-        """Tell the pipeline of a compute that this call has issued and not waited for, so that `drain` waits for it.
+        """Let `drain` of the pipeline wait for a compute that was issued on this thread and not waited for.
 
         `keep_alive`: objects that the backends still use.
         """

@@ -221,8 +221,8 @@ class Pipeline:
             self._flush()
 
     def _flush(self) -> None:
-        """Tell backends that gather commands that all steps of a compute were issued; their errors are those of queued
-        work."""
+        """Call `flush` of backends that gather commands, as all steps of a compute were issued; its errors are those of
+        queued work."""
         for backend in self._gathering:
             try:
                 backend.flush()

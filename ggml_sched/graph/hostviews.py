@@ -103,7 +103,7 @@ def _check_format(tensor: Tensor, error: type[Exception]) -> None:
 
 
 def _is_viewed(tensor: Tensor) -> bool:
-    """Whether a view of the tensor stays valid: see this module."""
+    """Whether arrays may be views of the tensor: its address is permanent, and its memory the host's."""
     buffer = tensor.buffer
     return buffer is not None and tensor.is_resident and _host_memory(buffer) is not None
 

@@ -124,7 +124,8 @@ class Runner:
             self.dirty.clear()
         if self.is_recurrent:
             self._kept.clear()
-            # What is queued from here on goes with the compute: the compute waits only for what came before.
+            # Wait for earlier computes here: then copies of states and the next compute are queued without a wait
+            # between.
             self.scheduler.synchronize()
             for seq in set(sequences):
                 self.cache.copy_state(seq, self.n_seq + seq)

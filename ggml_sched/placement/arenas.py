@@ -70,7 +70,8 @@ def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Seque
 def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, Case]] | None:
     """As `halves`, with the case cut by whether a device has caches, where that is not decided.
 
-    `unpaid`: for each device the seconds that its caches would cost a solution more; None is returned where all are 0.
+    `unpaid`: for each device with caches the seconds of copying their inputs that a solution's cost lacks, else 0; None
+    is returned where all are 0.
     """
     open_ = [0.0 if decided is not None else price for decided, price in zip(case.caches, unpaid, strict=True)]
     d = max(range(len(open_)), key=lambda d: open_[d])

@@ -106,8 +106,8 @@ class Pricer:
             if isinstance(step, Run):
                 found.append(float(before[step.last + 1] - before[step.first]))
                 continue
-            home, there = self._home(plan, ids, step.tensor), step.locations[0].backend
-            a, b = (there, home) if isinstance(step, WriteBack) else (home, there)
+            here, there = self._holder(plan, ids, step.tensor), step.locations[0].backend
+            a, b = (there, here) if isinstance(step, WriteBack) else (here, there)
             one, other = device_of[a], device_of[b]
             is_copy = step.locations[0].id >= plan.data.n_tensors
             nbytes = ids.nbytes[step.tensor] if not isinstance(step, Load) else step.nbytes
@@ -123,16 +123,16 @@ class Pricer:
         if not made:
             return 0.0
         like, to = np.array(made, np.intp).T
-        source = np.array([self._home(plan, ids, int(i)) for i in like], np.intp)
+        source = np.array([self._holder(plan, ids, int(i)) for i in like], np.intp)
         # A node that computes into a copy: its bytes go back to where the memory is.
         for node, c in data.write_backs:
             like, source = np.append(like, node), np.append(source, listed[c][1])
-            to = np.append(to, self._home(plan, ids, listed[c][0]))
+            to = np.append(to, self._holder(plan, ids, listed[c][0]))
         a, b = device_of[source], device_of[to]
         return float((self.links.latency[a, b] + self.links.per_byte[a, b] * ids.nbytes[like]).sum())
 
-    def _home(self, plan: Plan, ids: _Ids, i: int) -> int:
-        """The index in `plan.backends` of the backend whose memory holds tensor i, when the plan was made."""
+    def _holder(self, plan: Plan, ids: _Ids, i: int) -> int:
+        """The index in `plan.backends` of the holder of tensor i when the plan was made."""
         return plan.data.backend_index(int(ids.memory[i]))
 
 

@@ -1,8 +1,8 @@
 """The messages of a compute whose backends are of other processes, before anything runs.
 
 An *envelope* visits the workers that have a part in some work one after the other, and ends at the driver, which has
-sent it; see docs/remote.md.  `Visits` decides in which order: a session of the room `remote` that fills envelopes, and
-`messages`, which foresees them for a plan, call it alike.
+sent it; see docs/remote.md.  `Visits` decides in which order.  Sessions of the room `remote`, which fill envelopes, and
+`messages`, which predicts them for a plan, both use it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Envelope:
                 sender, before = receiver, k
 
 
-class _Foreseen:
+class _Predicted:
     """Collects the messages of a compute, as a session sends them."""
 
     def __init__(self) -> None:
@@ -161,40 +161,40 @@ def messages(plan: Plan) -> dict[tuple[str, str], Messages]:
     workers = [backend.worker for backend in plan.backends]
     if not any(workers):
         return {}
-    foreseen, nodes, later = _Foreseen(), plan.graph.nodes, []
+    predicted, nodes, later = _Predicted(), plan.graph.nodes, []
     for step in plan.program.steps:
         here = workers[step.backend]
         if isinstance(step, Load):
             worker = workers[step.locations[0].backend]
             if worker is not None:
-                foreseen.write(worker, step.nbytes)
+                predicted.write(worker, step.nbytes)
         elif isinstance(step, Run):
             if here is not None:
-                foreseen.run(here)
+                predicted.run(here)
                 for node in nodes[step.first : step.last + 1]:
                     if node.computes and "output" in node.flags:
                         if node.nbytes > FETCHED:
                             later.append((here, node.nbytes))
                         else:
-                            foreseen.read(here, node.nbytes)
+                            predicted.read(here, node.nbytes)
         elif not step.if_changed:
             one, other = (workers[b] for b in plan.ends(step))
             size = plan.graph.tensors[step.tensor].nbytes
             if one is not None and other is not None and one != other:
-                foreseen.copy(one, other, size)
+                predicted.copy(one, other, size)
             elif one is not None and one == other:
-                foreseen.run(one)
+                predicted.run(one)
             elif one is not None:
                 if here is None:
-                    foreseen.flush()    # the host waits for the result before it reads it
-                foreseen.read(one, size)
-                foreseen.flush()
+                    predicted.flush()    # the host waits for the result before it reads it
+                predicted.read(one, size)
+                predicted.flush()
             elif other is not None:
-                foreseen.write(other, size)
+                predicted.write(other, size)
                 if here is None:
-                    foreseen.flush()    # the queue of the host has to know when it is done
-    foreseen.flush()
+                    predicted.flush()    # the queue of the host waits until it is done
+    predicted.flush()
     for worker, size in later:
-        foreseen.read(worker, size)
-    foreseen.flush()
-    return foreseen.found
+        predicted.read(worker, size)
+    predicted.flush()
+    return predicted.found

@@ -35,7 +35,7 @@ class Fallback:
     backend: str
     """The backend that computes them."""
     refused_by: str
-    """The backend that would have got them."""
+    """The better backend, which would compute them if it supported them."""
     why: str
     """What of the nodes that backend does not support."""
     seconds: float | None
@@ -92,7 +92,7 @@ def _fallen(plan: Plan) -> dict[Tensor, int]:
     while grew:
         grew = False
         for node, against in refused.items():
-            touched = {_home(plan, t) for t in near[node]} | {fell[t] for t in near[node] if t in fell}
+            touched = {_backend_of(plan, t) for t in near[node]} | {fell[t] for t in near[node] if t in fell}
             wanted = next((b for b in against if b in touched), None)
             if node not in fell and wanted is not None:
                 fell[node] = wanted
@@ -119,8 +119,8 @@ def _neighbours(graph: Graph) -> dict[Tensor, list[Tensor]]:
     return near
 
 
-def _home(plan: Plan, t: Tensor) -> int:
-    """The backend that computes a node or holds a leaf; -1 for an input, which goes where it is read."""
+def _backend_of(plan: Plan, t: Tensor) -> int:
+    """The backend that computes a node or holds a leaf; -1 for an input, which is copied to where it is read."""
     if t.op == "NONE" and not (t.resident or t.is_resident):
         return -1
     return plan.data.backend_index(plan.graph.id_of(t))
@@ -130,7 +130,7 @@ def _is_held_back(plan: Plan, node: Tensor, here: int, better: int) -> bool:
     """Whether a weight or cache of the node is where it is computed, and the better backend cannot read it there."""
     for source in node.src:
         root = None if source is None else source.root
-        if root is not None and (root.resident or root.is_resident) and _home(plan, root) == here:
+        if root is not None and (root.resident or root.is_resident) and _backend_of(plan, root) == here:
             buffer = root.buffer if root.buffer is not None else measure_buffer(plan.backends[here])
             if not plan.backends[better].supports_buffer(buffer):
                 return True
@@ -181,7 +181,7 @@ def _supports(backend: Backend, node: Tensor, dense: Mapping[int, Type]) -> bool
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-class _Obliging(DryBackend):
+class _Permissive(DryBackend):
     """Answers as a backend does, and supports some nodes that it refuses; holds nothing."""
 
     def __init__(self, backend: Backend, accepted: Iterable[Tensor]) -> None:
@@ -195,7 +195,7 @@ class _Obliging(DryBackend):
 
     def supports_buffer(self, buffer: BufferBase) -> bool:
         owner = buffer.backend
-        if isinstance(owner, _Obliging):
+        if isinstance(owner, _Permissive):
             return owner is self or self.of.supports_buffer(measure_buffer(owner.of))
         return owner is self.of or self.of.supports_buffer(buffer)
 
@@ -211,7 +211,7 @@ class _Obliging(DryBackend):
 
 def _as_if_supported(plan: Plan, backend: int, nodes: Sequence[Tensor]) -> Plan:
     """The plan of the same graph if a backend supported some nodes; nodes that the caller assigned stay so."""
-    backends = tuple(_Obliging(b, nodes if k == backend else ()) for k, b in enumerate(plan.backends))
+    backends = tuple(_Permissive(b, nodes if k == backend else ()) for k, b in enumerate(plan.backends))
     data, graph = plan.data, plan.graph
     ids = [(node, graph.id_of(node)) for node in graph.nodes if node.computes]
     assigned = {node: backends[data.backend_index(i)] for node, i in ids if data.rule(i) == "user"}

@@ -15,7 +15,7 @@ __all__ = ["ForkLock", "Latch", "OneAtATime"]
 if sys.version_info >= (3, 14):
 
     def _enter(self: _locks.OneAtATime | _locks.ForkLock) -> None:
-        holder = object()       # tells what this call took from what another holds
+        holder = object()       # identifies the lock as taken by this call
         try:
             self.take(holder)
         except BaseException:

@@ -247,7 +247,7 @@ class _Spread:
         for node in nodes:
             if node.computes:
                 array_over(node, before, node.offset)[...] = array_over(node, now, node.offset)
-        for tensor, size in self.tensors.items():       # a backend may use bytes after a tensor for which it asked
+        for tensor, size in self.tensors.items():       # a backend may use bytes up to its alloc_size
             before[tensor.offset + tensor.nbytes : tensor.offset + size] = (
                 now[tensor.offset + tensor.nbytes : tensor.offset + size])
         at = next((i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b), None)
