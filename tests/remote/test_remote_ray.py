@@ -177,7 +177,8 @@ def test_more_queued_computes_than_places_in_the_relay(cluster, ctx, took):
         scheduler.synchronize()
         assert np.array_equal(y.numpy(), np.full((2, 16), 6 * (n - 1), np.float32))
         relayed, called = took()
-        assert relayed >= 1 and relayed + called == n       # how many depends on how soon the first actor takes each
+        # How many of each depends on how soon the first actor takes one, and late answers are asked for again.
+        assert relayed >= 1 and relayed + called >= n
 
 
 def test_a_message_that_is_too_large_for_the_relay_is_a_call(cluster, took):
