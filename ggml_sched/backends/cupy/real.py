@@ -43,7 +43,7 @@ from ggml_sched.backends.cupy.device import (
 from ggml_sched.backends.cupy.source import entries, entry_of, kernel_source
 from ggml_sched.errors import BackendError
 
-__all__ = ["CupyDevice", "CupyFunction", "open_device"]
+__all__ = ["CupyDevice", "CupyFunction", "Program", "open_device", "program_of"]
 
 PLAIN_SHARED = 48 << 10
 """The most bytes of dynamic shared memory for which no attribute of the kernel has to be set."""
@@ -133,18 +133,27 @@ def _check_compiler(major: int) -> None:
                            f"install CUDA {major} ({str(error).partition(chr(10))[0]})") from error
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
     """What is compiled together: an entry of the lists of kernels of a file; `overlap`: see `Device.function`."""
 
     file: str
     entry: str
     overlap: bool
 
+    @property
+    def name(self) -> str:
+        """The file, and the entry where there is one."""
+        return "-".join(filter(None, (self.file, self.entry)))
 
-def _program(kernel: str, overlap: bool) -> _Program:
+    def compiled(self, nvrtc: ModuleType, arch: str) -> bytes:
+        """The machine code, from the folder or compiled; CompileError."""
+        return machine_code(nvrtc, self.name, kernel_source(self.file, entry=self.entry, overlap=self.overlap), arch)
+
+
+def program_of(kernel: str, overlap: bool) -> Program:
     """The program of a kernel "file.name"."""
     file, _, name = kernel.partition(".")
-    return _Program(file, entry_of(_entries(file), name), overlap)
+    return Program(file, entry_of(_entries(file), name), overlap)
 
 
 @cache
@@ -227,7 +236,7 @@ class CupyDevice(Device):
             self.can_overlap: bool = self.launch_early is not None
             self.max_shared: int = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
         self.owned: weakref.WeakSet[_Owner | _Made] = weakref.WeakSet()
-        self._programs: dict[_Program, Any] = {}        # CuPy's modules
+        self._programs: dict[Program, Any] = {}        # CuPy's modules
         self._pinned: list[tuple[weakref.ref[object], int, int]] = []
         self._peers: dict[int, bool] = {number: True}
         self.capturing: set[int] = set()        # ids of the threads that capture a stream of this device
@@ -311,14 +320,14 @@ class CupyDevice(Device):
         self.load([name], overlap=overlap)
         with self.entered:
             try:
-                return CupyFunction(self, name, self._programs[_program(name, overlap)].get_function(kernel))
+                return CupyFunction(self, name, self._programs[program_of(name, overlap)].get_function(kernel))
             except self.driver.CUDADriverError as error:
                 if "NOT_FOUND" not in str(error):
                     raise
                 raise DeviceError(f"no kernel {name}: not in {name.partition('.')[0]}.cu") from error
 
     def load(self, kernels: Iterable[str], *, overlap: bool = False) -> None:
-        named = dict.fromkeys(_program(kernel, overlap) for kernel in kernels)
+        named = dict.fromkeys(program_of(kernel, overlap) for kernel in kernels)
         wanted = [program for program in named if program not in self._programs]
         if not wanted:
             return
@@ -330,14 +339,12 @@ class CupyDevice(Device):
                 module.load(code)
                 self._programs[program] = module
 
-    def _machine_code(self, program: _Program) -> bytes:
+    def _machine_code(self, program: Program) -> bytes:
         from cupy_backends.cuda.libs import nvrtc
-        file, entry, overlap = program
         try:
-            return machine_code(nvrtc, "-".join(filter(None, (file, entry))),
-                                kernel_source(file, entry=entry, overlap=overlap), self.arch)
+            return program.compiled(nvrtc, self.arch)
         except CompileError as error:
-            raise DeviceError(f"{file}.cu does not compile for {self.arch}: {error}") from error
+            raise DeviceError(f"{program.file}.cu does not compile for {self.arch}: {error}") from error
 
     def can_access(self, other: Device) -> bool:
         if not isinstance(other, CupyDevice):
