@@ -68,6 +68,8 @@ class Open:
     """Bytes that the arenas of all models have at least."""
     solution: Solution
     """The bound with the floors as arenas, and the path that has it, which may exceed the budgets."""
+    mixture: tuple[tuple[Choice, ...], ...]
+    """The paths that keep the budgets together, of which the bound is a mean."""
 
 
 class Branching:
@@ -144,12 +146,12 @@ class Branching:
         room = [budget - floor for budget, floor in zip(self.candidates.budgets, floors, strict=True)]
         if min(room) < 0:
             return
-        solution = relaxed(chain, room)
+        solution, mixture = relaxed(chain, room)
         bound = max(bound, solution.bound)
         if solution.path is None:
             self.closed = min(self.closed, bound)
         else:
-            heappush(self.left, (bound, self._count, Open(cases, shared, chains, chain, floors, solution)))
+            heappush(self.left, (bound, self._count, Open(cases, shared, chains, chain, floors, solution, mixture)))
             self._count += 1
 
     def _cut(self, bound: float, made: Open) -> bool:
@@ -157,7 +159,7 @@ class Branching:
         best = self.candidates.best
         if best is None or bound * (1 + FAR) > best.seconds:
             return False
-        parts = self._halves(made, made.solution)
+        parts = self._halves(made, made.mixture)
         if parts is None:
             return False
         self._dive(made, made.solution)
@@ -181,7 +183,7 @@ class Branching:
         chain = dearer(joined(chains), candidates.fine)
         found = candidates.solve(chain, floors, cutoff=candidates.cutoff, effort="few")
         if found is not None and found.path is not None:
-            self._explore(Open(tuple(cases), made.shared, chains, chain, floors, found), found)
+            self._explore(Open(tuple(cases), made.shared, chains, chain, floors, found, ()), found)
 
     def _search(self, bound: float, made: Open) -> None:
         """Search one case: plan what may fit, and cut it in two, or close it."""
@@ -197,13 +199,13 @@ class Branching:
         if candidates.is_near(bound):
             self.closed = min(self.closed, bound)
             return
-        parts = self._halves(made, solution) or self._halves(made, made.solution)
+        parts = self._halves(made, _paths(solution)) or self._halves(made, made.mixture)
         if parts is None:
             solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff)
             assert solution is not None
             bound = max(bound, solution.bound)
             first = self._explore(made, solution) or first
-            parts = None if candidates.is_near(bound) else self._halves(made, solution)
+            parts = None if candidates.is_near(bound) else self._halves(made, _paths(solution))
         if parts is None:
             bound = self._finest(made, bound)
             if candidates.is_near(bound):
@@ -228,27 +230,53 @@ class Branching:
         return all(held + max(need, floor) <= budget for held, need, floor, budget in zip(
             solution.memory, needs, made.floors, self.candidates.budgets, strict=True))
 
-    def _halves(self, made: Open, solution: Solution) -> tuple[tuple[Case, ...], ...] | None:
-        """The case cut in two where that may raise its bound most; None where the floors are what a solution needs."""
-        if solution.path is None:
+    def _halves(self, made: Open, paths: Sequence[Sequence[Choice]]) -> tuple[tuple[Case, ...], ...] | None:
+        """The case cut in two where that may raise its bound most; None where no cut at what one of these paths needs
+        raises it."""
+        if not paths:
             return None
         best: tuple[float, int, tuple[Case, Case]] | None = None
-        parts = parted(solution.path, made.chains)
-        for k, (case, needs) in enumerate(zip(made.cases, self._needs(made, solution.path), strict=True)):
+        least = self.candidates.within * WORTH * made.solution.bound
+        used, parts = [], [parted(path, made.chains) for path in paths]
+        for k, (case, table, chain) in enumerate(zip(made.cases, self.tables, made.chains, strict=True)):
+            used.append([max(of) for of in zip(*(table.needed(chain, own[k]) for own in parts), strict=True)])
+            unpaid = [max(of) for of in zip(*(table.unpaid(chain, own[k]) for own in parts), strict=True)]
             # Models that take turns share arenas as large as the largest floor: a model's own floor may rise to that
             # without effect.
             spare = [floor - own if self.candidates.turns else 0
                      for floor, own in zip(made.floors, case.floors, strict=True)]
-            unpaid = [price if price > self.candidates.within * WORTH * solution.bound else 0.0
-                      for price in self.tables[k].unpaid(made.chains[k], parts[k])]
-            for found in (halves(case, needs, made.solution.multipliers, spare, self.tables[k].levels),
-                          by_caches(case, unpaid)):
+            for found in (halves(case, used[k], made.solution.multipliers, spare, table.levels),
+                          by_caches(case, [price if price > least else 0.0 for price in unpaid])):
                 if found is not None and (best is None or found[0] > best[0]):
                     best = found[0], k, found[1]
+        best = best or self._raised_by_floors(made, used, least)
         if best is None:
             return None
         _, k, cut = best
         return tuple((*made.cases[:k], part, *made.cases[k + 1:]) for part in cut)
+
+    def _raised_by_floors(self, made: Open, used: Sequence[Sequence[int]],
+                          least: float) -> tuple[float, int, tuple[Case, Case]] | None:
+        """As `halves`, for budgets that do not bind beside the floors, so that no byte has a worth: each cut is tried,
+        and the one whose larger floor raises the bound most is returned, if that is by more than `least`.
+
+        `used`: for each model what paths need on each device.
+        """
+        candidates = self.candidates
+        best: tuple[float, int, tuple[Case, Case]] | None = None
+        for k, (case, needs) in enumerate(zip(made.cases, used, strict=True)):
+            for d in range(len(needs)):
+                worth = [float(other == d) for other in range(len(needs))]
+                cut = halves(case, needs, worth, [0] * len(needs), self.tables[k].levels)
+                if cut is None:
+                    continue
+                above = (*made.cases[:k], cut[1][0], *made.cases[k + 1:])
+                floors = candidates.joined([each.floors for each in above])
+                room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
+                gain = math.inf if min(room) < 0 else relaxed(made.chain, room)[0].bound - made.solution.bound
+                if gain > least and (best is None or gain > best[0]):
+                    best = gain, k, cut[1]
+        return best
 
     def _most(self, made: Open, bound: float) -> Solution | None:
         """A case solved with more effort, a few times, where its bound is farther from the best than wanted."""
@@ -409,7 +437,7 @@ class Branching:
             chains = outer, inner = [table.chain(case.caches, shared, limits, within) for within in (-1, d)]
             held = [[of[rows][:, d] for of, rows in zip(held_at, chain.rows, strict=True)] for chain in chains]
             room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
-            bounds.append(relaxed(dearer(phased(outer, inner, held), candidates.fine), room).bound)
+            bounds.append(relaxed(dearer(phased(outer, inner, held), candidates.fine), room)[0].bound)
             floors[d] = need
         if not bounds:
             return -math.inf
@@ -417,17 +445,24 @@ class Branching:
         return min([math.inf if most is None else most.bound, *bounds])
 
 
-def relaxed(chain: Chain, room: Sequence[int]) -> Solution:
-    """The bound of a chain by multipliers, and the path at the best of them, which may take more bytes than `room`."""
+def relaxed(chain: Chain, room: Sequence[int]) -> tuple[Solution, tuple[tuple[Choice, ...], ...]]:
+    """The bound of a chain by multipliers, with the path at the best of them, which may take more bytes than `room`;
+    and the paths of which the bound is a mean."""
     problem = Problem(chain, room)
     found = best_bound(problem)
     worth = [0.0] * len(room)
     for d, multiplier in zip(problem.scarce, found.multipliers.tolist(), strict=True):
         worth[d] = multiplier
     if not found.visits or found.value == math.inf:
-        return Solution(math.inf, found.value, None, None, tuple(worth))
+        return Solution(math.inf, found.value, None, None, tuple(worth)), ()
     best = max(found.visits, key=lambda visit: visit.value)
-    return Solution(best.cost, found.value, problem.choices(best.path), problem.bytes_of(best.path), tuple(worth))
+    mixture = {tuple(each.path.tolist()): each for each in (best, *found.mixture)}
+    return (Solution(best.cost, found.value, problem.choices(best.path), problem.bytes_of(best.path), tuple(worth)),
+            tuple(problem.choices(each.path) for each in mixture.values()))
+
+
+def _paths(solution: Solution) -> tuple[tuple[Choice, ...], ...]:
+    return () if solution.path is None else (solution.path,)
 
 
 def _node_at_peak(plan: Plan, d: int, nodes: Sequence[Tensor]) -> int:

@@ -16,7 +16,7 @@ from ggml_sched.placement import branching
 from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, mirrors
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates
-from ggml_sched.placement.chain import Chain, Choice
+from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
@@ -57,6 +57,23 @@ def test_a_case_is_cut_at_whether_a_device_has_caches():
     assert there == CASE._replace(caches=(True, True, None))
     assert not_there == CASE._replace(caches=(False, True, None))
     assert by_caches(CASE, (0.0, 9e-6, 0.0)) is None
+
+
+def test_a_case_is_cut_at_what_any_path_of_its_bound_needs():
+    """The path with the best value needs no more than the floors; another one, of which the bound is a mean, does."""
+    needs = {"best": (10, 20, 0), "other": (10, 70, 500)}
+    table = SimpleNamespace(levels=LEVELS, needed=lambda chain, path: needs[path[0]],
+                            unpaid=lambda chain, path: (0.0, 0.0, 0.0))
+    candidates = SimpleNamespace(within=0.005, turns=False, budgets=(100, 80, 1000),
+                                 joined=lambda arenas: list(arenas[0]))
+    chain = Chain((0,), (np.full((1, 1, 1), 5.0),), (np.zeros((1, 3), int),), np.zeros(1), ((2,),))
+    made = branching.Open((CASE,), ({},), (chain,), chain, CASE.floors,
+                          Solution(5.0, 5.0, None, None, (2.0, 1.0, 0.0)), ())
+    search = Branching(candidates, [table], [{}])
+    assert search._halves(made, ()) is None
+    assert search._halves(made, (("best",),)) is None
+    assert search._halves(made, (("best",), ("other",))) == (
+        (CASE._replace(floors=(10, 70, 0)),), (CASE._replace(limits=(100, 69, 1000)),))
 
 
 def cheapest_of_the_tables(model, tables, chain):

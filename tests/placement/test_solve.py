@@ -9,8 +9,9 @@ from random_chains import least, near_budget, random_chain
 import ggml_sched.placement.solve as solver_room
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve import solve
-from ggml_sched.placement.solve.bound import visit
+from ggml_sched.placement.solve.bound import best_bound, visit
 from ggml_sched.placement.solve.counts import Counts, has_highs
+from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
 
 RNG = np.random.default_rng()
@@ -87,6 +88,31 @@ def test_highs_gives_counts_whose_paths_are_near_the_best(monkeypatch):
         assert found.bound <= optimum * (1 + 1e-12)
         if found.path is not None and found.cost > optimum * (1 + 1e-5):
             assert found.bound < found.cost
+
+
+def test_a_bound_is_the_mean_of_paths_that_keep_the_budgets_together():
+    mixed = 0
+    for n_devices in (2, 3) * 10:
+        chain = random_chain(RNG, n_devices, n_classes=2, n_stages=8)
+        problem = Problem(chain, near_budget(RNG, chain))
+        bound = best_bound(problem)
+        if not np.isfinite(bound.value) or not len(problem.scarce):
+            continue
+        master = Master(len(problem.scarce), 1e6)
+        unit = np.maximum(problem.total, 1.0)
+        for met in bound.visits:
+            master.add(met.cost / problem.dearest, (met.memory - problem.budget) / unit)
+        promised, _ = master.solve()
+        shares = master.shares()
+        assert sum(part for _, part in shares) == pytest.approx(1.0, abs=1e-5)
+        mean = sum(part * bound.visits[plane].cost for plane, part in shares)
+        assert mean == pytest.approx(promised * problem.dearest, rel=1e-4)
+        assert mean == pytest.approx(bound.value, rel=1e-4)
+        over = sum(part * (bound.visits[plane].memory - problem.budget) / unit for plane, part in shares)
+        assert (over <= 1e-5).all()
+        assert {id(met) for met in bound.mixture} <= {id(met) for met in bound.visits}
+        mixed += len(bound.mixture) > 1
+    assert mixed > 5
 
 
 def test_highs_that_is_not_installed_is_a_typed_error(monkeypatch):

@@ -61,3 +61,12 @@ class Master:
         inverse = np.linalg.inv(columns[:, self.basis])
         dual = prices[self.basis] @ inverse
         return float(dual[0]), np.clip(-dual[1:], 0.0, self.limit)
+
+    def shares(self) -> list[tuple[int, float]]:
+        """The planes that the last solution is a mixture of, each with its part of it."""
+        columns = np.stack(self.columns, 1)
+        right = np.zeros(self.n + 1)
+        right[0] = 1.0
+        have = np.linalg.inv(columns[:, self.basis]) @ right if self.basis else right[:0]
+        return [(k - 2 * self.n, float(part)) for k, part in zip(self.basis, have, strict=True)
+                if k >= 2 * self.n and part > 1e-6]
