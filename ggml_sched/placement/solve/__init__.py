@@ -35,7 +35,7 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "few": ((8, 40_000),), "some": ((64, 300_000),), "all": ((64, 300_000), (1024, 1_500_000)),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """Labels kept after a stage, and columns tried, of each search, by effort."""
-ROUNDS, NODES = 4, 100
+ROUNDS, NODES = 4, 1000
 """Integer programs that are solved one after the other at most, and the nodes of each."""
 SMALL = 300
 """Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""

@@ -24,9 +24,6 @@ __all__ = ["Counts", "Program", "has_highs", "highs"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MEGABYTE = 1e6
-"""The unit of rows of bytes: a solver's tolerance of 1e-6 is a byte."""
-
 INFEASIBLE = 2
 """The status of SciPy's `milp` where nothing fits."""
 
@@ -70,13 +67,15 @@ class Counts:
         flow[self.last + np.arange(states), np.arange(n + n_begins, one_of.shape[1])] -= 1.0
         flow = flow[np.abs(flow).any(1)]
         nbytes = np.zeros((len(problem.scarce), one_of.shape[1]))
-        nbytes[:, :n] = problem.bytes[kept].T / MEGABYTE
+        # As parts of the budgets: what integers that are wrong by a tolerance add to a row is below its tolerance.
+        unit = np.maximum(problem.budget, 1.0)
+        nbytes[:, :n] = problem.bytes[kept].T / unit[:, None]
         equal = np.concatenate([stages, [1.0], np.zeros(len(flow))])
         self.program: Program = Program(
             np.concatenate([problem.cost[kept], problem.start[begins], np.zeros(states)]),
             np.concatenate([one_of, flow, nbytes]),
             np.concatenate([equal, np.full(len(nbytes), -np.inf)]),
-            np.concatenate([equal, problem.budget / MEGABYTE]),
+            np.concatenate([equal, problem.budget / unit]),
             np.concatenate([stages[number], np.ones(n_begins + states)]))
 
     def path(self, counts: Ints) -> Ints | None:
@@ -152,7 +151,8 @@ def has_highs() -> bool:
 def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]:
     """(counts or None, bound) by HiGHS, which ends at this relative gap or after so many nodes; both are repeatable.
 
-    The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.
+    The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.  Presolve is off: HiGHS
+    prints a line, to standard output, for each solution of the reduced program that does not fit the whole one.
     """
     optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
     n = len(program.cost)
@@ -163,7 +163,7 @@ def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]
                               constraints=optimize.LinearConstraint(sparse.csr_array(program.rows), program.low,
                                                                     program.high),
                               bounds=optimize.Bounds(0, program.most), integrality=np.ones(n),
-                              options={"mip_rel_gap": gap, "node_limit": nodes})
+                              options={"mip_rel_gap": gap, "node_limit": nodes, "presolve": False})
     if found.status == INFEASIBLE:
         return None, np.inf
     bound = -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound) * unit
