@@ -95,6 +95,22 @@ def test_wrong_speeds_change_the_time_that_is_said_not_the_placement(seed: int) 
         assert gs.price(fit.plans[0], given, LINK).seconds <= right * 1.01
 
 
+@pytest.mark.parametrize("wrong", ["host", "GPU", "link"])
+@pytest.mark.parametrize("name", ["llama-2-7b", *(pytest.param(name, marks=pytest.mark.soak)
+                                                  for name in ("mixtral-8x7b", "llama-2-7b-fa"))])
+def test_a_bandwidth_that_is_wrong_by_30_percent_costs_at_most_1_percent(name: str, wrong: str) -> None:
+    gpu, cpu = gs.Device("GPU", 4 * GIB, 256e9, 20e12), gs.Device("CPU", 256 * GIB, 80e9, 1e12, host=True)
+    link, graphs = gs.Link(25e9, 8e-6), recorded(name)
+    right = gs.fit(graphs, [gpu, cpu], link).seconds
+    for factor in (0.7, 1.3):
+        given = [device.replace(bandwidth=factor * device.bandwidth) if wrong == ("host" if device.host else "GPU")
+                 else device for device in (gpu, cpu)]
+        other = gs.Link(factor * link.bandwidth, link.latency) if wrong == "link" else link
+        fit = gs.fit(graphs, given, other)
+        assert fit.seconds != right
+        assert gs.price(fit.plans[0], [gpu, cpu], link).seconds <= 1.01 * right
+
+
 # -- the same question, the same answer ------------------------------------------------------
 
 
