@@ -65,6 +65,22 @@ def test_without_a_window_each_weight_is_fetched_just_before_its_reader():
     plan.verify()
 
 
+def test_nodes_before_the_first_reader_do_not_wait_for_its_fetch():
+    store, cpu, weights, ctx = gs.DryStore("disk"), gs.DryBackend("CPU"), gs.Context(), gs.Context()
+    w = weights.tensor("f32", (64, 64), "w")
+    store.alloc_tensors(weights)
+    x = ctx.silu(ctx.silu(ctx.tensor("f32", 64, "x", input=True)))
+    cpu.concurrent_copies = True
+    with gs.Scheduler([store, cpu], windows={cpu: 2 * SIZE}) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.set_output(ctx.mul_mat(w, x))))
+    assert [(split.start, split.stop) for split in plan.splits] == [(0, 2), (2, 3)]
+    assert begun(plan) == {"w": (0, 1)}
+    steps = plan.program.steps
+    (fetch,) = (k for k, step in enumerate(steps) if isinstance(step, Fetch))
+    assert [any(wait.step == fetch for wait in step.waits) for step in steps if step.kind == "run"] == [False, True]
+    plan.verify()
+
+
 @pytest.mark.parametrize("margin", [0, 100])
 def test_a_window_of_n_weights_holds_n_weights(margin):
     cpu = gs.DryBackend("CPU")

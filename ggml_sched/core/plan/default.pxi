@@ -227,14 +227,14 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
 
     Copies of unchanged weights are kept for later computes, unless they are streamed.  A streamed weight is copied by
     each compute and opens a split of its own, so that all streamed weights use the same memory one after the other.
-    Weights of stores are always streamed.  Weights of offloaded nodes are streamed if keeping them takes more than
+    Weights of stores are always streamed, and the nodes before their readers do not wait for them.  Weights of offloaded nodes are streamed if keeping them takes more than
     twice the bytes of the largest; the policy may stream all weights.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t *total = <int64_t *>calloc(2 * r.p.n_backends, sizeof(int64_t))
     cdef int64_t *largest
     cdef int32_t i, k, id, s, root, copy, here
-    cdef bint closed = True, streams, streams_all, has_streamed = False
+    cdef bint closed = True, streams, fetches, streams_all, has_streamed = False
     if total == NULL:
         return GS_NO_HOST_MEMORY
     largest = total + r.p.n_backends
@@ -243,7 +243,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
     for i in range(g.n_work):
         id = g.work[i]
         here = assign[id]
-        streams = False
+        streams = fetches = False
         streams_all = r.p.policy.stream or total[here] > 2 * largest[here] and reason[id] == GS_REASON_OFFLOAD
         if streams_all or r.store != NULL:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
@@ -251,7 +251,9 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 if ((is_foreign_weight(r, s) if streams_all else is_stored(r, s))
                         and not reads_tensor(r, assign, here, s)):
                     streams = True
-        if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
+                    fetches |= is_stored(r, s)
+        if (closed or w.split_backend.at[w.split_backend.n - 1] != here
+                or streams and (has_streamed or fetches)):
             if splits_open(w, here, g.position[id] if w.split_backend.n else 0) != GS_OK:
                 free(total)
                 return GS_NO_HOST_MEMORY
