@@ -1,7 +1,8 @@
 """The price of any plan on any devices: seconds of one compute, by device, for copies, and for splits.
 
-A node takes what `Facts.seconds` says, a copy its latency and its bytes over the link, a split a fixed price.  Nothing
-overlaps: a token's path is sequential, and the price is the sum.
+A node takes what `Facts.seconds` says, a copy its latency and its bytes over the link, a split a fixed price.  None of
+these overlap: a token's path is sequential, and the price is the sum.  What a store fetches is read beside them, one
+weight behind the other: it costs the seconds for which a step waits for a fetch, which a walk over the program gives.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ggml_sched.placement.devices import Device, LinkLike, Links
 from ggml_sched.placement.facts import Facts, facts
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Load, Run, WriteBack
+from ggml_sched.planning.program import Fetch, Load, Run, WriteBack
 
 __all__ = ["Price", "Pricer", "price", "price_steps"]
 
@@ -33,11 +34,15 @@ class Price:
     """Seconds of the copies between devices: of activations, and of weights that are read elsewhere."""
     splits: float
     """Seconds to begin the splits."""
+    fetches: float = 0.0
+    """Seconds of reading weights from stores, which overlaps with the others."""
+    stalled: float = 0.0
+    """Seconds for which the others wait for `fetches`."""
 
     @property
     def seconds(self) -> float:
-        """All of it: nothing overlaps."""
-        return sum(self.compute) + self.copies + self.splits
+        """All of it: nothing overlaps but `fetches`, of which only `stalled` counts."""
+        return sum(self.compute) + self.copies + self.splits + self.stalled
 
 
 def price(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: float = 1.0) -> Price:
@@ -51,6 +56,9 @@ def price(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: fl
     of its link, a split a fixed price of its device; views are free.  Every copy that `plan.copies` lists counts, also
     of weights that later computes find there, and every write-back.
 
+    A store, which holds weights where no kernel reads them, is a device whose bandwidth is that of its source: a fetch
+    takes bytes / bandwidth + launch, beside what the other devices do, as early as the waits of `plan.program` allow.
+
     Raises ValueError for a backend without a device.
     """
     return Pricer(facts(plan.graph, fill), devices, Links(devices, link)).price(plan)
@@ -60,7 +68,8 @@ def price_steps(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fi
     """The seconds of each step of `plan.program`, by the rules of `price`.
 
     A run takes the seconds of its nodes, and the fixed price of each split that begins with it; a copy, and a load to
-    another backend than the one that holds the leaf, those of its link; other loads are free.  The sum is what `price`
+    another backend than the one that holds the leaf, those of its link; other loads are free; a fetch takes its bytes
+    over the bandwidth of the store's device.  Without fetches, which overlap with the others, the sum is what `price`
     says, less the copies that `plan.copies` lists again and a compute does not make again, and splits of views alone.
     """
     return Pricer(facts(plan.graph, fill), devices, Links(devices, link)).steps(plan)
@@ -89,7 +98,9 @@ class Pricer:
         where = np.repeat(begun, lengths)[ids.positions]
         taken = self._seconds[where, self._rows]
         compute = np.bincount(where, taken, minlength=len(self.devices))
-        return Price(tuple(compute.tolist()), self._copies(plan, ids, device_of), float(self._split[begun].sum()))
+        fetches, stalled = self._fetches(plan) if any(map(_is_store, plan.backends)) else (0.0, 0.0)
+        return Price(tuple(compute.tolist()), self._copies(plan, ids, device_of), float(self._split[begun].sum()),
+                     fetches, stalled)
 
     def steps(self, plan: Plan) -> tuple[float, ...]:
         """The seconds of each step of the program of a plan; see `price_steps`."""
@@ -106,6 +117,10 @@ class Pricer:
             if isinstance(step, Run):
                 found.append(float(before[step.last + 1] - before[step.first]))
                 continue
+            if isinstance(step, Fetch):
+                store = self.devices[device_of[step.backend]]
+                found.append(store.launch + step.nbytes / store.bandwidth)
+                continue
             here, there = self._holder(plan, ids, step.tensor), step.locations[0].backend
             a, b = (there, here) if isinstance(step, WriteBack) else (here, there)
             one, other = device_of[a], device_of[b]
@@ -115,11 +130,36 @@ class Pricer:
                          if is_copy else 0.0)
         return tuple(found)
 
+    def _fetches(self, plan: Plan) -> tuple[float, float]:
+        """(seconds of all fetches, seconds for which other steps wait for them) in a compute that begins when nothing
+        runs.  Each store is a queue, and all other steps are one behind the other, in the order of the program."""
+        ends: list[float] = []
+        free: dict[int, float] = {}         # when each store has read what it was asked for
+        now = total = stalled = 0.0
+        for step, taken in zip(plan.program.steps, self.steps(plan), strict=True):
+            # Earlier computes have ended: their steps are no longer awaited.
+            ready = max((ends[wait.step] for wait in step.waits if wait.back == 0), default=0.0)
+            if isinstance(step, Fetch):
+                total += taken
+                free[step.backend] = max(ready, free.get(step.backend, 0.0)) + taken
+                ends.append(free[step.backend])
+                continue
+            if isinstance(step, Run) and step.backend in free:      # rows of a weight, which its store reads
+                ready = max(ready, free[step.backend])
+            start = max(now, ready)
+            stalled += start - now
+            now = start + taken
+            if isinstance(step, Run) and _is_store(plan.backends[step.backend]):
+                free[step.backend] = now
+            ends.append(now)
+        return total, stalled
+
     def _copies(self, plan: Plan, ids: _Ids, device_of: NDArray[np.intp]) -> float:
         """Seconds of a plan's copies and write-backs; `device_of`: for each backend the index of its device."""
         data = plan.data
         listed = data.copies
-        made = [listed[c] for _, _, _, inputs in data.splits for c in inputs]
+        made = [listed[c] for _, _, _, inputs in data.splits for c in inputs
+                if not _is_store(plan.backends[self._holder(plan, ids, listed[c][0])])]
         if not made:
             return 0.0
         like, to = np.array(made, np.intp).T
@@ -146,6 +186,10 @@ class _Ids:
         arrays = arrays_of(graph)
         self.positions = arrays["position"][np.array(found, np.intp)]
         self.nbytes, self.memory = arrays["nbytes"], arrays["memory"]
+
+
+def _is_store(backend: BackendBase) -> bool:
+    return getattr(backend, "is_store", False)
 
 
 def matched(backends: Sequence[BackendBase], devices: Sequence[Device]) -> list[int]:

@@ -193,3 +193,66 @@ def test_steps_are_a_price_but_for_copies_that_are_not_made_again_and_splits_of_
     made = [step for step in plan.program.steps if step.kind != "run" and step.locations[0].id >= plan.data.n_tensors]
     if len(made) == len(plan.copies) + len(plan.data.write_backs):
         assert moved == pytest.approx(whole.copies)
+
+
+# -- weights that a store fetches ------------------------------------------------------------------------------------
+
+CPU = gs.Device("CPU", 1 << 30, bandwidth=1e9, flops=1e12, launch=1e-6, split=0.0, host=True)
+
+
+def disk(bandwidth, launch=1e-5):
+    return gs.Device("disk", 1 << 30, bandwidth=bandwidth, flops=1e12, launch=launch, split=0.0)
+
+
+def chain_from_a_store(n, window, stored=None, overlaps=True):
+    """The plan of a chain of n products whose weights, of 64 KiB, are in a store: those in `stored`, or all."""
+    store, cpu = gs.DryStore("disk"), gs.DryBackend("CPU")
+    cpu.concurrent_copies = overlaps
+    tensors = []
+    for k in range(n):
+        ctx = gs.Context()
+        tensors.append(ctx.tensor("f32", (128, 128), f"w{k}"))
+        (store if stored is None or k in stored else cpu).alloc_tensors(ctx)
+    ctx = gs.Context()
+    y = ctx.tensor("f32", (128, 1), "x", input=True)
+    for w in tensors:
+        y = ctx.mul_mat(w, y)
+    with gs.Scheduler([store, cpu], windows={cpu: window}) as scheduler:
+        return scheduler.plan(gs.Graph(ctx.set_output(y)))
+
+
+def test_a_fetch_costs_what_the_other_steps_wait_for_it():
+    plan = chain_from_a_store(1, 0)
+    found = gs.price(plan, [disk(1e8), CPU])
+    reading = 1e-5 + 65536 / 1e8
+    assert found.fetches == pytest.approx(reading) and found.stalled == pytest.approx(reading)
+    assert found.copies == 0 and found.seconds == pytest.approx(reading + sum(found.compute))
+    assert max(price_steps(plan, [disk(1e8), CPU])) == pytest.approx(reading)
+
+
+def test_fetches_overlap_with_computing_as_far_as_the_window_allows():
+    wide, none = chain_from_a_store(6, 6 * 70_000), chain_from_a_store(6, 0)
+    node = gs.price(wide, [disk(1e9), CPU]).compute[1] / 6
+    slow = gs.price(wide, [disk(1e8), CPU])
+    assert slow.seconds == pytest.approx(slow.fetches + node)               # the last product alone comes after
+    fast = gs.price(wide, [disk(1e12, 1e-7), CPU])
+    assert fast.stalled == pytest.approx(fast.fetches / 6)                  # the first one alone is waited for
+    apart = chain_from_a_store(6, 6 * 70_000, overlaps=False)               # a backend without concurrent copies
+    for plan in (none, apart):
+        alone = gs.price(plan, [disk(1e8), CPU])
+        assert alone.seconds == pytest.approx(alone.fetches + sum(alone.compute))
+    # The disk reads while weights that stay are computed with.
+    mixed = chain_from_a_store(6, 6 * 70_000, stored={3})
+    found = gs.price(mixed, [disk(1e9, 0.0), CPU])
+    assert found.fetches == pytest.approx(65536 / 1e9) and found.stalled == 0
+
+
+def test_a_price_with_fetches_is_between_the_longer_part_and_the_sum():
+    for seed in range(30):
+        rng = Random(seed)
+        plan = chain_from_a_store(rng.randrange(2, 9), rng.choice((0, 70_000, 150_000, 300_000)),
+                                  {k for k in range(9) if rng.random() < 0.6})
+        found = gs.price(plan, [disk(10 ** rng.uniform(7, 10)), CPU])
+        others = sum(found.compute) + found.copies + found.splits
+        assert max(others, found.fetches) <= found.seconds * (1 + 1e-12)
+        assert found.seconds <= others + found.fetches + 1e-12
