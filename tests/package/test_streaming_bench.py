@@ -1,0 +1,47 @@
+"""Parts of bench/streaming.py: control groups that hold processes to a limit, and the bound of a token."""
+
+import sys
+from pathlib import Path
+from subprocess import run
+from types import SimpleNamespace
+
+import memory_group
+import pytest
+import streaming
+
+TAKE = "import sys, memory_group; memory_group.join(sys.argv[1]); x = bytearray(int(sys.argv[2])); print(len(x))"
+
+
+def taking(group, nbytes):
+    """The exit code of a process that joins the group and takes memory."""
+    return run([sys.executable, "-c", TAKE, str(group), str(nbytes)], cwd=Path(memory_group.__file__).parent,
+               env={"PYTHONPATH": "."}, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_a_group_holds_its_processes_to_its_limit():
+    with memory_group.memory_group(64 << 20) as group:
+        if group is None:
+            pytest.skip("this process may make no control groups")
+        assert taking(group, 1 << 20) == 0
+        assert taking(group, 256 << 20) != 0
+    assert not group.exists()
+
+
+def test_without_control_groups_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_group, "ROOT", tmp_path / "nothing")
+    with memory_group.memory_group(64 << 20) as group:
+        assert group is None
+
+
+def test_the_bound_of_a_token_is_the_longer_of_computing_and_reading():
+    case = SimpleNamespace(rate=1e6)
+    figures = {"weights": 5_000_000, "room": 3_000_000, "window": 500_000}
+    assert streaming.Case.bound(case, 1.0, figures) == 2.5
+    assert streaming.Case.bound(case, 4.0, figures) == 4.0
+    assert streaming.Case.bound(case, 1.0, {**figures, "room": 6_000_000}) == 1.0
+
+
+def test_a_process_that_was_killed_has_no_times():
+    assert streaming.beside({"decode": 0.5}, None, "decode", 1000) == ["-", "-"]
+    assert streaming.beside({"decode": 0.5}, {}, "decode", 1000) == ["killed", "-"]
+    assert streaming.beside({"decode": 0.5}, {"decode": 2.0}, "decode", 1000) == ["2000", "4.0"]
