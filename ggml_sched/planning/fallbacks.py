@@ -1,8 +1,9 @@
 """Nodes that a backend refused, so that a later one computes them: which, why, and what that costs.
 
 A node fell back if a better backend does not support it, and would have got it: a weight of the node, what it reads or
-what reads it is there, directly or through other nodes that fell back.  The reason is found by support queries for the
-same node with other strides and types; the cost by planning the graph as if the backend supported the nodes.
+what reads it is there, directly or through other nodes that fell back.  Nothing falls back from a store, which computes
+nothing.  The reason is found by support queries for the same node with other strides and types; the cost by planning
+the graph as if the backend supported the nodes.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def _fallen(plan: Plan) -> dict[Tensor, int]:
     for node in graph.nodes:
         here = data.backend_index(graph.id_of(node)) if node.computes else 0
         if here > 0 and data.rule(graph.id_of(node)) != "user":
-            against = [b for b in range(here) if not plan.backends[b].supports_op(node)
-                       and not _is_held_back(plan, node, here, b)]
+            against = [b for b in range(here) if not plan.backends[b].is_store
+                       and not plan.backends[b].supports_op(node) and not _is_held_back(plan, node, here, b)]
             if against:
                 refused[node] = against
     fell: dict[Tensor, int] = {}

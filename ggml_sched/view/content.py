@@ -111,14 +111,19 @@ class Content:
                 for b, start, stop, _ in data.splits]
 
     def _copies(self) -> list[list[int]]:
-        """(from backend, to backend, time, id of the copy, number of the split) of each copy."""
+        """(from backend, to backend, time, id of the copy, number of the split) of each copy.
+
+        The time is the beginning of the split; that of a weight that a store fetches ahead is its own."""
         plan, data = self.plan, self.plan.data
+        place = {i: p for p, i in enumerate(data.sequence)}
         found = []
         for k, ((_, first, _, _), (_, _, _, inputs)) in enumerate(zip(self._splits(), data.splits, strict=True)):
             for c in inputs:
                 like, to = data.copies[c]
                 source = data.backend_index(plan.index_of(plan.graph.tensors[like].root))
-                found.append([source, to, first, data.n_tensors + c, k])
+                ahead = source >= 0 and plan.backends[source].is_store
+                when = int(self.clock[place[data.n_tensors + c]]) if ahead else first
+                found.append([source, to, when, data.n_tensors + c, k])
         return found
 
     def _peaks(self) -> tuple[ArenaPeaks, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from devices import Chain, Gated, Stream, wait
 from small_llama import SMALL, TOKENS
+from stored_weights import StoredGraph, deferred_devices
 
 import ggml_sched as gs
 from ggml_sched.placement.pricing import price_steps
@@ -353,6 +354,28 @@ def test_a_new_kind_of_step_with_a_destination_is_an_arrow_with_its_bytes():
     assert [names[end["pid"]] for end in arrow] == ["sources", "cpu0"]
     assert arrow[0]["args"]["bytes"] == 100 and arrow[0]["name"] == "fetch of 100 B"
     assert any(e["name"] == "fetch w0, 100 B" for e in found)
+
+
+def test_a_fetch_is_an_arrow_from_its_store_and_its_reader_waits_for_it(tmp_path):
+    case = StoredGraph(3)
+    _, (store, *_), (*_, cpu) = deferred_devices(3)
+    graph, inputs, output, _ = case.build(lambda k: store if k >= 0 else cpu)
+    with gs.Scheduler([store, cpu]) as scheduler:
+        plan = scheduler.alloc(graph)
+        with scheduler.trace(exact=True) as trace:
+            case.set(inputs, 0)
+            scheduler.compute(graph)
+        assert output.numpy().tobytes() == case.expected(1)[0]
+    fetches = [step for step in plan.program.steps if step.kind == "fetch"]
+    trace.save(tmp_path / "t.json")
+    found = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
+    arrows = [arrow for arrow in check_events(found).values() if arrow[0]["cat"] == "fetch"]
+    assert fetches and [arrow[0]["args"]["bytes"] for arrow in arrows] == [step.nbytes for step in fetches]
+    assert {tuple(names[end["pid"]] for end in arrow) for arrow in arrows} == {(store.name, "CPU")}
+    assert any(e["name"].startswith("wait for step") and e["name"].endswith(store.name) for e in found)
+    assert {step.what for step in trace.measured()[0].steps} >= {
+        f"fetch {graph.tensors[step.tensor].name}" for step in fetches}
 
 
 def test_an_existing_file_stays_where_the_new_one_cannot_be_written(tmp_path, monkeypatch):

@@ -155,3 +155,9 @@ def test_a_view_between_nodes_does_not_hide_them_from_each_other(ctx):
     device, host = gpu(lambda node: node.op == "SOFT_MAX"), gs.DryBackend("CPU")
     graph = two_products(ctx, device, lambda x: ctx.soft_max(ctx.reshape(ctx.reshape(x, 192), 64, 3)))
     assert [fell.op for fell in planned([device, host], graph).fallbacks()] == ["SOFT_MAX"]
+
+
+def test_a_store_computes_nothing_and_refuses_nothing(ctx):
+    store, host = gs.DryStore("disk"), gs.DryBackend("CPU")
+    plan = planned([store, host], two_products(ctx, store, ctx.relu))
+    assert len(plan.copies) == 2 and plan.fallbacks() == ()

@@ -81,6 +81,25 @@ def test_series_of_a_peak_are_the_tensors_of_its_rows():
         t.name.startswith("kq-") and plan.data.memory_index(plan.graph.id_of(t)) in homes for t in plan.graph.nodes)
 
 
+def test_a_weight_of_a_store_arrives_when_it_is_fetched_and_not_when_it_is_read():
+    store, cpu = gs.DryStore("disk"), gs.DryBackend("CPU")
+    weights, ctx = gs.Context(), gs.Context()
+    tensors = [weights.tensor("f32", (64, 64), f"w{k}") for k in range(6)]
+    store.alloc_tensors(weights)
+    t = ctx.tensor("f32", (64, 2), "x", input=True)
+    for w in tensors:
+        t = ctx.mul_mat(w, t)
+    with gs.Scheduler([store, cpu], windows={cpu: 3 * 64 * 64 * 4}) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.set_output(t)))
+    html = page([Shown("", plan)])
+    (shown,) = data_of(html)["tabs"][0]["plans"]
+    times = {shown["tensors"]["name"][i]: at for _, _, at, i, _ in shown["copies"]}
+    assert [*times] == [f"CPU#w{k}" for k in range(6)] and [*times.values()] == sorted(set(times.values()))
+    read = {split: first for split, (_, first, _, _) in enumerate(shown["splits"])}
+    assert any(at < read[split] - 1 for _, _, at, _, split in shown["copies"])
+    assert "Nodes that fell back" not in html
+
+
 def test_two_plans_have_their_names_and_their_differences():
     seed, ours = (recorded("llama-2-7b-decode", "c4", policy) for policy in ("seed", "default"))
     html = page([Shown("", seed, ours)])
