@@ -55,6 +55,23 @@ def test_contexts_that_were_closed_and_open_ones_have_a_tab_each(shown, level):
 
 @needs[0]
 @needs[1]
+def test_plans_of_the_hook_are_drawn_as_others_are(shown, tmp_path):
+    """Also beside the plan of the same graph by ggml's first rules."""
+    path = tmp_path / "two.html"
+    _, done = shown("import ggml_sched as gs\nmodel = evaluate(40)\nplan = hooked.plans()[-1]\n"
+                    "with gs.Scheduler(plan.backends, policy='seed') as scheduler:\n"
+                    "    other = scheduler.plan(plan.graph)\n"
+                    f"other.save_html({str(path)!r}, plan, ('theirs', 'ours'))\n"
+                    "print(plan.to_svg().count('<svg'), plan.to_dot().count('layer 1'), len(plan.peaks()))\n"
+                    "print(*(entry.kind for entry in other.differences(plan)))")
+    assert done.stdout.splitlines()[0] == "1 1 1"
+    page = path.read_text(encoding="utf-8")
+    assert re.findall(r'<h2 class="plan-name">([^<]*)<', page) == ["theirs", "ours"]
+    assert page.count("data-difference=") == len(done.stdout.splitlines()[1].split()) > 0
+
+
+@needs[0]
+@needs[1]
 def test_the_page_is_written_when_the_script_fails(shown):
     page, done = shown("model = evaluate(4)\nraise SystemExit('stopped')", status=1)
     assert len(titles(page)) == 1 and "stopped" in done.stderr
