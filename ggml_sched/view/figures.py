@@ -100,10 +100,11 @@ def _source(name: str, *columns: str) -> ColumnDataSource:
     return ColumnDataSource({column: [] for column in columns}, name=name)
 
 
-def _blocks(made: figure, name: str, line_color: str | None, line_width: float = 1) -> None:
-    """Rectangles whose data page.js fills in."""
-    made.quad(**_BLOCK, source=_source(name, *_BLOCK, "fill", "alpha"), fill_color="fill", fill_alpha="alpha",
-              line_color=line_color, line_width=line_width, name=f"{name}.glyphs")
+def _blocks(made: figure, name: str, line_color: str | None, line_width: float = 1, edges: bool = False) -> None:
+    """Rectangles whose data page.js fills in; `edges`: each says how opaque its edge is."""
+    columns = (*_BLOCK, "fill", "alpha", *(["edge"] if edges else []))
+    made.quad(**_BLOCK, source=_source(name, *columns), fill_color="fill", fill_alpha="alpha", line_color=line_color,
+              line_width=line_width, line_alpha="edge" if edges else 1, name=f"{name}.glyphs")
 
 
 def _strip(content: Content, key: str, time: Range1d) -> figure:
@@ -134,7 +135,7 @@ def _map(key: str, b: int, arena: int, live: int, time: Range1d, nbytes: Range1d
     made.yaxis.ticker = AdaptiveTicker(base=2, mantissas=[1], num_minor_ticks=0, desired_num_ticks=max(2, high // 48))
     made.add_layout(BoxAnnotation(bottom=0, top=arena, level="image", line_color=None, name=f"{name}.back"))
     _blocks(made, f"{name}.cells", "#ffffff", 0.7)
-    _blocks(made, f"{name}.blocks", "#ffffff", 0.5)
+    _blocks(made, f"{name}.blocks", "#ffffff", 0.5, edges=True)
     made.step("x", "y", source=_source(f"{name}.curve", "x", "y"), mode="after", line_width=1, line_color="#24292f",
               line_alpha=0.6, name=f"{name}.line")
     made.add_layout(Span(location=arena, dimension="width", line_width=2, name=f"{name}.arena"))

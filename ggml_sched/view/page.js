@@ -16,6 +16,7 @@
   }
 
   const FEW = 120;                          // blocks that a map shows without collapsing layers
+  const MANY = 20000;                       // blocks that have no edges at any zoom
   const NUMBER = new Intl.NumberFormat("en-US");
   const number = n => NUMBER.format(n);
 
@@ -207,7 +208,7 @@
                   this.alpha(map.role[k], 1));
             }
           this.source(p, name + "cells").data = cells;
-          this.source(p, name + "blocks").data = blocks;
+          this.source(p, name + "blocks").data = { ...blocks, edge: blocks.left.map(() => 0) };
         }
       });
       this.fillHits();
@@ -282,9 +283,17 @@
             if (labels.x.length > 400) break;
           }
           this.source(p, `map${map.backend}.labels`).data = labels;
+          this.edge(p, map, scale, tall);
           this.source(p, `map${map.backend}.curve`).data = this.envelope(map.curve, range, figure.inner_width || 1);
         }
       });
+    }
+
+    edge(p, map, scale, tall) {             // give edges to the blocks that are larger than these are wide
+      const source = this.source(p, `map${map.backend}.blocks`), { left, right, bottom, top, edge } = source.data;
+      if (left.length > MANY) return;
+      const found = Array.from(left, (x, k) => (right[k] - x) * scale >= 3 && (top[k] - bottom[k]) * tall >= 3 ? 1 : 0);
+      if (found.some((value, k) => value !== edge[k])) source.data = { ...source.data, edge: found };
     }
 
     numbers(plan, range, scale) {           // the labels of layers, or of every second, fourth, ... as there is room

@@ -135,7 +135,8 @@ class _Tab:
 
     def _title(self) -> str:
         plan = self.contents[0].plan
-        return f"Plan of {len(plan.graph):,} nodes on {', '.join(backend.name for backend in plan.backends)}"
+        nodes = f"{len(plan.graph):,} node{'s' if len(plan.graph) != 1 else ''}"
+        return f"Plan of {nodes} on {', '.join(backend.name for backend in plan.backends)}"
 
     def _html(self, k: int, divs: dict[tuple[int, str], str]) -> Iterator[str]:
         yield f'<main class="view" data-view="{k}" hidden>'

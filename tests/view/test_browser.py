@@ -4,7 +4,7 @@ import io
 
 import browser
 import pytest
-from shown_plans import recorded, refused
+from shown_plans import recorded, refused, small
 
 from ggml_sched.view.roles import ROLES
 
@@ -295,6 +295,33 @@ def test_nodes_that_fell_back_are_listed_with_the_reason(opened, tmp_path):
     assert "GPU does not support the op UNARY:RELU" in opened.texts(".details")[0]
     opened.write(SEARCH, "result", enter=True)
     assert opened.texts(".details h3") == ['result <"out">'], "escaped, and shown as it is"
+    assert opened.faults() == []
+
+
+def test_blocks_of_less_than_a_pixel_have_their_colour_and_not_that_of_their_edges(opened, tmp_path):
+    from PIL import Image
+
+    small(nodes=600, outputs=True).save_html(tmp_path / "many.html")
+    opened.size(1400, 700)
+    opened.open(tmp_path / "many.html")
+    opened.click("[data-mode=tensors]")
+    opened.settle()
+    colour = tuple(bytes.fromhex(next(role.colour for role in ROLES if role.name == "element by element")[1:]))
+    x, y = opened.run("""const box = ggmlView.views[0].boxOf(0, "map0");
+        return [Math.round(box.left + box.width * 0.8), Math.round(box.top + box.height * 0.7)]""")
+    shot = Image.open(io.BytesIO(opened.picture())).convert("RGB").crop((x, y, x + 40, y + 40))
+    seen = [sum(value * n for n, value in enumerate(band.histogram())) / 1600 for band in shot.split()]
+    assert all(abs(one - other) < 70 for one, other in zip(seen, colour, strict=True)), (seen, colour)
+    edges = "const e = ggmlView.views[0].source(0, 'map0.blocks').data.edge; return e.filter(one => one).length"
+    assert opened.run(edges) == 0
+    small(nodes=100, outputs=True).save_html(tmp_path / "fewer.html")
+    opened.open(tmp_path / "fewer.html")
+    opened.settle()
+    assert opened.run(edges) == 0, "all are open at first, each 2 pixels high"
+    small(nodes=30, outputs=True).save_html(tmp_path / "few.html")
+    opened.open(tmp_path / "few.html")
+    opened.settle()
+    assert opened.run(edges) > 25
     assert opened.faults() == []
 
 
