@@ -36,7 +36,7 @@ logger: logging.Logger = logging.getLogger("ggml_sched.remote")
 
 STARTS_WITHIN = 60.0
 """Seconds that an actor has to be placed by Ray, and to open its backends."""
-ENDS_WITHIN = 20.0
+ENDS_WITHIN = 5.0
 """Seconds that a relay has to end its actors' loops."""
 IN_RELAY = 8
 """Messages that are under way in a relay at once; others are calls."""

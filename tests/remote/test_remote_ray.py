@@ -211,7 +211,8 @@ def test_calls_alone_on_request(local_ray):
         assert carrier.messages_relayed == 0
 
 
-def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_relay(ctx):
+def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on(ctx):
+    """In a new relay, or by calls where Ray does not end the loops of the old one, in which the actor was stopped."""
     with gs.remote.connect(workers=3, threads=1, deadline=10) as cluster:
         transport = cluster.session.transport
         graph, x, _y, _held = products(ctx, *cluster.backends)
@@ -226,9 +227,12 @@ def test_a_hanging_actor_is_lost_in_time_and_the_others_go_on_in_a_new_relay(ctx
             assert time.monotonic() - start < 40        # 10 s on an idle machine
         first, _, third = cluster.backends
         joined, = cluster.join("w3", threads=1)
-        relayed = transport.messages_relayed
+        relayed, called = transport.messages_relayed, transport.messages_called
         assert np.array_equal(logits_of([first, third, joined]), logits_of([first, third, joined]))
-        assert transport.messages_relayed > relayed + 6
+        if transport._relay.broken:
+            assert transport.messages_called > called + 6
+        else:
+            assert transport.messages_relayed > relayed + 6
         start = time.monotonic()
     assert time.monotonic() - start < 30
 
