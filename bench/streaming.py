@@ -4,11 +4,11 @@
                               [--folder FOLDER]
 
 Each engine runs in a process of its own, in a control group for memory with the limit, where root can make one; without
-groups llama.cpp is left out.  A limit counts all that a process holds.  The bound is what no schedule can beat: the
-greater of a token's time with everything in memory and the time to read what the limit leaves no room for, W - M bytes
-and the window, at the bandwidth of the disk: the best that was measured between the tokens or by the store itself.  The
-engines and the disk take turns; of each the best round counts.  FOLDER, which must be on a real disk, gets a file of
-about 43 MiB a layer.
+groups llama.cpp is left out.  Each has a copy of the file, so that no pages are in memory on another's account.  A
+limit counts all that a process holds.  The bound is what no schedule can beat: the greater of a token's time with
+everything in memory and the time to read what the limit leaves no room for, W - M bytes and the window, which is
+measured between the tokens.  The engines and the disk take turns; of each the fastest token, prompt or reading counts.
+FOLDER, which must be on a real disk, gets three files of about 43 MiB a layer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -88,25 +89,32 @@ class Worker:
         self.process.wait()
 
 
-def bandwidth(path: Path, nbytes: int) -> float:
-    """Bytes/s of reading as many bytes of a file past the page cache."""
+def reading(path: Path, nbytes: int) -> float:
+    """Seconds to read as many bytes of a file, in order and past the page cache."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         with mmap.mmap(-1, CHUNK) as memory:
             start = time.perf_counter()
-            for place in range(0, nbytes - CHUNK + 1, CHUNK):
+            for place in range(0, nbytes, CHUNK):
                 os.preadv(fd, [memory], place)
-            return (nbytes // CHUNK * CHUNK) / (time.perf_counter() - start)
+            return (time.perf_counter() - start) * nbytes / (-(-nbytes // CHUNK) * CHUNK)
     finally:
         os.close(fd)
+
+
+def forget(path: Path) -> None:
+    """Drop the pages of a file that nothing maps from the page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Case:
     """One limit: ours and llama.cpp, each in a group with it, if there are groups."""
 
-    def __init__(self, stack: ExitStack, args: argparse.Namespace, path: Path, part: float) -> None:
+    def __init__(self, stack: ExitStack, args: argparse.Namespace, path: Path, mapped: Path, part: float) -> None:
         self.part, self.limit = part, int(path.stat().st_size * part)
-        self.rate = 0.0
+        self.missing, self.reading = 0, float("inf")
         groups = [stack.enter_context(memory_group(self.limit)) for _ in range(2)]
         self.refused, self.ours = "", None
         self.theirs: Worker | None = None
@@ -114,11 +122,15 @@ class Case:
         try:
             self.ours = Worker(args.engine, path, args.threads, self.limit, groups[0])
             stack.callback(self.ours.close)
+            figures = self.ours.ask("figures")
+            if figures["fetched"]:
+                self.missing = figures["weights"] - figures["room"] + figures["window"]
         except Refused as error:
             self.refused = str(error)
         if groups[1] is not None and not args.alone:
             try:
-                self.theirs = Worker("llama.cpp", path, args.threads, self.limit, groups[1])
+                forget(mapped)
+                self.theirs = Worker("llama.cpp", mapped, args.threads, self.limit, groups[1])
                 stack.callback(self.theirs.close)
             except Killed:
                 self.killed = True
@@ -126,30 +138,32 @@ class Case:
     def workers(self) -> Iterator[Worker]:
         yield from (worker for worker in (self.ours, self.theirs) if worker is not None)
 
-    def bound(self, compute: float, figures: dict[str, int]) -> float:
+    def bound(self, compute: float) -> float:
         """Seconds that a token takes at least, where `compute` are those with everything in memory."""
-        missing = figures["weights"] - figures["room"]
-        return max(compute, (missing + figures["window"]) / self.rate if missing > 0 else 0.0)
+        return max(compute, self.reading if self.missing else 0.0)
 
 
-def measured(args: argparse.Namespace, path: Path, part: float, free: Worker) -> tuple[list[str], list[str]]:
+def measured(args: argparse.Namespace, path: Path, mapped: Path, part: float,
+             free: Worker) -> tuple[list[str], list[str]]:
     """The rows of a limit: of its tokens, and of its prompts."""
     with ExitStack() as stack:
-        case = Case(stack, args, path, part)
+        case = Case(stack, args, path, mapped, part)
         for _ in range(args.rounds):
-            case.rate = max(case.rate, bandwidth(path, min(path.stat().st_size, 32 * CHUNK)))
+            for _ in range(args.tokens if case.missing else 0):
+                case.reading = min(case.reading, reading(path, case.missing))
             for worker in (free, *case.workers()):
                 worker.measure("decode", args.tokens)
-                worker.measure("prefill", PROMPT)
+        for worker in (free, *case.workers()):
+            worker.measure("prefill", PROMPT)
         head = [f"{part:.2f}", f"{case.limit / MIB:.0f}"]
         if case.ours is None:
             return [*head, case.refused], [*head, case.refused]
         assert case.ours.logits["decode"] == free.logits["decode"], "other bits of tokens than without a limit"
         figures, ours = case.ours.ask("figures"), case.ours.seconds
-        case.rate = max(case.rate, figures["rate"])
-        bound = case.bound(free.seconds["decode"], figures)
+        bound = case.bound(free.seconds["decode"])
+        rate = f"{case.missing / case.reading / 1e6:.0f}" if case.missing else "-"
         theirs = case.theirs.seconds if case.theirs is not None else {} if case.killed else None
-        tokens = [*head, f"{figures['fetched'] / MIB:.0f}", f"{figures['window'] / MIB:.0f}", f"{case.rate / 1e6:.0f}",
+        tokens = [*head, f"{figures['fetched'] / MIB:.0f}", f"{figures['window'] / MIB:.0f}", rate,
                   f"{ours['decode'] * 1e3:.0f}", f"{1 / ours['decode']:.2f}", f"{bound * 1e3:.0f}",
                   f"{ours['decode'] / bound:.2f}",
                   *beside(ours, theirs, "decode", 1000), f"{figures['peak'] / case.limit:.2f}"]
@@ -178,18 +192,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     args = parser.parse_args(arguments)
     with ExitStack() as stack:
-        path = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder))) / "model.gguf"
-        with open(path, "wb") as file:
-            file.write(random_llama(1, n_layer=args.layers, n_ctx=1024, extra={"tokenizer.ggml.model": "no_vocab"},
-                                    **SHAPES))
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder)))
+        whole, path, mapped = (folder / name for name in ("whole.gguf", "fetched.gguf", "mapped.gguf"))
+        whole.write_bytes(random_llama(1, n_layer=args.layers, n_ctx=1024, extra={"tokenizer.ggml.model": "no_vocab"},
+                                       **SHAPES))
+        for copy in (path, mapped):
+            shutil.copyfile(whole, copy)
+            forget(copy)
         with memory_group(1 << 40) as group:
             if group is None:
                 print("no control groups here: llama.cpp runs under no limit, and is left out", file=sys.stderr)
-        free = Worker(args.engine, path, args.threads, 0, None)
+        free = Worker(args.engine, whole, args.threads, 0, None)
         stack.callback(free.close)
-        rows, prompts = zip(*(measured(args, path, part, free) for part in [*args.parts, FITS]), strict=True)
+        rows, prompts = zip(*(measured(args, path, mapped, part, free) for part in [*args.parts, FITS]), strict=True)
         print(f"{path.stat().st_size / MIB:.0f} MiB of weights in f32, {args.threads} threads, {args.engine}; "
               f"{free.seconds['decode'] * 1e3:.0f} ms a token with everything in memory.\n")
         head = ["limit / weights", "MiB", "fetched a token, MiB", "window, MiB", "disk, MB/s", "ms a token", "tokens/s",

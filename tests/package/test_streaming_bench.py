@@ -34,11 +34,9 @@ def test_without_control_groups_there_is_none(tmp_path, monkeypatch):
 
 
 def test_the_bound_of_a_token_is_the_longer_of_computing_and_reading():
-    case = SimpleNamespace(rate=1e6)
-    figures = {"weights": 5_000_000, "room": 3_000_000, "window": 500_000}
-    assert streaming.Case.bound(case, 1.0, figures) == 2.5
-    assert streaming.Case.bound(case, 4.0, figures) == 4.0
-    assert streaming.Case.bound(case, 1.0, {**figures, "room": 6_000_000}) == 1.0
+    assert streaming.Case.bound(SimpleNamespace(missing=1, reading=2.5), 1.0) == 2.5
+    assert streaming.Case.bound(SimpleNamespace(missing=1, reading=2.5), 4.0) == 4.0
+    assert streaming.Case.bound(SimpleNamespace(missing=0, reading=float("inf")), 1.0) == 1.0
 
 
 def test_a_process_that_was_killed_has_no_times():
