@@ -227,8 +227,9 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
 
     Copies of unchanged weights are kept for later computes, unless they are streamed.  A streamed weight is copied by
     each compute and opens a split of its own, so that all streamed weights use the same memory one after the other.
-    Weights of stores are always streamed, and the nodes before their readers do not wait for them.  Weights of offloaded nodes are streamed if keeping them takes more than
-    twice the bytes of the largest; the policy may stream all weights.
+    Weights of stores are always streamed, and no node before the reader of one waits for it.  Weights of offloaded
+    nodes are streamed if keeping them takes more than twice the bytes of the largest; the policy may stream all
+    weights.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t *total = <int64_t *>calloc(2 * r.p.n_backends, sizeof(int64_t))
