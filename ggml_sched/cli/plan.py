@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         for config in dict.fromkeys(args.backends):
             drawn.append(_report(args, path, config, n_layer))
     if len(drawn) == 2 and not args.other:
-        drawn = [_Drawn("", drawn[0].plans | drawn[1].plans)]
+        (one,), (two,) = (entry.plans for entry in drawn)
+        drawn = [_Drawn("", {one: drawn[0].plans[one], two + " (2)" * (one == two): drawn[1].plans[two]})]
     _draw(args, drawn)
     return 0
 

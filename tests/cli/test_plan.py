@@ -111,6 +111,9 @@ def test_two_configurations_are_drawn_side_by_side_and_one_alone(graph_files, ca
     printed(capsys, graph_files[0], "--backends", "c1", "c2half", "--svg", str(drawing))
     text = drawing.read_text(encoding="utf-8")
     assert ">token c1: " in text and ">token c2half: " in text
+    printed(capsys, graph_files[0], graph_files[0], "--backends", "c1", "--svg", str(drawing))
+    text = drawing.read_text(encoding="utf-8")
+    assert ">token c1: " in text and ">token c1 (2): " in text, "files of one name"
     printed(capsys, graph_files[0], "--backends", "c1", "--svg", str(drawing))
     assert ">token c1: " in drawing.read_text(encoding="utf-8")
 
