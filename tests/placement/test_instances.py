@@ -37,20 +37,6 @@ def test_a_case_is_cut_where_a_budget_binds_beside_a_larger_arena_alone() -> Non
     assert fit.gap <= 0.01                  # 0.9 where cases were cut by the worth of bytes alone
 
 
-@pytest.mark.soak
-def test_counts_prove_what_labels_do_not() -> None:
-    pytest.importorskip("scipy")
-    assert instances.instance(65).fit().gap <= 0.005        # 0.013 with a tenth of the nodes
-
-
-@pytest.mark.soak
-def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """HiGHS prints lines of its own for this one if it may presolve."""
-    pytest.importorskip("scipy")
-    instances.instance(256).fit()
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("goal", instances.GOALS[1:])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 60))])
 def test_other_goals_keep_the_budgets_too(seed: int, goal: str) -> None:
