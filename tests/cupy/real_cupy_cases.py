@@ -1,6 +1,7 @@
 """Cases of the real CuPy over the stub of CUDA, each in a process of its own: what a process begins or ends with."""
 
 import gc
+import io
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import cuda_stub
 import numpy as np
+from small_llama import random_llama
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError
@@ -200,6 +202,14 @@ def a_process_ends_without_closing() -> None:
     backend = gs.CupyBackend()
     sums(backend)
     sys.modules["__main__"].backend = backend       # type: ignore[attr-defined]  # lives to the very end
+
+
+def a_process_ends_with_a_model() -> None:
+    cuda_stub.install()
+    model = gs.llama.load(io.BytesIO(random_llama()), [gs.CupyBackend()], n_ctx=64)
+    for _ in range(4):
+        model.eval([1])         # the last ones replay a capture
+    sys.modules["__main__"].model = model           # type: ignore[attr-defined]  # what it holds is collected last
 
 
 def without_cublas_products_of_prompts_are_computed_in_tiles() -> None:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any
 
 from cuda_stub import elf
 from cuda_stub.calls import Calls, address_of
@@ -28,9 +27,6 @@ __all__ = ["install", "missing"]
 JUMP = b"\x48\xb8", b"\xff\xe0"         # movabs rax, address; jmp rax
 JUMP_SIZE = 12
 READ_WRITE_RUN = 7
-
-_callbacks: list[Any] = []
-"""C functions that are called for as long as the process lives."""
 
 
 def missing() -> str | None:
@@ -94,7 +90,8 @@ def _load(world: World, calls: Calls, names: set[str], soname: str, folder: Path
 
 def _callback(world: World, calls: Calls, name: str) -> int:
     made = calls.callback(world, name)
-    _callbacks.append(made)
+    # Held for good: what is collected last, at the end of the process, calls it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     return address_of(made)
 
 
