@@ -149,7 +149,7 @@ cdef int allocate_chunk(gs_arenas_box *x, const gs_api_plan *const *plans, int32
         snprintf(said.message, sizeof(said.message), b"the address is no multiple of %lld", <long long>alignment)
         status = GS_BAD_PLACEMENT
     elif <size_t>found > SIZE_MAX - <size_t>x.chunk_nbytes[k]:
-        snprintf(said.message, sizeof(said.message), b"the memory ends behind the last address")
+        snprintf(said.message, sizeof(said.message), b"the memory exceeds the address range")
         status = GS_BAD_PLACEMENT
     for i in range(x.begin[b], k):
         if (<size_t>x.chunk[i] < <size_t>found + <size_t>x.chunk_nbytes[k]

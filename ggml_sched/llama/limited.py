@@ -133,7 +133,7 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
          policy: str) -> tuple[Held, int]:
     """Choose what stays under the limits: (what is held, the number of tokens of a batch).
 
-    OutOfMemory, which says the least limit that would do.
+    OutOfMemory, which says the least limit that would suffice.
     """
     made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy)
     rows = cache.padded(cache.n_ctx)

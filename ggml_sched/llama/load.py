@@ -77,7 +77,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     Raises TypeError for `n_threads` together with `backends`, for `memory` together with a `Fit`, and for unknown
     arguments (of names that other libraries use it says what they are called here); FileFormatError for a file that is
     not a model this package runs, UnsupportedOp when no backend computes one of its nodes, PlacementError as the
-    backends do, and OutOfMemory as they do and for a limit that is too small, with the least that would do.
+    backends do, and OutOfMemory as they do and for a limit that is too small, with the least that would suffice.
     """
     if unknown:
         raise unknown_argument(load, next(iter(unknown)))
@@ -88,7 +88,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     fit = as_fit(place)
     where = cast("PlaceLike | None", place if fit is None else fit.place)
     if fit is not None:
-        # What the caller leaves open is as in the graphs that were placed.
+        # Arguments that the caller leaves out are those of the graphs that were placed.
         meta = fit.plans[0].graph.meta
         n_ctx = n_ctx or meta.get("n_ctx", 0)
         kv_type = meta.get("kv_type") if kv_type is None else kv_type

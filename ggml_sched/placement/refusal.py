@@ -39,7 +39,7 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
         return OutOfMemory("; ".join(lines), None, wanted, there)
     # A reserve may be larger than the memory.
     missing = max(1, on_host + devices[host].reserve - devices[host].memory)
-    lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would do")
+    lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would suffice")
     rows = max((model.graphs[0].meta.get("n_ctx", 0) for model in models), default=0)
     if isinstance(rows, int) and rows and caches > missing:
         lines.append(f"so would a context of about {int(rows * (1 - missing / caches))} tokens instead of {rows}")

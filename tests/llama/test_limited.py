@@ -1,4 +1,4 @@
-"""Models under a limit of memory: the same bits, never more bytes than the limit, and errors that say what would do."""
+"""Models under a limit of memory: the same bits, never more bytes than the limit, and errors that say what suffices."""
 
 import gc
 

@@ -307,7 +307,7 @@ def test_nodes_of_a_graph_that_several_models_may_have_are_not_guessed() -> None
 
 
 def missing_on_cpu(error: gs.OutOfMemory) -> int:
-    found = re.search(r"\((\d+) bytes\) more on CPU would do", str(error))
+    found = re.search(r"\((\d+) bytes\) more on CPU would suffice", str(error))
     assert found
     return int(found[1])
 
@@ -316,7 +316,7 @@ def test_nothing_fits_is_an_error_with_the_bytes() -> None:
     graph, given = small(0)
     total = sum(sized(graph).values())
     few = [given[0].replace(memory=total // 4), given[1].replace(memory=total // 4)]
-    with pytest.raises(gs.OutOfMemory, match=r"bytes\) more on CPU would do") as caught:
+    with pytest.raises(gs.OutOfMemory, match=r"bytes\) more on CPU would suffice") as caught:
         gs.fit([graph], few, LINK)
     assert (caught.value.backend, caught.value.available) == ("CPU", few[0].budget)
     assert caught.value.needed > few[0].budget

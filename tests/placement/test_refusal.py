@@ -1,4 +1,4 @@
-"""What fit raises where nothing fits: sums, pins that are too large, and which smaller context would do."""
+"""What fit raises where nothing fits: sums, pins that are too large, and which smaller context would suffice."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def test_pins_that_exceed_a_device_are_named(size, is_named):
                                                         (50, 4096, None), (1000, None, None), (1000, 0, None)])
 def test_a_smaller_context_is_named_where_caches_are_more_than_what_is_missing(cache, n_ctx, tokens):
     lines = said(model(3000, cache, n_ctx), on_host=1600)       # of 1500
-    assert any("(100 bytes) more on CPU would do" in line for line in lines)
+    assert any("(100 bytes) more on CPU would suffice" in line for line in lines)
     context = [line for line in lines if "context" in line]
     assert len(context) == (tokens is not None)
     if tokens is not None:
@@ -51,4 +51,4 @@ def test_a_smaller_context_is_named_where_caches_are_more_than_what_is_missing(c
 def test_the_reserve_may_exceed_the_memory():
     host = HOST.replace(reserve=2600)
     error = refusal([model(3000, 0)], (GPU, host), [{}], 300)
-    assert "(900 bytes) more on CPU would do" in str(error)
+    assert "(900 bytes) more on CPU would suffice" in str(error)

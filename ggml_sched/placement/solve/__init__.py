@@ -1,8 +1,8 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
-`solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), paths
-met on the way, repaired and improved by exchanges (`search`), the bound by runs (`runs`), paths by labels (`labels`),
-and counts of equal stages by an integer program (`counts`) where HiGHS is installed.
+`solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), the
+paths that it visits, repaired and improved by exchanges (`search`), the bound by runs (`runs`), paths by labels
+(`labels`), and counts of equal stages by an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 SOLVERS = ("auto", "own", "highs")
 SPLICED, REPAIRED = 2, 3
-"""So many paths that fit are spliced, and so many of the nearest others repaired."""
+"""How many of the visited paths that fit are spliced, and how many of those nearest to fitting are repaired."""
 STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 """Multiples of the best multipliers, at which paths take fewer bytes."""
 
@@ -36,12 +36,11 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """Labels kept after a stage, and columns tried, of each search, by effort."""
 ROUNDS, NODES = 4, 1000
-"""Integer programs that are solved one after the other at most, and the nodes of each."""
+"""The most integer programs that are solved one after the other, and the nodes of each."""
 SMALL = 300
 """Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""
 NEAR_STOP = 1.01
-"""With the effort "few", runs are bounded only if the seconds from which a path is of no use are at most this many
-times the bound by multipliers."""
+"""With the effort "few", runs are bounded only if `stop_at` is at most this many times the bound by multipliers."""
 TINY = 1e-12
 """Part of the seconds by which sums of the same numbers may differ."""
 
@@ -103,7 +102,7 @@ def is_done(labels: Labels, path: Ints | None, within: float, cutoff: float) -> 
 
 
 def stop_at(problem: Problem, path: Ints | None, within: float, cutoff: float) -> float:
-    """Seconds from which on a path is of no use."""
+    """Seconds from which on a path is of no use: it is not below `cutoff`, or `path` is near enough to it."""
     return cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
 
 
@@ -156,8 +155,8 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
 
 
 def first_paths(problem: Problem, bound: Bound) -> Ints | None:
-    """The best of the paths met while bounding that fit, with parts of others spliced in, and of those nearest to
-    fitting, repaired; improved."""
+    """The best of the paths visited by the bound: those that fit with parts of others spliced in, those nearest to
+    fitting repaired, and all of them improved."""
     met = list(bound.visits)
     met += [found for steeper in STEEPER if (found := visit(problem, bound.multipliers * steeper)) is not None]
     unit = np.maximum(problem.total, 1.0)
@@ -174,7 +173,7 @@ def first_paths(problem: Problem, bound: Bound) -> Ints | None:
 
 
 def distinct(visits: Sequence[Visit], most: int) -> list[Visit]:
-    """The first visits that differ in seconds or bytes, at most so many."""
+    """The first `most` visits, of those equal in seconds and bytes only the first."""
     return list({(one.cost, *one.memory.tolist()): one for one in reversed(visits)}.values())[::-1][:most]
 
 

@@ -21,8 +21,8 @@ cdef struct Entry:
     int32_t index
 
 cdef enum:
-    COMPARED = 256      # so many labels of its state a label is compared with
-    FEWEST = 32         # so many labels are kept whatever the effort
+    COMPARED = 256      # the most labels of its state that a label is compared with
+    FEWEST = 32         # labels of a stage that are kept however small the effort is, if the width allows
     WIDEST = 62         # cells of 2^62 bytes hold everything
 
 
@@ -189,7 +189,7 @@ cdef class _Stage:
     """The labels that a stage gives, while it is being computed: no two of equal state and bytes."""
 
     cdef Py_ssize_t n, most, width, rows, n_slots
-    cdef double lowest          # of the bounds of labels that were dropped
+    cdef double lowest          # the lowest bound of a label that was dropped
     cdef int shift              # of the cells that labels were last thinned by
     cdef double[::1] cost, bound
     cdef int64_t[:, ::1] memory

@@ -296,7 +296,7 @@ def spliced(const int32_t[::1] classes not None, const int64_t[::1] before not N
                         if fits:
                             best, best_k, best_i, best_j = taken[now, b] - old_seconds, k, i, j
         if best_k >= 0:
-            # The part once more, with the states that it went through.
+            # Computes the best part again, and now keeps the states that it passes.
             now = 0
             for a in range(states):
                 reached[0, a] = INFINITY

@@ -26,7 +26,8 @@ EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-7
 """Cutting planes end when they promise no more than this part above the bound."""
 STEEPEST = 1e6
-"""No multiplier is above this many times the dearest path, for all bytes of a device."""
+"""The largest multiplier of a device, in units of the seconds of the dearest path over the most bytes that a path takes
+there."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Visit:
 
 @dataclass
 class Bound:
-    """The best bound found, its multipliers for the scarce devices, and the paths met on the way."""
+    """The best bound found, its multipliers for the scarce devices, and the paths that were visited."""
 
     value: float
     multipliers: Floats

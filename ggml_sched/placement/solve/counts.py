@@ -3,8 +3,8 @@
 Stages of a class are interchangeable, so only counts matter: as many columns of a class as it has stages; what comes
 into a state between two stages goes out of it; bytes within the budgets.  A place is before or after the stages of a
 class; where one class follows another, the place after the one is the place before the other.  A solution whose columns
-hang together is an Euler trail, which gives the order (Hierholzer 1873); a part that does not hang together is excluded
-by a row: its columns are used only if something comes into it.  Counts bound every path from below.
+are connected is an Euler trail, which gives the order (Hierholzer 1873); a part without connection to the beginning is
+excluded by a row: its columns are used only if something comes into it.  Counts bound every path from below.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def has_highs() -> bool:
 
 
 def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]:
-    """(counts or None, bound) by HiGHS, which ends at this relative gap or after so many nodes; both are repeatable.
+    """(counts or None, bound) by HiGHS, which ends at this relative gap or after `nodes` nodes; both are repeatable.
 
     The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.  Presolve is off: HiGHS
     prints a line, to standard output, for each solution of the reduced program that does not fit the whole one.

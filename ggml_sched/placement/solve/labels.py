@@ -26,9 +26,9 @@ Ints = NDArray[np.int64]
 SCALES = (0.8, 1.25)
 """The best multipliers are used at these multiples, too: for labels that took more bytes than their part, or fewer."""
 NEAREST = 3
-"""Of the multipliers met before, so many with the best bounds are used, too."""
+"""How many of the multipliers that were visited are used beside the best ones: those with the best bounds."""
 MOST_KEPT = 1 << 23
-"""At most so many labels are kept of all stages together."""
+"""The most labels that are kept, of all stages together."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """A better bound by multipliers for several scarce devices: of paths of which no run exceeds a budget.
 
-A run is a part of a path, from where the stream (the activation that passes from stage to stage) enters a scarce device
-(one whose budget a path may exceed) to where it enters another one; what a path that fits has on that device in one run
-keeps the budget.  The bound by multipliers alone mixes paths that have everything on one device, several times its
+A run is a part of a path, from where the activation that passes from stage to stage enters a scarce device (one whose
+budget a path may exceed) to where it enters another one; of a path that fits, the bytes of one run on its device are
+within the budget.  The bound by multipliers alone mixes paths that have everything on one device, several times its
 budget, and so counts fewer copies and splits than a path that fits has.  Here such paths are left out: a shortest path
 with one resource at a time, whose dynamic program keeps labels by state, device of the run, and bytes.  Cutting planes
 choose the multipliers again, half-way between the best found and those that promise most.

@@ -22,13 +22,13 @@ Ints = NDArray[np.int64]
 LEAST_GAIN = 1e-12
 """Part of a path's seconds that an exchange has to win."""
 PAIRED = 32
-"""So many alternatives of each stage are tried in pairs."""
+"""The most alternatives of each stage that are tried in pairs."""
 SPLICES = 24
-"""So many splices are made at most."""
+"""The most splices of one path."""
 SCALES = (0.0, 0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
 """Multiples of the best multipliers at which parts are sought."""
 NEAREST = 6
-"""Of the multipliers met before, so many with the best bounds are used, too."""
+"""How many of the multipliers that were visited are used beside the best ones: those with the best bounds."""
 
 
 def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:
