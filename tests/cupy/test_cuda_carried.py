@@ -1,4 +1,4 @@
-"""Norms that the products before and behind them compute: the results of launches of their own, and where they stay."""
+"""Norms that the products before and after them compute: the results of launches of their own, and where they stay."""
 
 from contextlib import nullcontext
 from functools import cache
@@ -24,7 +24,7 @@ EPS = 1e-5
 class Layer:
     """x + w y, normed and multiplied by factors, and products with that.
 
-    `kinds`: of w, and of the weights behind the norm; `reverse`: the sum is w y + x.
+    `kinds`: of w, and of the weights after the norm; `reverse`: the sum is w y + x.
     """
 
     def __init__(self, n: int = 128, k: int = 64, kinds: tuple[str, ...] = ("q4_0", "q4_0"), *, tokens: int = 1,
@@ -120,7 +120,7 @@ def test_a_gated_unit_behind_a_norm_rounds_for_the_next_product():
 
 @pytest.mark.parametrize(("n", "k"), [(256, 2304), (2304, 64)])
 def test_warps_that_share_rows(n, k):
-    """Of the product before the norm, or of that behind it: few rows and long columns."""
+    """Of the product before the norm, or of that after it: few rows and long columns."""
     launches = check(Layer(n, k, rows=16))
     assert [bool(launch.args[0]["part"]) for launch in launches[1:]] == [k > n, n > k]
 
@@ -132,7 +132,7 @@ def test_norms_one_after_the_other():
     for _ in range(5):
         x = ctx.add(ctx.mul_mat(ctx.tensor("q4_0", (128, 128)), y), x)
         y = ctx.mul(ctx.rms_norm(x, EPS), ctx.tensor("f32", (128,)))
-        # A product that reads the row is the next that has a norm behind it: it has only one of the two.
+        # A product that reads the row is the next that has a norm after it: it has only one of the two.
     layer.outs = [ctx.mul_mat(ctx.tensor("q8_0", (128, 40)), y)]
     launches = check(layer, n_less=3)
     slots = [arg.slot for launch in launches for arg in launch.args if isinstance(arg, RowState)]
@@ -235,7 +235,7 @@ def test_whatever_is_between_keeps_the_launch():
 
 
 def test_a_row_that_is_still_read_is_not_written():
-    """Products far behind their norm: the third norm would write what the first's last product reads."""
+    """Products far after their norm: the third norm would write what the first's last product reads."""
     product, norm, after = launches_of(Layer(kinds=("f16", "q4_0")))
     at = {name: carried.NORM_AT[name] for name in ("q", "runs")}
 

@@ -171,7 +171,7 @@ class CupyBackend(DeviceQueue):
         if data is None or not _is_dense(src, dst):
             return False
         there.backend.synchronize()
-        if self.is_bringing(data):
+        if self.is_download_target(data):
             self.synchronize()      # queued copies to this host memory must be done before the host reads it
         _buffer(dst).write(dst.offset, data)
         return True

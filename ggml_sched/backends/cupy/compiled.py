@@ -2,8 +2,8 @@
 
 CuPy's own compiler wants CUDA's headers, which no kernel of this package includes.  The folder is what CUPY_CACHE_DIR
 names, else ~/.cupy/kernel_cache; where it can not be written, each process compiles.  A file is the machine code and
-its SHA-256; files that do not match theirs are compiled anew.  The logger "ggml_sched.cupy" says at level INFO what
-begins to be compiled, and when it is: seconds pass, of which nothing else tells.
+its SHA-256; files that do not match theirs are compiled anew.  The logger "ggml_sched.cupy" says at level INFO when
+the compilation of a program begins and ends: it takes seconds, and there is no other sign of it.
 Imports nothing of the package: tools/check_cuda.py compiles with the same options where the package is not built.
 """
 

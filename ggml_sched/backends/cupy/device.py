@@ -193,7 +193,7 @@ class Function(ABC):
     ) -> None:
         """Queue a launch: blocks of the grid, threads of a block (x, y, z; missing ones are 1), `shared` bytes of
         dynamic shared memory.  `early`, of a kernel made for it (`Device.function`): it may begin before the launch
-        before it in the stream has ended, and waits for that itself; behind anything but a launch it has no effect."""
+        before it in the stream has ended, and its kernel waits for that end; after other work it has no effect."""
 
 
 class Blas(ABC):

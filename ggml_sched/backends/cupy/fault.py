@@ -48,7 +48,7 @@ class Fetched(NamedTuple):
 
 
 class Faults:
-    """The error word of one device, at `address`, and the counters of `STATE` behind it."""
+    """The error word of one device, at `address`, and the counters of `STATE` after it."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._stream = stream

@@ -2,7 +2,7 @@
 
 Owns the interface between ops and devices.  A launch has a kernel ("module.function"), a grid, a block and arguments.
 All arguments are final except some addresses, which are known later: of the split's work memory (`Scratch`), of the
-error word (`ErrorWord`), and of what lies behind it (`Counters`, `RowState`).  Invariant: every argument has the exact
+error word (`ErrorWord`), and of what lies after it (`Counters`, `RowState`).  Invariant: every argument has the exact
 C type of the kernel's parameter: numpy scalars and structs, never Python numbers, which have no width.
 """
 
@@ -31,12 +31,12 @@ FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("li
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
 
 N_COUNTERS = 4096
-"""Counters for blocks that join what others have computed."""
+"""The number of counters with which a block finds that it ends last of those that share rows or columns."""
 
 ROW_ELEMENTS = 1 << 14
-"""The longest row that a product rounds for a norm behind it (ops/carried.py)."""
+"""The longest row that a product rounds for the norm after it (ops/carried.py)."""
 ROWS = 2
-"""Such rows that are kept at once: one is read while the next is written."""
+"""How many such rows are kept at once: one is read while the next is written."""
 ROW = np.dtype([("q", "i1", ROW_ELEMENTS), ("runs", "<f4", (ROW_ELEMENTS // 16, 2)),
                 ("squares", "<f4", ROW_ELEMENTS // 32)])
 """A row rounded to 8 bits, as activations.cu stores it, and the sums of the squares of each 32 elements."""

@@ -223,7 +223,7 @@ class DevicePlan:
                 ready.append(_Product(tuple(map(int, args))))
             else:
                 function = backend.function(step.kernel)
-                # Not the first launch: whatever was queued before the plan is over when it begins.
+                # Only after another launch of the plan: the first one waits for all that was queued before the plan.
                 early = backend.overlap and bool(ready) and isinstance(ready[-1], _Ready)
                 ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared, early))
         self._drop_graph()

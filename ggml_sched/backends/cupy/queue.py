@@ -217,9 +217,9 @@ class DeviceQueue(Backend):
         return self._downloads.is_waiting(event.n_downloads)
 
     @guarded
-    def is_bringing(self, data: np.ndarray) -> bool:
+    def is_download_target(self, data: np.ndarray) -> bool:
         """Whether queued downloads are still to be copied to these bytes of host memory."""
-        return self._downloads.is_bound_for(data)
+        return self._downloads.is_target(data)
 
     # -- locking --------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """The device layer over CuPy: CUDA's runtime and driver, NVRTC, cuBLAS.  It has not run on a GPU yet: tests run it, and
 CuPy itself, over a stub of CUDA.
 
-Owns nothing but handles, and memory.  The current context of CUDA belongs to a thread: every entry sets it, and sets
-it back.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse
-captures.  Launches call the driver itself, because CuPy's own would pack every argument again.
+Owns nothing but handles, and memory.  The current context of CUDA belongs to a thread: every entry sets it, and
+restores the one before.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies,
+which refuse captures.  Launches call the driver itself, because CuPy's own would pack every argument again.
 Invariant: a process that was forked gives nothing back, for the device is its parent's.
 CuPy is imported when a device is opened, not before.
 """

@@ -112,7 +112,7 @@ class Downloads:
         """Whether one of the first `number` copies has still to be finished."""
         return bool(self._waiting) and self._waiting[0][0] <= number
 
-    def is_bound_for(self, data: np.ndarray) -> bool:
+    def is_target(self, data: np.ndarray) -> bool:
         """Whether a copy that has still to be finished goes to bytes of `data`."""
         return any(np.may_share_memory(out, data) for _, _, out in self._waiting)
 

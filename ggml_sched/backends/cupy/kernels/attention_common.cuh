@@ -178,8 +178,9 @@ __device__ __forceinline__ void read_row_ahead(const char* row, int d, int kind)
     for (int line = 0; line < bytes && line < 512; line += 128) read_ahead(row + line);
 }
 
-// Asks for keys and values of the block before await_inputs(): each thread for those of a cell.  A row that an earlier
-// launch still writes comes with what it writes: what is asked for goes into the cache behind which it is written.
+// Asks for keys and values of the block before await_inputs(): each thread for those of a cell.  An earlier launch may
+// still write these rows.  That is safe, as prefetches fill the L2 cache, and writes go through it, too: loads after
+// await_inputs() read there what was written.
 __device__ __forceinline__ void read_cells_ahead(const Attention& a, const char* k, const char* v) {
     if (!OVERLAPS) return;
     const int cell = blockIdx.y * a.split + (int)threadIdx.x, matrix = blockIdx.z;

@@ -53,7 +53,7 @@ __device__ __forceinline__ unsigned live_tiles(const Attention& a, const char* m
     enum { LANES = TILE / 8, AT_ONCE = 32 / LANES, ROWS = 4 };
     const int n_columns = a.group * a.rows, lane = threadIdx.x & 31;
     const int last = first + COLUMNS < n_columns ? first + COLUMNS - 1 : n_columns - 1;
-    // Where heads share a mask, one column of each row of queries will do.
+    // Where heads share a mask, one column of each row of queries is enough.
     const int each = a.heads_of_mask == 1 ? a.group : 1, lowest = first / each;
     unsigned found = 0;
     UNROLL_BY(1)
@@ -92,7 +92,7 @@ __device__ __forceinline__ unsigned live_tiles(const Attention& a, const char* m
     return found;
 }
 
-// The first tile of a segment behind number `tile` that is live; SEGMENT: none.
+// The first tile of a segment after number `tile` that is live; SEGMENT: none.
 __device__ __forceinline__ int next_tile(const unsigned* live, int tile) {
     UNROLL_BY(1)
     for (int word = (tile + 1) / 32; word < A_WARPS; ++word) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ Power power_of(float largest) {
     return p;
 }
 
-// Eight elements of a query from e on, which are multiplied by the scale of attention; 0 behind the last.
+// Eight elements of a query from e on, which are multiplied by the scale of attention; 0 after the last.
 __device__ __forceinline__ void load_query(const Attention& a, const char* row, int e, float* v) {
     UNROLL
     for (int j = 0; j < 8; ++j)
@@ -189,7 +189,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
 }
 
 // Adds the values of 16 cells, 64 neighbouring elements, times their weights to the sums of a lane.  `values`: those
-// that its lane loads, of cell 2 t.
+// that the lane loads, of cell 2 t.
 __device__ __forceinline__ void add_values(const uint32_t (&weights)[4], const char* values, int pitch,
                                            float (&sums)[8][4]) {
     const uint4 x0 = *(const uint4*)values, x1 = *(const uint4*)(values + pitch);
@@ -222,8 +222,8 @@ __device__ __forceinline__ bool has_infinite(const char* values, int pitch, int 
 }
 
 // add_values for values of which some are not finite, and some masked: element by element.  `weights` of shared memory:
-// [16][STEP_CELLS], of the warp's columns, in f16, negative where a column does not see a cell; `values`: the lane's of
-// the first cell, 64 neighbouring elements of which it has 16.
+// [16][STEP_CELLS], of the warp's columns, in f16, negative where a column does not see a cell; `values`: of the
+// first cell the 16 elements, of 64 neighbouring ones, that the lane adds.
 __device__ __forceinline__ void add_seen_values(const uint16_t* weights, const char* values, int pitch,
                                                 float (&sums)[8][4]) {
     const uint16_t* own = weights + ((threadIdx.x & 31) >> 2) * STEP_CELLS;

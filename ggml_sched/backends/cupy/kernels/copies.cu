@@ -53,7 +53,7 @@ struct Before {
     int64_t n[4];
 };
 
-// d = a with before.n[axis] zeros in front of it along each axis, and zeros behind it up to the extents of d.
+// d = a with before.n[axis] zeros in front of it along each axis, and zeros after it up to the extents of d.
 extern "C" __global__ void __launch_bounds__(256) pad(View a, View d, int64_t n, Before before) {
     await_inputs();
     FOR_EACH(i, n) {

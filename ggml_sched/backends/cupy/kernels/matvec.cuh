@@ -7,8 +7,8 @@
 // and a chosen expert.  A launch may compute up to three products of the same columns, each in blocks of its own.
 // Columns are rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32 columns and
 // multiply in f32.  A gated unit may also be written rounded to 8 bits, for the next product: by the block that ends
-// last of those with the same 32 rows.  That block may also do what a norm behind the product does, but for the division
-// by the root of the mean square, which is left to the products behind the norm: these divide their sums by it.
+// last of those with the same 32 rows.  That block may also do what a norm after the product does, but for the division
+// by the root of the mean square, which is left to the products after the norm: these divide their sums by it.
 // Invariant: an expert id out of range sets the error word, and nothing is written for it.
 #pragma once
 
@@ -46,8 +46,8 @@ enum Gate { SILU = 0, GELU = 1, RELU = 2 };
 
 enum Role { NORM_BEHIND = 1, NORM_BEFORE = 2 };
 
-// An RMS norm of a row of f32 between products with one column: the row is x plus the product behind which it comes, or
-// x (+ y, if that is not null) for those before which it comes.
+// An RMS norm of a row of f32 between products with one column: after a product, the row is x
+// plus the product; before products, it is x (+ y, if that is not null).
 struct Norm {
     const float *x, *y, *factor;
     float* kept;                           // NORM_BEHIND: where the row is written; null: nowhere
@@ -62,7 +62,7 @@ struct Norm {
         const float2 *RESTRICT runs, const char *RESTRICT ids, char *RESTRICT d, Fault *RESTRICT word, int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
 // Kernels of few columns take more parameters: `rounded` and `rounded_runs`, to which the result of a gated unit, or of
-// a norm behind the product, is also written rounded to 8 bits (values; runs; null: it is not); `counters`, one for each
+// a norm after the product, is also written rounded to 8 bits (values; runs; null: it is not); `counters`, one for each
 // 32 rows of each matrix of the batch: blocks that are done with these rows, so that the last one rounds them
 // (round_rows); a norm, and of each 32 elements of its row the sum of their squares.
 #define FEW                                                                                                  \
@@ -265,7 +265,7 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
 
 // -- norms ------------------------------------------------------------------------------------------------------------
 
-// What round_rows does, for the norm behind a product of one column: also adds x, and writes the row and its squares.
+// What round_rows does, for the norm after a product of one column: also adds x, and writes the row and its squares.
 __device__ __forceinline__ void norm_rows_behind(const Product& a, const Norm& norm, const char* d, int8_t* q,
                                                  float2* runs, float* squares, unsigned* counters) {
     __shared__ int is_last;

@@ -1,5 +1,5 @@
 // ARGSORT and TOP_K: the indices of a row's elements, in the order of the elements; alone, or with the soft max before
-// and the weights of the chosen experts behind.  A bitonic sort.
+// them and the weights of the chosen experts after them.  A bitonic sort.
 //
 // An element and its index become one 64-bit key, so that no two keys are equal: the order is unique, equal elements
 // keep their order, and NaNs come last.  Rows of up to CHUNK keys are sorted by one block in shared memory.  Longer

@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t pack_halves(float low, float high) {
 }
 
 // Begins a copy of 16 bytes to shared memory, past the registers; 16 zeros where not `whole`.  The thread sees them
-// after wait_copies(), the others after a barrier behind that.
+// after wait_copies(), the others after a barrier that follows.
 __device__ __forceinline__ void copy_16(void* shared, const void* from, bool whole = true) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(whole ? 16 : 0) : "memory");

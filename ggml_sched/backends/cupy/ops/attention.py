@@ -42,7 +42,7 @@ BLOCKS = 4
 TILE_BLOCKS = 2
 """The same for blocks of 16 columns on tensor cores."""
 MOST = 256
-"""More multiprocessors than this count as so many: work memory is planned for them."""
+"""The most multiprocessors for which splits are chosen and work memory is planned."""
 MAX_SPLITS = WARPS * max(CHUNKS)
 """The kernels' shared memory has a factor for each split."""
 
@@ -53,7 +53,7 @@ RESULTS = 2 * 4 * 64 + WARPS * 2 * 16 * 16 + 4 * WARPS
 MOST_FEW = 8
 """The most columns of a block that computes in f32; more are computed on tensor cores where that is possible."""
 MANY_CELLS = 4096
-"""From so many cells on already more than half as many columns are: where operations in f32 take longer than reading
+"""From this many cells on already more than half as many columns are: where operations in f32 take longer than reading
 the cells on an A100 and an H200, and no device takes longer (bench/gpu_model.py)."""
 WIDE_TILES = 32
 """More columns than this are computed in blocks of 64, fewer in blocks of 16."""

@@ -1,10 +1,10 @@
-"""Norms that the products before and behind them compute, where a norm would be a launch between two.
+"""Norms that the products before and after them compute, where a norm would be a launch between two.
 
     product, norm of the sum with another row, products      as      product, products
 
 All blocks of the first product that have the same 32 rows of the result are followed by the one of them that ends last:
 it adds the other row, multiplies by the norm's factors, rounds to 8 bits and writes the sum of squares (matvec.cuh).
-The products behind the norm divide by the root of the mean square, and write the norm's result.  Rounding to 8 bits
+The products after the norm divide by the root of the mean square, and write the norm's result.  Rounding to 8 bits
 commutes with the division, but for its last bits.
 
 Owns the choice of launches.  Invariants: the launches that remain write what all of them wrote, and none of their
@@ -167,7 +167,7 @@ def _is_of_a_column(launch: Launch) -> bool:
 
 
 def _is_single(launch: Launch) -> bool:
-    """Whether a launch is one product with one column, of no experts and behind no norm, whose blocks all have rows."""
+    """Whether a launch is one product with one column, of no experts and after no norm, whose blocks all have rows."""
     if not _is_of_a_column(launch):
         return False
     p = _sizes(launch)
@@ -197,7 +197,7 @@ def _readers(steps: Sequence[Step | Launch], norm_at: int) -> list[int]:
 
 
 def _may_follow(launch: Step | Launch, norm: _Between, readers: Sequence[int], product_at: int) -> bool:
-    """Whether the launch behind a norm is the first that reads it, and may write its result as well."""
+    """Whether the launch after a norm is the first that reads it, and may write its result as well."""
     if readers[0] != product_at + 2 or not isinstance(launch, Launch):
         return False
     p, is_unit = _sizes(launch), not _is_null(launch.args[PRODUCT_AT["second"]])
@@ -216,7 +216,7 @@ def _may_follow(launch: Step | Launch, norm: _Between, readers: Sequence[int], p
 
 
 def _with(launch: Launch, norm: np.ndarray, slot: int, rounds: bool = False) -> Launch:
-    """A product with a norm behind it (`rounds`), or before it."""
+    """A product with a norm after it (`rounds`), or before it."""
     args: list[Argument] = list(launch.args)
     names = ("rounded", "rounded_runs") if rounds else ("x", "runs")
     for name, part in zip((*names, "squares"), ("q", "runs", "squares"), strict=True):

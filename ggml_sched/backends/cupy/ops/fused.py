@@ -74,7 +74,7 @@ def _norm_group(before: bool, after: bool) -> Group:
 
 def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
     rows, ids = last.src[:2]
-    rope = wiring.inner(wiring.behind_views(rows), ("ROPE",))
+    rope = wiring.inner(wiring.under_views(rows), ("ROPE",))
     if (rope is None or rope.type != Type.F32 or last.type not in _FLOATS or rope.n_elements == 0
             or not OPS["SET_ROWS"].fits(last) or not OPS["ROPE"].fits(rope)):
         return None

@@ -30,7 +30,7 @@ class Wiring:
             return None
         return t if self.readers[t] == 1 and "output" not in t.flags else None
 
-    def behind_views(self, t: Tensor) -> Tensor | None:
+    def under_views(self, t: Tensor) -> Tensor | None:
         """The tensor under a chain of views, each read by one node only; t itself if it is no view."""
         while not t.computes and t.src:
             if self.readers[t] != 1 or "output" in t.flags:

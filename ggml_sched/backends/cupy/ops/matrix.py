@@ -70,13 +70,13 @@ ROWS = 2
 """Warps of a block; rows of weights of a warp."""
 
 PART = 256
-"""Warps that share rows take multiples of so many elements of k."""
+"""Warps that share rows take multiples of this many elements of k."""
 
 TILE = 64
 """Rows and columns of a tile."""
 
 class Tile(NamedTuple):
-    """A tile of the kernels of mma.cuh: TILE rows, so many columns, threads of a block; and how many blocks a
+    """A tile of the kernels of mma.cuh: TILE rows, `columns` columns; threads of a block; and how many blocks a
     multiprocessor should get."""
 
     columns: int
@@ -91,7 +91,7 @@ PIECES = 4
 """Fewest pieces of a split."""
 MAX_SPLITS = 16
 MOST = 256
-"""More multiprocessors than this count as so many: work memory is planned for them."""
+"""The most multiprocessors for which splits are chosen and work memory is planned."""
 
 SHARED_ROUNDED = 2 * 8 * 65 * (16 + 8)
 SHARED_FLOATS = 2 * 32 * 65 * 4

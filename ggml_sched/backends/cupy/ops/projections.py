@@ -86,8 +86,9 @@ def _is_projection(node: Tensor) -> bool:
 
 
 def _members(wiring: Wiring, products: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """The products, every node that depends on one of them up to the last product, and those behind it up to the
-    first that is none of BETWEEN."""
+    """The products and the nodes that depend on one of them, in the order of the graph, up to the first after the last
+    product that cannot be a member: of an op that is not in BETWEEN, with a source that is computed meanwhile by
+    another node, or one too many.  None if such a node comes before the last product."""
     first, last = (wiring.position[products[i]] for i in (0, -1))
     own = set(products)
     members: list[Tensor] = []
@@ -167,7 +168,7 @@ def _is_bias(members: Members, node: Tensor, product: Tensor) -> bool:
 # -- norms, ropes, writes -------------------------------------------------------------------------
 
 
-class Turn(NamedTuple):
+class Heads(NamedTuple):
     """Heads of `source`: normed, rotated, written to a cache, or some of these; `members` computes the last result."""
 
     source: Tensor
@@ -183,23 +184,23 @@ class Turn(NamedTuple):
 
 
 def _rest(b: Builder, members: Members, others: Sequence[Tensor], where: dict[Tensor, int]) -> None:
-    turns = list(_turns(members, others))
-    turned = {node for turn in turns for node in turn.members}
-    single = [node for node in others if node not in turned]
-    after = [node for node in single if members.reads(node, turned)]
+    all_heads = list(_find_heads(members, others))
+    in_heads = {node for heads in all_heads for node in heads.members}
+    single = [node for node in others if node not in in_heads]
+    after = [node for node in single if members.reads(node, in_heads)]
     before = [node for node in single if node not in after]
-    if len(turns) > 1 and _are_one(b, members, turns, before, after):
+    if len(all_heads) > 1 and _are_one(b, members, all_heads, before, after):
         for node in before:
             _one(b, node, where)
-        _emit(b, turns, where)
+        _emit(b, all_heads, where)
         for node in after:
             _one(b, node, where)
         return
-    ends = {turn.result: turn for turn in turns}
+    ends = {heads.result: heads for heads in all_heads}
     for node in others:
         if node in ends:
             _alone(b, ends[node], where)
-        elif node not in turned:
+        elif node not in in_heads:
             _one(b, node, where)
 
 
@@ -208,29 +209,31 @@ def _one(b: Builder, node: Tensor, where: dict[Tensor, int]) -> None:
     OPS[node.op].build(b, node)
 
 
-def _alone(b: Builder, turn: Turn, where: dict[Tensor, int]) -> None:
-    """The members of a turn by the kernels of norms and of ropes with a write, or one by one."""
-    rest = list(turn.members)
-    if turn.norm is not None and turn.factor is not None:
+def _alone(b: Builder, heads: Heads, where: dict[Tensor, int]) -> None:
+    """The members of `heads` by the kernels of norms and of ropes with a write, or one by one."""
+    rest = list(heads.members)
+    if heads.norm is not None and heads.factor is not None:
         norm, mul = rest[:2]
-        if apart(b, mul, (turn.factor,)) and b.location(norm.src[0]).address != b.location(mul).address:
+        if apart(b, mul, (heads.factor,)) and b.location(norm.src[0]).address != b.location(mul).address:
             b.begin(where[mul], mul)
             b.written(norm)
-            emit_norm(b, norm, mul, b.location(norm.src[0]), scale=b.location(turn.factor))
+            emit_norm(b, norm, mul, b.location(norm.src[0]), scale=b.location(heads.factor))
             rest = rest[2:]
-    if turn.rope is not None and turn.write is not None and apart(
-            b, turn.write, (*(t for t in turn.rope.src if t is not None), turn.write.src[1])):
+    if heads.rope is not None and heads.write is not None and apart(
+            b, heads.write, (*(t for t in heads.rope.src if t is not None), heads.write.src[1])):
         for node in rest[:-2]:
             _one(b, node, where)
-        b.begin(where[turn.write], turn.write)
-        b.written(turn.rope)
-        emit_rope_set_rows(b, turn.rope, turn.write)
+        b.begin(where[heads.write], heads.write)
+        b.written(heads.rope)
+        emit_rope_set_rows(b, heads.rope, heads.write)
         return
     for node in rest:
         _one(b, node, where)
 
 
-def _turns(members: Members, others: Sequence[Tensor]) -> Iterator[Turn]:
+def _find_heads(members: Members, others: Sequence[Tensor]) -> Iterator[Heads]:
+    """The ropes among `others`, each with the norm before it and the cache write after it where there are any, then the
+    cache writes without a rope."""
     taken: set[Tensor] = set()
     for rope in others:
         if rope.op != "ROPE" or not _is_simple(rope):
@@ -251,10 +254,10 @@ def _turns(members: Members, others: Sequence[Tensor]) -> Iterator[Turn]:
             write = None
         found = (*before, rope, *([write] if write is not None else []))
         taken.update(found)
-        yield Turn(source, norm, factor, rope, write, found)
+        yield Heads(source, norm, factor, rope, write, found)
     for write in others:
         if write not in taken and write.op == "SET_ROWS" and _is_write(write, None):
-            yield Turn(write.src[0], None, None, None, write, (write,))
+            yield Heads(write.src[0], None, None, None, write, (write,))
 
 
 def _is_simple(rope: Tensor) -> bool:
@@ -273,11 +276,12 @@ def _is_write(write: Tensor, rope: Tensor | None) -> bool:
             and (rope is None or rows.is_contiguous and rows.ne[:2] == (rope.ne[0] * rope.ne[1], rope.ne[2])))
 
 
-def _are_one(b: Builder, members: Members, turns: Sequence[Turn], before: Sequence[Tensor],
+def _are_one(b: Builder, members: Members, all_heads: Sequence[Heads], before: Sequence[Tensor],
              after: Sequence[Tensor]) -> bool:
-    """Whether one launch may have all turns: with equal angles, and no result where another turn reads or writes."""
-    ropes = [turn.rope for turn in turns if turn.rope is not None]
-    if not ropes or len(turns) > 3 or any(members.reads(node, after) for turn in turns for node in turn.members):
+    """Whether one launch may compute all heads: with equal angles, and no result where others are read or written."""
+    ropes = [heads.rope for heads in all_heads if heads.rope is not None]
+    if not ropes or len(all_heads) > 3 or any(members.reads(node, after) for heads in all_heads
+                                              for node in heads.members):
         return False
     one = ropes[0]
     for rope in ropes[1:]:
@@ -286,41 +290,41 @@ def _are_one(b: Builder, members: Members, turns: Sequence[Turn], before: Sequen
                 or [b.location(t) for t in rope.src[2:] if t is not None]
                 != [b.location(t) for t in one.src[2:] if t is not None]):
             return False
-    for turn in turns:
-        mine = [t for t in (turn.factor, *(() if turn.rope is None else turn.rope.src[1:]),
-                            *(() if turn.write is None else turn.write.src[1:2])) if t is not None]
-        theirs = [t for other in turns if other is not turn for t in (other.source, other.result)]
-        if not apart(b, turn.result, (*mine, *theirs)):
+    for heads in all_heads:
+        mine = [t for t in (heads.factor, *(() if heads.rope is None else heads.rope.src[1:]),
+                            *(() if heads.write is None else heads.write.src[1:2])) if t is not None]
+        theirs = [t for other in all_heads if other is not heads for t in (other.source, other.result)]
+        if not apart(b, heads.result, (*mine, *theirs)):
             return False
         # A result may have the memory of the heads that it is made of, if each has the place of its own.
-        same = turn.write is None and (turn.result.ne, turn.result.nb) == (turn.source.ne, turn.source.nb) and (
-            b.location(turn.result).address == b.location(turn.source).address)
-        if not same and not apart(b, turn.result, (turn.source,)):
+        same = heads.write is None and (heads.result.ne, heads.result.nb) == (heads.source.ne, heads.source.nb) and (
+            b.location(heads.result).address == b.location(heads.source).address)
+        if not same and not apart(b, heads.result, (heads.source,)):
             return False
-    shifted = [(node, [m for turn in turns for m in turn.members if members.number[m] < members.number[node]])
+    shifted = [(node, [m for heads in all_heads for m in heads.members if members.number[m] < members.number[node]])
                for node in before]
-    shifted += [(node, [m for turn in turns for m in turn.members if members.number[m] > members.number[node]])
+    shifted += [(node, [m for heads in all_heads for m in heads.members if members.number[m] > members.number[node]])
                 for node in after]
     if not all(members.may_move(node, over) for node, over in shifted):
         return False
-    # Turns run where the last of them stands: no member between writes what an earlier one reads.
-    return all(members.may_move(m, [n for other in turns if other is not turn for n in other.members
+    # All heads are computed where the last of them stands: no member between writes what an earlier one reads.
+    return all(members.may_move(m, [n for other in all_heads if other is not heads for n in other.members
                                     if members.number[n] > members.number[m]])
-               for turn in turns for m in turn.members)
+               for heads in all_heads for m in heads.members)
 
 
-def _emit(b: Builder, turns: Sequence[Turn], where: dict[Tensor, int]) -> None:
-    """Append the launch of all turns."""
-    rope = next(turn.rope for turn in turns if turn.rope is not None)
-    last = max((turn.result for turn in turns), key=lambda t: where[t])
+def _emit(b: Builder, all_heads: Sequence[Heads], where: dict[Tensor, int]) -> None:
+    """Append the launch of all heads."""
+    rope = next(heads.rope for heads in all_heads if heads.rope is not None)
+    last = max((heads.result for heads in all_heads), key=lambda t: where[t])
     b.begin(where[last], last)
-    for turn in turns:
-        for node in turn.members:
+    for heads in all_heads:
+        for node in heads.members:
             b.written(node)
     width, tokens, half = rope.ne[0], rope.ne[2], int_param(rope, 1) // 2
     parts, n_heads, slots = [], 0, 1
-    for turn in turns:
-        part = _heads(b, turn, width, where)
+    for heads in all_heads:
+        part = _heads_struct(b, heads, width, where)
         parts.append(part)
         n_heads += int(part["heads"][0])
         slots = max(slots, int(part["a"]["ne"][0][0]) - int(part["half"][0]))
@@ -338,20 +342,20 @@ def _view(location: Location) -> np.ndarray:
     return location.bound(0)
 
 
-def _heads(b: Builder, turn: Turn, width: int, where: dict[Tensor, int]) -> np.ndarray:
-    """The `struct Heads` of a turn; rows without a rope are divided into heads of `width`, if they are a multiple."""
-    a, d = b.location(turn.source), b.location(turn.result)
-    if turn.rope is None:
-        row = turn.source.ne[0]
+def _heads_struct(b: Builder, heads: Heads, width: int, where: dict[Tensor, int]) -> np.ndarray:
+    """The `struct Heads` of `heads`; rows without a rope are divided into heads of `width`, if they are a multiple."""
+    a, d = b.location(heads.source), b.location(heads.result)
+    if heads.rope is None:
+        row = heads.source.ne[0]
         width = width if row % width == 0 else row
-        a = a.shaped((width, row // width, turn.source.ne[1], 1), (a.nb[0], a.nb[0] * width, a.nb[1], a.nb[2]))
-    part = struct(HEADS, a=_view(a), d=_view(d), heads=a.ne[1], kind=turn.result.type,
-                  half=0 if turn.rope is None else int_param(turn.rope, 1) // 2, written=turn.write is not None)
+        a = a.shaped((width, row // width, heads.source.ne[1], 1), (a.nb[0], a.nb[0] * width, a.nb[1], a.nb[2]))
+    part = struct(HEADS, a=_view(a), d=_view(d), heads=a.ne[1], kind=heads.result.type,
+                  half=0 if heads.rope is None else int_param(heads.rope, 1) // 2, written=heads.write is not None)
     part["ids"] = _view(d)
-    if turn.write is not None:
-        ids = turn.write.src[1]
+    if heads.write is not None:
+        ids = heads.write.src[1]
         part["ids"], part["wide"] = _view(b.location(ids)), ids.type == Type.I64
-        part["position"] = where[turn.write]
-    if turn.norm is not None and turn.factor is not None:
-        part["factor"], part["eps"] = b.location(turn.factor).address, float_param(turn.norm, 0)
+        part["position"] = where[heads.write]
+    if heads.norm is not None and heads.factor is not None:
+        part["factor"], part["eps"] = b.location(heads.factor).address, float_param(heads.norm, 0)
     return part
