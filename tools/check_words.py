@@ -35,6 +35,7 @@ BANISHED = {
     r"(?:step|one|s|facts)\.keeps|(?-i:program\.turns)|step\.places": "if_changed, kept, copy_slots, locations",
     r"(?:was_|lease\.)displaced(?!:)": "rebound",
     r"lent": "temporary",
+    r"one(?: \w+)? behind the other": "one after another",
     r"(?-i:offered)|fusion_offers": "groups, fusion_groups",
     r"gs_plan_arrays|gs_asked|asked_alike|loads_alone|make_alone": "gs_plan, gs_request, make_program",
 }

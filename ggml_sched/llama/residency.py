@@ -1,7 +1,7 @@
 """Which weights of a model stay in memory under a limit, and which a store fetches in each compute.
 
 Without the future no cache beats a fixed set: every evaluation uses each weight once, in the same order.  So as many
-bytes stay as the limit leaves beside the window, in which the others are fetched one behind the other, and those that
+bytes stay as the limit leaves beside the window, in which the others are fetched one after another, and those that
 do not stay are spread evenly over the order, so that fetching and computing overlap all the time.  Small weights stay
 first, as each fetch has a price of its own, and so do weights that several nodes read, as their copies would lie in the
 window in between.  The window holds each pair of neighbours among the fetched weights: one is read while the other is

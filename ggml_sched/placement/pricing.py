@@ -2,7 +2,7 @@
 
 A node takes what `Facts.seconds` says, a copy its latency and its bytes over the link, a split a fixed price.  None of
 these overlap: a token's path is sequential, and the price is the sum.  What a store fetches is read beside them, one
-weight behind the other: it costs the seconds for which a step waits for a fetch, which a walk over the program gives.
+weight after another: it costs the seconds for which a step waits for a fetch, which a walk over the program gives.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Pricer:
 
     def _fetches(self, plan: Plan) -> tuple[float, float]:
         """(seconds of all fetches, seconds for which other steps wait for them) in a compute that begins when nothing
-        runs.  Each store is a queue, and all other steps are one behind the other, in the order of the program."""
+        runs.  Each store is a queue, and all other steps are one after another, in the order of the program."""
         ends: list[float] = []
         free: dict[int, float] = {}         # when each store has read what it was asked for
         now = total = stalled = 0.0

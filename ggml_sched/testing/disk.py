@@ -24,7 +24,7 @@ __all__ = ["KINDS", "DiskFaults"]
 
 KINDS = ("short", "short in a block", "error", "refused", "nothing", "slow", "shortened", "changed", "interrupt")
 """short: a read ends early; error: EIO; refused: EINVAL, as from file systems without direct reads; nothing: no bytes,
-as behind a file's end; shortened, changed: the file is, before the read; interrupt: SIGINT while it runs."""
+as after a file's end; shortened, changed: the file is, before the read; interrupt: SIGINT while it runs."""
 BLOCK = 4096
 
 

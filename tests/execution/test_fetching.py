@@ -17,7 +17,7 @@ def scheduler_of(stores, devices, windows=None, copies=1, budgets=None):
 
 
 def results(case, scheduler, graph, inputs, output, queued, turns=TURNS):
-    """The results of several computes; `queued`: they are issued one behind the other, and the last one is read."""
+    """The results of several computes; `queued`: they are issued one after another, and the last one is read."""
     found = []
     for turn in range(turns):
         case.set(inputs, turn)

@@ -96,7 +96,7 @@ class StoredFile:
             os.close(fd)
 
     def shift(self, start: int, address: int) -> int:
-        """How many bytes behind `address` the bytes of the file from `start` on must be placed for direct reads."""
+        """How many bytes after `address` the bytes of the file from `start` on must be placed for direct reads."""
         return -address % BLOCK + start % BLOCK if self.is_direct else 0
 
     def read(self, start: int, memory: np.ndarray, at: int, size: int, room: tuple[int, int],
@@ -118,7 +118,8 @@ class StoredFile:
 
     def _read_blocks(self, start: int, memory: np.ndarray, at: int, size: int, room: tuple[int, int],
                      stop: Callable[[], bool]) -> bool:
-        """Read whole blocks past the page cache; False if the memory is not placed for that, or the system refuses."""
+        """Read whole blocks past the page cache, with the arguments of `read`; False if the memory is not placed for
+        that, or the system refuses."""
         before = start % BLOCK
         end = -(-(start + size) // BLOCK) * BLOCK
         here = at - before

@@ -1,6 +1,6 @@
 """The queue of a store: tasks that one thread executes in order, and events between them.
 
-After a task has raised, the tasks behind it are skipped until `synchronize` has returned its exception.  Events pass
+After a task has raised, the tasks after it are skipped until `synchronize` has returned its exception.  Events pass
 all the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The
 thread starts with the first task, and ends with `close`, or when the queue is freed; after a fork the child starts its
 own.
@@ -47,7 +47,7 @@ class StoreQueue:
         self._threads().put(partial(self._execute, task))
 
     def mark(self) -> Mark:
-        """A point behind all tasks that were queued so far."""
+        """A point after all tasks that were queued so far."""
         mark = Mark()
         if self._crew is None or not self._crew.is_here:
             mark.latch.open()                   # no task was queued in this process

@@ -25,7 +25,7 @@ __all__ = ["RowsPlan", "fits", "rows_size"]
 
 
 def fits(node: Tensor) -> bool:
-    """Whether a node is a GET_ROWS of a matrix whose rows lie one behind the other, to a dense result."""
+    """Whether a node is a GET_ROWS of a matrix whose rows lie one after another, to a dense result."""
     if node.op != "GET_ROWS":
         return False
     weight, ids = node.src
@@ -88,7 +88,7 @@ class _Rows:
         self._twin = context.get_rows(self._compact, self._order)
         self._graph = Graph(self._twin)
         self._behind = -(-self._compact.nbytes // 64) * 64
-        """Where the numbers of the rows are in that memory, behind the rows."""
+        """Where the numbers of the rows are in that memory, after the rows."""
         self._result: Buffer | None = None
         self._bound: Buffer | None = None
         self._plan: object = None

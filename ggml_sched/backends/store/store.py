@@ -103,7 +103,7 @@ class Store(HostBackend):
         return self.shift_at(weight.buffer, weight.offset, address)
 
     def shift_at(self, buffer: BufferBase | None, start: int, address: int) -> int:
-        """How many bytes behind an address the bytes of a buffer of weights, from `start` on, must be placed."""
+        """How many bytes after an address the bytes of a buffer of weights, from `start` on, must be placed."""
         return 0
 
     def is_stopping(self) -> bool:
