@@ -127,7 +127,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
                     continue
                 buffers.append(buffer)
                 if progress is not None:
-                    _bring(file.parts[part], here, report)
+                    _read_ahead(file.parts[part], here, report)
             weights.mapped[backend] = not copied
             if copied and store is not None:
                 buffers.append(_read(backend, store, weights._files, ctx, copied, report))
@@ -265,7 +265,7 @@ def _read(backend: Backend, store: Store, files: list[Buffer], ctx: Context, pai
     return buffer
 
 
-def _bring(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
+def _read_ahead(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
     """Read the mapped tensors into memory now, chunk by chunk, with a report after each."""
     for _, info in sorted(pairs, key=lambda pair: pair[1].offset):
         end = info.offset + info.nbytes

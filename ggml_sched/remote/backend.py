@@ -81,7 +81,7 @@ def _number(tensor: Tensor) -> int:
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    """The bytes [start, end) of each message that carries a part of so many."""
+    """The bytes [start, end) of each message that carries a part of `size` bytes."""
     return ((start, min(start + PIECE, size)) for start in range(0, max(size, 1), PIECE))
 
 
@@ -147,7 +147,7 @@ class RemoteBackend(Backend):
         self.kv_padding: int = facts["kv_padding"]
         self.has_memory: bool = facts["has_memory"]
         self._answered: weakref.WeakKeyDictionary[Tensor, list[Any]] = weakref.WeakKeyDictionary()
-        """Answers of the worker's backend about nodes that were expected to be asked about."""
+        """Answers of the worker's backend about the nodes that `expect_queries` announced."""
         self._known_values: weakref.WeakKeyDictionary[Tensor, dict[str, Any]] = weakref.WeakKeyDictionary()
         """The values of tensors that were read or written."""
         self._fetched: list[_Fetched] = []

@@ -21,7 +21,8 @@ __all__ = ["Mesh"]
 LENGTH = struct.Struct("<Q")
 PIECE = 1 << 20
 TAKES_WITHIN = 0.25
-"""Seconds in which a peer takes some bytes; those of one that does not are sent while this process waits."""
+"""Seconds in which a peer must accept some bytes; the rest of a message to one that does not is sent whenever this
+process waits for messages."""
 AT_ONCE = 64
 """Buffers that are given to the system at once."""
 

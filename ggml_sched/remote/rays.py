@@ -114,7 +114,7 @@ class _Actor:
         return os.getpid()
 
     def alive(self) -> tuple[list[bytes], list[tuple[str, Any]]]:
-        """What `deliver` returns for no message."""
+        """Nothing, in the form that `deliver` returns: the call shows whether the actor is alive."""
         return [], []
 
     def deliver(self, message: bytes) -> tuple[list[bytes], list[tuple[str, Any]]]:
@@ -347,10 +347,10 @@ class RayActors:
             elif to not in self._lost:
                 self._call(to, message)     # for a worker before the one that sends it
         if self._relay.broken:
-            self._ask_who_lives()
+            self._probe_actors()
 
-    def _ask_who_lives(self) -> None:
-        """One of these calls says who has died."""
+    def _probe_actors(self) -> None:
+        """Call every actor that is not lost: the call of one that has died raises when its result is received."""
         for name, actor in self._actors.items():
             if name not in self._lost:
                 self._open[actor.alive.remote()] = name
@@ -369,7 +369,7 @@ class RayActors:
             return
         except ray.exceptions.ObjectLostError:
             del self._open[reference]       # the actor that has made the call has died, and the answer with it
-            self._ask_who_lives()
+            self._probe_actors()
             return
         except ray.exceptions.RayError as error:
             self._lost.setdefault(self._open.pop(reference), _first_line(error))

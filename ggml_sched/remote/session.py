@@ -6,10 +6,10 @@ worker.  Each worker executes its commands in the order in which they were issue
 whatever one worker has from another came in the envelope.
 
 On a transport that may lose messages, one without an answer is sent again, and a worker that has executed it sends its
-answer again.  Only the first one of each worker is: those behind it wait for it there, if they are not lost.  How long
-the session waits before it sends again follows the time between answers, as a slow link would get slower by what is
-sent again; the second answer to one message shows that it was sent again too early.  A worker that has died or does not
-answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
+answer again.  Only the first one of each worker is: later ones, if they are not lost, wait for it at the worker.  How
+long the session waits before it sends again follows the time between answers, as a slow link would get slower by what
+is sent again; the second answer to one message shows that it was sent again too early.  A worker that has died or does
+not answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_EARLY = 64
 POLL = 0.25
 """Seconds after which a session looks for dead workers while it waits."""
 ASKS_AT = 0.75
-"""The part of the deadline after which workers are asked how far they are."""
+"""The part of the deadline after which workers are asked how many segments they have executed."""
 ENDS_WITHIN = 10.0
 """Seconds that a worker has to free what a session holds, at most the deadline."""
 IN_FLIGHT = 1 << 26
@@ -198,7 +198,7 @@ class Session:
             if command[0] == "run":
                 if (worker, command[1]) in pending.splits:
                     # A split that is pending already belongs to an earlier compute, which ends here: a pipeline issues
-                    # computes without a word in between, and its workers begin with one while the next is queued.
+                    # computes without waiting between them, and its workers begin with one while the next is queued.
                     self.flush()
                     pending = self._pending
                 pending.splits.add((worker, command[1]))
@@ -361,7 +361,7 @@ class Session:
             self._pump()
 
     def _pump(self) -> None:
-        """Handle one message, or what the time says."""
+        """Handle one message, or, if none comes in time, what the deadlines require."""
         try:
             self._step()
         except BaseException:
@@ -407,7 +407,7 @@ class Session:
         return [*first.values()]
 
     def _patience(self) -> float:
-        """Seconds without an answer after which messages are sent again, behind all that is under way."""
+        """Seconds without an answer after which messages are sent again; includes those for the bytes on the way."""
         base = max(self._first_patience, 2 * self._took) + self._in_flight / self._pace
         least = min(2 * self._took, self.deadline / 2)
         return max(least, min(base * 2.0 ** min(self._n_repeats, 16), self.deadline / 8))

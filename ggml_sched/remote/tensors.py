@@ -171,7 +171,7 @@ def described(nodes: Iterable[Tensor], place: Callable[[Buffer], int | None]) ->
 
 
 def values_of(t: Tensor, buffer: int) -> dict[str, Any]:
-    """A tensor alone, in buffer number `buffer`."""
+    """A tensor without its sources, as values of a message; it is in buffer number `buffer`."""
     return {**layout_values(t), "at": [buffer, t.offset]}
 
 

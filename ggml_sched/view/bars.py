@@ -246,13 +246,14 @@ def _hatching() -> str:
 
 
 def _shown(device: _Device) -> int:
-    """Bytes of a device that are drawn."""
+    """The bytes that the bar of a device shows: of a host those of its parts, else its memory, or its parts if they are
+    larger."""
     taken = sum(device.parts.values())
     return taken if device.is_host else max(device.memory, taken)
 
 
 def _bar(device: _Device, y: float, high: float, scale: float, title: str) -> Iterator[str]:
-    """The bar of one device: its parts one beside the other, on a ground as long as its memory; `title`: behind it."""
+    """The bar of one device: its parts one beside the other, on a ground of `_shown` bytes; `title`: at its right."""
     whole = _shown(device) * scale
     yield f'<rect x="{LEFT}" y="{y:.1f}" width="{max(whole, 1):.1f}" height="{high}" rx="3" class="back edge"/>'
     x = float(LEFT)
@@ -309,7 +310,7 @@ def _time_words(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
 
 
 def _time_legend(answer: _Answer, y: float) -> tuple[list[str], float]:
-    """The parts of the time that are not nothing."""
+    """The legend of the bar of time: the parts that take any; and the y below it."""
     drawn, x = [], float(LEFT)
     for what, took, look in answer.spent:
         if took > 0:

@@ -159,7 +159,7 @@ def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterat
         t = plan.graph.tensors[i]
         if t.op != "NONE" and not t.computes:
             continue        # a view is where its root is
-        where = _home(plan, i), _home(other, k)
+        where = _backend_name(plan, i), _backend_name(other, k)
         rules = plan.data.rule(i), other.data.rule(k)
         if where[0] != where[1]:
             moved.setdefault(where, []).append((i, k))
@@ -173,7 +173,7 @@ def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterat
                          tuple(those))
 
 
-def _home(plan: Plan, i: int) -> str:
+def _backend_name(plan: Plan, i: int) -> str:
     b = plan.data.backend_index(i)
     return "unused" if b < 0 else plan.backends[b].name
 

@@ -29,7 +29,7 @@ class MeasuredStep(NamedTuple):
     number: int
     """Its number in the program."""
     what: str
-    """It in words, such as "run nodes 0 .. 31"."""
+    """The step in words, such as "run nodes 0 .. 31"."""
     backend: str
     computes: int
     """In how many computes it ran: it may be left out where its data is in place."""

@@ -30,8 +30,8 @@ __all__ = ["events", "save"]
 
 Event = dict[str, Any]
 CALLER, SOURCES = "the caller", "sources"
-"""The processes beside those of backends: where computes are called and inputs are set; what is no backend, such as
-files."""
+"""The two processes of a timeline that are no backends: the program that calls computes and sets inputs, and all other
+memory that data is copied from, such as files."""
 RUNS, WAITS, NODES = "runs", "waits", "nodes"
 
 
