@@ -234,6 +234,8 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
     cupy = PACKAGE / "backends" / "cupy"
     expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}"
                  for path in cupy.glob("kernels/*.cu*")}
+    expected |= {f"ggml_sched/view/{path.name}" for kind in ("html", "css", "js")
+                 for path in (ROOT / "ggml_sched" / "view").glob(f"*.{kind}")}
     compiled = {name for name in names if name.endswith((".so", ".pyd"))}
     assert names - compiled == expected
     assert {name.partition(".")[0] for name in compiled} == {f"ggml_sched/{name}" for name in (*EXTENSIONS, *KERNELS)}
