@@ -85,7 +85,7 @@ class Outline:
 
     def __init__(self, file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction,
                  twins: Mapping[str, str] | None = None) -> None:
-        self.weights = Weights()
+        self.weights: Weights = Weights()
         self.homes: dict[str, Backend] = {}
         self._phantoms: dict[Backend, Buffer] = {}
         self._groups = grouped(file, specs, place, twins=twins)

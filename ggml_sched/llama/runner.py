@@ -67,7 +67,8 @@ class Runner:
             ordered = ordered if held.store is None else [held.store, *ordered]
         self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets,
                                               host_work=None if held is None else held.host_work)
-        self.fit, self.held = fit, held
+        self.fit: Fit | None = fit
+        self.held: Held | None = held
         self._by_name = {backend.name: backend for backend in backends}
         self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
         self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind

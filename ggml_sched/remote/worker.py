@@ -79,7 +79,7 @@ class Worker:
         self.name = name
         self.backends: tuple[Backend, ...] = tuple(backends)
         self.memory = memory
-        self.files = Files()
+        self.files: Files = Files()
         self.used: list[int] = [0] * len(self.backends)
         self.held_bytes: int = 0
         """Of messages: see MAX_MESSAGES."""

@@ -38,7 +38,8 @@ class DiskFaults:
         for kind in kinds:
             if kind not in KINDS:
                 raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
-        self.kinds, self.rate = tuple(kinds), rate
+        self.kinds: tuple[str, ...] = tuple(kinds)
+        self.rate: float = rate
         self.happened: list[str] = []
         self._random = random.Random(seed)
         self._buffer: FileBuffer | None = None

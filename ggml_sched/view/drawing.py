@@ -237,5 +237,3 @@ def _short(words: str, room: float, size: float) -> str:
     while words and wide(words + "…", size) > room:
         words = words[:-1]
     return words.rstrip() + "…"
-
-

@@ -214,4 +214,3 @@ def _fault(event: Any) -> list[str]:
         return [f"{said['entry']['level']} {said['entry']['text']}"] if said["entry"]["level"] != "info" else []
     words = " ".join(str(value.get("value", value.get("description"))) for value in said["args"])
     return [f"{said['type']} {words}"] if said["type"] in ("error", "warning", "assert") else []
-

@@ -26,8 +26,8 @@ class Mark:
     __slots__ = ("latch", "pid")
 
     def __init__(self) -> None:
-        self.latch = Latch()
-        self.pid = os.getpid()
+        self.latch: Latch = Latch()
+        self.pid: int = os.getpid()
 
 
 class StoreQueue:
@@ -35,8 +35,8 @@ class StoreQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.stalled = 0.0
-        self.is_closing = False
+        self.stalled: float = 0.0
+        self.is_closing: bool = False
         self._crew: Crew | None = None
         self._error: BaseException | None = None
 

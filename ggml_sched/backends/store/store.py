@@ -68,7 +68,7 @@ class Store(HostBackend):
 
     def __init__(self, name: str = "store", rows: HostBackend | None = None, memory: int | None = None) -> None:
         super().__init__(name, ALIGNMENT)
-        self.memory = checked_bytes(self.name, "memory", memory)
+        self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.rows = rows
         self.listener: Callable[[Fetched], object] | None = None
         self._queue = StoreQueue(name)

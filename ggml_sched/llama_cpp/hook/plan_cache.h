@@ -248,8 +248,8 @@ gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags
 /* The entry that the present owner of the cache used last; NULL: none. */
 gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c);
 
-/* The entry whose plan takes the most bytes, of those that the present owner has used and that have a plan of their own;
- * NULL: none. */
+/* The entry whose plan takes the most bytes, of those that the present owner has used and that have a plan of their
+ * own; NULL: none. */
 gh_plan_entry *gh_plan_cache_largest(const gh_plan_cache *c);
 
 /* Free the descriptors that only evicted entries had, once there are many. */

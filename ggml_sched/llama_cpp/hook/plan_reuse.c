@@ -43,9 +43,9 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
         && has_bytes(plan, problem);
 }
 
-/* Whether e's plan, made for other assignments, puts every tensor where another cached plan does that was made for those
- * of the problem.  llama.cpp assigns norms in small batches alone, to the backend that the planner chooses anyway: the
- * larger of two such plans serves both. */
+/* Whether e's plan, made for other assignments, puts every tensor where another cached plan does that was made for
+ * those of the problem.  llama.cpp assigns norms in small batches alone, to the backend that the planner chooses
+ * anyway: the larger of two such plans serves both. */
 static bool is_placed_like_another(const gh_plan_cache *c, const gh_plan_entry *e, const gh_problem *problem)
 {
     const gh_plan *plan = e->plan;

@@ -15,8 +15,8 @@ typedef struct gh_plan_view {
     int64_t *own_nbytes;
 } gh_plan_view;
 
-/* Fill a view of the plan of an entry of a locked cache.  False: the entry is NULL, or memory is short.  The view points into the cache: it
- * must be closed before the cache is unlocked. */
+/* Fill a view of the plan of an entry of a locked cache.  False: the entry is NULL, or memory is short.  The view
+ * points into the cache: it must be closed before the cache is unlocked. */
 bool gh_plan_view_open(const gh_plan_cache *c, const gh_plan_entry *e, gh_plan_view *view);
 void gh_plan_view_close(gh_plan_view *view);
 

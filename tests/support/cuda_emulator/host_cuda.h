@@ -2,9 +2,9 @@
 //
 // These files define the part of CUDA that NVRTC offers without headers and kernels may use: no float atomics, no
 // clocks, no printf; and products of matrices by a warp and copies to shared memory that go on meanwhile, which are PTX
-// in a source.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic shared memory is `DYNAMIC_SHARED(type, name);` (for NVRTC
-// the source defines that macro itself); arrays that are `__shared__` and dynamic shared memory begin each block full
-// of ones (NaNs).
+// in a source.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic shared memory is
+// `DYNAMIC_SHARED(type, name);` (for NVRTC the source defines that macro itself); arrays that are `__shared__` and
+// dynamic shared memory begin each block full of ones (NaNs).
 //
 // Detected: barriers that not all threads reach, lanes that wait at different lines, wrong argument sizes; with
 // AddressSanitizer accesses out of bounds, with UndefinedBehaviorSanitizer misaligned loads, shifts and overflows.

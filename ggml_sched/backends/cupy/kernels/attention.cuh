@@ -215,8 +215,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             __syncthreads();
         }
-        store_results<A_WARPS, COLUMNS>(a, matrix, first, joined, 64 * PAIRS, tops, totals, factors, sinks, dst, partial,
-                                        counters, rounded, runs);
+        store_results<A_WARPS, COLUMNS>(a, matrix, first, joined, 64 * PAIRS, tops, totals, factors, sinks, dst,
+                                        partial, counters, rounded, runs);
     }
 }
 

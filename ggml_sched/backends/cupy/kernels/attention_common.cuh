@@ -84,8 +84,8 @@ __device__ __forceinline__ volatile float* partial_of(const Attention& a, float*
     return partial + ((int64_t)matrix * a.group * a.rows + column) * a.splits * (a.dv + 2);
 }
 
-// Joins the results of the splits of the block's columns, and writes theirs.  `factors`: [COLUMNS][MAX_SPLITS] of shared
-// memory.
+// Joins the results of the splits of the block's columns, and writes theirs.  `factors`: [COLUMNS][MAX_SPLITS] of
+// shared memory.
 template <int COLUMNS>
 __device__ __forceinline__ void join_splits(const Attention& a, int matrix, int first, float* partial,
                                             const float* sinks, char* dst, float* factors, float* tops,
@@ -129,9 +129,9 @@ __device__ __forceinline__ void join_splits(const Attention& a, int matrix, int 
 }
 
 // Writes the results of the block's columns, or of its split of the cells, where the last block of these columns joins
-// them.  From WARPS warps with cells of their own: `tops`, `totals`, [WARPS][COLUMNS]: of each column the largest score,
-// and the total of the weights relative to it; `joined`, [COLUMNS][pitch]: the weighted sums of all of them, relative to
-// the largest of all scores.  `factors`: [MAX_SPLITS] for each column, may be the memory of `joined`.
+// them.  From WARPS warps with cells of their own: `tops`, `totals`, [WARPS][COLUMNS]: of each column the largest
+// score, and the total of the weights relative to it; `joined`, [COLUMNS][pitch]: the weighted sums of all of them,
+// relative to the largest of all scores.  `factors`: [MAX_SPLITS] for each column, may be the memory of `joined`.
 template <int WARPS, int COLUMNS>
 __device__ __forceinline__ void store_results(const Attention& a, int matrix, int first, const float* joined, int pitch,
                                               float* tops, float* totals, float* factors, const float* sinks, char* dst,

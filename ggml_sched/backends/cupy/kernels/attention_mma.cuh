@@ -437,7 +437,8 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                         if (by_element)
                             add_seen_values(marked, of_step + 128 * i + 32 * t, S::VALUE_PITCH, sum[i]);
                         else
-                            add_values(w, of_step + 128 * i + 2 * t * S::VALUE_PITCH + 16 * line, S::VALUE_PITCH, sum[i]);
+                            add_values(w, of_step + 128 * i + 2 * t * S::VALUE_PITCH + 16 * line, S::VALUE_PITCH,
+                                       sum[i]);
                     }
                 }
             }

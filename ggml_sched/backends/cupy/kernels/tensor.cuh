@@ -1,5 +1,5 @@
-// What kernels need of sm_80 and later: products of matrices by a warp on tensor cores, and copies to shared memory that
-// go on while their thread computes.
+// What kernels need of sm_80 and later: products of matrices by a warp on tensor cores, and copies to shared memory
+// that go on while their thread computes.
 #pragma once
 
 #include "common.cuh"
