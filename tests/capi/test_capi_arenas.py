@@ -222,7 +222,7 @@ def test_memory_that_overlaps_another_buffer_or_ends_nowhere_is_refused(toys, nb
     with Toys(toys, queued=[False, False]) as table, cut.planned() as (_, plan):
         release = FREE(lambda context, memory, size: freed.append(memory))
         table.tables[1].free = ctypes.cast(release, c_void_p)
-        for function, message in ((overlapping, "overlaps that of another buffer"), (at_the_end, "the last address")):
+        for function, message in ((overlapping, "overlaps that of another buffer"), (at_the_end, "the address range")):
             made = ALLOC(function)
             table.tables[1].alloc = ctypes.cast(made, c_void_p)
             with pytest.raises(Refused, match=message) as refused:
