@@ -24,7 +24,6 @@ from ggml_sched.llama.sampling import SamplerOptions
 from ggml_sched.llama.sequences import Sequence, SequenceStore
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
-from ggml_sched.planning.tables import memory_text, preformatted
 
 if TYPE_CHECKING:
     from ggml_sched.backends.store import Store
@@ -158,6 +157,8 @@ class Model:
 
     def _repr_html_(self) -> str:
         """The model in a notebook: its repr, the bytes on each backend, and the sequences that have tokens."""
+        from ggml_sched.planning.tables import memory_text, preformatted  # with them come plans
+
         lines = [repr(self)]
         for backend, held in self.memory().items():
             parts = (f"{name} {memory_text(nbytes)}" for name, nbytes in

@@ -118,6 +118,12 @@ def test_importing_the_runner_loads_no_slow_module_beyond_numpy_s():
     assert run_python("-c", code).stdout.split() == []
 
 
+def test_importing_the_runner_loads_no_planner():
+    code = ("import sys, ggml_sched.llama; "
+            "print(*(m for m in sys.modules if m.startswith(('ggml_sched.planning', 'ggml_sched.core.plan'))))")
+    assert run_python("-c", code).stdout.split() == []
+
+
 def test_running_a_model_loads_no_module_that_prints_saves_or_checks_plans():
     code = ("import sys; from ggml_sched import llama; model = llama.load(llama.small_model()); model.eval([1]); "
             "print([m for m in sys.modules if m.startswith(('ggml_sched.planning.verify', 'ggml_sched.planning.report',"
