@@ -5,7 +5,6 @@ is a few times what that gives, and a thousandth of what one wrong cell of these
 """
 
 from contextlib import nullcontext
-from functools import cache
 
 import cupy_kernels
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from op_results import random
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy import ops, source
+from ggml_sched.backends.cupy import ops
 from ggml_sched.backends.cupy.device import DeviceError
 from ggml_sched.backends.cupy.ops import attention
 
@@ -278,19 +277,10 @@ BUGS = {
 @pytest.mark.parametrize("bug", [bug if i < 4 else pytest.param(bug, marks=pytest.mark.soak)
                                  for i, bug in enumerate(BUGS)])
 def test_planted_bugs_are_found(bug, tmp_path, monkeypatch):
-    right, wrong = BUGS[bug]
-    for path in source.KERNELS.glob("*.cu*"):
-        text = path.read_text(encoding="utf-8")
-        if path.name == "attention_mma.cuh" and bug:
-            assert text.count(right) == 1
-            text = text.replace(right, wrong)
-        # Two kernels of seven: they take time to compile.
-        text = text.replace("TILED_SIZES(TILED_KERNEL)",
-                            "TILED_KERNEL(64_16, 64, 16, 4) TILED_KERNEL(64_64, 64, 64, 3)")
-        (tmp_path / path.name).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(source, "KERNELS", tmp_path)
-    for name in ("device", "stream", "function"):        # that know no kernels yet
-        monkeypatch.setattr(cupy_kernels, name, cache(getattr(cupy_kernels, name).__wrapped__))
+    # Two kernels of seven: they take time to compile.
+    two = ("attention_mma.cu", "TILED_SIZES(TILED_KERNEL)",
+           "TILED_KERNEL(64_16, 64, 16, 4) TILED_KERNEL(64_64, 64, 64, 3)")
+    cupy_kernels.edit_sources(monkeypatch, tmp_path, two, *([("attention_mma.cuh", *BUGS[bug])] if bug else []))
     with pytest.raises((AssertionError, DeviceError)) if bug else nullcontext():
         for rows in (12, 40):
             node = Node(rows=rows, heads=(1, 1), n_kv=300, used=290)

@@ -1,7 +1,6 @@
 """Norms that the products before and after them compute: the results of launches of their own, and where they stay."""
 
 from contextlib import nullcontext
-from functools import cache
 
 import cupy_devices as devices
 import cupy_kernels
@@ -10,7 +9,6 @@ import op_results
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy import source
 from ggml_sched.backends.cupy.device import DeviceError
 from ggml_sched.backends.cupy.launch import AT_ROWS, ROW_ELEMENTS, STATE, Launch, RowState
 from ggml_sched.backends.cupy.locations import Scratch
@@ -298,16 +296,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", [bug if i < 3 else pytest.param(bug, marks=pytest.mark.soak)
                                  for i, bug in enumerate(BUGS)])
 def test_planted_bugs_are_found(bug, tmp_path, monkeypatch):
-    right, wrong = BUGS[bug]
-    for path in source.KERNELS.glob("*.cu*"):
-        text = path.read_text(encoding="utf-8")
-        if path.name == "matvec.cuh" and bug:
-            assert text.count(right) == 1
-            text = text.replace(right, wrong)
-        (tmp_path / path.name).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(source, "KERNELS", tmp_path)
-    for name in ("device", "stream", "function"):        # that know no kernels yet
-        monkeypatch.setattr(cupy_kernels, name, cache(getattr(cupy_kernels, name).__wrapped__))
+    cupy_kernels.edit_sources(monkeypatch, tmp_path, *([("matvec.cuh", *BUGS[bug])] if bug else []))
     with pytest.raises((AssertionError, DeviceError)) if bug else nullcontext():
         layer = Layer(4224)
         check(layer, [layer.sum, layer.normed, *layer.outs])

@@ -9,6 +9,7 @@ memory of its own.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import cupy_exact
 import numpy as np
@@ -19,7 +20,7 @@ from cuda_emulator.compile import compiler, sanitizers
 from cupy_devices import gemm
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy import ops
+from ggml_sched.backends.cupy import ops, source
 from ggml_sched.backends.cupy.launch import STATE, Builder
 from ggml_sched.backends.cupy.ops.library import PRODUCT
 
@@ -43,6 +44,20 @@ def stream(order: int):
 @cache
 def function(kernel: str, order: int):
     return device(order).function(kernel)
+
+
+def edit_sources(monkeypatch: pytest.MonkeyPatch, folder: Path, *edits: tuple[str, str, str]) -> None:
+    """Compile kernels from a copy of their sources in `folder`, with edits (file, text that it has once, new text)."""
+    for path in source.KERNELS.glob("*.cu*"):
+        text = path.read_text(encoding="utf-8")
+        for name, old, new in edits:
+            if path.name == name:
+                assert text.count(old) == 1
+                text = text.replace(old, new)
+        (folder / path.name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(source, "KERNELS", folder)
+    for name in ("device", "stream", "function"):        # that know no kernels yet
+        monkeypatch.setitem(globals(), name, cache(globals()[name].__wrapped__))
 
 
 def run(builder: Builder, order: int = 0) -> np.void:
