@@ -54,7 +54,7 @@ def scaled(backends: tuple[gs.Backend, ...], n: int) -> tuple[gs.Graph, gs.Tenso
 
 def messages_a_token(n: int, tied: bool) -> tuple[int, int]:
     """Messages of a token of a llama over `n` workers, after the first token: their median, and the most, of a token
-    with which attention reads more rows of the cache, so that workers are asked about kinds of nodes."""
+    with which attention reads more rows of the cache, so that the driver queries workers for kinds of nodes."""
     network = remote.SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(n)])
     with remote.cluster_of(network) as cluster, \
             llama.load(llama.random_llama(tied=tied), cluster.backends, n_ctx=256) as model:

@@ -41,7 +41,7 @@ MAX_EARLY = 64
 POLL = 0.25
 """Seconds after which a session looks for dead workers while it waits."""
 ASKS_AT = 0.75
-"""The part of the deadline after which workers are asked how many segments they have executed."""
+"""The part of the deadline after which the session sends workers a question: how many segments they have executed."""
 ENDS_WITHIN = 10.0
 """Seconds that a worker has to free what a session holds, at most the deadline."""
 IN_FLIGHT = 1 << 26

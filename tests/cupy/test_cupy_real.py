@@ -623,7 +623,7 @@ def test_no_memory_for_cublas_is_no_memory(cuda, device):
 
 
 def test_without_cublas_there_is_none(cuda, device, monkeypatch):
-    """CuPy has its bindings all the same, and loads the library when they are asked for: that is what fails."""
+    """CuPy has the bindings of the library all the same; importing them loads the library, which fails."""
     libraries = sys.modules["cupy_backends.cuda.libs"]
     asked = []
 

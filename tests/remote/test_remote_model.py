@@ -125,7 +125,7 @@ def test_a_generation_takes_a_message_more_than_there_are_workers_for_each_token
 
 
 def test_loading_asks_each_worker_about_all_kinds_of_nodes_of_a_graph_at_once():
-    """Four graphs are reserved; beyond the weights, which are bytes here, a worker is asked a few questions."""
+    """Four graphs are reserved; beyond the weights, which are bytes here, each worker answers a few questions."""
     n_weights = len(llama.gguf.open_gguf(llama.random_llama()).tensors)
     with simulated(2) as cluster:
         before = cluster.session.messages

@@ -177,7 +177,7 @@ def test_more_queued_computes_than_places_in_the_relay(cluster, ctx, took):
         scheduler.synchronize()
         assert np.array_equal(y.numpy(), np.full((2, 16), 6 * (n - 1), np.float32))
         relayed, called = took()
-        # How many of each depends on how soon the first actor takes one, and late answers are asked for again.
+        # How many of each depends on how soon the first actor takes one, and the session asks again for late answers.
         assert relayed >= 1 and relayed + called >= n
 
 
