@@ -15,7 +15,7 @@ from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.report import shape_text
 from ggml_sched.view.collapse import collapse
 from ggml_sched.view.layers import Section, sections_of
-from ggml_sched.view.memory import Ints, MemoryMap, clock_of, memory_maps
+from ggml_sched.view.memory import Ints, MemoryMap, clock_of, copy_times, memory_maps, split_times
 from ggml_sched.view.roles import COPIES, roles_of
 
 __all__ = ["Content", "content_of"]
@@ -56,8 +56,9 @@ class Content:
                 for b, (of, found) in enumerate(zip(self.maps, collapsed, strict=True)) if of.arena]
         return {
             "name": self.name, "end": self.end, "backends": [backend.name for backend in plan.backends],
-            "sections": [list(section) for section in self.sections], "maps": maps, "splits": self._splits(),
-            "copies": self._copies(), "tensors": self._tensors(), "series": self._series(), "words": [*self._words],
+            "sections": [list(section) for section in self.sections], "maps": maps,
+            "splits": split_times(self.plan, self.clock), "copies": copy_times(self.plan, self.clock),
+            "tensors": self._tensors(), "series": self._series(), "words": [*self._words],
         }
 
     def _tensors(self) -> dict[str, list[Any]]:
@@ -101,30 +102,6 @@ class Content:
         """The ids of nodes by their labels (`Plan.label_of`)."""
         wanted = set(labels)
         return [i for i in range(self.plan.data.n_tensors) if self.plan.label_of(i) in wanted]
-
-    def _splits(self) -> list[list[int]]:
-        """(backend, time at which it begins, time at which it has ended, nodes) of each split."""
-        graph, data = self.plan.graph, self.plan.data
-        place = {i: p for p, i in enumerate(data.sequence)}
-        return [[b, int(self.clock[place[graph.id_of(graph.nodes[start])]]),
-                 int(self.clock[place[graph.id_of(graph.nodes[stop - 1])] + 1]), stop - start]
-                for b, start, stop, _ in data.splits]
-
-    def _copies(self) -> list[list[int]]:
-        """(from backend, to backend, time, id of the copy, number of the split) of each copy.
-
-        The time is the beginning of the split; that of a weight that a store fetches ahead is its own."""
-        plan, data = self.plan, self.plan.data
-        place = {i: p for p, i in enumerate(data.sequence)}
-        found = []
-        for k, ((_, first, _, _), (_, _, _, inputs)) in enumerate(zip(self._splits(), data.splits, strict=True)):
-            for c in inputs:
-                like, to = data.copies[c]
-                source = data.backend_index(plan.index_of(plan.graph.tensors[like].root))
-                ahead = source >= 0 and plan.backends[source].is_store
-                when = int(self.clock[place[data.n_tensors + c]]) if ahead else first
-                found.append([source, to, when, data.n_tensors + c, k])
-        return found
 
     def _peaks(self) -> tuple[ArenaPeaks, ...]:
         """What binds the arenas; nothing where names are so many that it would take long."""

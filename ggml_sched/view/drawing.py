@@ -16,7 +16,7 @@ from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import memory_text, preformatted
 from ggml_sched.view.ink import axis_steps, byte_text, document, legend, text, wide
 from ggml_sched.view.layers import Section, sections_of
-from ggml_sched.view.memory import MemoryMap, clock_of, memory_maps
+from ggml_sched.view.memory import MemoryMap, clock_of, copy_times, memory_maps, split_times
 from ggml_sched.view.roles import DEEP, ROLES
 
 __all__ = ["Column", "column_of", "draw", "svg"]
@@ -66,22 +66,15 @@ def notebook(plan: Plan) -> str:
 def column_of(plan: Plan, name: str = "") -> Column:
     """What is drawn of a plan; `name` stands in front of its title."""
     clock, maps = clock_of(plan), memory_maps(plan)
-    place = {node: k for k, node in enumerate(plan.data.sequence)}
-    splits, copies = [], []
-    tensors, data = plan.graph.tensors, plan.data
-    for b, start, stop, inputs in data.splits:
-        first = int(clock[place[plan.graph.id_of(plan.graph.nodes[start])]])
-        splits.append((b, first, int(clock[place[plan.graph.id_of(plan.graph.nodes[stop - 1])] + 1])))
-        for c in inputs:
-            source = data.backend_index(plan.index_of(tensors[data.copies[c][0]].root))
-            copies.append((source, data.copies[c][1], first))
+    splits = tuple((b, first, last) for b, first, last, _ in split_times(plan, clock))
+    copies = tuple((source, to, when) for source, to, when, _, _ in copy_times(plan, clock))
     n, sizes = len(plan.graph), " + ".join(memory_text(size) for size in plan.buffer_sizes if size)
     copied = f", {len(plan.copies)} copies of {memory_text(plan.copy_bytes)}" if plan.copies else ""
     return Column(f"{name}: {n:,} nodes" if name else f"{n:,} nodes, policy {plan.policy}",
                   f"{len(splits)} split{'s' if len(splits) != 1 else ''}{copied}; arenas {sizes or '0 B'}",
                   int(clock[-1]), maps, [[_words(plan, int(i)) for i in of.owner] for of in maps],
                   tuple((b.name, b is plan.backends[-1] and len(plan.backends) > 1) for b in plan.backends),
-                  tuple(splits), tuple(copies),
+                  splits, copies,
                   tuple(Section(s.label, int(clock[s.first]), int(clock[s.stop])) for s in sections_of(plan)))
 
 

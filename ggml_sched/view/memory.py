@@ -1,4 +1,4 @@
-"""Memory maps: which bytes of each arena a tensor takes, and for how long, as arrays.
+"""Memory maps: which bytes of each arena a tensor takes, and for how long, as arrays; and when splits and copies are.
 
 Time counts the copies and the nodes that compute, in the order of execution: views take none.  A memory map has a block
 for each memory, of a tensor or of a chain of results in place; a memory whose tail is freed early has two blocks.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ggml_sched.planning.plan import Plan
 from ggml_sched.view.roles import COPIES, roles_of
 
-__all__ = ["Ints", "MemoryMap", "clock_of", "memory_maps"]
+__all__ = ["Ints", "MemoryMap", "clock_of", "copy_times", "memory_maps", "split_times"]
 
 Ints = NDArray[np.int64]
 
@@ -54,6 +54,33 @@ def clock_of(plan: Plan) -> Ints:
     data, tensors = plan.data, plan.graph.tensors
     steps = [i >= data.n_tensors or tensors[i].computes for i in data.sequence]
     return np.concatenate([[0], np.cumsum(steps, dtype=np.int64)]).astype(np.int64)
+
+
+def split_times(plan: Plan, clock: Ints) -> list[tuple[int, int, int, int]]:
+    """(backend, time at which it begins, time at which it has ended, number of nodes) of each split of a plan."""
+    graph = plan.graph
+    position = {i: p for p, i in enumerate(plan.data.sequence)}
+    return [(b, int(clock[position[graph.id_of(graph.nodes[start])]]),
+             int(clock[position[graph.id_of(graph.nodes[stop - 1])] + 1]), stop - start)
+            for b, start, stop, _ in plan.data.splits]
+
+
+def copy_times(plan: Plan, clock: Ints) -> list[tuple[int, int, int, int, int]]:
+    """(from backend, to backend, time, id of the copy, number of the split) of each copy of a plan.
+
+    The time is the beginning of the split; that of a weight that a store fetches ahead is its own.
+    """
+    data = plan.data
+    position = {i: p for p, i in enumerate(data.sequence)}
+    found = []
+    for k, ((_, first, _, _), (_, _, _, inputs)) in enumerate(zip(split_times(plan, clock), data.splits, strict=True)):
+        for c in inputs:
+            like, to = data.copies[c]
+            source = data.backend_index(plan.index_of(plan.graph.tensors[like].root))
+            ahead = source >= 0 and plan.backends[source].is_store
+            when = int(clock[position[data.n_tensors + c]]) if ahead else first
+            found.append((source, to, when, data.n_tensors + c, k))
+    return found
 
 
 def memory_maps(plan: Plan) -> tuple[MemoryMap, ...]:

@@ -21,7 +21,7 @@ from ggml_sched.placement.devices import Device, LinkLike
 from ggml_sched.placement.pricing import price_steps
 from ggml_sched.planning.files import write_text
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Run, Step, WriteBack
+from ggml_sched.planning.program import Run, Step
 from ggml_sched.planning.report import shape_text
 from ggml_sched.planning.tables import memory_text
 from ggml_sched.view.measured import step_words
@@ -130,14 +130,10 @@ def _ends(plan: Plan, step: Step) -> _Ends:
     """The ends of a step that moves a tensor: by its fields, and only then by its kind."""
     t = plan.graph.tensors[step.tensor]  # type: ignore[union-attr]
     nbytes = int(getattr(step, "nbytes", t.nbytes))
-    there = plan.backends[step.locations[0].backend].name  # type: ignore[union-attr]
-    home = plan.data.backend_index(plan.graph.id_of(t.root))
-    held = plan.backends[home].name if home >= 0 else SOURCES
-    if isinstance(step, WriteBack):
-        return _Ends(there, held, nbytes)
+    source, to = (plan.backends[b].name if b >= 0 else SOURCES for b in plan.ends(step))  # type: ignore[arg-type]
     if step.kind == "load":
-        return _Ends(CALLER, there, nbytes)
-    return _Ends(held if held != there else SOURCES, there, nbytes)
+        source = CALLER
+    return _Ends(SOURCES if source == to else source, to, nbytes)
 
 
 def _tensor(plan: Plan, step: Step) -> dict[str, str]:
