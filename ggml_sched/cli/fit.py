@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         found.verify()
         stocks = stocks_of(found, args) if args.llama_cpp else []
         if args.svg:
-            from ggml_sched.planning.files import write_text
+            from ggml_sched._files import write_text
 
             beside = found.llama_cpp() if args.before == "stock" else before
             write_text(args.svg, found.to_svg(beside, ("stock llama.cpp", "ours") if args.before == "stock" else ()))

@@ -144,7 +144,7 @@ def _by_other(args: argparse.Namespace, plan: Plan) -> dict[str, Plan]:
 
 def _draw(args: argparse.Namespace, drawn: Sequence[_Drawn]) -> None:
     """Write what --svg and --html ask for."""
-    from ggml_sched.planning.files import write_text
+    from ggml_sched._files import write_text
 
     if args.svg:
         plans = {name: plan for entry in drawn for name, plan in entry.plans.items()}

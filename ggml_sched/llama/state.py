@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from contextlib import suppress
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
+from ggml_sched._files import replace_file
 from ggml_sched.llama.errors import StateFormatError
 from ggml_sched.llama.runner import Runner
 
@@ -43,19 +43,7 @@ def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
         for part in (head, *body):
             target.write(part)
         return
-    import tempfile  # here, and hashlib below: loading them takes longer than the rest of this package
-
-    path = os.fspath(target)
-    handle, partial = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".sequence-")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            for part in (head, *body):
-                out.write(part)
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
+    replace_file(target, [head, *body])
 
 
 def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
@@ -73,7 +61,7 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
     """What must be equal in the model that saves and the one that restores: architecture, type of the cache, and a
     hash of the hyperparameters and of the shapes of the weights."""
-    import hashlib
+    import hashlib  # here: loading it takes longer than the rest of this package
 
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):

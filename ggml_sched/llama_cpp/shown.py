@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ggml_sched._files import write_text
 from ggml_sched.llama_cpp.install import HookError, compare, hook
 from ggml_sched.llama_cpp.last_plans import plan_of
-from ggml_sched.planning.files import write_text
 from ggml_sched.view.page import Shown, needs_bokeh, page
 
 __all__ = ["showing"]

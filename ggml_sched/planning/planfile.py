@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from ggml_sched._core import PlanData, plan_from_values, plan_values
+from ggml_sched._files import write_text
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
-from ggml_sched.planning.files import write_text
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import program_values
 from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_backends

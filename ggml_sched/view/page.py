@@ -20,8 +20,8 @@ from string import Template
 from types import ModuleType
 from typing import Any
 
+from ggml_sched._files import write_text
 from ggml_sched.errors import Error
-from ggml_sched.planning.files import write_text
 from ggml_sched.planning.plan import Plan
 from ggml_sched.view.content import Content, content_of
 from ggml_sched.view.differences import Differences, differences, plan_names

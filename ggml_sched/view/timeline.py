@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+from ggml_sched._files import write_text
 from ggml_sched.execution.tracing import Span, Trace, TracedCompute
 from ggml_sched.placement.devices import Device, LinkLike
 from ggml_sched.placement.pricing import price_steps
-from ggml_sched.planning.files import write_text
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import Run, Step
 from ggml_sched.planning.report import shape_text
