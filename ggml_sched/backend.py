@@ -583,14 +583,18 @@ def checked_bytes(backend: str, what: str, value: int | None) -> int | None:
 
     TypeError if it is no integer, ValueError if it is negative.
     """
-    if value is None:
-        return None
+    return None if value is None else number_of_bytes(value, f"backend {backend!r}: {what}")
+
+
+def number_of_bytes(value: Any, what: str, other: str = "") -> int:
+    """`value` as an int.  TypeError if it is no integer, ValueError if it is negative: they say `what` it is, and in
+    which `other` forms it could be given."""
     try:
         nbytes = index(value)
     except TypeError:
-        raise TypeError(f"backend {backend!r}: {what} is a number of bytes, not {value!r}") from None
+        raise TypeError(f"{what} is a number of bytes{other}, not {value!r}") from None
     if nbytes < 0:
-        raise ValueError(f"backend {backend!r}: {what} of {nbytes} bytes is negative")
+        raise ValueError(f"{what} of {nbytes} bytes is negative")
     return nbytes
 
 

@@ -31,21 +31,21 @@ PlaceLike = Callable[[str, int | None], "Backend | Device"]
 """The same as the caller may give it: a device stands for the backend of its name."""
 
 
-def default_backend(n_threads: int | None = None, memory: int | None = None) -> Backend:
+def default_backend(n_threads: int | None = None) -> Backend:
     """CpuBackend, whose kernels are faster than ggml's wherever both were measured (docs/speed.md).
 
     That is where they have vector instructions.  Where they have only portable code (not x86, or no AVX2), GgmlBackend
-    if the extra `ggml` is installed and its library passes the probes.  `memory`: the most bytes of its buffers.
+    if the extra `ggml` is installed and its library passes the probes.
     """
     if isa() == "portable":
         with suppress(Error):
-            return named_backends(["ggml"], n_threads, memory)[0]
-    return named_backends(["cpu"], n_threads, memory)[0]
+            return named_backends(["ggml"], n_threads)[0]
+    return named_backends(["cpu"], n_threads)[0]
 
 
-def named_backends(names: Sequence[str], n_threads: int | None = None, memory: int | None = None) -> list[Backend]:
-    """A backend for each name, with at most `memory` bytes of buffers each.  A single CPU backend is named CPU, several
-    CPU0, CPU1, ..., and so for other types; `cuda cuda` means devices 0 and 1.
+def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
+    """A backend for each name.  A single CPU backend is named CPU, several CPU0, CPU1, ..., and so for other types;
+    `cuda cuda` means devices 0 and 1.
 
     ValueError for an unknown name; the error of a backend that cannot be opened passes through.  Then none stays open.
     """
@@ -56,11 +56,11 @@ def named_backends(names: Sequence[str], n_threads: int | None = None, memory: i
             same = [k for k, other in enumerate(names) if other == name]
             title = (device or name).upper() + ("" if len(same) == 1 else str(same.index(i)))
             if family == "cpu" and not device:
-                made.append(gs.CpuBackend(n_threads, name=title, memory=memory))
+                made.append(gs.CpuBackend(n_threads, name=title))
             elif name == "cuda" or family == "cuda" and device.isdecimal():
-                made.append(gs.CupyBackend(int(device or same.index(i)), memory=memory))
+                made.append(gs.CupyBackend(int(device or same.index(i))))
             elif family == "ggml":
-                made.append(gs.GgmlBackend(device or "CPU", n_threads, name=title, memory=memory))
+                made.append(gs.GgmlBackend(device or "CPU", n_threads, name=title))
             else:
                 raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
     except BaseException:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import TYPE_CHECKING
 
+from ggml_sched.backend import number_of_bytes
 from ggml_sched.errors import OutOfMemory
 
 if TYPE_CHECKING:
@@ -39,13 +39,7 @@ def bytes_of(memory: Bytes, what: str = "memory") -> int:
         from ggml_sched.placement.specs import read_bytes
 
         return read_bytes(memory, what)
-    try:
-        nbytes = index(memory)
-    except TypeError:
-        raise TypeError(f"{what} is a number of bytes or a text like '4GiB', not {memory!r}") from None
-    if nbytes < 0:
-        raise ValueError(f"{what} of {nbytes} bytes is negative")
-    return nbytes
+    return number_of_bytes(memory, what, " or a text like '4GiB'")
 
 
 def limits_of(memory: MemoryLike | None, backends: Sequence[Backend]) -> dict[Backend, int]:

@@ -66,7 +66,7 @@ def test_the_command_runs_a_model_on_a_device_and_the_cpu(monkeypatch, capsys, t
     path = tmp_path / "model.gguf"
     path.write_bytes(random_llama(3, n_vocab=64, n_embd=32, n_layer=2, n_head=1, n_head_kv=1, n_ff=32))
     device = devices.device()
-    monkeypatch.setattr(gs, "CupyBackend", lambda number, memory: devices.new(device, f"CUDA{number}", exact=True))
+    monkeypatch.setattr(gs, "CupyBackend", lambda number: devices.new(device, f"CUDA{number}", exact=True))
     said = []
     for names in (["cpu"], ["cuda"], ["cuda", "cpu"], ["cpu", "cuda:0"]):
         assert main(["run", str(path), "--tokens", "3,5,7", "-n", "5", "--n-ctx", "32", "--backend", *names]) == 0
@@ -79,7 +79,7 @@ def test_the_command_runs_a_model_on_a_device_and_the_cpu(monkeypatch, capsys, t
 def test_names_mean_devices(monkeypatch):
     made = []
     monkeypatch.setattr(gs, "CupyBackend",
-                        lambda number, memory: made.append(number) or gs.CpuBackend(1, f"CUDA{number}"))
+                        lambda number: made.append(number) or gs.CpuBackend(1, f"CUDA{number}"))
     for names in (["cuda", "cpu"], ["cuda:1", "cpu"], ["cuda", "cuda", "cpu"]):
         backends = named_backends(names, 1)
         assert backends[-1].name == "CPU"

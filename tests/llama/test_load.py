@@ -110,8 +110,8 @@ def test_progress_ends_with_everything(tmp_path):
 
 def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
     class Ggml(gs.CpuBackend):
-        def __init__(self, device: str, n_threads: int | None, *, name: str, memory: int | None) -> None:
-            super().__init__(n_threads, name=name, memory=memory)
+        def __init__(self, device: str, n_threads: int | None, *, name: str) -> None:
+            super().__init__(n_threads, name=name)
             self.device = device
 
     def missing(*args, **options):
@@ -121,12 +121,11 @@ def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
     defaults = sys.modules["ggml_sched.llama.defaults"]
     for instructions in ("avx2", "avx512"):
         monkeypatch.setattr(defaults, "isa", lambda instructions=instructions: instructions)
-        with default_backend(2, 1 << 20) as backend:
-            assert type(backend) is gs.CpuBackend and (backend.n_threads, backend.memory) == (2, 1 << 20)
+        with default_backend(2) as backend:
+            assert type(backend) is gs.CpuBackend and backend.n_threads == 2
     monkeypatch.setattr(defaults, "isa", lambda: "portable")
-    with default_backend(2, 1 << 20) as backend:
-        assert type(backend) is Ggml and backend.name == "GGML"
-        assert (backend.n_threads, backend.memory) == (2, 1 << 20)
+    with default_backend(2) as backend:
+        assert type(backend) is Ggml and (backend.name, backend.n_threads) == ("GGML", 2)
     with load(SMALL, n_ctx=16) as model:
         assert isinstance(model.backends[0], Ggml)
     first, second, third = named_backends(["ggml:Vulkan0", "cpu", "cpu"], 1)
