@@ -52,12 +52,17 @@ cdef extern from "kernels/pool.h" nogil:
         int64_t scratch
         int32_t n_threads
 
+    ctypedef struct gs_time:
+        int64_t wall
+        int64_t busy
+
     gs_pool *gs_pool_new()
     void gs_pool_resize(gs_pool *pool, int32_t n_threads)
     void gs_pool_stop(gs_pool *pool)
     void gs_pool_free(gs_pool *pool)
     int32_t gs_pool_alive(gs_pool *pool)
-    int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault)
+    int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_time *times,
+                        gs_fault *fault)
 
 cdef extern from "kernels/shared_calls.h" nogil:
     ctypedef struct gs_shared_call:
@@ -71,6 +76,7 @@ cdef extern from "kernels/shared_calls.h" nogil:
 cdef class Pool:
     cdef gs_pool *pool                  # owned
     cdef readonly int32_t n_threads
+    cdef public object times            # a NodeTimes that takes what runs measure, or None
 
 
 cdef enum:

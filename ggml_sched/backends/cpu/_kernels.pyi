@@ -7,6 +7,7 @@ import numpy as np
 from typing_extensions import disjoint_base
 
 from ggml_sched._graph import BufferBase, NodeTable, Tensor
+from ggml_sched.backends.cpu.times import NodeTimes
 
 MAX_SHARED: int
 
@@ -18,6 +19,7 @@ def work_of(nodes: Iterable[Tensor], n_threads: int) -> int: ...
 @disjoint_base
 class Pool:
     n_threads: int
+    times: NodeTimes | None
     def __new__(cls, n_threads: int) -> Self: ...
     def set_n_threads(self, n_threads: int) -> None: ...
     alive: Final[int]

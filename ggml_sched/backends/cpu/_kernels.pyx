@@ -7,6 +7,7 @@ ggml_cplan and ggml_threadpool.
 
 cimport cython
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
@@ -323,14 +324,22 @@ cdef class CallList:
         """Run calls first .. last - 1; BackendError if a kernel finds an id out of range, OutOfMemory."""
         cdef gs_fault fault
         cdef gs_work work           # one for each run: two threads may run the calls at the same time
+        cdef gs_time *times = NULL
+        cdef bytearray taken = None
         cdef int32_t failed
         if not 0 <= first <= last <= self.calls.n:
             raise IndexError(f"calls {first} .. {last} of {self.calls.n}")
         work.n_threads, work.shared, work.scratch = pool.n_threads, self.calls.shared, self.calls.scratch
+        measured = pool.times
+        if measured is not None:
+            taken = bytearray((last - first) * sizeof(gs_time))
+            times = <gs_time *>PyByteArray_AS_STRING(taken)
         work.memory = self.memory.take(self.work_size(work.n_threads))
         with nogil:
-            failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &work, &fault)
+            failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &work, times, &fault)
         self.memory.give(work.memory)
+        if measured is not None:
+            measured.add(self, first, taken)
         if failed >= 0:
             node = self.table.tensors[self.calls.call[first + failed].position]
             raise BackendError(f"backend {self.name!r}: node {label(node)} ({node.op}): id {fault.value} does not name "

@@ -22,6 +22,7 @@ from ggml_sched.backends.cpu._kernels import CallList, Pool, WorkMemory, work_of
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
+from ggml_sched.backends.cpu.times import NodeTimes
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.threads.locks import ForkLock
 from ggml_sched.threads.workers import thread_count
@@ -252,6 +253,23 @@ class CpuBackend(HostBackend):
             self._require_open()
         with plan.lock:
             plan.run()
+
+    @contextmanager
+    def node_times(self) -> Iterator[NodeTimes]:
+        """Measure how long each node takes that is computed while the context is open.
+
+        Two readings of the clock for each part of a node are added; closed, it costs nothing.  ValueError for the NumPy
+        kernels, Error if another measurement is open.
+        """
+        if self._pool is None:
+            raise ValueError(f"backend {self.name!r}: kernels={self.kernels!r} are not measured")
+        if self._pool.times is not None:
+            raise Error(f"backend {self.name!r} is being measured")
+        self._pool.times = NodeTimes(self.n_threads)
+        try:
+            yield self._pool.times
+        finally:
+            self._pool.times = None
 
     def _memory_of(self, buffer: BufferBase) -> np.ndarray:
         if not self.supports_buffer(buffer):

@@ -31,6 +31,7 @@ typedef struct crew {
     _Atomic int32_t stop;
     const gs_call *call;
     const gs_work *work;
+    gs_time *time;                  /* of the present call; NULL: not measured */
     gs_fault fault;
     int32_t fault_part;             /* the lowest part with a fault: the one that is reported */
     pthread_mutex_t lock;           /* protects fault and fault_part; the mutex of wake and all_done */
@@ -70,7 +71,10 @@ static inline char *scratch_of(const gs_work *work, int32_t number) {
 static void do_part(crew *c, int32_t part, int32_t number) {
     const gs_call *call = c->call;
     gs_fault fault = {0};
+    int64_t began = c->time == NULL ? 0 : gs_now();
     call->run(call, part, c->work->memory, scratch_of(c->work, number), &fault);
+    if (c->time != NULL)
+        __atomic_fetch_add(&c->time->busy, gs_now() - began, __ATOMIC_RELAXED);
     if (fault.kind != GS_FAULT_NONE) {
         pthread_mutex_lock(&c->lock);
         if (c->fault.kind == GS_FAULT_NONE || part < c->fault_part) {
@@ -269,8 +273,9 @@ static void wait_for_others(crew *c, int32_t n_parts) {
     pthread_mutex_unlock(&c->lock);
 }
 
-static void share_call(crew *c, const gs_call *call, gs_fault *fault) {
+static void share_call(crew *c, const gs_call *call, gs_time *time, gs_fault *fault) {
     c->call = call;
+    c->time = time;
     c->fault.kind = GS_FAULT_NONE;
     atomic_store(&c->done, 0);
     uint64_t number = (atomic_load(&c->next) >> 32) + 1;
@@ -291,10 +296,12 @@ static void run_alone(const gs_call *call, const gs_work *work, gs_fault *fault)
         call->run(call, part, work->memory, scratch_of(work, 0), fault);
 }
 
-int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault) {
+int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_time *times,
+                    gs_fault *fault) {
     crew *c = NULL;
     int mine = 0, tried = 0;
     int32_t failed = -1;
+    int64_t now = times == NULL ? 0 : gs_now();
     fault->kind = GS_FAULT_NONE;
     for (int32_t i = 0; i < n && failed < 0; i++) {
         const gs_call *call = &calls[i];
@@ -310,9 +317,15 @@ int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_wor
             }
         }
         if (c != NULL && call->n_parts > 1)
-            share_call(c, call, fault);
+            share_call(c, call, times == NULL ? NULL : &times[i], fault);
         else
             run_alone(call, work, fault);
+        if (times != NULL) {
+            int64_t began = now, taken = (now = gs_now()) - began;
+            times[i].wall += taken;
+            if (c == NULL || call->n_parts == 1)
+                times[i].busy += taken;
+        }
         if (fault->kind != GS_FAULT_NONE)
             failed = i;
     }

@@ -20,6 +20,12 @@ typedef struct gs_work {
     int32_t n_threads;
 } gs_work;
 
+/* How long a call took, in nanoseconds: for the caller, and in its parts on all threads together. */
+typedef struct gs_time {
+    int64_t wall;
+    int64_t busy;
+} gs_time;
+
 gs_pool *gs_pool_new(void);
 
 /* Sets the largest number of threads of a run, its caller included; ends the running threads. */
@@ -32,7 +38,9 @@ void gs_pool_free(gs_pool *pool);
 /* The number of running threads of the pool, without the caller. */
 int32_t gs_pool_alive(gs_pool *pool);
 
-/* Runs the n calls in order.  Stops after the first call with a fault and returns its index; -1 if there was none. */
-int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault);
+/* Runs the n calls in order.  Stops after the first call with a fault and returns its index; -1 if there was none.
+ * `times`: NULL, or n times to add to. */
+int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_time *times,
+                    gs_fault *fault);
 
 #endif

@@ -1,0 +1,65 @@
+"""How long each node takes on the CPU backend: what its compiled calls measured while a measurement was open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggml_sched._graph import Tensor
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cpu._kernels import CallList
+
+__all__ = ["NodeTime", "NodeTimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTime:
+    """The calls of one node, over all runs of a measurement."""
+
+    node: Tensor
+    """A fused group has one of its nodes."""
+    runs: int
+    seconds: float
+    """Of the thread that computed the graph, waiting for other threads included."""
+    busy: float
+    """Seconds of all threads together in the kernels."""
+
+
+class NodeTimes:
+    """What `CpuBackend.node_times` measures.  It keeps the graphs that it has measured alive.
+
+    Nodes that NumPy computes for want of a compiled kernel are not measured.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads: int = n_threads
+        self._lock = Lock()
+        self._taken: dict[CallList, NDArray[np.int64]] = {}
+
+    def add(self, calls: CallList, first: int, taken: bytearray) -> None:
+        """Add a run of calls from number `first` on: nanoseconds (wall, busy) of each, as int64."""
+        times = np.frombuffer(taken, np.int64).reshape(-1, 2)
+        with self._lock:
+            found = self._taken.get(calls)
+            if found is None:
+                found = self._taken[calls] = np.zeros((calls.n_calls, 3), np.int64)
+            found[first : first + len(times), :2] += times
+            found[first : first + len(times), 2] += 1
+
+    @property
+    def nodes(self) -> list[NodeTime]:
+        """Each node that was computed, in the order in which they were compiled."""
+        with self._lock:
+            taken = {calls: times.copy() for calls, times in self._taken.items()}
+        found: dict[Tensor, NDArray[np.int64]] = {}
+        for calls, times in taken.items():
+            for i, row in enumerate(times):
+                node = calls.node_of(i)
+                before = found.get(node)
+                found[node] = row if before is None else np.array((*(before[:2] + row[:2]), max(before[2], row[2])))
+        return [NodeTime(node, int(runs), wall / 1e9, busy / 1e9) for node, (wall, busy, runs) in found.items() if runs]
