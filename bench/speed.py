@@ -48,9 +48,9 @@ BUSY = "while True: pass"
 class Worker:
     """A process of speed_worker.py."""
 
-    def __init__(self, engine: str, path: Path, threads: int) -> None:
+    def __init__(self, engine: str, path: Path, threads: int, n_ctx: int = 1024) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, str(HERE / "speed_worker.py"), engine, str(path), str(threads)]
+        command = [sys.executable, str(HERE / "speed_worker.py"), engine, str(path), str(threads), str(n_ctx)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=environment)
         self.load = self.read()["load"]

@@ -1,0 +1,328 @@
+"""What share of the machine's limits the CPU backend reaches, and where the rest of the time goes: a page of Markdown.
+
+    python bench/roofline.py [--formats f32 q4_0 ...] [--threads 1 2] [--depths 32 3500] [--rounds N] > docs/roofline.md
+
+Limits are measured in the same run, between the turns, by compiled loops of this benchmark (roofline_limits.c; it needs
+a C compiler): bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once,
+and its rows of the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).
+
+Where time goes is measured by `CpuBackend.node_times` in turns of their own, because that takes time, too.  With the
+extra `peer`, llama.cpp computes the same in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import speed
+import speed_files
+from report import processor
+
+import ggml_sched as gs
+from ggml_sched import llama
+from ggml_sched.placement.facts import facts, is_resident, is_weight
+from ggml_sched.planning.tables import markdown
+
+HERE = Path(__file__).resolve().parent
+OPTIONS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", "-pthread")
+READ = 512 << 20
+"""Bytes that are read to measure bandwidth: many times what caches hold."""
+ROUNDS_OF_PRODUCTS = 1_000_000
+DECODED = 16
+PROMPT = 512
+CONTEXT = 4096
+SEQUENCES = (1, 2, 4, 8, 16)
+PARTS = ("products", "attention", "small nodes", "waiting", "host")
+
+
+class Limits:
+    """Bytes a second and operations a second of `threads` threads: the best that was measured."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.threads = threads
+        self._library = library
+        memory = np.ones(READ + 64, np.uint8)
+        self._memory = memory[-memory.ctypes.data % 64 :][:READ]
+        self.bandwidth = self.operations = 0.0
+
+    def measure(self) -> None:
+        taken = self._library.read_seconds(self._memory.ctypes.data, READ, self.threads)
+        self.bandwidth = max(self.bandwidth, READ / taken)
+        taken = self._library.multiply_seconds(ROUNDS_OF_PRODUCTS, self.threads)
+        done = ROUNDS_OF_PRODUCTS * self.threads * self._library.operations_of_a_round()
+        self.operations = max(self.operations, done / taken)
+
+
+@contextmanager
+def compiled_limits() -> Iterator[ctypes.CDLL]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "limits.so"
+        subprocess.run([os.environ.get("CC", "cc"), *OPTIONS, "-o", str(path), str(HERE / "roofline_limits.c")],
+                       check=True)
+        library = ctypes.CDLL(str(path))
+        library.read_seconds.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+        library.multiply_seconds.argtypes = [ctypes.c_int64, ctypes.c_int]
+        library.read_seconds.restype = library.multiply_seconds.restype = ctypes.c_double
+        library.operations_of_a_round.restype = ctypes.c_int64
+        yield library
+
+
+@dataclass
+class Row:
+    """One model, number of threads, and kind of batch."""
+
+    nbytes: float
+    """From memory for each batch: weights, and rows of the cache."""
+    operations: float
+    seconds: list[float] = field(default_factory=list)
+    """Of a batch, in each turn."""
+    peer: list[float] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of a batch in each of PARTS."""
+
+    def limit(self, limits: Limits) -> float:
+        return max(self.nbytes / limits.bandwidth, self.operations / limits.operations)
+
+    @property
+    def ratio(self) -> str:
+        """llama.cpp's time by ours, turn by turn."""
+        return f"{median(a / b for a, b in zip(self.peer, self.seconds, strict=True)):.2f}" if self.peer else "-"
+
+
+def read_from_memory(graph: gs.Graph, fill: float) -> float:
+    """Bytes of weights and of the used part of the cache that a graph reads."""
+    total = 0.0
+    for node in graph.nodes:
+        for k, source in enumerate(node.src if node.computes else ()):
+            if source is None or not is_resident(source.root) or node.op in ("SET_ROWS", "CPY"):
+                continue
+            if node.op == "GET_ROWS" and k == 0:
+                total += node.n_elements / source.type.block_size * source.type.type_size
+            else:
+                dense = source.n_elements / source.type.block_size * source.type.type_size
+                total += dense * (1.0 if is_weight(source.root) else fill)
+    return total
+
+
+def needs(model: llama.Model, n_tokens: int, depth: int, n_outputs: int) -> Row:
+    """What a batch of n_tokens tokens after `depth` rows of the cache needs."""
+    used = depth + n_tokens
+    n_kv = -(-used // 32) * 32
+    graph = model.batch_graph(n_tokens, min(n_kv, CONTEXT), n_outputs).graph
+    fill = min(1.0, used / n_kv)
+    return Row(read_from_memory(graph, fill), float(facts(graph, fill).flops.sum()))
+
+
+def kind_of(node: gs.Tensor) -> str:
+    """The part of the page that a node belongs to."""
+    residents = [s.root for s in node.src if s is not None and is_resident(s.root)]
+    if node.op == "FLASH_ATTN_EXT" or node.op == "MUL_MAT" and not any(map(is_weight, residents)):
+        return "attention"
+    return "products" if node.op in ("MUL_MAT", "MUL_MAT_ID") else "small nodes"
+
+
+def split(backend: gs.CpuBackend, batch, n: int) -> dict[str, float]:
+    """Seconds of PARTS for one batch, from n of them."""
+    with backend.node_times() as times:
+        start = perf_counter()
+        for _ in range(n):
+            batch()
+        total = perf_counter() - start
+    found = dict.fromkeys(PARTS, 0.0)
+    for node in times.nodes:
+        busy = node.busy / times.n_threads
+        found[kind_of(node.node)] += busy
+        found["waiting"] += node.seconds - busy
+    found["host"] = total - sum(node.seconds for node in times.nodes)
+    return {part: seconds / n for part, seconds in found.items()}
+
+
+def tokens(n: int) -> list[int]:
+    return [1 + 7 * i % 31000 for i in range(n)]
+
+
+def timed(batch, n: int) -> float:
+    start = perf_counter()
+    for _ in range(n):
+        batch()
+    return (perf_counter() - start) / n
+
+
+class Bench:
+    """One model file on a number of threads."""
+
+    def __init__(self, path: Path, limits: Limits, rounds: int, has_peer: bool) -> None:
+        self.path, self.limits, self.rounds, self.has_peer = path, limits, rounds, has_peer
+
+    def _peer(self, stack: ExitStack) -> speed.Worker | None:
+        if not self.has_peer:
+            return None
+        return stack.enter_context(speed.Worker("llama.cpp", self.path, self.limits.threads, CONTEXT))
+
+    def _model(self, stack: ExitStack, n_seq: int = 1) -> tuple[gs.CpuBackend, llama.Model]:
+        backend = stack.enter_context(gs.CpuBackend(self.limits.threads))
+        return backend, stack.enter_context(llama.load(self.path, [backend], n_ctx=CONTEXT, n_batch=PROMPT,
+                                                       n_seq=n_seq, kv_type="f16"))
+
+    def decode(self, depth: int) -> Row:
+        with ExitStack() as stack:
+            peer, (backend, model) = self._peer(stack), self._model(stack)
+            row = needs(model, 1, depth + DECODED // 2, 1)
+
+            def token() -> None:
+                model.eval([7], last_only=True)
+
+            def again() -> None:
+                model.truncate(depth)
+
+            model.eval(tokens(depth), last_only=True)
+            timed(token, 2)
+            again()
+            for _ in range(self.rounds):
+                self.limits.measure()
+                row.seconds.append(timed(token, DECODED))
+                again()
+                if peer:
+                    row.peer.append(peer.ask("decode", DECODED, depth)["decode"] / DECODED)
+            row.parts = split(backend, token, DECODED)
+            return row
+
+    def prompt(self) -> Row:
+        with ExitStack() as stack:
+            peer, (backend, model) = self._peer(stack), self._model(stack)
+            row = needs(model, PROMPT, 0, 1)
+
+            def prompt() -> None:
+                model.reset()
+                model.eval(tokens(PROMPT), last_only=True)
+
+            prompt()
+            for _ in range(max(3, self.rounds // 2)):
+                self.limits.measure()
+                row.seconds.append(timed(prompt, 1))
+                if peer:
+                    row.peer.append(peer.ask("prefill", PROMPT)["prefill"])
+            row.parts = split(backend, prompt, 2)
+            return row
+
+    def sequences(self, n: int) -> Row:
+        """Tokens of n sequences in one batch, each after 32 of its own."""
+        with ExitStack() as stack:
+            backend, model = self._model(stack, n)
+            for i in range(n):
+                model.eval_batch([(i, tokens(32))])
+            row = needs(model, n, 33 * n, n)
+
+            def token() -> None:
+                model.eval_batch([(i, [7]) for i in range(n)])
+
+            timed(token, 2)
+            for _ in range(self.rounds):
+                self.limits.measure()
+                row.seconds.append(timed(token, DECODED))
+            row.parts = split(backend, token, DECODED)
+            return row
+
+
+def cells(row: Row) -> list[str]:
+    """Shares of PARTS in percent."""
+    total = sum(row.parts.values())
+    return [f"{100 * row.parts[part] / total:.0f}" for part in PARTS]
+
+
+def rows_of(found: dict[tuple, Row], limits: dict[int, Limits], unit: str) -> list[list[str]]:
+    rows = []
+    for (title, threads, what), row in found.items():
+        limit, taken = row.limit(limits[threads]), median(row.seconds)
+        amount = f"{row.nbytes / 1e6:.0f}" if unit == "MB" else f"{row.operations / 1e9:.0f}"
+        rows.append([title, str(threads), str(what), amount, f"{1e3 * taken:.2f}", f"{1e3 * limit:.2f}",
+                     f"{limit / taken:.2f}", row.ratio, *cells(row)])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--formats", nargs="*", default=list(speed_files.FORMATS), choices=speed_files.FORMATS)
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--depths", nargs="+", type=int, default=[32, 3500])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "ggml-sched-speed")
+    parser.add_argument("--no-peer", action="store_true", help="do not compare with llama.cpp")
+    args = parser.parse_args()
+    has_peer = not args.no_peer and find_spec("llama_cpp") is not None
+    files = {f"162M {name}": speed_files.make(args.files, name) for name in args.formats} | speed_files.real()
+    decode: dict[tuple, Row] = {}
+    prompts: dict[tuple, Row] = {}
+    batches: dict[tuple, Row] = {}
+    with compiled_limits() as library:
+        limits = {threads: Limits(library, threads) for threads in args.threads}
+        for title, path in files.items():
+            for threads in args.threads:
+                bench = Bench(path, limits[threads], args.rounds, has_peer)
+                for depth in args.depths:
+                    print(f"{title}, {threads} threads, {depth} tokens deep", file=sys.stderr)
+                    decode[title, threads, depth] = bench.decode(depth)
+                prompts[title, threads, PROMPT] = bench.prompt()
+            for n in SEQUENCES:
+                batches[title, threads, n] = bench.sequences(n)
+    print(page(decode, prompts, batches, limits, args.rounds))
+
+
+def page(decode: dict, prompts: dict, batches: dict, limits: dict[int, Limits], rounds: int) -> str:
+    measured = markdown(["threads", "read, GB/s", "f32 products and sums, Gop/s"],
+                        [[str(n), f"{each.bandwidth / 1e9:.1f}", f"{each.operations / 1e9:.0f}"]
+                         for n, each in limits.items()])
+    head = ["model", "threads", "{}", "{}", "ms", "limit, ms", "share", "llama.cpp / ours",
+            *(f"{part}, %" for part in PARTS)]
+
+    def table(found: dict, what: str, amount: str, unit: str) -> str:
+        return markdown([each.format(name) for each, name in zip(
+            head, ["", "", what, amount, *[""] * (len(head) - 4)], strict=True)], rows_of(found, limits, unit))
+
+    return f"""# The limits of the CPU
+
+Written by `python bench/roofline.py`: the limits of the machine, measured in the same run, and what share of them a
+token, a prompt and a batch of several sequences reach.
+
+Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; ggml-sched {gs.__version__}.
+Medians of {rounds} turns, prompts half as many.
+
+{measured}
+
+**Share**: the least time that reading the bytes (or computing, where that takes longer) needs, by the time taken.
+Percentages are of the time: *products* with weights, *attention*, *small nodes* (all others), *waiting* (threads that
+have no part of a node while others have), *host* (Python, planning, and what starts kernels).
+
+## Tokens
+
+{table(decode, "after tokens", "MB a token", "MB")}
+
+## Several sequences
+
+One token of each sequence in one batch, each after 32 of its own.
+
+{table(batches, "sequences", "MB a batch", "MB")}
+
+## Prompts
+
+{table(prompts, "tokens", "Gop", "Gop")}
+
+Quantised weights are multiplied in integers, whose limit is higher than that of f32: a share may exceed 1."""
+
+
+if __name__ == "__main__":
+    main()
