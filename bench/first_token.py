@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from statistics import median
 from typing import NamedTuple
 
 import speed_files
+from new_process import environment
 
 from ggml_sched.planning.tables import markdown
 
@@ -41,9 +41,9 @@ class Pair(NamedTuple):
 
 def one(engine: str, path: Path, threads: int) -> tuple[float, float]:
     command = [sys.executable, str(WORKER), engine, str(path), str(threads)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                          env=environment(OMP_NUM_THREADS=str(threads))) as process:
         line = process.stdout.readline()
         took = time.perf_counter() - start
     if not line:

@@ -29,6 +29,7 @@ from statistics import median
 
 import first_token
 import speed_files
+from new_process import environment
 from report import processor
 
 import ggml_sched as gs
@@ -49,10 +50,9 @@ class Worker:
     """A process of speed_worker.py."""
 
     def __init__(self, engine: str, path: Path, threads: int, n_ctx: int = 1024) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, str(HERE / "speed_worker.py"), engine, str(path), str(threads), str(n_ctx)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        env=environment)
+                                        env=environment(OMP_NUM_THREADS=str(threads)))
         self.load = self.read()["load"]
 
     def read(self) -> dict:
