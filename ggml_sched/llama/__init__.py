@@ -21,6 +21,10 @@
 
 from __future__ import annotations
 
+import sys as _sys
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.errors import (
     ChatTemplateError,
@@ -35,21 +39,15 @@ from ggml_sched.llama.errors import (
 )
 from ggml_sched.llama.generation import Generation
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
-from ggml_sched.llama.gguf_write import write_gguf
-from ggml_sched.llama.installed import installed_model
 from ggml_sched.llama.limits import process_budget
 from ggml_sched.llama.load import load
 from ggml_sched.llama.memory import Memory
 from ggml_sched.llama.model import Model
-from ggml_sched.llama.residency import Residency
 from ggml_sched.llama.sampling import Sampler, greedy
 from ggml_sched.llama.sequences import Sequence
-from ggml_sched.llama.small import SMALL_PROMPT, small_model
-from ggml_sched.llama.synthetic import random_llama
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.stream import StopStrings, Stream
 from ggml_sched.llama.text.tokenizer import Tokenizer
-from ggml_sched.llama.unloaded import model_graphs
 
 __all__ = [
     "SMALL_PROMPT",
@@ -84,6 +82,33 @@ __all__ = [
     "small_model",
     "write_gguf",
 ]
+
+# What most programs that run a model do not use loads when its name is first used.
+_NAMES = {
+    "ggml_sched.llama.gguf_write": ("write_gguf",),
+    "ggml_sched.llama.installed": ("installed_model",),
+    "ggml_sched.llama.residency": ("Residency",),
+    "ggml_sched.llama.small": ("SMALL_PROMPT", "small_model"),
+    "ggml_sched.llama.synthetic": ("random_llama",),
+    "ggml_sched.llama.unloaded": ("model_graphs",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+if _TYPE_CHECKING:
+    from ggml_sched.llama.gguf_write import write_gguf
+    from ggml_sched.llama.installed import installed_model
+    from ggml_sched.llama.residency import Residency
+    from ggml_sched.llama.small import SMALL_PROMPT, small_model
+    from ggml_sched.llama.synthetic import random_llama
+    from ggml_sched.llama.unloaded import model_graphs
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        # With a name and an object Python suggests similar names.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
+    value = globals()[name] = getattr(_import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

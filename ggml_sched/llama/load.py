@@ -33,7 +33,6 @@ from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hints import unknown_argument
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache, type_of
-from ggml_sched.llama.limited import Outline, hold, store_for
 from ggml_sched.llama.limits import limits_of
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.runner import Runner
@@ -154,7 +153,11 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
     `twins`: see `load_weights`.  A store of weights that do not fit under the limits is the caller's to close."""
     with ExitStack() as undo:
         specs = [*arch.weights(hparams)]
-        outline = Outline(file, specs, at, twins) if limits else None
+        outline = None
+        if limits:
+            from ggml_sched.llama.limited import Outline, hold, store_for
+
+            outline = Outline(file, specs, at, twins)
         weights = (outline.weights if outline is not None
                    else load_weights(file, specs, at, use_mmap, progress, twins=twins))
         undo.callback(lambda: weights.close())

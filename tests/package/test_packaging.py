@@ -131,6 +131,22 @@ def test_running_a_model_loads_no_module_that_prints_saves_or_checks_plans():
     assert run_python("-c", code).stdout.strip() == "[]"
 
 
+def test_running_a_model_loads_no_module_that_writes_files_limits_memory_or_counts_without_memory():
+    code = ("import sys; from ggml_sched import llama; model = llama.load(sys.argv[1]); model.generate('a', 1).read(); "
+            "print([m for m in sys.modules if m.startswith(('ggml_sched.llama.gguf_write', 'ggml_sched.llama.limited', "
+            "'ggml_sched.llama.residency', 'ggml_sched.llama.synthetic', 'ggml_sched.llama.unloaded', "
+            "'ggml_sched.llama.small', 'ggml_sched.backends.dry', 'ggml_sched.testing'))])")
+    assert run_python("-c", code, str(PACKAGE / "llama" / "data" / "small.gguf")).stdout.strip() == "[]"
+
+
+def test_public_names_of_the_runner_that_load_late_are_those_of_their_modules():
+    code = ("import importlib; from ggml_sched import llama; "
+            "print([name for name, home in llama._HOMES.items()"
+            " if getattr(llama, name) is not getattr(importlib.import_module(home), name)],"
+            " sorted({*llama._HOMES} - {*llama.__all__}), callable(llama.load), hasattr(llama, 'random_lama'))")
+    assert run_python("-c", code).stdout.split() == ["[]", "[]", "True", "False"]
+
+
 def test_ci_runs_the_test_command_of_the_readme():
     """In an environment of its own, but for that the same."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
