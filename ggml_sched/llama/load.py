@@ -95,8 +95,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         n_batch = max(plan.graph.meta.get("n_tokens", 1) for plan in fit.plans) if n_batch is None else n_batch
     if fit is not None and memory is not None:
         raise TypeError("memory bounds what a placement has decided already: give fit devices with less memory")
-    if n_batch is not None or memory is None:
-        n_batch = count("n_batch", N_BATCH if n_batch is None else n_batch, 1, MAX_ROWS)
+    if n_batch is not None:
+        n_batch = count("n_batch", n_batch, 1, MAX_ROWS)
     kv_type = type_of("f32" if kv_type is None else kv_type)
     for name, function in (("place", where), ("progress", progress)):
         if function is not None and not callable(function):
@@ -117,6 +117,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             undo.callback(owned[0].close)
         backends = _checked_backends(backends)
         limits = limits_of(memory, backends)
+        if n_batch is None and not limits:
+            n_batch = N_BATCH
         with open_gguf(path) as file:
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)

@@ -224,6 +224,8 @@ def test_limits_are_bytes_texts_or_by_backend():
         for limit in (1 << 24, "16MiB", np.int64(1 << 24), {cpu: "16 MiB"}, {cpu: 1 << 24}):
             with load(WIDE, [cpu], memory=limit, **options) as model:
                 assert model.residency.limits == {"CPU": 1 << 24}
+        with load(WIDE, [cpu], memory={}, n_ctx=600) as model:
+            assert model.residency is None and model.n_batch == 512
         with gs.CpuBackend(1, "other") as other:
             with pytest.raises(ValueError, match="not one of the model's backends"):
                 load(WIDE, [cpu], memory={other: 5})
