@@ -53,12 +53,14 @@ class GGUFFile:
     """An open file: `.name .version .alignment .metadata .tensors`, `.memory`, `.data(info)`, `.parts`.
 
     `metadata` maps keys to int, float, bool, str or `Array`; `tensors` maps names to `TensorInfo`; `parts` are the
-    files of a split model, this one first.  A context manager.  `close()` is idempotent; arrays taken from the
-    file keep its memory alive.
+    files of a split model, this one first; `status` is that of a mapped file when it was opened.  A context manager.
+    `close()` is idempotent; arrays taken from the file keep its memory alive.
     """
 
-    def __init__(self, name: str, memory: memoryview, mapping: mmap.mmap | None = None) -> None:
+    def __init__(self, name: str, memory: memoryview, mapping: mmap.mmap | None = None,
+                 status: os.stat_result | None = None) -> None:
         self.name = name
+        self.status = status
         self._mapping = mapping
         self._memory: memoryview | None = memory
         self.parts: tuple[GGUFFile, ...] = (self,)
@@ -182,8 +184,8 @@ def open_gguf(source: Source) -> GGUFFile:
 
 def open_part(path: str) -> GGUFFile:
     """Open one file alone, which may be a part of a split model; raises as `open_gguf` does."""
-    mapping = _map(path)
-    return GGUFFile(path, memoryview(mapping), mapping)
+    mapping, status = _map(path)
+    return GGUFFile(path, memoryview(mapping), mapping, status)
 
 
 def _split_field(file: GGUFFile, key: str, default: int) -> int:
@@ -224,7 +226,7 @@ def _with_parts(first: GGUFFile) -> GGUFFile:
     return first
 
 
-def _map(path: str) -> mmap.mmap:
+def _map(path: str) -> tuple[mmap.mmap, os.stat_result]:
     try:
         mode = os.stat(path).st_mode
     except ValueError as error:  # a zero byte in the path
@@ -234,10 +236,11 @@ def _map(path: str) -> mmap.mmap:
         what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise FileFormatError(f"{path}: {what}, not a GGUF file")
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        size = status.st_size
         if size < len(MAGIC):
             raise FileFormatError(f"{path}: {size} bytes are not a GGUF file")
         try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), status
         except (ValueError, OSError) as error:
             raise FileFormatError(f"{path}: {size} bytes cannot be mapped: {error}") from error

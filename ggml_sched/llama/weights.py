@@ -229,8 +229,10 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
 
 def _stored_part(store: Store, part: GGUFFile) -> Buffer:
     """The buffer of a store over one file of a model, in which an offset is that in the file."""
-    open_file: Callable[[str], Buffer] | None = getattr(store, "open_file", None)
-    return store.buffer_from_ptr(part.memory, usage="weights") if open_file is None else open_file(part.name)
+    open_file: Callable[..., Buffer] | None = getattr(store, "open_file", None)
+    if open_file is None:
+        return store.buffer_from_ptr(part.memory, usage="weights")
+    return open_file(part.name, part.status)
 
 
 def _bind_stored(weights: Weights, store: Store, groups: dict[Backend, list[TensorInfo]],

@@ -326,6 +326,32 @@ def test_closing_and_failing_leave_nothing_open(path):
     assert len(os.listdir("/proc/self/fd")) == files and threading.active_count() == threads
 
 
+@pytest.mark.parametrize("how", ["replaced", "written"])
+def test_a_file_that_changes_between_its_header_and_its_weights_is_refused(path, how, monkeypatch):
+    import importlib
+    import os
+
+    loading = importlib.import_module("ggml_sched.llama.load")
+    (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
+    hold, files = loading.hold, len(os.listdir("/proc/self/fd"))
+
+    def meanwhile(*arguments):
+        found = hold(*arguments)
+        other = random_llama(6, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160)
+        target = path.with_name("other") if how == "replaced" else path
+        with open(target, "wb" if how == "replaced" else "r+b") as file:
+            file.write(other)
+        os.replace(target, path)
+        os.utime(path, ns=(5, 5))
+        return found
+
+    monkeypatch.setattr(loading, "hold", meanwhile)
+    with pytest.raises(gs.FetchError, match="was replaced or changed after its header was read"):
+        load(path, n_ctx=64, n_threads=1, memory=limit + 120_000, n_batch=16)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
 def test_a_model_moves_to_other_backends_with_its_limit(path):
     (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
     limit += 120_000

@@ -54,10 +54,14 @@ class FileStore(Store):
         self.direct = direct
         self.margin: int = 0 if direct is False else ROOM
 
-    def open_file(self, path: str | os.PathLike[str]) -> FileBuffer:
-        """A buffer over a file, with usage "weights"; closing it closes the file.  OSError, FetchError."""
+    def open_file(self, path: str | os.PathLike[str], status: os.stat_result | None = None) -> FileBuffer:
+        """A buffer over a file, with usage "weights"; closing it closes the file.  OSError, FetchError.
+
+        `status`: what `os.fstat` has said of the file, if its header was read already; FetchError if another one has
+        this path now, or it was changed since.
+        """
         self._require_open()
-        return FileBuffer(self, StoredFile(os.fsdecode(path), self.direct))
+        return FileBuffer(self, StoredFile(os.fsdecode(path), self.direct, status))
 
     def shift_at(self, buffer: BufferBase | None, start: int, address: int) -> int:
         return buffer.file.shift(start, address) if isinstance(buffer, FileBuffer) else 0

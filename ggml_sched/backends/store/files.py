@@ -32,11 +32,13 @@ CHUNK = 8 << 20
 
 class StoredFile:
     """A file that is open for reading.  `direct`: past the page cache; None: where the file system allows it.
+    `status`: what `os.fstat` has said of the file, if it was opened before.
 
-    OSError if it cannot be opened, FetchError if it is no regular file, or if `direct` is True and not possible.
+    OSError if it cannot be opened, FetchError if it is no regular file, if it is not the file of `status` or was
+    changed since, or if `direct` is True and not possible.
     """
 
-    def __init__(self, path: str, direct: bool | None = None) -> None:
+    def __init__(self, path: str, direct: bool | None = None, status: os.stat_result | None = None) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         self._direct = -1
@@ -44,8 +46,10 @@ class StoredFile:
             found = os.fstat(self._fd)
             if not stat.S_ISREG(found.st_mode):
                 raise FetchError(f"{path}: not a regular file", path=path)
+            if status is not None and _identity(found) != _identity(status):
+                raise FetchError(f"{path}: the file was replaced or changed after its header was read", path=path)
             self.size: int = found.st_size
-            self._identity = found.st_size, found.st_mtime_ns
+            self._identity = _identity(found)
             if direct is not False:
                 self._open_direct(direct is True)
             with suppress(AttributeError, OSError):     # not every system has it
@@ -112,8 +116,7 @@ class StoredFile:
             self._read_bytes(start, memory, at, size, stop)
         if stop():
             raise self.error(start, size, "the store is being closed")
-        found = os.fstat(self._fd)
-        if (found.st_size, found.st_mtime_ns) != self._identity:
+        if _identity(os.fstat(self._fd)) != self._identity:
             raise self.error(start, size, "the file was changed after it was opened")
 
     def _read_blocks(self, start: int, memory: np.ndarray, at: int, size: int, room: tuple[int, int],
@@ -174,6 +177,11 @@ class StoredFile:
         """The error for bytes that cannot be read."""
         return FetchError(f"{self.path}: bytes {start} .. {start + size} cannot be read: {why}", path=self.path,
                           start=start, stop=start + size, code=code)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    """Which file it is, and what changes when it is written."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def aligned(size: int) -> np.ndarray:
