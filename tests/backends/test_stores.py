@@ -338,6 +338,31 @@ def test_a_closed_file_is_an_error(data, table, path):
             case.run()
 
 
+@pytest.mark.parametrize("windows", [None, 10**9])
+@pytest.mark.parametrize("direct", [None, False])
+def test_a_file_that_is_closed_while_it_is_read_is_an_error_of_the_package(direct, windows, data, table, path):
+    with Case(gs.FileStore(rows=rows(), direct=direct), data, table, path, windows) as case:
+        closed = threading.Event()
+
+        def close(read, number):
+            got = read()
+            case.buffer.close()
+            closed.set()
+            return got
+
+        faulty(case, close)
+        with pytest.raises(gs.Error):
+            case.run()
+        assert closed.is_set()
+
+
+def test_a_weight_whose_buffer_is_closed_between_two_steps_is_an_error_of_the_package(data, table, path):
+    with Case(gs.FileStore(), data, table, path) as case:
+        case.ids.set(np.zeros(5, np.int32))
+        with pytest.raises(gs.Error):
+            case.scheduler.compute(case.graph, callback=lambda node: case.buffer.close() or True)
+
+
 # -- the thread ----------------------------------------------------------------------------------------------------
 
 

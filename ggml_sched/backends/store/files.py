@@ -116,7 +116,11 @@ class StoredFile:
             self._read_bytes(start, memory, at, size, stop)
         if stop():
             raise self.error(start, size, "the store is being closed")
-        if _identity(os.fstat(self._fd)) != self._identity:
+        try:
+            found = os.fstat(self._fd)
+        except OSError as error:        # closed by another thread
+            raise self.error(start, size, "the file was closed meanwhile", error.errno) from error
+        if _identity(found) != self._identity:
             raise self.error(start, size, "the file was changed after it was opened")
 
     def _read_blocks(self, start: int, memory: np.ndarray, at: int, size: int, room: tuple[int, int],

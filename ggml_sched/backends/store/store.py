@@ -89,9 +89,10 @@ class Store(HostBackend):
 
     def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
         root = weight.root
-        source, first = root.buffer, root.offset + start
-        if source is None or source.backend is not self:
+        source, offset = root.buffer, root.offset
+        if source is None or offset is None or source.backend is not self:      # closed while the graph is computed
             raise BackendError(f"backend {self.name!r} does not hold {label(weight)}")
+        first = offset + start
         target = copy.buffer
         memory = getattr(target, "memory", None)
         if isinstance(memory, np.ndarray):
