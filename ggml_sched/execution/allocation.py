@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from functools import cached_property
 
 from ggml_sched._core import PlanData, bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed, label
@@ -41,6 +40,7 @@ from ggml_sched.execution.tracing import Trace, timed
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Program, Run, Step, WriteBack
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Allocation"]
 

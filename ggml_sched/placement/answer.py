@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ggml_sched._graph import Graph, Tensor
@@ -19,6 +18,7 @@ from ggml_sched.errors import OutOfMemory, PlacementError
 from ggml_sched.placement.devices import DRIVER, Device, LinkLike
 from ggml_sched.placement.pricing import Price
 from ggml_sched.planning.plan import Plan
+from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
     from ggml_sched.placement.stock import Stock

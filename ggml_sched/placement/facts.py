@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.placement.devices import ATTENTION, PROMPT_ATTENTION, Device
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Facts", "facts", "is_resident", "is_weight"]
 

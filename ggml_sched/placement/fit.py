@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -39,6 +38,7 @@ from ggml_sched.placement.refusal import refusal
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Refit", "Refits", "fit"]
 

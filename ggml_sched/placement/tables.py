@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -28,6 +27,7 @@ from ggml_sched.placement.outline import GLOBAL, Outline, Shared, outline, place
 from ggml_sched.placement.patterns import Columns, columns, patterns
 from ggml_sched.placement.stages import Model, find_models, large_bytes
 from ggml_sched.placement.wiring import Wiring
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Assignment", "TableChain", "Tables"]
 

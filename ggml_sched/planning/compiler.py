@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.flat import FlatBackend, FlatGraph, FlatTensor
 from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
+from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -13,7 +13,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
@@ -23,6 +22,7 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.program import Load, Program, Run, Transfer, WriteBack
+from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
     from ggml_sched.placement.devices import Device, LinkLike

@@ -13,11 +13,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ggml_sched.planning.tables import preformatted
 from ggml_sched.planning.waits import Wait
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Copy", "CopyExperts", "Fetch", "Load", "Location", "Program", "Read", "Run", "Step", "Wait", "WriteBack",
            "describe", "program_values"]

@@ -11,7 +11,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from ggml_sched._graph import Type, op_numbers
 from ggml_sched.backends.ggml._ggml import FUNCTIONS, QUIET, Api
 from ggml_sched.backends.ggml.probe import OLDEST, check
 from ggml_sched.errors import BackendError
+from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
     from ctypes import _CDataType as CType

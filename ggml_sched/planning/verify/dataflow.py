@@ -12,13 +12,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Set
-from functools import cached_property
 from math import inf
 from typing import NamedTuple, TypeAlias
 
 from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Run, Step, WriteBack
 from ggml_sched.planning.verify.facts import Area, Facts, location_id, readable
 from ggml_sched.planning.verify.problem import Problem
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Memory", "check_dataflow"]
 

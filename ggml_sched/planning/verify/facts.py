@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, BufferBase, Graph, Tensor, Type, measure_buffer
 from ggml_sched.planning.program import Program, Read, Run, Transfer
+from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "location_id", "readable"]
 
