@@ -20,6 +20,7 @@ from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
 from ggml_sched.errors import BackendLost, PlacementError
 from ggml_sched.planning.envelopes import FETCHED, PIECE
+from ggml_sched.remote.answers import asked
 from ggml_sched.remote.files import SMALLEST, digest_of
 from ggml_sched.remote.session import COMPUTED, NOTHING, Doing, Out, Session
 from ggml_sched.remote.tensors import bytes_at, described, values_of
@@ -179,8 +180,8 @@ class RemoteBackend(Backend):
                 self.session.flush()    # an answer for each piece
 
     def ask(self, question: str, *arguments: Any, doing: Doing = NOTHING) -> Any:
-        """The worker's answer to a question; waits for it."""
-        return self.session.call(self.worker, ["ask", "answer", question, [*arguments]], doing=doing)["answer"]
+        """The worker's answer to a question; waits for it.  MessageError for an answer of a wrong shape."""
+        return asked(self.session, self.worker, question, arguments, doing)
 
     def freed(self, command: str, number: int) -> None:
         """A buffer was closed ("free"), or a split is not needed any more ("drop")."""
@@ -277,13 +278,13 @@ class RemoteBackend(Backend):
         return described(nodes, self._place)
 
     def expect_queries(self, nodes: Sequence[Tensor]) -> None:
-        asked = []
+        queried = []
         for node in nodes:
             if node not in self._answered and (node.computes or self.facts["sizes"]):
                 with suppress(PlacementError):      # elements that overlap: see layout_values
-                    asked.append((node, described((node,), lambda buffer: None)[0]))
-        answers = self.ask("kinds", self.device, [values for _, values in asked]) if asked else []
-        self._answered.update(zip((node for node, _ in asked), answers, strict=True))
+                    queried.append((node, described((node,), lambda buffer: None)[0]))
+        answers = self.ask("kinds", self.device, [values for _, values in queried]) if queried else []
+        self._answered.update(zip((node for node, _ in queried), answers, strict=True))
 
     def _answers(self, node: Tensor) -> list[Any] | None:
         """Whether the worker's backend supports a node, whether it offers to compute it with weights of the host, and

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ggml_sched.errors import BackendError, BackendLost, OutOfMemory
 from ggml_sched.planning.envelopes import PIECE
+from ggml_sched.remote.answers import asked
 from ggml_sched.remote.backend import RemoteBackend, RemoteWorker
 from ggml_sched.remote.session import Session
 from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names, machine
@@ -39,7 +40,7 @@ class Cluster:
 
     def _join(self, worker: str, title: str) -> tuple[RemoteBackend, ...]:
         self._last[title] = worker
-        said = self.session.call(worker, ["ask", "answer", "hello", []])["answer"]
+        said = asked(self.session, worker, "hello", [])
         there = RemoteWorker(self.session, worker, said)
         names = [f"{title}:{facts['name']}" for facts in said]
         joined = tuple(RemoteBackend(there, k, f"{name}{k}" if names.count(name) > 1 else name)

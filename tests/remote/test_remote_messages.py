@@ -130,6 +130,80 @@ def test_ten_thousand_mutated_messages_end_in_typed_errors():
     attack(2, 10_000)
 
 
+class Lying(SimulatedNetwork):
+    """Mutates a part of the messages that come to the driver, once it has a generator of random numbers."""
+
+    rng, rate = None, 0.0
+
+    def receive(self, timeout):
+        message = super().receive(timeout)
+        if message is not None and self.rng is not None and self.rng.random() < self.rate:
+            return mutated(bytes(message), self.rng)
+        return message
+
+
+def use_of_liars(seed):
+    """Use two workers, whose answers are mutated, for all that there is to use."""
+    rng = random.Random(seed)
+    network = Lying([Worker(f"w{k}", [gs.CpuBackend(1)], 1 << 22) for k in range(2)])
+    network.rate = rng.choice((0.02, 0.1, 0.4))
+    network.rng = rng if rng.random() < 0.4 else None
+    with gs.remote.cluster_of(network, 5.0) as cluster:
+        network.rng = rng
+        first, last = cluster.backends
+        graph, x, y, _held = two_halves(gs.Context(), first, last)
+        with gs.Scheduler([first, last]) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            scheduler.compute(graph)
+            y.numpy()
+        first.alloc_buffer(64).close()
+        assert first.memory_available() is not None and first.work_held >= 0 and first.round_trip() >= 0
+        first.system_memory()
+        cluster.measure()
+
+
+def test_mutated_answers_end_in_typed_errors():
+    n_errors = 0
+    for seed in range(60):
+        try:
+            use_of_liars(seed)
+        except gs.Error:
+            n_errors += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+    assert n_errors > 25
+
+
+@pytest.mark.parametrize("question, answer", [
+    ("memory", "lots"), ("memory", -1), ("memory", 1.5), ("work held", None), ("work", True), ("file", 1),
+    ("kinds", []), ("kinds", [[True, True]]), ("kinds", [[True, None, 5]]), ("kinds", [[True, True, "5"]]),
+    ("fusions", [[0, 9]]), ("fusions", [0]), ("hello", {}), ("hello", [{}]), ("hello", [None])])
+def test_an_answer_of_a_wrong_shape_names_the_worker_and_the_question(question, answer, ctx, monkeypatch):
+    with simulated(1) as cluster:
+        backend, = cluster.backends
+        graph, *_held = two_halves(ctx, backend, backend)
+        nodes = [node for node in graph.nodes if node.computes][:1]
+        values = backend._described(nodes)
+        arguments = {"kinds": [0, [values[0]]], "work": [0, *values], "fusions": [0, *values]}.get(question, [0])
+        monkeypatch.setattr(backend.session, "call", lambda *args, **options: {"answer": answer})
+        with pytest.raises(MessageError, match=f"worker 'w0': the answer to '{question}'"):
+            backend.ask(question, *arguments)
+        monkeypatch.setattr(backend.session, "call", lambda *args, **options: {})
+        with pytest.raises(MessageError, match=f"worker 'w0': the answer to '{question}': there is none"):
+            backend.ask(question, *arguments)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("name", 5), ("machine", None), ("alignment", 3), ("alignment", 0), ("alignment", "64"), ("kv_padding", 0),
+    ("max_buffer_size", -1), ("host", 1), ("bounded", None), ("inplace", []), ("inplace", {"ADD": -1})])
+def test_a_worker_that_describes_itself_wrongly_is_refused(name, value, monkeypatch):
+    described = Worker.describe
+    monkeypatch.setattr(Worker, "describe", lambda worker: [facts | {name: value} for facts in described(worker)])
+    with pytest.raises(MessageError, match="worker 'w0': the answer to 'hello'"):
+        simulated(1).__enter__()
+
+
 def test_no_message_names_what_another_session_has(ctx):
     with simulated(1) as cluster:
         worker = cluster.session.transport.handlers["w0"]
