@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -91,20 +92,26 @@ class Worker:
         self.process.wait()
 
 
-def reading(path: Path, nbytes: int) -> float:
-    """Seconds to read as many bytes of a file, in order and past the page cache, to memory of huge pages: reads to
-    small ones can take three times as long."""
+def reading(path: Path, nbytes: int, together: int = 1) -> float:
+    """Seconds to read as many bytes of a file, in order and past the page cache, so many reads together, to memory of
+    huge pages: reads to small ones can take three times as long."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    memory = mmap.mmap(-1, CHUNK + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, together * CHUNK + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, np.uint8)
         first = -whole.ctypes.data % HUGE
-        chunk = whole[first : first + CHUNK]
-        chunk[:] = 0
-        start = time.perf_counter()
-        for place in range(0, nbytes, CHUNK):
-            os.preadv(fd, [chunk.data], place)
+        chunks = whole[first : first + together * CHUNK].reshape(together, CHUNK)
+        chunks[:] = 0
+        places = iter(range(0, nbytes, CHUNK))
+
+        def read(chunk: np.ndarray) -> None:
+            for place in places:
+                os.preadv(fd, [chunk.data], place)
+
+        with ThreadPoolExecutor(together) as pool:
+            start = time.perf_counter()
+            list(pool.map(read, chunks))
         return (time.perf_counter() - start) * nbytes / (-(-nbytes // CHUNK) * CHUNK)
     finally:
         os.close(fd)
@@ -158,7 +165,7 @@ def measured(args: argparse.Namespace, path: Path, mapped: Path, part: float,
         case = Case(stack, args, path, mapped, part)
         for _ in range(args.rounds):
             for _ in range(args.tokens if case.missing else 0):
-                case.reading = min(case.reading, reading(path, case.missing))
+                case.reading = min(case.reading, *(reading(path, case.missing, n) for n in (1, 2)))
             for worker in (free, *case.workers()):
                 worker.measure("decode", args.tokens)
         for worker in (free, *case.workers()):

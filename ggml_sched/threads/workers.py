@@ -1,7 +1,8 @@
 """Worker threads, which execute functions from a queue.
 
 A crew is a few threads that share one queue.  The threads are daemons and refer only to the queue, so that they end
-with `close`, or when the crew is freed.  After a fork they do not exist in the child: see `is_here`.
+with `close`, or when the crew is freed.  After a fork they do not exist in the child: see `is_here`.  A crew in turns
+begins its calls in order, one at a time, and may end them beside each other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
+from typing import cast
 
 __all__ = ["Crew", "thread_count"]
 
@@ -24,6 +26,18 @@ def _serve(calls: SimpleQueue[Call | None]) -> None:
     while (call := calls.get()) is not None:
         call()
         call = None     # the thread must not keep the function alive while it waits
+
+
+def _serve_in_turns(calls: SimpleQueue[Call | None], turn: threading.Lock) -> None:
+    while True:
+        with turn:
+            call = calls.get()
+            rest = None if call is None else call()
+        if call is None:
+            return
+        if rest is not None:
+            cast("Call", rest)()
+        call = rest = None
 
 
 def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]) -> None:
@@ -52,17 +66,22 @@ def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | N
 
 
 class Crew:
-    """Threads that share one queue of calls: one for each name; fewer, or none, if the host starts no more."""
+    """Threads that share one queue of calls: one for each name; fewer, or none, if the host starts no more.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    `in_turns`: one call after another is taken and executed; it may return another function, or None, which is then
+    called while the next ones are taken.
+    """
+
+    def __init__(self, names: Sequence[str], in_turns: bool = False) -> None:
         self.threads: list[threading.Thread] = []
         self._pid = os.getpid()
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._stop = weakref.finalize(self, _send_stops, self._calls, self.threads)
         self._stop.atexit = False
+        serve = partial(_serve_in_turns, self._calls, threading.Lock()) if in_turns else partial(_serve, self._calls)
         try:
             for name in names:
-                thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
+                thread = threading.Thread(target=serve, name=name, daemon=True)
                 self.threads.append(thread)     # before `start`: an interrupt may come between the two lines
                 thread.start()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Stores: weights in host memory and in files, read by one thread, with typed errors for what a disk can do."""
+"""Stores: weights in host memory and in files, read by threads, with typed errors for what a disk can do."""
 
 import errno
 import gc
@@ -154,7 +154,9 @@ def test_bytes_and_rows_are_counted_and_the_listener_gets_each_fetch(data, table
         # Row 3 is read once, together with row 4.
         assert traffic.fetches == len(data) and traffic.nbytes == fetched + 4 * WIDTH * 2
         assert traffic.seconds > 0 and traffic.stalled > 0
-        assert [f.tensor for f in heard] == ["table", "table", "table", *(f"w{k}" for k in range(len(data)))]
+        # Two threads read weights: a later one may be there first.
+        assert [f.tensor for f in heard[:3]] == ["table", "table", "table"]
+        assert {f.tensor for f in heard[3:]} == {f"w{k}" for k in range(len(data))}
         assert sum(f.nbytes for f in heard) == traffic.nbytes and all(f.began <= f.ended for f in heard)
 
 
@@ -370,19 +372,19 @@ def names():
     return [thread.name for thread in threading.enumerate()]
 
 
-def test_the_thread_starts_with_the_first_fetch_and_ends_with_the_store(data, table, path):
+def test_threads_start_with_the_first_fetch_and_end_with_the_store(data, table, path):
     before = names()
     case = Case(gs.FileStore("disk"), data, table, path)
     assert names() == before
     case.run()
-    assert sorted(names()) == sorted([*before, "ggml-sched disk"])
+    assert sorted(names()) == sorted([*before, *["ggml-sched disk"] * 2])
     case.close()
     assert names() == before
     with pytest.raises(gs.BackendError, match="'disk' is closed"):
         case.store.open_file(path)
 
 
-def test_a_store_that_is_freed_ends_its_thread(data, table, path):
+def test_a_store_that_is_freed_ends_its_threads(data, table, path):
     before = names()
     case = Case(gs.FileStore("disk"), data, table, path)
     case.run()

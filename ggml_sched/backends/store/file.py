@@ -48,6 +48,9 @@ class FileStore(Store):
     system allows it.  `rows` and `memory` as for `Store`.
     """
 
+    n_readers = 2
+    """A disk that has its next read before it has done the last one is never idle."""
+
     def __init__(self, name: str = "file", rows: HostBackend | None = None, memory: int | None = None,
                  direct: bool | None = None) -> None:
         super().__init__(name, rows, memory)

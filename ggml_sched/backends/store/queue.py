@@ -1,16 +1,21 @@
-"""The queue of a store: tasks that one thread executes in order, and events between them.
+"""The queue of a store: tasks that threads begin in order, one at a time, and events between them.
+
+All tasks but parts of reads begin when everything before them has ended, and end before the next one begins.  Parts of reads (`put_reads`) run beside each other and
+beside later parts, as many as there are threads, so that a disk has its next read before it has done the last one.  An
+event passes when all that was queued before has ended.
 
 After a task has raised, the tasks after it are skipped until `synchronize` has returned its exception.  Events pass
 all the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The
-thread starts with the first task, and ends with `close`, or when the queue is freed; after a fork the child starts its
+threads start with the first task, and end with `close`, or when the queue is freed; after a fork the child starts its
 own.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ggml_sched.errors import BackendError
@@ -19,32 +24,99 @@ from ggml_sched.threads.workers import Crew
 
 __all__ = ["Mark", "StoreQueue"]
 
+Task = Callable[[], object]
+
 
 class Mark:
-    """A point in a queue: `latch` is open once the thread has come to it."""
+    """A point in a queue: `latch` is open once all that was queued before has ended."""
 
-    __slots__ = ("latch", "pid")
+    __slots__ = ("latch", "pid", "reads")
 
     def __init__(self) -> None:
         self.latch: Latch = Latch()
         self.pid: int = os.getpid()
+        self.reads: set[object] = set()
+        """The reads that had begun and not ended when the threads came to this point, and have not ended since."""
+
+
+class _Reads:
+    """The parts of reads that run now, and the marks that wait for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[object] = set()
+        self._marks: list[Mark] = []
+        self._since = 0.0
+        self.seconds: float = 0.0
+        """For how long one or more ran, so far."""
+
+    def begin(self) -> object:
+        """Note that a read begins; returns what `end` takes."""
+        read = object()
+        with self._lock:
+            if not self._running:
+                self._since = time.perf_counter()
+            self._running.add(read)
+        return read
+
+    def end(self, read: object) -> None:
+        with self._lock:
+            self._running.remove(read)
+            if not self._running:
+                self.seconds += time.perf_counter() - self._since
+            for mark in self._marks:
+                mark.reads.discard(read)
+            passed = [mark for mark in self._marks if not mark.reads]
+            if passed:
+                self._marks = [mark for mark in self._marks if mark.reads]
+        for mark in passed:
+            mark.latch.open()
+
+    def reach(self, mark: Mark) -> None:
+        """Open a mark once the reads that run now have ended."""
+        with self._lock:
+            if self._running:
+                mark.reads.update(self._running)
+                self._marks.append(mark)
+                return
+        mark.latch.open()
+
+    def wait(self) -> None:
+        """Wait until the reads that run now have ended."""
+        mark = Mark()
+        self.reach(mark)
+        mark.latch.wait()
 
 
 class StoreQueue:
-    """The queue of a store of this name.  `stalled`: seconds that threads have waited for it so far."""
+    """The queue of a store of this name, with `n_threads` threads.
 
-    def __init__(self, name: str) -> None:
+    `stalled`: seconds that threads have waited for it so far.
+    """
+
+    def __init__(self, name: str, n_threads: int = 1) -> None:
         self.name = name
+        self.n_threads = n_threads
         self.stalled: float = 0.0
         self.is_closing: bool = False
         self._crew: Crew | None = None
+        self._reads = _Reads()
+        self._seconds_before = 0.0
         self._error: BaseException | None = None
 
-    def put(self, task: Callable[[], object]) -> None:
+    def put(self, task: Task) -> None:
         """Queue a task; BackendError once the queue is closed, and if the host starts no thread."""
-        if self.is_closing:
-            raise BackendError(f"backend {self.name!r} is closed")
         self._threads().put(partial(self._execute, task))
+
+    def put_wait(self, wait: Task) -> None:
+        """Queue a wait for something outside the queue, beside which the reads before it go on; raises as `put`."""
+        self._threads().put(partial(self._try, wait))
+
+    def put_reads(self, parts: Sequence[Task]) -> None:
+        """Queue the parts of a read, of which each may run beside any other; raises as `put`."""
+        crew = self._threads()
+        for part in parts:
+            crew.put(partial(self._begin, part))
 
     def mark(self) -> Mark:
         """A point after all tasks that were queued so far."""
@@ -52,11 +124,11 @@ class StoreQueue:
         if self._crew is None or not self._crew.is_here:
             mark.latch.open()                   # no task was queued in this process
         else:
-            self._crew.put(mark.latch.open)
+            self._crew.put(partial(self._reads.reach, mark))
         return mark
 
     def wait(self, mark: Mark) -> None:
-        """Wait until the thread has come to a point; BackendError for one of the parent of this process."""
+        """Wait until the queue has come to a point; BackendError for one of the parent of this process."""
         if not mark.latch.is_open:
             if mark.pid != os.getpid():
                 raise BackendError(f"backend {self.name!r}: the process forked while it read weights")
@@ -72,8 +144,13 @@ class StoreQueue:
         error, self._error = self._error, None
         return error
 
+    @property
+    def seconds(self) -> float:
+        """For how long it has read: time in which several parts were read together counts once."""
+        return self._seconds_before + self._reads.seconds
+
     def close(self) -> None:
-        """Skip what is queued, wait for the task that runs, and end the thread; idempotent.
+        """Skip what is queued, wait for the tasks that run, and end the threads; idempotent.
 
         The next `synchronize` returns a BackendError, if anything was skipped.
         """
@@ -83,20 +160,38 @@ class StoreQueue:
             crew.close()
 
     def _threads(self) -> Crew:
+        if self.is_closing:
+            raise BackendError(f"backend {self.name!r} is closed")
         crew = self._crew
         if crew is None or not crew.is_here:
-            crew = self._crew = Crew([f"ggml-sched {self.name}"])
+            self._seconds_before, self._reads = self.seconds, _Reads()
             self._error = None
+            crew = self._crew = Crew([f"ggml-sched {self.name}"] * self.n_threads, in_turns=True)
         if not crew.threads:
             self._crew = None
             raise BackendError(f"backend {self.name!r}: the host gives no thread to read on")
         return crew
 
-    def _execute(self, task: Callable[[], object]) -> None:
+    def _begin(self, part: Task) -> Task:
+        """On a thread, in its turn: note that a part of a read begins; returns the function that reads it."""
+        return partial(self._read, part, self._reads.begin())
+
+    def _read(self, part: Task, read: object) -> None:
+        try:
+            self._try(part)
+        finally:
+            self._reads.end(read)
+
+    def _execute(self, task: Task) -> None:
+        """On a thread, in its turn: execute a task after all reads before it."""
+        self._reads.wait()
+        self._try(task)
+
+    def _try(self, task: Task) -> None:
         if self._error is None:
             try:
                 if self.is_closing:
                     raise BackendError(f"backend {self.name!r} was closed before it had read what was queued")
                 task()
             except BaseException as error:
-                self._error = error
+                self._error = self._error or error

@@ -1,15 +1,18 @@
 """Stores: the base class, which holds weights in host memory and fetches them on a thread of its own.
 
 `Store` serves tests, and devices whose weights stay in host memory.  A subclass holds weights elsewhere, in buffers of
-another class, and overrides `read`.  Invariant: one thread reads, in the order in which fetches were queued.
+another class, and overrides `read`.  Invariant: `n_readers` threads begin to read in the order in which fetches were
+queued; with several, a large weight is read in parts (`PART`).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,6 +26,10 @@ from ggml_sched.errors import BackendError, FetchError
 
 __all__ = ["Fetched", "Store", "StoreEvent", "Traffic"]
 
+PART = 4 << 20
+"""Bytes of a part of a weight that one of several threads reads, and what parts are aligned to where they are stored:
+large enough for the full speed of a disk, small enough that the last part of a weight is not long awaited."""
+
 
 class Traffic(NamedTuple):
     """What a store has read since it was made."""
@@ -32,7 +39,7 @@ class Traffic(NamedTuple):
     nbytes: int
     """Bytes of the weights and of the rows that were read."""
     seconds: float
-    """How long reading took."""
+    """How long reading took; while several threads read at the same time, that time counts once."""
     stalled: float
     """Seconds for which threads have waited for the store."""
 
@@ -54,24 +61,65 @@ class StoreEvent(Event):
         self.mark: Mark | None = None
 
 
+class _Fetch:
+    """A fetch of `size` bytes of a weight, from byte `first` of a buffer on, in parts that threads may read together.
+
+    The arguments are those of `Store.read`.
+    """
+
+    def __init__(self, store: Store, weight: Tensor, source: BufferBase, first: int, memory: np.ndarray, at: int,
+                 size: int, room: tuple[int, int]) -> None:
+        self.store, self.weight, self.source, self.memory = store, weight, source, memory
+        self.first, self.at, self.size, self.room = first, at, size, room
+        self.began = float("inf")
+        self.left = 0
+        """The parts that were not read yet."""
+        self._lock = threading.Lock()
+
+    def parts(self, size: int) -> list[Callable[[], object]]:
+        """The functions that read a part each, of `size` bytes where no part begins or ends elsewhere in the buffer
+        than at a multiple of it."""
+        stop = self.first + self.size
+        cuts = [self.first, *range((self.first // size + 1) * size, stop, size), stop]
+        if self.size < 2 * size:
+            cuts = [self.first, stop]
+        self.left = len(cuts) - 1
+        return [partial(self._read, a, b) for a, b in pairwise(cuts)]
+
+    def _read(self, start: int, stop: int) -> None:
+        began, store = time.perf_counter(), self.store
+        at = self.at + start - self.first
+        with store.naming(self.weight):
+            room = (self.room[0] if start == self.first else at,
+                    self.room[1] if stop == self.first + self.size else at + stop - start)
+            store.read(self.source, start, self.memory, at, stop - start, room)
+        with self._lock:
+            self.began = min(self.began, began)
+            self.left -= 1
+            if not self.left:
+                store.note_fetch(self.weight, self.size, self.began)
+
+
 class Store(HostBackend):
     """A store whose weights are in host memory: `alloc_tensors` gives them memory, `buffer_from_ptr` the caller's.
 
     `rows`: a backend over host memory that computes GET_ROWS of stored weights for the store, on the store's thread.
     The store then reads only the rows that are needed, and the results have that backend's bits.  Without it GET_ROWS
     reads a fetched copy of the whole weight.  Closing the store closes `rows`.  `memory`: the most bytes of buffers.
-    `listener`, if it is set, is called with a `Fetched` after each fetch, on the store's thread; it must not raise.
+    `listener`, if it is set, is called with a `Fetched` after each fetch, on a thread of the store; it must not raise.
     """
 
     is_store = True
     asynchronous = True
+    n_readers: int = 1
+    """How many threads read.  With more than one, `read` is called on several at the same time."""
 
     def __init__(self, name: str = "store", rows: HostBackend | None = None, memory: int | None = None) -> None:
         super().__init__(name, ALIGNMENT)
         self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.rows = rows
         self.listener: Callable[[Fetched], object] | None = None
-        self._queue = StoreQueue(name)
+        self._queue = StoreQueue(name, self.n_readers)
         self._rows_memory: Buffer | None = None
         self._fetches = self._nbytes = 0
         self._seconds = 0.0
@@ -80,7 +128,7 @@ class Store(HostBackend):
 
     def read(self, buffer: BufferBase, start: int, memory: np.ndarray, at: int, size: int,
              room: tuple[int, int]) -> None:
-        """Read bytes of a buffer of weights, from `start` on, to `memory[at : at + size]`; on the store's thread.
+        """Read bytes of a buffer of weights, from `start` on, to `memory[at : at + size]`; on a thread of the store.
 
         The bytes `room[0]` .. `room[1]` of `memory` may be written, too.  FetchError, or another exception.
         """
@@ -96,7 +144,8 @@ class Store(HostBackend):
         target = copy.buffer
         memory = getattr(target, "memory", None)
         if isinstance(memory, np.ndarray):
-            self._queue.put(partial(self._fetch, weight, source, first, memory, copy.offset, nbytes, room))
+            fetch = _Fetch(self, weight, source, first, memory, copy.offset, nbytes, room)
+            self._queue.put_reads(fetch.parts(PART if self.n_readers > 1 else nbytes))
         else:
             self._queue.put(partial(self._fetch_through, weight, source, first, target, copy.offset, nbytes))
 
@@ -111,29 +160,32 @@ class Store(HostBackend):
         """Whether the store is being closed, so that a read may end without all bytes."""
         return self._queue.is_closing
 
-    def _fetch(self, weight: Tensor, source: BufferBase, first: int, memory: np.ndarray, at: int, size: int,
-               room: tuple[int, int]) -> None:
-        began = time.perf_counter()
-        with self.naming(weight):
-            self.read(source, first, memory, at, size, room)
-        self.note(weight, size, began)
-        self._fetches += 1
-
     def _fetch_through(self, weight: Tensor, source: BufferBase, first: int, target: BufferBase, at: int,
                        size: int) -> None:
         """Fetch to memory that the host cannot address: the bytes are written by its buffer."""
         staging = np.empty(size + self.margin, np.uint8)
         place = self.shift_at(source, first, address_of(staging))
-        self._fetch(weight, source, first, staging, place, size, (0, staging.nbytes))
+        began = time.perf_counter()
+        with self.naming(weight):
+            self.read(source, first, staging, place, size, (0, staging.nbytes))
+        self._seconds += time.perf_counter() - began
+        self.note_fetch(weight, size, began)
         cast("Buffer", target).write(at, memoryview(cast("Any", staging[place : place + size])))
 
-    def note(self, weight: Tensor, size: int, began: float) -> None:
-        """Count bytes of a weight that were read since `began`, and notify the listener."""
-        ended = time.perf_counter()
+    def note_rows(self, weight: Tensor, size: int, began: float) -> None:
+        """Count bytes of rows of a weight that were read since `began`, and notify the listener."""
+        self._seconds += time.perf_counter() - began
+        self._note(weight, size, began)
+
+    def note_fetch(self, weight: Tensor, size: int, began: float) -> None:
+        """Count a weight that was fetched since `began`, and notify the listener."""
+        self._fetches += 1
+        self._note(weight, size, began)
+
+    def _note(self, weight: Tensor, size: int, began: float) -> None:
         self._nbytes += size
-        self._seconds += ended - began
         if self.listener is not None:
-            self.listener(Fetched(weight.name, size, began, ended))
+            self.listener(Fetched(weight.name, size, began, time.perf_counter()))
 
     @contextmanager
     def naming(self, weight: Tensor) -> Iterator[None]:
@@ -150,7 +202,7 @@ class Store(HostBackend):
     @property
     def traffic(self) -> Traffic:
         """What was read so far."""
-        return Traffic(self._fetches, self._nbytes, self._seconds, self._queue.stalled)
+        return Traffic(self._fetches, self._nbytes, self._seconds + self._queue.seconds, self._queue.stalled)
 
     # -- the queue ------------------------------------------------------------------
 
@@ -195,7 +247,7 @@ class Store(HostBackend):
     def event_wait(self, event: Event) -> None:
         other = event.backend
         if other is not self and type(other).event_synchronize is not Backend.event_synchronize:
-            self._queue.put(partial(other.event_synchronize, event))
+            self._queue.put_wait(partial(other.event_synchronize, event))
 
     def event_synchronize(self, event: Event) -> None:
         if isinstance(event, StoreEvent) and event.mark is not None:
