@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import numpy as np
 
 import ggml_sched as gs
-from ggml_sched.execution.arenas import Arenas
+from ggml_sched.execution.arenas import SchedulerArenas
 from ggml_sched.execution.pipeline import Pipeline
 from ggml_sched.llama import Batch, Model, load
 from ggml_sched.llama.runner import Runner
@@ -48,7 +48,7 @@ def counting() -> Iterator[Counter]:
     """Counts of `kinds`, `graphs`, `planned`, `grown` and `waited` while the block runs."""
     counts: Counter = Counter()
     kinds: set[object] = set()
-    make_plan, grow, drain, allocate = planner.make_plan, Arenas.grow, Pipeline.drain, Runner._allocate
+    make_plan, grow, drain, allocate = planner.make_plan, SchedulerArenas.grow, Pipeline.drain, Runner._allocate
     is_first = False
 
     def note(what: str) -> None:
@@ -78,12 +78,12 @@ def counting() -> Iterator[Counter]:
         allocate(self, graph)
         is_first = False
 
-    planner.make_plan, Arenas.grow, Pipeline.drain, Runner._allocate = (
+    planner.make_plan, SchedulerArenas.grow, Pipeline.drain, Runner._allocate = (
         counted_make_plan, counted_grow, counted_drain, counted_allocate)
     try:
         yield counts
     finally:
-        planner.make_plan, Arenas.grow, Pipeline.drain, Runner._allocate = make_plan, grow, drain, allocate
+        planner.make_plan, SchedulerArenas.grow, Pipeline.drain, Runner._allocate = make_plan, grow, drain, allocate
 
 
 def evaluate_random_batch(model: Model, rng: random.Random) -> None:

@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocator",
+    "Arenas",
     "Backend",
     "BackendError",
     "BackendLost",
@@ -120,6 +121,7 @@ _NAMES = {
     "ggml_sched.backends.ggml": ("GgmlBackend",),
     "ggml_sched.backends.store": ("FileStore", "Store"),
     "ggml_sched.execution.scheduler": ("Scheduler",),
+    "ggml_sched.execution.shared_arenas": ("Arenas",),
     "ggml_sched.execution.tracing": ("Trace",),
     "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
     "ggml_sched.placement.answer": ("Fit",),
@@ -149,6 +151,7 @@ if _TYPE_CHECKING:
     from ggml_sched.backends.ggml import GgmlBackend
     from ggml_sched.backends.store import FileStore, Store
     from ggml_sched.execution.scheduler import Scheduler
+    from ggml_sched.execution.shared_arenas import Arenas
     from ggml_sched.execution.tracing import Trace
     from ggml_sched.graph.graphfile import load_graph, save_graph
     from ggml_sched.placement.answer import Fit

@@ -15,7 +15,7 @@ from ggml_sched._graph import Graph
 from ggml_sched.backend import Buffer
 from ggml_sched.errors import each
 from ggml_sched.execution.allocation import Allocation
-from ggml_sched.execution.arenas import Arenas
+from ggml_sched.execution.arenas import SchedulerArenas
 from ggml_sched.execution.pipeline import Pipeline
 from ggml_sched.planning.plan import Plan
 
@@ -53,7 +53,7 @@ class Allocations:
     With a capacity of 0 even the current allocation is made anew by each call.
     """
 
-    def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
+    def __init__(self, arenas: SchedulerArenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
         self._arenas, self._pipeline, self._devices, self._capacity = arenas, pipeline, devices, capacity
         self.current: Tracked | None = None
         self._suspended: OrderedDict[int, Tracked] = OrderedDict()
@@ -113,6 +113,12 @@ class Allocations:
         for allocation in ended:
             allocation.lease.ended_by = why
         each(allocation.release for allocation in ended)
+
+    def give_way(self) -> None:
+        """Suspend the current allocation, after the computes that are queued: another scheduler is to use the
+        arenas."""
+        self.drain()
+        self._suspend_current()
 
     def snapshot(self) -> tuple[Plan, list[Buffer], int, Graph] | None:
         """The arguments with which `put` makes the current allocation again; None if there is none, or its graph was

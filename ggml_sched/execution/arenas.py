@@ -1,6 +1,7 @@
-"""Arenas: the buffers that hold the tensors of plans, one or more for each backend.
+"""The arenas of one scheduler: the buffers that hold the tensors of plans, one or more for each backend.
 
 Invariant: a request for larger buffers either succeeds for all of them, or leaves all of them unchanged.
+shared_arenas.py has arenas that several schedulers share.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from ggml_sched._graph import new_buffer
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import each
 
-__all__ = ["Arenas"]
+__all__ = ["SchedulerArenas", "Sizes"]
 
 Sizes = Sequence[Sequence[int]]
 """For each backend the bytes of each of its buffers."""
 
 
-class Arenas:
+class SchedulerArenas:
     """The buffers of one scheduler.
 
     `buffers` has a tuple of buffers for each backend; every change makes a new object, so that `is` shows a change.
@@ -31,6 +32,9 @@ class Arenas:
         self._large_enough: Sequence[Sequence[int]] | None = None
         """The sizes for which `hold` last returned True, when `buffers` was `_checked`: the same two objects need no
         new comparison."""
+
+    def occupy(self) -> None:
+        """Called before tensors get addresses here: nothing to do, because no other scheduler uses these buffers."""
 
     def held(self) -> list[int]:
         """Bytes of each backend's open buffers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -20,9 +20,10 @@ from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import BackendError, Error, PlacementError, each
 from ggml_sched.execution.allocation_cache import Allocations, Tracked
-from ggml_sched.execution.arenas import Arenas
+from ggml_sched.execution.arenas import SchedulerArenas
 from ggml_sched.execution.observer import Ask, Callback
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT, Pipeline
+from ggml_sched.execution.shared_arenas import Arenas, Leased, LockAndLease
 from ggml_sched.execution.tracing import Trace
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES, Planner
@@ -46,6 +47,7 @@ class Scheduler:
     backends to the bytes that such weights may take from the begin of their fetch to their last reader.  For a backend
     without a window that is as much as its budget leaves, or without a limit twice the largest weight.  `host_work`
     maps backends to the bytes of the host's memory that their kernels may take besides buffers (`Backend.host_work`).
+    `arenas`: the buffers are shared with the other schedulers that are given the same `Arenas`.
     A scheduler is a context manager.
 
     Raises ValueError for no backends, for a backend given twice, for a host that is not last, for a store that is, or
@@ -63,6 +65,7 @@ class Scheduler:
         zero: bool = False,
         windows: Mapping[Backend, int] | None = None,
         host_work: Mapping[Backend, int] | None = None,
+        arenas: Arenas | None = None,
     ) -> None:
         if isinstance(backends, Backend):
             raise TypeError(f"a scheduler takes a sequence of backends: Scheduler([backend]), not {backends!r}")
@@ -100,14 +103,20 @@ class Scheduler:
         limits, ahead = self._bytes_of("budget", budgets), self._bytes_of("window", windows)
         self._planner = Planner(backends, policy, replace(POLICIES[policy], n_copies=copies), plan_cache, limits,
                                 reorder, ahead, self._bytes_of("bound of work", host_work))
-        self._arenas = Arenas(backends)
+        if not isinstance(arenas, Arenas | None):
+            raise TypeError(f"arenas are gs.Arenas(), not {arenas!r}")
+        self._arenas = SchedulerArenas(backends) if arenas is None else Leased(arenas, backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
-        self._lock = OneAtATime(
+        lock = OneAtATime(
             partial(Error, "this scheduler is at work: use one scheduler for each thread, and none inside its "
                            "callbacks"),
             partial(Error, "this scheduler is closed"))
+        self._lock: OneAtATime | LockAndLease = lock
+        if isinstance(self._arenas, Leased):
+            self._arenas.serve(self._allocations, self._pipeline)
+            self._lock = LockAndLease(lock, self._arenas)
 
     def _bytes_of(self, what: str, given: Mapping[Backend, int] | None) -> dict[int, int]:
         """{position of a backend: bytes} of an argument {backend: bytes}; else TypeError and ValueError."""
@@ -133,7 +142,8 @@ class Scheduler:
         budgets = {self.backends[i]: n for i, n in self._planner.budgets.items() if i not in gone}
         windows = {self.backends[i]: n for i, n in self._planner.windows.items() if i not in gone}
         other = Scheduler(rest, self.policy, self.copies, self._planner.cache_size, budgets, self.reorder, self.zero,
-                          windows, {self.backends[i]: n for i, n in self._planner.host_work.items() if i not in gone})
+                          windows, {self.backends[i]: n for i, n in self._planner.host_work.items() if i not in gone},
+                          self._arenas.shared if isinstance(self._arenas, Leased) else None)
         for t, backend in self._assigned.items():
             if backend in rest:
                 other.set_tensor_backend(t, backend)
@@ -198,6 +208,7 @@ class Scheduler:
             return self._alloc(graph).plan
 
     def _alloc(self, graph: Graph) -> Tracked:
+        self._arenas.occupy()
         return self._allocations.find(graph) or self._alloc_anew(graph)
 
     def _alloc_anew(self, graph: Graph) -> Tracked:
@@ -221,6 +232,14 @@ class Scheduler:
             if before is not None and self._allocations.current is None and self._arenas.are_open():
                 self._allocations.put(*before)
             raise
+
+    def lease(self) -> AbstractContextManager[object]:
+        """In the block of `with scheduler.lease():` no other scheduler gets the memory of shared arenas, so that
+        results can be read although other threads use them, too; without shared arenas it does nothing.
+
+        It waits as the calls of a scheduler do.  Error where that would not end (see `Arenas`).
+        """
+        return self._arenas if isinstance(self._arenas, Leased) else nullcontext()
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena that the scheduler has on a backend now."""
@@ -256,7 +275,7 @@ class Scheduler:
         with self._lock:
             if not self._pipeline.is_idle and (callback is not None or not self._pipeline.is_in_order):
                 self._synchronize()
-            allocation = self._allocations.find(graph) or self._alloc_anew(graph)
+            allocation = self._alloc(graph)
             self._check_computes()
             if self._pipeline.failed:
                 self._synchronize()         # `find` may have waited for queued computes, and one has failed

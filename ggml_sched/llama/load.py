@@ -39,6 +39,7 @@ from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.weights import Weights, load_weights
 
 if TYPE_CHECKING:
+    from ggml_sched import Arenas
     from ggml_sched.llama.gguf import GGUFFile, Source
     from ggml_sched.llama.limits import MemoryLike
     from ggml_sched.placement.answer import Fit
@@ -54,7 +55,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
          n_batch: int | None = None, place: PlaceLike | Fit | None = None, *, n_threads: int | None = None,
          memory: MemoryLike | None = None, policy: str = "default", kv_type: Type | str | None = None, n_seq: int = 1,
          flash: bool | None = None, use_mmap: bool = True, progress: Callable[[int, int], object] | None = None,
-         **unknown: Never) -> Model:
+         arenas: Arenas | None = None, **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
     `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
@@ -71,17 +72,22 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     or an eighth of `memory`.  `kv_type`: "f32"
     (default), "f16", "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None:
     where the backends support it.
+    `arenas`: models that are given the same `gs.Arenas` share the memory that they compute in, on `backends` that they
+    have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
-    Raises TypeError for `n_threads` together with `backends`, for `memory` together with a `Fit`, and for unknown
-    arguments (of names that other libraries use it says what they are called here); FileFormatError for a file that is
-    not a model this package runs, UnsupportedOp when no backend computes one of its nodes, PlacementError as the
-    backends do, and OutOfMemory as they do and for a limit that is too small, with the least that would suffice.
+    Raises TypeError for `n_threads` together with `backends`, for `arenas` without `backends`, for `memory` together
+    with a `Fit`, and for unknown arguments (of names that other libraries use it says what they are called here);
+    FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one of its
+    nodes, PlacementError as the backends do, and OutOfMemory as they do and for a limit that is too small, with the
+    least that would suffice.
     """
     if unknown:
         raise unknown_argument(load, next(iter(unknown)))
     if backends is not None and n_threads is not None:
         raise TypeError("n_threads is an argument of the default backend: give it to the backends")
+    if backends is None and arenas is not None and as_fit(place) is None:
+        raise TypeError("models share arenas on backends that they have in common: give each load the same backends")
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_seq = count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
     fit = as_fit(place)
@@ -124,7 +130,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             hparams = arch.hparams(file)
             is_tied = "output.weight" not in file.tensors
             runner_at = partial(_runner_at, path, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
-                                policy, fit, limits, use_mmap, progress)
+                                policy, fit, limits, use_mmap, arenas, progress)
             runner = None
             if where is None and is_tied and are_apart(backends):
                 with suppress(OutOfMemory):     # of the matrix that is there twice
@@ -140,7 +146,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         n_ctx, n_batch = runner.cache.n_ctx, runner.n_batch
         again = None if hasattr(path, "read") else partial(
             _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
-            use_mmap=use_mmap, memory=memory)
+            use_mmap=use_mmap, memory=memory, arenas=arenas)
         model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
         undo.pop_all()
         return model
@@ -149,7 +155,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
 def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, hparams: Hparams,
                backends: Sequence[Backend], n_ctx: int, n_batch: int | None, kv_type: Type, n_seq: int,
                flash: bool | None, policy: str, fit: Fit | None, limits: Mapping[Backend, int], use_mmap: bool,
-               progress: Callable[[int, int], object] | None, at: PlaceFunction,
+               arenas: Arenas | None, progress: Callable[[int, int], object] | None, at: PlaceFunction,
                twins: Mapping[str, str] | None = None) -> Runner:
     """A runner with the weights of a file and an empty cache, which are placed by `at`, and memory for its graphs.
     `twins`: see `load_weights`.  A store of weights that do not fit under the limits is the caller's to close."""
@@ -180,7 +186,7 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
             weights = load_weights(file, specs, at, use_mmap, progress, twins=twins, store=held.store,
                                    stored=held.stored)
         assert n_batch is not None
-        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, min(n_batch, n_ctx), fit, held)
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, min(n_batch, n_ctx), fit, held, arenas)
         undo.callback(runner.scheduler.close)
         runner.reserve()
         undo.pop_all()

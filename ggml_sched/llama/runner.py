@@ -27,7 +27,7 @@ from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
 if TYPE_CHECKING:
-    from ggml_sched import Scheduler
+    from ggml_sched import Arenas, Scheduler
     from ggml_sched.llama.arch import Architecture
     from ggml_sched.llama.limited import Held
     from ggml_sched.llama.shift import ShiftGraph
@@ -44,7 +44,7 @@ class Runner:
 
     def __init__(self, arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache,
                  backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int,
-                 fit: Fit | None = None, held: Held | None = None) -> None:
+                 fit: Fit | None = None, held: Held | None = None, arenas: Arenas | None = None) -> None:
         from ggml_sched import Scheduler
 
         self.hparams = hparams
@@ -66,7 +66,7 @@ class Runner:
             budgets = held.budgets
             ordered = ordered if held.store is None else [held.store, *ordered]
         self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets,
-                                              host_work=None if held is None else held.host_work)
+                                              host_work=None if held is None else held.host_work, arenas=arenas)
         self.fit: Fit | None = fit
         self.held: Held | None = held
         self._by_name = {backend.name: backend for backend in backends}
@@ -151,12 +151,13 @@ class Runner:
         rows = self.cells.place(batch.positions, batch.sequences)
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
-        self._allocate(graph)
-        graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
-                         int(batch.sequences[0]))
-        self.scheduler.compute(graph.graph)
-        if graph.output is not None and len(out):
-            graph.output.backend.get_tensor(graph.output, out)
+        with self.scheduler.lease():
+            self._allocate(graph)
+            graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
+                             int(batch.sequences[0]))
+            self.scheduler.compute(graph.graph)
+            if graph.output is not None and len(out):
+                graph.output.backend.get_tensor(graph.output, out)
 
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
         """`compute` for one token of one sequence; its logits, f32 [1, n_vocab], are written to `out`.
@@ -169,13 +170,18 @@ class Runner:
         graph = self._token
         if graph is None or graph.shape.n_kv != n_kv:
             graph = self._token = self.graph(Shape(1, n_kv, 1))
+        with self.scheduler.lease():
+            self._compute_token(graph, token, position, seq, row, out)
+
+    def _compute_token(self, graph: BatchGraph, token: int, position: int, seq: int, row: int, out: np.ndarray) -> None:
+        """Compute the graph of one token, which the cells have given a row, while the scheduler has its memory."""
         if not graph.set_token(self.cells, token, position, seq, row):
             self._allocate(graph)
             if not graph.set_token(self.cells, token, position, seq, row):
                 # An input in memory that TokenInputs does not write: `set_inputs` handles it, or raises the error.
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
-                                 partial(self.cells.mask, places, sequences, n_kv), seq)
+                                 partial(self.cells.mask, places, sequences, graph.shape.n_kv), seq)
         self.scheduler.compute(graph.graph, wait=self._waits)
         output = graph.output
         if output is not None and not output.fetch(out):
@@ -272,9 +278,10 @@ class Runner:
             if self._shift is None:
                 raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
             self.scheduler.reserve(self._shift.graph)
-        self.scheduler.alloc(self._shift.graph)
-        self._shift.deltas.set(deltas)
-        self.scheduler.compute(self._shift.graph)
+        with self.scheduler.lease():
+            self.scheduler.alloc(self._shift.graph)
+            self._shift.deltas.set(deltas)
+            self.scheduler.compute(self._shift.graph)
 
     def clear(self) -> None:
         """Empty the cache."""

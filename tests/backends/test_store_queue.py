@@ -12,7 +12,7 @@ from ggml_sched.backends.store.files import BLOCK, ROOM, aligned
 from ggml_sched.backends.store.queue import StoreQueue
 
 SECONDS = 30
-"""After which a test that waits in vain fails."""
+"""After which a test that still waits fails."""
 
 
 class Gate:

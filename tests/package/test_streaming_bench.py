@@ -1,4 +1,5 @@
-"""Parts of bench/streaming.py: control groups that hold processes to a limit, and the bound of a token."""
+"""Parts of bench/streaming.py: control groups that hold processes to a limit, and the bound of a token; and
+bench/shared_arenas.py."""
 
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import memory_group
 import pytest
+import shared_arenas
 import streaming
 
 TAKE = "import sys, memory_group; memory_group.join(sys.argv[1]); x = bytearray(int(sys.argv[2])); print(len(x))"
@@ -43,3 +45,22 @@ def test_a_process_that_was_killed_has_no_times():
     assert streaming.beside({"decode": 0.5}, None, "decode", 1000) == ["-", "-"]
     assert streaming.beside({"decode": 0.5}, {}, "decode", 1000) == ["killed", "-"]
     assert streaming.beside({"decode": 0.5}, {"decode": 2.0}, "decode", 1000) == ["2000", "4.0"]
+
+
+def test_reading_together_reads_as_many_bytes(tmp_path, monkeypatch):
+    path, read = tmp_path / "file", []
+    path.write_bytes(bytes(3 * streaming.CHUNK + 4096))
+    monkeypatch.setattr(streaming.os, "preadv", lambda fd, out, place: read.append(place))
+    for together in (1, 2):
+        read.clear()
+        try:
+            assert streaming.reading(path, 3 * streaming.CHUNK + 1, together) > 0
+        except OSError:
+            pytest.skip("no direct reads here")
+        assert sorted(read) == [k * streaming.CHUNK for k in range(4)]
+
+
+def test_models_that_take_turns_reach_the_targets_of_shared_memory():
+    for n in (2, 4):
+        _, own, shared, part, target = shared_arenas.measured(n, 64)
+        assert float(part) <= float(target) == shared_arenas.TARGETS[n] and float(shared) < float(own)

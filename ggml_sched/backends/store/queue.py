@@ -1,8 +1,8 @@
 """The queue of a store: tasks that threads begin in order, one at a time, and events between them.
 
-All tasks but parts of reads begin when everything before them has ended, and end before the next one begins.  Parts of reads (`put_reads`) run beside each other and
-beside later parts, as many as there are threads, so that a disk has its next read before it has done the last one.  An
-event passes when all that was queued before has ended.
+All tasks but parts of reads begin when everything before them has ended, and end before the next one begins.  Parts
+of reads (`put_reads`) run beside each other and beside later parts, as many as there are threads, so that a disk has
+its next read before it has done the last one.  An event passes when all that was queued before has ended.
 
 After a task has raised, the tasks after it are skipped until `synchronize` has returned its exception.  Events pass
 all the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The
