@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ggml_sched import __version__
-from ggml_sched.cli import config, fit, pack, plan, run
+from ggml_sched.cli import config, experts, fit, pack, plan, run
 from ggml_sched.errors import Error
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: dict[str, ModuleType] = {"run": run, "fit": fit, "plan": plan, "pack": pack, "config": config}
+COMMANDS: dict[str, ModuleType] = {"run": run, "fit": fit, "plan": plan, "pack": pack, "experts": experts,
+                                   "config": config}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ggml_sched"
 ROOMS = ("core.graph", "core.pack", "graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "backends.store",
-         "llama", "llama_cpp", "cli", "placement.solve", "planning.verify", "testing.contract", "view")
+         "experts", "llama", "llama_cpp", "cli", "placement.solve", "planning.verify", "testing.contract", "view")
 """Folders that the listing shows as one."""
 HEADERS = "include"
 """The room of include/ggml_sched/."""

@@ -1,0 +1,47 @@
+"""Replay a recording of experts: hits and bytes read, by policy and number of slots.
+
+The file is one that `ggml-sched run --record-experts FILE` has written.  `bound` is what would be read by one who knows
+the future (Belady's algorithm), and the last column is bytes / bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+NAMES = ("lru", "lfu", "mixture")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a recording")
+    parser.add_argument("--slots", type=int, nargs="+", metavar="N",
+                        help="numbers of slots (default: a quarter, half and three quarters of all experts)")
+    parser.add_argument("--policy", nargs="+", choices=(*NAMES, "static"), default=[*NAMES, "static"],
+                        help="policies; static keeps the experts that --profile, or the first half of the recording, "
+                             "uses most (default: all)")
+    parser.add_argument("--profile", metavar="FILE", help="another recording of the same model, for static")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table.  FileFormatError, OSError, ValueError."""
+    from ggml_sched.experts import Policy, Recording, Static, bound, policy_named, replay
+    from ggml_sched.planning.tables import table
+
+    recording = Recording.load(args.file)
+    total = sum(bank.n_experts for bank in recording.banks)
+    least = max((len(visit.used) for visit in recording.visits), default=1)
+    profile = (Recording.load(args.profile).profile if args.profile else
+               Recording(recording.banks, recording.visits[: len(recording.visits) // 2]).profile)
+    policies: dict[str, Policy] = {name: Static(profile) if name == "static" else policy_named(name)
+                                   for name in args.policy}
+    rows: list[tuple[object, ...]] = [("slots", "policy", "hits", "misses", "bytes read", "/ bound")]
+    for n_slots in args.slots or sorted({max(total * k // 4, least) for k in (1, 2, 3)}):
+        best = bound(recording, n_slots)
+        rows.append((n_slots, "bound", f"{best.rate:.1%}", best.misses, f"{best.nbytes:,}", "1.00"))
+        for name, policy in policies.items():
+            found = replay(recording, policy, n_slots)
+            rows.append(("", name, f"{found.rate:.1%}", found.misses, f"{found.nbytes:,}",
+                         f"{found.nbytes / max(best.nbytes, 1):.2f}"))
+    print(f"{args.file}: {len(recording.visits)} visits of {len(recording.banks)} layers with {total} experts "
+          f"together, at most {least} used at once\n")
+    print(table(rows))
+    return 0

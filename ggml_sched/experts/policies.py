@@ -1,0 +1,187 @@
+"""Policies: which expert gives up its slot when another needs one.
+
+A policy is a value; `begin` makes its `Order`, which counts uses and has a cost for each expert: the one with the
+highest cost gives up its slot first.  The layers of a model are visited in turn, so that how soon an expert can be
+needed again is known in part: an expert of the next layer sooner than one of the layer before.  So costs are times, in
+rounds through all banks, until an expert is expected to be used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+
+__all__ = ["LeastFrequentlyUsed", "LeastRecentlyUsed", "Mixture", "Order", "Policy", "Static", "checked_policy",
+           "policy_named"]
+
+NEVER = 1e12
+"""The cost of an expert that was never used, and more than any other."""
+NAMES = ("lfu", "lru", "mixture")
+
+
+class Order(Protocol):
+    """The state of a policy for one model."""
+
+    def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
+        """Note that these experts of a bank, each once, are used now."""
+
+    def costs(self, bank: int) -> Floats:
+        """f64 [banks, experts]: the cost of each expert while this bank is visited."""
+
+
+class Policy(Protocol):
+    """What `LeastRecentlyUsed` and the others have in common."""
+
+    def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
+        """The order of a model with so many banks, of at most `n_experts` experts each, and so many slots."""
+
+
+class _Visits:
+    """What all orders count: how often each bank was visited, and at which of its visits an expert was used last."""
+
+    def __init__(self, n_banks: int, n_experts: int) -> None:
+        self.count: npt.NDArray[np.int64] = np.zeros(n_banks, np.int64)
+        self.last: npt.NDArray[np.int64] = np.full((n_banks, n_experts), -1, np.int64)
+
+    def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
+        self.last[bank, experts] = self.count[bank]
+        self.count[bank] += 1
+
+    def ahead(self, bank: int) -> Floats:
+        """f64 [banks, 1]: the part of a round until each bank is visited next; 1 for the one that is visited now."""
+        n = len(self.count)
+        return ((np.arange(n) - bank - 1) % n + 1)[:, None] / n
+
+    def ages(self, bank: int) -> Floats:
+        """f64 [banks, experts]: visits of its bank since an expert was used last, and what `ahead` adds to them."""
+        ages = np.where(self.last < 0, NEVER, (self.count[:, None] - self.last - 1).astype(np.float64))
+        aged: Floats = ages + self.ahead(bank)
+        return aged
+
+
+@dataclass(frozen=True)
+class LeastRecentlyUsed:
+    """The expert that its layer has not used for the most tokens goes; of several the one whose layer comes last."""
+
+    def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
+        return _Recent(n_banks, n_experts)
+
+
+class _Recent(_Visits):
+    def costs(self, bank: int) -> Floats:
+        return self.ages(bank)
+
+
+@dataclass(frozen=True)
+class LeastFrequentlyUsed:
+    """The expert that is used in the smallest part of the tokens goes.
+
+    A use counts `decay` times as much for each later visit of its layer (0 < decay < 1), so that the counts follow what
+    a text is about.
+    """
+
+    decay: float = 0.98
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay is between 0 and 1, not {self.decay}")
+
+    def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
+        return _Frequent(n_banks, n_experts, self.decay)
+
+
+class _Frequent(_Visits):
+    def __init__(self, n_banks: int, n_experts: int, decay: float) -> None:
+        super().__init__(n_banks, n_experts)
+        self._decay = decay
+        self._parts: Floats = np.zeros((n_banks, n_experts))
+
+    def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
+        super().use(bank, experts)
+        self._parts[bank] *= self._decay
+        self._parts[bank, experts] += 1 - self._decay
+
+    def costs(self, bank: int) -> Floats:
+        # A part of p of all tokens is one token in 1 / p.
+        known: Floats = 1 - self._decay ** self.count.astype(np.float64)
+        waits = np.maximum(known, 1e-12)[:, None] / np.maximum(self._parts, 1e-12)
+        costs: Floats = waits + self.ahead(bank)
+        return costs
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A part `fixed` of the slots is for the experts that are used most, the others go as by `LeastRecentlyUsed`.
+
+    `profile`, i64 [banks, experts], has the uses of each expert by which those are chosen (`Recording.profile`); None:
+    those counted so far.
+    """
+
+    fixed: float = 0.5
+    profile: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fixed <= 1:
+            raise ValueError(f"the fixed part of the slots is between 0 and 1, not {self.fixed}")
+
+    def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
+        profile = self.profile
+        if profile is not None and profile.shape != (n_banks, n_experts):
+            raise ValueError(f"a profile of {list(profile.shape)} banks and experts for a model of "
+                             f"{[n_banks, n_experts]}")
+        return _Mixed(n_banks, n_experts, int(self.fixed * n_slots), profile)
+
+
+def Static(profile: npt.NDArray[np.int64]) -> Mixture:
+    """The policy that keeps the experts with the most uses in a profile, i64 [banks, experts].
+
+    The others go at once; they have the slots that are left while a layer needs them.
+    """
+    return Mixture(1.0, profile)
+
+
+class _Mixed(_Visits):
+    def __init__(self, n_banks: int, n_experts: int, n_fixed: int, profile: npt.NDArray[np.int64] | None) -> None:
+        super().__init__(n_banks, n_experts)
+        self._n_fixed = min(n_fixed, n_banks * n_experts)
+        self._counts: npt.NDArray[np.int64] = np.zeros((n_banks, n_experts), np.int64)
+        self._profile = profile
+
+    def _fixed(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """The experts with the most uses, as many as slots are for them; none that was never used."""
+        fixed = np.zeros(counts.size, bool)
+        if self._n_fixed:
+            fixed[np.argpartition(-counts.ravel(), self._n_fixed - 1)[: self._n_fixed]] = True
+        return fixed.reshape(counts.shape) & (counts > 0)
+
+    def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
+        super().use(bank, experts)
+        self._counts[bank, experts] += 1
+
+    def costs(self, bank: int) -> Floats:
+        counts = self._counts if self._profile is None else self._profile
+        return np.where(self._fixed(counts), -counts, self.ages(bank))
+
+
+def policy_named(name: str) -> Policy:
+    """The policy with this name: "lru", "lfu" or "mixture"; ValueError for another."""
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is no policy for experts: {', '.join(NAMES)}")
+    return {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed, "mixture": Mixture}[name]()
+
+
+def checked_policy(policy: object) -> Policy:
+    """A policy, or the one with a name; TypeError for anything else."""
+    if isinstance(policy, str):
+        return policy_named(policy)
+    if not callable(getattr(policy, "begin", None)):
+        raise TypeError(f"a policy for experts has a method begin, or is one of {', '.join(NAMES)}, not {policy!r}")
+    return cast("Policy", policy)

@@ -1,0 +1,105 @@
+"""Recordings: which experts each layer used for which tokens, in the order of evaluations; read and written as text.
+
+The first line of a file describes the banks, each further line is a visit of one bank: its number, and for each token
+the experts that it used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ggml_sched.errors import FileFormatError
+
+__all__ = ["Bank", "Recording", "Visit"]
+
+FORMAT = "ggml-sched experts"
+VERSION = 1
+MAX_EXPERTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The weights of a layer from which the same numbers choose: `n_experts` experts of `nbytes` bytes each."""
+
+    name: str
+    n_experts: int
+    nbytes: int
+
+
+class Visit(NamedTuple):
+    """One use of a bank: `experts` has for each token the numbers of those that it uses."""
+
+    bank: int
+    experts: tuple[tuple[int, ...], ...]
+
+    @property
+    def used(self) -> list[int]:
+        """The numbers of the experts that are used, each once, ascending."""
+        return sorted({expert for token in self.experts for expert in token})
+
+
+@dataclass
+class Recording:
+    """The visits of the banks of a model, in order."""
+
+    banks: list[Bank]
+    visits: list[Visit] = field(default_factory=list)
+
+    @property
+    def n_experts(self) -> int:
+        """The most experts that a bank has."""
+        return max((bank.n_experts for bank in self.banks), default=0)
+
+    @property
+    def profile(self) -> np.ndarray:
+        """i64 [banks, experts]: how many tokens used each expert."""
+        found = np.zeros((len(self.banks), self.n_experts), np.int64)
+        for visit in self.visits:
+            for token in visit.experts:
+                found[visit.bank, list(token)] += 1
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recording to a file, which is replaced if it exists.  OSError."""
+        header = {"format": FORMAT, "version": VERSION, "banks": [asdict(bank) for bank in self.banks]}
+        lines = [json.dumps(header), *(json.dumps([visit.bank, visit.experts]) for visit in self.visits)]
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Recording:
+        """Read a file that `save` has written.  OSError, FileFormatError."""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            try:
+                made = _with_banks(json.loads(file.readline()))
+                for line in file:
+                    made.visits.append(_visit(json.loads(line), made.banks))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise FileFormatError(f"{os.fspath(path)}: not a recording of experts: {error}") from error
+        return made
+
+
+def _with_banks(header: Any) -> Recording:
+    if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") != VERSION:
+        raise ValueError("the first line describes no banks")
+    banks = [Bank(str(bank["name"]), _number(bank["n_experts"], 1, MAX_EXPERTS), _number(bank["nbytes"], 0, 1 << 62))
+             for bank in header["banks"]]
+    return Recording(banks)
+
+
+def _visit(line: Any, banks: Sequence[Bank]) -> Visit:
+    number, experts = line
+    bank = banks[_number(number, 0, len(banks) - 1)]
+    return Visit(number, tuple(tuple(_number(expert, 0, bank.n_experts - 1) for expert in token) for token in experts))
+
+
+def _number(value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{value!r} is no number from {low} to {high}")
+    return value

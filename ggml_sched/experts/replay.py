@@ -1,0 +1,87 @@
+"""Replays of recordings: how many experts a run would have found in so many slots, and how many it would have read.
+
+`bound` is what Belady's algorithm reads, which knows the future and gives up the expert that is used again last
+(L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966): with
+experts of one size no other choice reads less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ggml_sched.experts.table import SlotTable
+
+if TYPE_CHECKING:
+    from ggml_sched.experts.policies import Order, Policy
+    from ggml_sched.experts.recording import Recording
+
+__all__ = ["Hits", "bound", "replay"]
+
+
+class Hits(NamedTuple):
+    """What a replay has counted."""
+
+    hits: int
+    """Experts that a visit used and found in a slot."""
+    misses: int
+    nbytes: int
+    """Bytes of the experts that were read."""
+
+    @property
+    def rate(self) -> float:
+        """The part of the uses that were hits; 0 without uses."""
+        return self.hits / max(self.hits + self.misses, 1)
+
+
+def replay(recording: Recording, policy: Policy, n_slots: int) -> Hits:
+    """What a run of these visits would have read, with so many slots that are empty at first.
+
+    ValueError for a visit that uses more experts than there are slots.
+    """
+    table = SlotTable(len(recording.banks), recording.n_experts, n_slots, policy)
+    hits = misses = nbytes = 0
+    for visit in recording.visits:
+        used, missed = visit.used, 0
+        for expert, _ in table.visit(visit.bank, used):
+            table.put(visit.bank, expert)
+            missed += 1
+        hits, misses = hits + len(used) - missed, misses + missed
+        nbytes += missed * recording.banks[visit.bank].nbytes
+    return Hits(hits, misses, nbytes)
+
+
+def bound(recording: Recording, n_slots: int) -> Hits:
+    """What Belady's algorithm would have read; raises as `replay`."""
+    return replay(recording, _Belady(recording), n_slots)
+
+
+class _Belady:
+    """The policy that knows the visits: an expert costs as much as it is far from its next use."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
+        return _Future(self._recording, n_banks, n_experts)
+
+
+class _Future:
+    def __init__(self, recording: Recording, n_banks: int, n_experts: int) -> None:
+        visits = recording.visits
+        self._next: np.ndarray = np.full((n_banks, n_experts), float(len(visits)))
+        self._later: list[list[float]] = [[] for _ in visits]
+        """For each visit the next use of each of its experts after it."""
+        for k in range(len(visits) - 1, -1, -1):
+            used = visits[k].used
+            self._later[k] = self._next[visits[k].bank, used].tolist()
+            self._next[visits[k].bank, used] = k
+        self._now = 0
+
+    def use(self, bank: int, experts: np.ndarray) -> None:
+        self._next[bank, experts] = self._later[self._now]
+        self._now += 1
+
+    def costs(self, bank: int) -> np.ndarray:
+        return self._next

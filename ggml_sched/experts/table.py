@@ -1,0 +1,72 @@
+"""The table of slots: which experts of a model are in memory, and what has to come and to go for the next use.
+
+Only numbers: execution and replays use the same table, so that a replay counts what a run would have read.
+Invariants: there are never more experts than slots, and none that a visit uses goes during that visit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ggml_sched.experts.policies import Policy
+
+__all__ = ["SlotTable"]
+
+
+class SlotTable:
+    """`n_slots` slots for the experts of `n_banks` banks of at most `n_experts` experts.
+
+    A bank is the set of weights of one layer that the same numbers choose from; an expert is one choice of all of them.
+    """
+
+    def __init__(self, n_banks: int, n_experts: int, n_slots: int, policy: Policy) -> None:
+        self.n_slots = n_slots
+        self.held: np.ndarray = np.zeros((n_banks, n_experts), bool)
+        self._order = policy.begin(n_banks, n_experts, n_slots)
+
+    def visit(self, bank: int, experts: Iterable[int]) -> Iterator[tuple[int, tuple[int, int] | None]]:
+        """Use these experts of a bank: (an expert that is missing, (bank, expert) that must give up its slot or None)
+        for each that is missing, in ascending order.
+
+        The expert that gives up its slot is removed when the pair is yielded; call `put` once the other is there.
+        ValueError, with nothing changed, for more experts than slots.
+        """
+        used = np.unique(np.fromiter(experts, np.intp))
+        if len(used) > self.n_slots:
+            raise ValueError(f"{len(used)} experts of bank {bank} are used together, and there are {self.n_slots} "
+                             "slots")
+        self._order.use(bank, used)
+        missing = used[~self.held[bank, used]]
+        return self._exchange(bank, used, missing)
+
+    def _exchange(self, bank: int, used: np.ndarray,
+                  missing: np.ndarray) -> Iterator[tuple[int, tuple[int, int] | None]]:
+        going = iter(self._going(bank, used, len(missing)))
+        for expert in missing.tolist():
+            gone = None
+            if int(self.held.sum()) >= self.n_slots:
+                gone = next(going)
+                self.held[gone] = False
+            yield expert, gone
+
+    def _going(self, bank: int, used: np.ndarray, n: int) -> list[tuple[int, int]]:
+        """The experts that go first, as many as `n` missing ones need."""
+        n -= self.n_slots - int(self.held.sum())
+        if n <= 0:
+            return []
+        costs = np.where(self.held, self._order.costs(bank), -np.inf)
+        costs[bank, used] = -np.inf
+        first = np.argsort(-costs, axis=None, kind="stable")[:n]
+        return [(int(k) // costs.shape[1], int(k) % costs.shape[1]) for k in first]
+
+    def put(self, bank: int, expert: int) -> None:
+        """Note that an expert is there now."""
+        self.held[bank, expert] = True
+
+    def clear(self) -> None:
+        """Note that no expert is there."""
+        self.held[:] = False
