@@ -112,6 +112,8 @@ class Buffer(BufferBase):
     """
 
     file_backed: bool = False
+    experts: Any = None
+    """The bank (backends/store/slots.py) whose experts a store reads into this buffer when a node has chosen them."""
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes into [offset, offset + len(data)); the caller has checked the range."""

@@ -34,12 +34,24 @@ from ggml_sched.execution._steps import (
     run_in_order_recorded,
     synchronize,
 )
+from ggml_sched.execution.experts import BoundFetchExperts
 from ggml_sched.execution.observer import Ask, Callback, Observer
 from ggml_sched.execution.pipeline import KeepAlive, Pipeline, Task
 from ggml_sched.execution.tracing import Trace, timed
 from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Program, Run, Step, WriteBack
+from ggml_sched.planning.program import (
+    Copy,
+    CopyExperts,
+    Fetch,
+    FetchExperts,
+    Load,
+    Location,
+    Program,
+    Run,
+    Step,
+    WriteBack,
+)
 from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Allocation"]
@@ -399,6 +411,9 @@ class Allocation:
                 location, ids = step.locations[copy % len(step.locations)], self.tensors[step.ids]
                 staged = ids.root.op == "NONE" and not ids.is_resident
                 return BoundExperts(backend, self.tensors[step.tensor], self._tensor(location), ids, staged)
+            case FetchExperts():
+                location = step.locations[copy % len(step.locations)]
+                return BoundFetchExperts(backend, self.tensors[step.tensor], self._tensor(location))
             case Run():
                 return self._new_run(step, copy)
             case WriteBack():

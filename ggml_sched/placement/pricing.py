@@ -19,7 +19,7 @@ from ggml_sched.placement.devices import Device, LinkLike, Links
 from ggml_sched.placement.facts import Facts, facts
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Fetch, Load, Run, WriteBack
+from ggml_sched.planning.program import Fetch, FetchExperts, Load, Run, WriteBack
 
 __all__ = ["Price", "Pricer", "price", "price_steps"]
 
@@ -117,7 +117,7 @@ class Pricer:
             if isinstance(step, Run):
                 found.append(float(before[step.last + 1] - before[step.first]))
                 continue
-            if isinstance(step, Fetch):
+            if isinstance(step, (Fetch, FetchExperts)):
                 store = self.devices[device_of[step.backend]]
                 found.append(store.launch + step.nbytes / store.bandwidth)
                 continue
@@ -139,7 +139,7 @@ class Pricer:
         for step, taken in zip(plan.program.steps, self.steps(plan), strict=True):
             # Earlier computes have ended: their steps are no longer awaited.
             ready = max((ends[wait.step] for wait in step.waits if wait.back == 0), default=0.0)
-            if isinstance(step, Fetch):
+            if isinstance(step, (Fetch, FetchExperts)):
                 total += taken
                 free[step.backend] = max(ready, free.get(step.backend, 0.0)) + taken
                 ends.append(free[step.backend])

@@ -1,9 +1,9 @@
 """Compiles a plan to its program: which steps there are, on which backend, in which order, and their waits.
 
 `make_program` depends on its arguments alone.  It decides when each leaf is loaded, in the queue of which backend each
-copy is made, which copies are fetched by a store, which loaded or copied data is kept for the next compute, of which
-weights only the used experts are copied, which copies are written back, and which inputs the caller must have set.
-waits.py finds the waits.
+copy is made, which copies and which experts are fetched by a store, which loaded or copied data is kept for the next
+compute, of which weights only the used experts are copied, which copies are written back, and which inputs the caller
+must have set.  waits.py finds the waits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,21 @@ import numpy as np
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
+from ggml_sched.errors import PlacementError
 from ggml_sched.planning.flat import FlatBackend, FlatGraph, FlatTensor
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Program, Read, Run, Step, WriteBack
+from ggml_sched.planning.program import (
+    Copy,
+    CopyExperts,
+    Fetch,
+    FetchExperts,
+    Load,
+    Location,
+    Program,
+    Read,
+    Run,
+    Step,
+    WriteBack,
+)
 from ggml_sched.planning.waits import Access, order
 from ggml_sched.threads.cached import cached_property
 
@@ -91,6 +104,8 @@ class _Maker:
         self.fetched = {c: owner for c, (like, _) in enumerate(self.copies if self.stores else ())
                         if not self._is_placed(like) and (owner := self._owner(int(self.memory[like]))) in self.stores}
         """{copy of a weight of a store: the store}."""
+        self.banks = self._banks()
+        """{root with a place in a bank of experts: the bank}."""
         # One element for each source of each node that computes: `entry` is its index in `src`, `reader` the node's id,
         # `reads` the id that is read: the source, or the copy that replaces it.
         begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
@@ -120,6 +135,18 @@ class _Maker:
     def _location(self, i: int) -> Location:
         return Location(i, int(self.arena_of[i]), self.data.chunk(i), self.data.offset(i))
 
+    def _banks(self) -> dict[int, Any]:
+        if not self.stores:
+            return {}
+        roots = np.unique(self.memory).tolist()
+        buffers = [(i, getattr(self.graph.tensors[i], "buffer", None)) for i in roots if not self._is_placed(i)]
+        banks = [(i, getattr(buffer, "experts", None)) for i, buffer in buffers]
+        return {i: bank for i, bank in banks if bank is not None}
+
+    def _name(self, i: int) -> str:
+        """The name of a tensor in messages."""
+        return repr(getattr(self.graph.tensors[i], "name", f"tensor {i}"))
+
     def _is_exclusive(self, i: int) -> bool:
         return bool(self.state[i] & STATE_EXCLUSIVE)
 
@@ -135,6 +162,7 @@ class _Maker:
 
     def _steps(self) -> Iterator[Step]:
         late, early = self._leafs()
+        fetches = self._expert_fetches() if self.banks else {}
         yield from early
         # Copies that have several slots, of leafs that no node writes to, are made first: when a compute begins, their
         # slot is free and the leaf has its data, so that they need not wait for any step of this compute.
@@ -152,8 +180,12 @@ class _Maker:
                     made.add(c)
                     yield self._bring(c, start, stop)
                 now += 1
-            yield from self._split(backend, start, stop, {start + at - now: loads for at, loads in late.items()
-                                                          if now <= at < now + stop - start})
+            here: dict[int, list[Load | FetchExperts]] = {
+                start + at - now: [*loads] for at, loads in late.items() if now <= at < now + stop - start}
+            for at, step in fetches.items():
+                if start <= at < stop:
+                    here.setdefault(at, []).append(step)
+            yield from self._split(backend, start, stop, here)
             now += stop - start
 
     def _leafs(self) -> tuple[dict[int, list[Load]], list[Load]]:
@@ -176,10 +208,12 @@ class _Maker:
                 early.append(step)
         return late, early
 
-    def _split(self, backend: int, start: int, stop: int, loads: dict[int, list[Load]]) -> Iterator[Step]:
-        """The steps that run the nodes start .. stop - 1: one, or several with late loads and write-backs between them.
+    def _split(self, backend: int, start: int, stop: int,
+               loads: dict[int, list[Load | FetchExperts]]) -> Iterator[Step]:
+        """The steps that run the nodes start .. stop - 1: one, or several with late loads, fetches of experts and
+        write-backs between them.
 
-        `loads` maps the position of a node to the late loads that must be made before it runs.
+        `loads` maps the position of a node to the late loads and fetches that must be made before it runs.
         """
         backs = {int(self.position[i]): i for i in self.backs if start <= self.position[i] < stop}
         first = start
@@ -238,6 +272,9 @@ class _Maker:
         """
         i, backend = self.copies[c]
         locations, root = self.locations[c], int(self.memory[i])
+        if root in self.banks:
+            raise PlacementError(f"{self._name(root)} is a weight whose experts are in slots: nodes on "
+                                 "other backends than that of the slots cannot read it")
         if c in self.fetched:
             return Fetch(self.fetched[c], i, int(self.view_offs[i]), int(self.nbytes[i]), locations)
         if_changed = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(at.id) for at in locations))
@@ -257,6 +294,45 @@ class _Maker:
             return int(self.arena_of[root])
         backend = self.graph.tensors[root].backend
         return next((k for k, b in enumerate(self.backends) if b is backend), -1)
+
+    def _expert_fetches(self) -> dict[int, FetchExperts]:
+        """{position of a node: the fetch of experts that must be made before it}.
+
+        Before the first MUL_MAT_ID that reads a bank, and again where another bank or other numbers came between.
+        """
+        found: dict[int, FetchExperts] = {}
+        groups = [(min(group), max(group)) for group in self.data.groups]
+        last = None
+        begin = self.src_begin
+        for i in self.work[np.argsort(self.position[self.work], kind="stable")].tolist():
+            entries = range(int(begin[i]), int(begin[i + 1]))
+            of = {int(self.slot[e]): e for e in entries}
+            read = [slot for slot, e in of.items() if int(self.memory[self.src[e]]) in self.banks]
+            if not read:
+                continue
+            weight = int(self.src[of[0]]) if 0 in of else -1
+            if self.op[i] != MIXTURE_OP or read != [0] or weight not in self.banks:
+                raise PlacementError(f"{self._name(i)} reads a weight whose experts are in slots: only "
+                                     "a MUL_MAT_ID of the whole weight can")
+            bank, ids, now = self.banks[weight], int(self.planned[of[2]]), int(self.position[i])
+            if last == (bank, ids):
+                continue
+            last = bank, ids
+            # A fusion group is not cut: its members run after the fetch.
+            now = min([low for low, high in groups if low < now <= high], default=now)
+            if self.position[self.memory[int(self.src[of[2]])]] >= now:
+                raise PlacementError(f"the numbers that choose experts of {self._name(weight)} are "
+                                     "computed as one with nodes that read these")
+            found[now] = self._expert_fetch(bank, weight, int(self.src[of[2]]), ids)
+        return found
+
+    def _expert_fetch(self, bank: Any, weight: int, ids: int, planned: int) -> FetchExperts:
+        weights = tuple(i for i, other in self.banks.items() if other is bank)
+        tensors = self.graph.tensors
+        store = next(k for k, b in enumerate(self.backends) if b is bank.store)
+        n = min(tensors[weight].ne[2], int(self.nbytes[ids]) // 4)
+        locations = (self._location(ids),) if planned < self.n else self.locations[planned - self.n]
+        return FetchExperts(store, weights[0], weights, ids, locations, n * sum(tensors[i].nb[2] for i in weights))
 
     def _experts_ids(self, weight: int, start: int, stop: int) -> int | None:
         """The id of the tensor with the numbers of the used experts of `weight`; None if all experts must be copied.
@@ -364,6 +440,12 @@ class _Maker:
             if isinstance(step, Run):
                 continue
             written = step.locations[0].id
+            if isinstance(step, FetchExperts):
+                yield written, k, 0
+                for weight, bank in self.banks.items():
+                    if self.backends[step.backend] is bank.store:
+                        yield weight, k, 1
+                continue
             if isinstance(step, WriteBack):
                 yield written, k, 0
                 yield step.tensor, k, 1

@@ -21,7 +21,7 @@ from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.planning.compiler import program_of
-from ggml_sched.planning.program import Load, Program, Run, Transfer, WriteBack
+from ggml_sched.planning.program import FetchExperts, Load, Program, Run, Transfer, WriteBack
 from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
@@ -300,7 +300,8 @@ class Plan:
         """{(from, to): copies and bytes of one compute}, by the names of backends.
 
         What stays in place between computes (copies of weights) does not count; of the experts that are copied when a
-        node has chosen them, all do.  Inputs that the caller sets come from no backend, and do not count.
+        node has chosen them, all do, and of those that a store fetches, as many as can be chosen.  Inputs that the
+        caller sets come from no backend, and do not count.
         """
         found: dict[tuple[str, str], Traffic] = {}
         for step in self.program.steps:
@@ -308,13 +309,16 @@ class Plan:
                 continue
             one, other = (self.backends[b].name for b in self.ends(step))
             copies, nbytes = found.get((one, other), (0, 0))
-            found[one, other] = Traffic(copies + 1, nbytes + self.graph.tensors[step.tensor].nbytes)
+            size = step.nbytes if isinstance(step, FetchExperts) else self.graph.tensors[step.tensor].nbytes
+            found[one, other] = Traffic(copies + 1, nbytes + size)
         return found
 
     def ends(self, step: Transfer) -> tuple[int, int]:
         """The backends, by index, from which and to which a step of the program copies its tensor."""
         # A view's memory is that of its root, wherever the view is computed.
         home = self.data.backend_index(self.index_of(self.graph.tensors[step.tensor].root))
+        if isinstance(step, FetchExperts):
+            return step.backend, home
         other = step.locations[0].backend
         return (other, home) if isinstance(step, WriteBack) else (home, other)
 

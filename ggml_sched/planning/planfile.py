@@ -210,7 +210,8 @@ def _describe_backends(graph: Graph, backends: Sequence[Backend]) -> list[Backen
 
 
 def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, list[Any]]:
-    """{id of a resident: [usage of its buffer, indices of the backends that can read it]}."""
+    """{id of a resident: [usage of its buffer, indices of the backends that can read it]}; for a weight whose experts
+    are in slots also [index of the store, number of the bank]."""
     found: dict[str, list[Any]] = {}
     known: dict[Buffer, list[Any]] = {}
     for i, t in enumerate(graph.tensors):
@@ -220,6 +221,9 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
         if buffer not in known:
             readers = [k for k, b in enumerate(backends) if buffer.backend is b or b.supports_buffer(buffer)]
             known[buffer] = [buffer.usage, readers]
+            bank = getattr(buffer, "experts", None)
+            if bank is not None:
+                known[buffer].append([backends.index(bank.store), bank.number])
         found[str(i)] = known[buffer]
     return found
 
@@ -288,8 +292,9 @@ def _buffer_text(found: object) -> str:
     """What a message says of the buffer of a resident in a plan file."""
     if found is None:
         return "of no buffer"
-    if isinstance(found, list) and len(found) == 2:
-        return f"of usage {found[0]!r} that backends {found[1]} read"
+    if isinstance(found, list) and (len(found) == 2 or len(found) == 3 and isinstance(found[2], list)):
+        return f"of usage {found[0]!r} that backends {found[1]} read" + (
+            f", with experts in slots of the store and bank {found[2]}" if len(found) == 3 else "")
     return repr(found)
 
 

@@ -19,8 +19,8 @@ from ggml_sched.planning.tables import preformatted
 from ggml_sched.planning.waits import Wait
 from ggml_sched.threads.cached import cached_property
 
-__all__ = ["Copy", "CopyExperts", "Fetch", "Load", "Location", "Program", "Read", "Run", "Step", "Wait", "WriteBack",
-           "describe", "program_values"]
+__all__ = ["Copy", "CopyExperts", "Fetch", "FetchExperts", "Load", "Location", "Program", "Read", "Run", "Step", "Wait",
+           "WriteBack", "describe", "program_values"]
 
 
 class Location(NamedTuple):
@@ -118,6 +118,36 @@ class CopyExperts(NamedTuple):
         return False
 
 
+class FetchExperts(NamedTuple):
+    """Read from a store those experts of a bank whose numbers are in the tensor `ids` and that are in no slot.
+
+    A bank is the weights of a layer from which the same numbers choose; its experts stay in their slots until others
+    need these, also of other banks.  So the step may write to the memory of every bank of its store.  The nodes that
+    read the bank follow, before the next such step.
+    """
+
+    backend: int
+    """The store."""
+    tensor: int
+    """The first of `weights`."""
+    weights: tuple[int, ...]
+    """The weights of the bank, each in a resident's memory."""
+    ids: int
+    locations: tuple[Location, ...]
+    """Where the numbers are read: the location of `ids`, or of its copy."""
+    nbytes: int
+    """The most bytes that are read: all experts that so many numbers can name."""
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def kind(self) -> Literal["fetch experts"]:
+        return "fetch experts"
+
+    @property
+    def if_changed(self) -> bool:
+        return False
+
+
 class Read(NamedTuple):
     """The node at `position` reads a copy instead of its source number `slot`."""
 
@@ -163,8 +193,8 @@ class WriteBack(NamedTuple):
         return False
 
 
-Transfer: TypeAlias = Load | Copy | CopyExperts | Fetch | WriteBack
-"""A step that writes data to `locations`, or from there back to its tensor."""
+Transfer: TypeAlias = Load | Copy | CopyExperts | Fetch | FetchExperts | WriteBack
+"""A step that writes data to `locations`, or from there back to its tensor; fetched experts have their own memory."""
 Step: TypeAlias = Transfer | Run
 Named: TypeAlias = Callable[[int], str]
 """The function that names an id or a backend."""
@@ -239,6 +269,8 @@ def describe(step: Step, name: Named = lambda i: f"id {i}", backend: Named = lam
         case CopyExperts():
             what = (f"copy the experts of {name(step.tensor)} that {name(step.ids)} names to "
                     f"{_where(step.locations, name, backend)}")
+        case FetchExperts():
+            what = f"fetch the experts of {', '.join(map(name, step.weights))} that {name(step.ids)} names"
         case Run():
             nodes = f"nodes {step.first} .. {step.last}" if step.first < step.last else f"node {step.first}"
             into = f", the last one into {_where(step.into, name, backend)}" if step.into else ""

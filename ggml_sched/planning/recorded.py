@@ -6,7 +6,7 @@ ones did, so that the plan can be read, printed, explained and verified.
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
@@ -44,7 +44,8 @@ class PlanFile(TypedDict):
     needs: list[list[int]]
     """For each id: 1 if its backend supports it, else 0; the bytes that the backend allocates for it."""
     residents: dict[str, list[Any]]
-    """{id: [usage of its buffer, indices of the backends that can read it]}."""
+    """{id: [usage of its buffer, indices of the backends that can read it]}; of a weight whose experts are in slots
+    also [index of the store, number of the bank]."""
     plan: dict[str, Any]
     """`plan_values` of the plan's data."""
     program: dict[str, Any]
@@ -57,6 +58,13 @@ class _RecordedBuffer(Buffer):
     def __init__(self, backend: RecordedBackend, size: int, usage: str, readers: tuple[int, ...]) -> None:
         super().__init__(backend, size, usage=usage)
         self.readers = readers
+
+
+class _RecordedBank(NamedTuple):
+    """A bank of experts: its store and its number."""
+
+    store: RecordedBackend
+    number: int
 
 
 class RecordedBackend(DryBackend):
@@ -111,7 +119,11 @@ def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBacken
         backend = backends[plan["assign"][graph.id_of(graph.nodes[group[0]])]]
         backend.groups.append(tuple(group))
         backend.fingerprint = graph.fingerprint
-    for key, (usage, readers) in described["residents"].items():
+    banks: dict[tuple[int, int], _RecordedBank] = {}
+    for key, (usage, readers, *bank) in described["residents"].items():
         t = graph.tensors[int(key)]
-        bind_resident(t, _RecordedBuffer(backends[readers[0]], t.nbytes, usage, tuple(readers)), 0)
+        buffer = _RecordedBuffer(backends[readers[0]], t.nbytes, usage, tuple(readers))
+        for store, number in bank:
+            buffer.experts = banks.setdefault((store, number), _RecordedBank(backends[store], number))
+        bind_resident(t, buffer, 0)
     return backends

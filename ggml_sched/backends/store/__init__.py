@@ -2,6 +2,7 @@
 
     files     reading files: past the page cache where the file system allows it; what is wrong as typed errors
     queue     the thread of a store, its queue and its events
+    slots     slots for experts: weights of which only some experts are in memory, read when a node has chosen them
     rows      GET_ROWS of a stored weight, which reads the rows that it needs
     store     Store: weights in host memory
     file      FileStore: weights in files
@@ -11,6 +12,8 @@ that computes with them, while that computes what comes before (core/plan/fetchi
 """
 
 from ggml_sched.backends.store.file import FileBuffer, FileStore
+from ggml_sched.backends.store.slots import ExpertBank, ExpertSlots, ExpertTraffic, Stored, has_slots, slot_nbytes
 from ggml_sched.backends.store.store import Fetched, Store, Traffic
 
-__all__ = ["Fetched", "FileBuffer", "FileStore", "Store", "Traffic"]
+__all__ = ["ExpertBank", "ExpertSlots", "ExpertTraffic", "Fetched", "FileBuffer", "FileStore", "Store", "Stored",
+           "Traffic", "has_slots", "slot_nbytes"]

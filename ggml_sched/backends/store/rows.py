@@ -138,7 +138,7 @@ class _Rows:
             at = store.shift_at(weight.buffer, start, address_of(staging))
             with store.naming(weight):
                 store.read(weight.buffer, start, staging, at, n, (0, staging.nbytes))
-            store.note_rows(weight, n, began)
+            store.note_part(weight, n, began)
             found[part] = staging[at : at + n].reshape(len(part), size)
         return found
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, ad
 from ggml_sched.backends.store.queue import Mark, StoreQueue
 from ggml_sched.backends.store.rows import RowsPlan, fits, rows_size
 from ggml_sched.errors import BackendError, FetchError
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.store.slots import ExpertSlots
 
 __all__ = ["Fetched", "Store", "StoreEvent", "Traffic"]
 
@@ -119,6 +122,8 @@ class Store(HostBackend):
         self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.rows = rows
         self.listener: Callable[[Fetched], object] | None = None
+        self.slots: ExpertSlots | None = None
+        """The slots of experts that this store reads, while there are any."""
         self._queue = StoreQueue(name, self.n_readers)
         self._rows_memory: Buffer | None = None
         self._fetches = self._nbytes = 0
@@ -156,6 +161,10 @@ class Store(HostBackend):
         """How many bytes after an address the bytes of a buffer of weights, from `start` on, must be placed."""
         return 0
 
+    def put(self, task: Callable[[], object]) -> None:
+        """Queue a task for the store's thread; BackendError once the store is closed."""
+        self._queue.put(task)
+
     def is_stopping(self) -> bool:
         """Whether the store is being closed, so that a read may end without all bytes."""
         return self._queue.is_closing
@@ -172,8 +181,8 @@ class Store(HostBackend):
         self.note_fetch(weight, size, began)
         cast("Buffer", target).write(at, memoryview(cast("Any", staging[place : place + size])))
 
-    def note_rows(self, weight: Tensor, size: int, began: float) -> None:
-        """Count bytes of rows of a weight that were read since `began`, and notify the listener."""
+    def note_part(self, weight: Tensor, size: int, began: float) -> None:
+        """Count bytes of rows, or of an expert, of a weight that were read since `began`, and notify the listener."""
         self._seconds += time.perf_counter() - began
         self._note(weight, size, began)
 

@@ -15,7 +15,7 @@ from collections.abc import Set
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, FetchExperts, Load, Run, Step, WriteBack
 from ggml_sched.planning.verify.facts import Area, Facts, location_id, readable
 from ggml_sched.planning.verify.problem import Problem
 from ggml_sched.threads.cached import cached_property
@@ -215,7 +215,8 @@ class _Execution:
         self.bad: set[int] = set()
         """Copies with a problem that was reported: reads of them are not reported again."""
         self.experts: dict[int, list[Piece]] = {}
-        """{copy that holds only some experts: the pieces of the expert ids for which they were copied}."""
+        """{copy or weight that has only some experts: the pieces of the expert ids for which they were copied or
+        fetched}."""
         self.size = len(facts.name)
         self.round = 0
         """The number of the compute, from 0.  A writer is round * size + id, so that the values of computes differ."""
@@ -280,7 +281,8 @@ class _Execution:
             self.set_in[i] = self.round
             self.versions[i] = self.versions.get(i, 0) + 1
             if self.facts.is_resident(i):
-                self.write_real(i, self.all_of(i), False)
+                if i not in self.facts.banks:       # of those the store has the data
+                    self.write_real(i, self.all_of(i), False)
                 self.done.add(i)
         for i in self.set_in:
             if i in leafs or not self.facts.is_resident(i):
@@ -306,6 +308,8 @@ class _Execution:
                 self.copy(step)
             case Fetch():
                 self.fetch(step)
+            case FetchExperts():
+                self.fetch_experts(step)
             case Run():
                 for unit in self.facts.units(step, self.mode != ONE_BY_ONE):
                     if self.mode == ONE_KERNEL and len(unit) > 1:
@@ -336,6 +340,23 @@ class _Execution:
         self.touch(location, True)
         self.experts.pop(location, None)
         self.done.add(location)
+
+    def fetch_experts(self, step: FetchExperts) -> None:
+        """Write the experts that ids name to the memory of their bank; those of every other bank of the store may have
+        lost their slots."""
+        facts, location = self.facts, location_id(step, self.cur_copy)
+        numbers = self.read_real(location)
+        self.compare(step.ids, location, f"the store {facts.backend(step.backend)} reads")
+        for i, (store, _) in facts.banks.items():
+            if store != step.backend:
+                continue
+            chosen = i in step.weights
+            self.write_real(i, self.read_ideal(i) if chosen else [])
+            self.experts.pop(i, None)
+            if chosen:
+                if not self.experts_lie_apart(i):
+                    self.report("partial-read", f"experts of {facts.label(i)} are fetched, which share bytes")
+                self.experts[i] = numbers
 
     def copy(self, step: Copy | CopyExperts) -> None:
         """Make a copy in the real memory; check that what is copied has been computed."""
@@ -395,7 +416,7 @@ class _Execution:
                     self.need(s)
                 self.compare(s, p, f"{node} reads")
                 if p in self.experts and not self.names_experts(i, slot, reads):
-                    what = f"{node} reads {facts.label(p)}, which holds the experts that other ids name"
+                    what = f"{node} reads {facts.label(p)}, which has the experts that other ids name"
                     self.report("partial-read", what)
         for s in facts.deps.get(i, ()):
             if facts.memory(s) not in inside:
@@ -430,7 +451,7 @@ class _Execution:
             self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
 
     def names_experts(self, i: int, slot: int, reads: tuple[int, ...]) -> bool:
-        """Whether node i is a MUL_MAT_ID that reads in this slot a copy with the experts of its own ids."""
+        """Whether node i is a MUL_MAT_ID that reads in this slot what has the experts of its own ids."""
         return (self.facts.op[i] == "MUL_MAT_ID" and slot == 0
                 and self.read_real(reads[2]) == self.experts[reads[0]])
 
@@ -448,7 +469,7 @@ class _Execution:
             if facts.is_resident(i) or facts.offset[i] >= 0:
                 self.compare(i, i, "after the compute, the caller reads", "output-overwritten", False)
         for i in range(facts.n_tensors):
-            if facts.is_resident(i) and facts.view_of[i] < 0:
+            if facts.is_resident(i) and facts.view_of[i] < 0 and i not in facts.banks:
                 self.compare(i, i, "after the compute, the next one reads", "lost-write", False)
         if not self.round and not self.found:
             self.check_overwritten()

@@ -114,6 +114,8 @@ class Facts:
     """Tensors that the plan declares overwritten at the end of a compute; reading them is refused."""
     stores: frozenset[int] = frozenset()
     """The backends that are stores: they fetch their weights into copies."""
+    banks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """{weight whose experts are in slots: (its store, the number of its bank)}."""
 
     @staticmethod
     def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
@@ -178,6 +180,9 @@ class Facts:
             inner=frozenset(i for i in range(n) if data.is_inner(i)),
             overwritten=frozenset(i for i in range(n) if data.is_overwritten(i)),
             stores=stores,
+            banks={i: (backends.index(t.buffer.experts.store), t.buffer.experts.number)
+                   for i, t in enumerate(tensors) if t.view_src is None
+                   and getattr(t.buffer, "experts", None) is not None},
         )
 
     def label(self, i: int) -> str:
@@ -336,9 +341,9 @@ class Act(NamedTuple):
     step: int
     """The number of its step in the program."""
     kind: str
-    """"load", "copy", "copy experts", "run" (one node), "write back"."""
+    """"load", "copy", "copy experts", "fetch", "fetch experts", "run" (one node), "write back"."""
     id: int
-    """The id that is written: a leaf, a slot of a copy, or a node."""
+    """The id that is written: a leaf, a slot of a copy, a node, or the first weight of a bank of experts."""
 
 
 def acts(facts: Facts, cur_copy: int = 0, late: bool = False) -> Iterator[Act]:
@@ -351,7 +356,8 @@ def acts(facts: Facts, cur_copy: int = 0, late: bool = False) -> Iterator[Act]:
                     yield Act(time, k, "run", i)
                     time += 1
             continue
-        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else location_id(step, cur_copy))
+        yield Act(time, k, step.kind, step.tensor if step.kind in ("write back", "fetch experts")
+                  else location_id(step, cur_copy))
         time += 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ggml_sched.planning.program import Load, Run, WriteBack
+from ggml_sched.planning.program import FetchExperts, Load, Run, WriteBack
 from ggml_sched.planning.verify.facts import Facts, acts, holder, readable
 from ggml_sched.planning.verify.problem import Problem
 
@@ -93,7 +93,7 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
             for s in facts.deps.get(i, ()):
                 touch(s, time)
             touch(facts.into(step, i, 0), time)
-        elif isinstance(step, WriteBack):
+        elif isinstance(step, WriteBack | FetchExperts):
             touch(step.locations[0].id, time)
         else:
             if not isinstance(step, Load):

@@ -36,7 +36,7 @@ REASONS = {
     "clobbered-read": "a node reads bytes that another step has written over",
     "stale-read": "a node reads a value that has been written to since",
     "wrong-range": "a node reads other bytes of a weight than it should, because others were fetched",
-    "partial-read": "a node reads experts that were not copied, because the copy was made for other ids",
+    "partial-read": "a node reads experts that were not copied or fetched, because that was done for other ids",
     "lost-write": "a node writes through a view to memory that its backend cannot access",
     "unordered": "two steps access the same bytes, one of them writes, and no wait orders them",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ggml_sched.planning.program import Copy, CopyExperts, Fetch, Load, Location, Run, Step
+from ggml_sched.planning.program import Copy, CopyExperts, Fetch, FetchExperts, Load, Location, Run, Step
 from ggml_sched.planning.verify.facts import Facts, acts
 from ggml_sched.planning.verify.problem import Problem
 
@@ -71,7 +71,9 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
     if not all(locations and all(0 <= at.id < len(facts.name) for at in locations) for locations in _slots_of(step)):
         return False
     if not isinstance(step, Run):
-        return 0 <= step.tensor < n and (not isinstance(step, CopyExperts) or 0 <= step.ids < n)
+        named = (step.tensor, *((step.ids,) if isinstance(step, CopyExperts | FetchExperts) else ()),
+                 *(step.weights if isinstance(step, FetchExperts) else ()))
+        return all(0 <= i < n for i in named)
     return 0 <= step.first <= step.last < n_nodes and all(
         step.first <= read.position <= step.last and 0 <= read.slot < len(facts.src[facts.nodes[read.position]])
         for read in step.reads)
@@ -165,6 +167,11 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
             if step.backend not in facts.stores & (facts.resident[step.tensor] or set()):
                 yield Problem("bad-step", f"step {k} fetches {facts.label(step.tensor)} in the queue of "
                                           f"{facts.backend(step.backend)}, which is not its store")
+        elif isinstance(step, FetchExperts):
+            if {facts.banks.get(i) for i in step.weights} != {facts.banks.get(step.tensor)} or (
+                    facts.banks.get(step.tensor, (-1,))[0] != step.backend):
+                yield Problem("bad-step", f"step {k} fetches experts of {facts.label(step.tensor)} in the queue of "
+                                          f"{facts.backend(step.backend)}, which is not the store of their bank")
         elif isinstance(step, (Load, Copy)) and step.backend not in _ends(facts, step):
             yield Problem("bad-step", f"step {k} fills {facts.label(step.locations[0].id)} from the queue of "
                                       f"{facts.backend(step.backend)}, where neither end of it is")
@@ -213,6 +220,8 @@ def _check_places(facts: Facts) -> Iterator[Problem]:
             touched.update(facts.deps.get(act.id, ()))
         elif not isinstance(step, Load):
             touched.add(step.tensor)
+            if isinstance(step, FetchExperts):
+                touched.update(location.id for location in step.locations)
     for i in sorted(touched):
         root = facts.memory(i)
         if facts.is_resident(i):
