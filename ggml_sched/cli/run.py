@@ -72,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", metavar="SIZE",
                        help="what this process may hold at most, such as 4GiB: weights that do not fit stay in the "
                             "file, and every token fetches them while it computes with others (default: no limit)")
+    group.add_argument("--experts", choices=("lfu", "lru", "mixture", "whole"), default="lfu",
+                       help="which experts stay where --memory does not hold all: used often, used last, or half of "
+                            "each; whole: all of a layer are fetched together (%(default)s)")
     group.add_argument("--n-ctx", "--context", type=int, default=0, metavar="N",
                        help="room for tokens (default: as many as the model was trained with, if memory allows)")
     group.add_argument("--n-batch", "--batch", type=int, metavar="N",
@@ -82,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--policy", choices=("default", "seed"), default="default", help="the scheduler's policy")
     group.add_argument("--stats", action="store_true",
                        help="splits, copies, memory and times, on standard error at the end")
+    group.add_argument("--record-experts", metavar="FILE",
+                       help="write which experts each layer used for which tokens, for `ggml-sched experts`")
     group.add_argument("--trace", metavar="FILE",
                        help="write a timeline of all steps, for https://ui.perfetto.dev; with --fit, and what each was "
                             "expected to take")
@@ -110,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             model = stack.enter_context(llama.load(
                 source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
                 kv_type=args.kv_type, flash=False if args.no_flash else None, use_mmap=not args.no_mmap,
-                progress=progress.listener))
+                experts=args.experts, progress=progress.listener))
         loaded = {"loaded": time.perf_counter() - start}
         if args.tokens is None:
             start = time.perf_counter()
@@ -118,6 +123,8 @@ def run(args: argparse.Namespace) -> int:
             loaded["its vocabulary"] = time.perf_counter() - start
         if args.trace:
             stack.enter_context(_traced(args, model, place))
+        if args.record_experts:
+            stack.enter_context(_recorded(args, model))
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
@@ -136,6 +143,16 @@ def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator
                   file=sys.stderr, flush=True)
             if args.stats:
                 print("", *trace.measured(devices, link), sep="\n", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _recorded(args: argparse.Namespace, model: Model) -> Iterator[None]:
+    """Record the experts that a model uses, and write them at the end, however it ends."""
+    with model.record_experts() as recording:
+        try:
+            yield
+        finally:
+            recording.save(args.record_experts)
 
 
 def _budget(args: argparse.Namespace, source: str) -> int:

@@ -68,8 +68,15 @@ def _fetched(model: Model) -> list[str]:
     rate = done.nbytes / done.seconds if done.seconds else 0.0
     rows: list[Sequence[object]] = [("store", "weights fetched", "bytes read", "MB/s", "stalled", "bound of a token")]
     rows.append((model.store.name, done.fetches, f"{done.nbytes:,}", f"{rate / 1e6:.0f}", seconds(done.stalled),
-                 seconds(held.nbytes / rate) if rate else "-"))
-    return [f"{what}, {held.nbytes:,} fetched for each token or batch, in a window of {window:,} or more", table(rows)]
+                 seconds(held.nbytes / rate) if rate and held.nbytes else "-"))
+    if model.slots is None:
+        what += f", {held.nbytes:,} fetched for each token or batch, in a window of {window:,} or more"
+        return [what, table(rows)]
+    slots, counted = model.slots, model.slots.traffic
+    what += f", and {slots.n_slots:,} slots of {slots.slot_nbytes:,} for experts"
+    by_expert: list[Sequence[object]] = [("slots", "hits", "misses", "hit rate", "bytes of experts read")]
+    by_expert.append((slots.n_slots, counted.hits, counted.misses, f"{counted.rate:.1%}", f"{counted.nbytes:,}"))
+    return [what, table(rows), table(by_expert)]
 
 
 def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import ggml_sched as gs
@@ -20,13 +20,15 @@ from ggml_sched.backends.cpu.buffer import HostBackend
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import PlaceFunction
+from ggml_sched.llama.expert_slots import SlotsSpec, slots_for
 from ggml_sched.llama.residency import Choice, Residency, Use, choose, least_choice
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
 
 if TYPE_CHECKING:
     from ggml_sched import Plan, Store
+    from ggml_sched.experts import Policy
     from ggml_sched.llama.arch import Architecture
-    from ggml_sched.llama.gguf import GGUFFile
+    from ggml_sched.llama.gguf import GGUFFile, TensorInfo
     from ggml_sched.llama.hparams import Hparams
     from ggml_sched.llama.kvcache import KVCache
 
@@ -56,6 +58,8 @@ class Held:
     host_work: dict[Backend, int]
     """What the kernels of each backend may take besides."""
     residency: Residency
+    slots: SlotsSpec | None = None
+    """The slots of weights that are read expert by expert."""
     shapes: list[Shape] = field(default_factory=list)
     """The shapes whose graphs fit, to be reserved."""
 
@@ -89,6 +93,7 @@ class Outline:
         self.homes: dict[str, Backend] = {}
         self._phantoms: dict[Backend, Buffer] = {}
         self._groups = grouped(file, specs, place, twins=twins)
+        self.infos: dict[str, TensorInfo] = {info.name: info for infos in self._groups.values() for info in infos}
         context = Context("weights")
         for backend, infos in self._groups.items():
             for info in infos:
@@ -130,12 +135,14 @@ def graphs_of(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVC
 
 def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
          backends: Sequence[Backend], limits: Mapping[Backend, int], n_seq: int, n_batch: int | None,
-         policy: str) -> tuple[Held, int]:
+         policy: str, experts: Policy | None = None) -> tuple[Held, int]:
     """Choose what stays under the limits: (what is held, the number of tokens of a batch).
+
+    `experts` is the policy of slots of experts; None: weights of experts are fetched as a whole.
 
     OutOfMemory, which says the least limit that would suffice.
     """
-    made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy)
+    made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts)
     rows = cache.padded(cache.n_ctx)
     refusal = None
     for n in BATCHES if n_batch is None else (n_batch,):
@@ -159,7 +166,9 @@ class _Limited:
     """The choice under limits: plans of graphs for sets of weights in the store."""
 
     def __init__(self, outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
-                 backends: Sequence[Backend], limits: Mapping[Backend, int], policy: str) -> None:
+                 backends: Sequence[Backend], limits: Mapping[Backend, int], policy: str,
+                 experts: Policy | None) -> None:
+        self.experts = experts
         self.outline, self.arch, self.hparams, self.cache, self.store = outline, arch, hparams, cache, store
         self.limits, self.policy = dict(limits), policy
         self.order = [*sorted([store, *backends], key=lambda backend: backend.is_host)]
@@ -256,6 +265,9 @@ class _Limited:
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
             return self._held(shapes, uses, everything, rooms, budgets, work, [], plans)
+        by_slots = self.held_in_slots(shapes, uses, idle, fixed, work)
+        if by_slots is not None:
+            return by_slots
         others = arenas
         for _ in range(ROUNDS):
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
@@ -274,11 +286,34 @@ class _Limited:
         b = max(self.limits, key=lambda b: beside[b] + choices[b].window - budgets[b])
         raise self._refusal(b, uses[b], fixed[b], others[b])
 
+    def held_in_slots(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
+                      fixed: Mapping[Backend, int], work: dict[Backend, int]) -> Held | None:
+        """The choice with slots for experts, where all other weights stay; None where the limit leaves fewer slots than
+        a layer needs at once, and where experts cannot be read one by one."""
+        if self.experts is None or self.host is None or len(self.order) > 2:
+            return None
+        b, tensors, infos = self.host, self.outline.weights.tensors, self.outline.infos
+        most = slots_for(b, tensors, infos, [self.graph(shape) for shape in shapes], self.experts)
+        if most is None:
+            return None
+        spec, least = most
+        dense = [use for use in uses[b] if use.name not in spec.names]
+        resident = sum(use.nbytes for use in dense)
+        plans = self.plans(shapes, idle, {})
+        room = self.limits[b] - fixed[b] - self.arenas(plans, b) - resident
+        n_slots = min(room // spec.slot_nbytes, spec.n_slots)
+        if n_slots < least:
+            return None
+        spec = replace(spec, n_slots=n_slots)
+        budgets = {b: self.limits[b] - fixed[b] - resident - spec.nbytes}
+        return self._held(shapes, {b: dense}, {b: Choice((), resident, 0)}, {b: room + resident}, budgets, work, idle,
+                          plans, spec)
+
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
-              stored: Sequence[str], plans: Sequence[Plan]) -> Held:
+              stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None) -> Held:
         """The result; what the store needs is taken off the budget of the host."""
-        if stored:
+        if stored or slots is not None:
             s = self.order.index(self.store)
             budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)
                                    + max(plan.work_sizes[s] for plan in plans))
@@ -289,8 +324,9 @@ class _Limited:
         residency = Residency({b.name: limit for b, limit in self.limits.items()},
                               {b.name: rooms[b] for b in self.limits}, {b.name: tuple(uses[b]) for b in self.limits},
                               {b.name: chosen[b] for b in self.limits}, tuple(names),
-                              self.store.name if stored else "")
-        return Held(self.store if stored else None, frozenset(stored), budgets, work, residency, shapes)
+                              self.store.name if stored or slots is not None else "", slots)
+        return Held(self.store if stored or slots is not None else None, frozenset(stored), budgets, work, residency,
+                    slots, shapes)
 
     def _refusal(self, backend: Backend, uses: Sequence[Use], fixed: int, arenas: int) -> OutOfMemory:
         choice, limit = least_choice(uses), self.limits[backend]

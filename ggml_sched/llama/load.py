@@ -16,6 +16,7 @@ from ggml_sched._graph import Tensor, Type
 from ggml_sched.backend import Backend
 from ggml_sched.backends.cpu import CpuBackend
 from ggml_sched.errors import OutOfMemory
+from ggml_sched.experts import checked_policy
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
@@ -40,6 +41,7 @@ from ggml_sched.llama.weights import Weights, load_weights
 
 if TYPE_CHECKING:
     from ggml_sched import Arenas
+    from ggml_sched.experts import Policy
     from ggml_sched.llama.gguf import GGUFFile, Source
     from ggml_sched.llama.limits import MemoryLike
     from ggml_sched.placement.answer import Fit
@@ -55,7 +57,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
          n_batch: int | None = None, place: PlaceLike | Fit | None = None, *, n_threads: int | None = None,
          memory: MemoryLike | None = None, policy: str = "default", kv_type: Type | str | None = None, n_seq: int = 1,
          flash: bool | None = None, use_mmap: bool = True, progress: Callable[[int, int], object] | None = None,
-         arenas: Arenas | None = None, **unknown: Never) -> Model:
+         arenas: Arenas | None = None, experts: Policy | str = "lfu", **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
     `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
@@ -74,6 +76,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     where the backends support it.
     `arenas`: models that are given the same `gs.Arenas` share the memory that they compute in, on `backends` that they
     have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it.
+    `experts`: the policy by which experts stay in memory where `memory` does not hold all: a value of
+    `ggml_sched.experts` or "lfu", "lru", "mixture"; "whole": all of a layer are fetched together.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
     Raises TypeError for `n_threads` together with `backends`, for `arenas` without `backends`, for `memory` together
@@ -104,6 +108,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     if n_batch is not None:
         n_batch = count("n_batch", n_batch, 1, MAX_ROWS)
     kv_type = type_of("f32" if kv_type is None else kv_type)
+    by_expert = None if experts == "whole" else checked_policy(experts)
     for name, function in (("place", where), ("progress", progress)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")
@@ -130,7 +135,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             hparams = arch.hparams(file)
             is_tied = "output.weight" not in file.tensors
             runner_at = partial(_runner_at, path, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
-                                policy, fit, limits, use_mmap, arenas, progress)
+                                policy, fit, limits, use_mmap, arenas, by_expert, progress)
             runner = None
             if where is None and is_tied and are_apart(backends):
                 with suppress(OutOfMemory):     # of the matrix that is there twice
@@ -146,7 +151,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
         n_ctx, n_batch = runner.cache.n_ctx, runner.n_batch
         again = None if hasattr(path, "read") else partial(
             _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
-            use_mmap=use_mmap, memory=memory, arenas=arenas)
+            use_mmap=use_mmap, memory=memory, arenas=arenas, experts=experts)
         model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
         undo.pop_all()
         return model
@@ -155,8 +160,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
 def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, hparams: Hparams,
                backends: Sequence[Backend], n_ctx: int, n_batch: int | None, kv_type: Type, n_seq: int,
                flash: bool | None, policy: str, fit: Fit | None, limits: Mapping[Backend, int], use_mmap: bool,
-               arenas: Arenas | None, progress: Callable[[int, int], object] | None, at: PlaceFunction,
-               twins: Mapping[str, str] | None = None) -> Runner:
+               arenas: Arenas | None, experts: Policy | None, progress: Callable[[int, int], object] | None,
+               at: PlaceFunction, twins: Mapping[str, str] | None = None) -> Runner:
     """A runner with the weights of a file and an empty cache, which are placed by `at`, and memory for its graphs.
     `twins`: see `load_weights`.  A store of weights that do not fit under the limits is the caller's to close."""
     with ExitStack() as undo:
@@ -180,11 +185,12 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
         if outline is not None:
             store = store_for(path, at("token_embd.weight", None))
             undo.callback(store.close)
-            held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy)
+            held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy,
+                                 experts)
             if held.store is None:
                 store.close()
             weights = load_weights(file, specs, at, use_mmap, progress, twins=twins, store=held.store,
-                                   stored=held.stored)
+                                   stored=held.stored, slots=held.slots)
         assert n_batch is not None
         runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, min(n_batch, n_ctx), fit, held, arenas)
         undo.callback(runner.scheduler.close)

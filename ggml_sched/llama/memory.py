@@ -21,7 +21,7 @@ class Memory(NamedTuple):
     """The bytes that a model holds on one backend: the sizes of its open buffers."""
 
     weights: int
-    """Of the weights, in the file's mapping or copied."""
+    """Of the weights, in the file's mapping or copied, and of all slots of experts."""
     mapped: int
     """Of `weights`: in the file's mapping.  The operating system can drop these pages, and processes share them."""
     cache: int
@@ -39,8 +39,10 @@ class Memory(NamedTuple):
 
 def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Scheduler, closed: bool = False) -> Memory:
     """What these hold on a backend; `closed`: work memory of the backend is no more theirs."""
+    slots = 0 if weights.slots is None or weights.slots.home is not backend else weights.slots.nbytes
     loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
     cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]
-    return Memory(sum(buffer.size for buffer in loaded), sum(buffer.size for buffer in loaded if buffer.file_backed),
+    return Memory(sum(buffer.size for buffer in loaded) + slots,
+                  sum(buffer.size for buffer in loaded if buffer.file_backed),
                   sum(buffer.size for buffer in cached), scheduler.buffer_size(backend),
                   0 if closed else backend.work_held + backend.host_work_held)

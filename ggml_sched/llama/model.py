@@ -7,8 +7,9 @@ llama_context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack, overload
 
 import numpy as np
@@ -26,8 +27,9 @@ from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ggml_sched.backends.store import Store
+    from ggml_sched.backends.store import ExpertSlots, Store
     from ggml_sched.execution.scheduler import Scheduler
+    from ggml_sched.experts import Recording
     from ggml_sched.llama.batchgraph import BatchGraph
     from ggml_sched.llama.hparams import Hparams
     from ggml_sched.llama.kvcache import KVCache
@@ -124,6 +126,30 @@ class Model:
         """
         held = self._runner.held
         return None if held is None else held.residency
+
+    @property
+    def slots(self) -> ExpertSlots | None:
+        """The slots of experts under the limit that `load` was given: `slots.traffic` has hits, misses and bytes; None
+        where no weight is read expert by expert."""
+        return self.weights.slots
+
+    @contextmanager
+    def record_experts(self) -> Iterator[Recording]:
+        """Record which experts each layer uses for which tokens in a `with` block: `with model.record_experts() as r`.
+
+        `r.save(path)` writes a file that `ggml-sched experts` replays.  Nodes that choose experts are observed, which
+        takes time.  Also evaluations that fail are recorded, up to where they fail.  RuntimeError if the model is
+        recorded already.
+        """
+        from ggml_sched.llama.routing import Recorder
+
+        if self._runner.recorder is not None:
+            raise RuntimeError("the experts of this model are recorded already")
+        recorder = self._runner.recorder = Recorder(self.weights.tensors)
+        try:
+            yield recorder.recording
+        finally:
+            self._runner.recorder = None
 
     def explain(self, name: str) -> str:
         """A text about a weight: under a limit why it stays or is fetched, and what a GiB more would change; and where

@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.expert_slots import SlotsSpec
 
 __all__ = ["Choice", "Residency", "Use", "choose", "least_choice"]
 
@@ -148,6 +151,8 @@ class Residency:
     rows: tuple[str, ...] = ()
     store: str = ""
     """The name of the store."""
+    slots: SlotsSpec | None = None
+    """The slots of weights that are read expert by expert; None where no weight is."""
 
     @property
     def fetched(self) -> tuple[str, ...]:
@@ -170,6 +175,8 @@ class Residency:
         if name in self.rows:
             return (f"{name}: in {self.store}, because nodes read single rows of it: each evaluation reads those that "
                     "it needs")
+        if self.slots is not None and name in self.slots.names:
+            return "\n  ".join(self._of_experts(name, self.slots))
         for backend, uses in self.uses.items():
             use = next((use for use in uses if use.name == name), None)
             if use is not None:
@@ -194,6 +201,14 @@ class Residency:
             "it would still be fetched" if use in choice.fetched else "it would stay")
         yield (f"with 1 GiB more {fate}, and an evaluation would fetch {more.nbytes:,} bytes instead of "
                f"{choice.nbytes:,} ({saved:,} less)")
+
+    def _of_experts(self, name: str, slots: SlotsSpec) -> Iterable[str]:
+        bank = next(bank for bank in slots.banks if name in bank.weights)
+        yield (f"{name}: read from {self.store} expert by expert, when a node has chosen them: {slots.n_slots:,} slots "
+               f"of {slots.slot_nbytes:,} bytes are for {slots.n_experts:,} experts, {bank.n_experts} of them of "
+               f"{bank.name}, which is what the limit of {self.limits[slots.home.name]:,} on {slots.home.name} leaves")
+        more = min(slots.n_slots + GIB // slots.slot_nbytes, slots.n_experts)
+        yield f"with 1 GiB more there would be {more:,} slots"
 
     def _why_resident(self, backend: str, use: Use) -> str:
         choice = self.choices[backend]

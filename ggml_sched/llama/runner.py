@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ggml_sched import Arenas, Scheduler
     from ggml_sched.llama.arch import Architecture
     from ggml_sched.llama.limited import Held
+    from ggml_sched.llama.routing import Recorder
     from ggml_sched.llama.shift import ShiftGraph
     from ggml_sched.placement.answer import Fit
 
@@ -70,6 +71,7 @@ class Runner:
         self.fit: Fit | None = fit
         self.held: Held | None = held
         self._by_name = {backend.name: backend for backend in backends}
+        self.recorder: Recorder | None = None
         self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
         self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
         self._shift: ShiftGraph | None = None
@@ -155,7 +157,7 @@ class Runner:
             self._allocate(graph)
             graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
                              int(batch.sequences[0]))
-            self.scheduler.compute(graph.graph)
+            self._run(graph, True)
             if graph.output is not None and len(out):
                 graph.output.backend.get_tensor(graph.output, out)
 
@@ -182,10 +184,17 @@ class Runner:
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, graph.shape.n_kv), seq)
-        self.scheduler.compute(graph.graph, wait=self._waits)
+        self._run(graph, self._waits)
         output = graph.output
         if output is not None and not output.fetch(out):
             output.backend.get_tensor(output, out)
+
+    def _run(self, graph: BatchGraph, wait: bool) -> None:
+        recorder = self.recorder
+        if recorder is None:
+            self.scheduler.compute(graph.graph, wait=wait)
+        else:
+            self.scheduler.compute(graph.graph, recorder.note, recorder.ask)
 
     def _allocate(self, graph: BatchGraph) -> None:
         """Allocate the graph's tensors, in arenas that fit the largest graph of its kind (see `_largest`)."""

@@ -29,7 +29,8 @@ from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
 
 if TYPE_CHECKING:
-    from ggml_sched.backends.store import Store
+    from ggml_sched.backends.store import ExpertSlots, Store
+    from ggml_sched.llama.expert_slots import SlotsSpec
 
 __all__ = ["Progress", "Spec", "Weights", "grouped", "layout_of", "load_weights"]
 
@@ -71,6 +72,8 @@ class Weights:
         """The backends of the weights that are in a store, by name: where nodes compute with them."""
         self._files: list[Buffer] = []
         """The buffers of the store."""
+        self.slots: ExpertSlots | None = None
+        """The slots of weights that are read expert by expert."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -80,6 +83,9 @@ class Weights:
 
     def close(self) -> None:
         """Free the memory; idempotent.  Tensors of weights have no address afterwards."""
+        if self.slots is not None:
+            self.slots.close()
+            self.slots = None
         for buffers in (*self.buffers.values(), self._files):
             for buffer in buffers:
                 buffer.close()
@@ -91,13 +97,13 @@ class Weights:
 def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, use_mmap: bool = True,
                  progress: Progress | None = None, ignored: Iterable[str] = (),
                  twins: Mapping[str, str] | None = None, store: Store | None = None,
-                 stored: Collection[str] = ()) -> Weights:
+                 stored: Collection[str] = (), slots: SlotsSpec | None = None) -> Weights:
     """Find, check, place and load the tensors `specs` of a file.
 
     `twins`: {name of a tensor that the file does not have: the one whose bytes it has}.  `ignored`: patterns ("*.bias")
     of tensors of the file that are not loaded.  With `progress` mapped weights are read into memory, too; without it
-    they are read at their first use.  With a `store` the weights whose names are in `stored` stay in it, and no others
-    are mapped.
+    they are read at their first use.  With a `store` the weights whose names are in `stored` stay in it, those of
+    `slots` are read from it expert by expert, and no others are mapped.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
@@ -105,13 +111,19 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
     weights = Weights()
     try:
         groups = grouped(file, specs, place, ignored, twins)
+        slotted = frozenset() if slots is None else slots.names
         report = _Report(progress, sum(info.nbytes for members in groups.values() for info in members
-                                       if info.name not in stored))
+                                       if info.name not in stored and info.name not in slotted))
         if store is not None:
             weights._files = [_stored_part(store, part) for part in file.parts]
             _bind_stored(weights, store, groups, stored)
+            if slots is not None:
+                from ggml_sched.llama.expert_slots import make_slots
+
+                infos = {info.name: info for members in groups.values() for info in members}
+                weights.slots = make_slots(slots, store, weights._files, infos, weights)
         for backend, members in groups.items():
-            members = [info for info in members if info.name not in stored]
+            members = [info for info in members if info.name not in stored and info.name not in slotted]
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
             # The context has only the tensors of one backend, which may allocate all of them in one buffer.
             pairs = [(ctx.restore("NONE", *layout_of(info), name=info.name, resident="weight"), info)

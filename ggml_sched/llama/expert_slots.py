@@ -1,0 +1,124 @@
+"""Which weights of a model are read expert by expert, and how many slots a limit of memory leaves for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ggml_sched._graph import Context, Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.backends.store import ExpertSlots, Stored, has_slots, slot_nbytes
+from ggml_sched.llama.weights import ELEMENT_ALIGNMENT, layout_of
+
+if TYPE_CHECKING:
+    from ggml_sched.backend import Buffer
+    from ggml_sched.backends.cpu.buffer import HostBackend
+    from ggml_sched.backends.store import Store
+    from ggml_sched.experts import Policy
+    from ggml_sched.llama.gguf import TensorInfo
+    from ggml_sched.llama.weights import Weights
+
+__all__ = ["BankSpec", "SlotsSpec", "bank_name", "banks_of", "make_slots", "most_experts", "slots_for"]
+
+SUFFIX = "_exps.weight"
+
+
+@dataclass(frozen=True)
+class BankSpec:
+    """The weights of a layer from which the same numbers choose, by name; `nbytes` are those of one expert."""
+
+    name: str
+    weights: tuple[str, ...]
+    n_experts: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SlotsSpec:
+    """Slots for the experts of a model on its backend `home`, each of at most `slot_nbytes` bytes of memory."""
+
+    home: Backend
+    banks: tuple[BankSpec, ...]
+    n_slots: int
+    slot_nbytes: int
+    policy: Policy
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all weights in banks."""
+        return frozenset(name for bank in self.banks for name in bank.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that all slots take."""
+        return self.n_slots * self.slot_nbytes
+
+    @property
+    def n_experts(self) -> int:
+        """Experts of all banks together."""
+        return sum(bank.n_experts for bank in self.banks)
+
+
+def bank_name(weight: str) -> str:
+    """The name of the bank of a weight: "blk.3" for "blk.3.ffn_up_exps.weight"."""
+    return weight.rsplit(".ffn_", 1)[0]
+
+
+def banks_of(tensors: Mapping[str, Tensor]) -> tuple[BankSpec, ...]:
+    """The banks of a model, of weights by name, in the order of the weights' names there."""
+    found: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(SUFFIX) and tensor.ne[2] > 1:
+            found.setdefault(bank_name(name), []).append(name)
+    return tuple(BankSpec(bank, tuple(names), tensors[names[0]].ne[2], sum(tensors[name].nb[2] for name in names))
+                 for bank, names in found.items())
+
+
+def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
+    """The most experts of a bank that a node of these graphs can use; None if nodes read weights of banks, whose names
+    are given, in another way than by expert."""
+    most = 1
+    for graph in graphs:
+        for node in graph.nodes:
+            for slot, source in enumerate(node.src):
+                if source is None or not node.computes or source.root.name not in names:
+                    continue
+                if node.op != "MUL_MAT_ID" or slot or source is not source.root:
+                    return None
+                most = max(most, min(source.ne[2], node.src[2].n_elements))
+    return most
+
+
+def slots_for(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo], graphs: Sequence[Graph],
+              policy: Policy) -> tuple[SlotsSpec, int] | None:
+    """(as many slots as the model has experts, the fewest with which these graphs can be computed).
+
+    None for a model without experts, and where experts cannot be read one by one.
+    """
+    if not has_slots() or not home.is_host or getattr(home, "buffer_from_ptr", None) is None:
+        return None
+    banks = banks_of(tensors)
+    names = frozenset(name for bank in banks for name in bank.weights)
+    if not banks or any(infos[name].offset % ELEMENT_ALIGNMENT for name in names):
+        return None
+    if any(tensors[name].ne[2] != bank.n_experts for bank in banks for name in bank.weights):
+        return None
+    most = most_experts(graphs, names)
+    if most is None:
+        return None
+    size = max(slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks)
+    return SlotsSpec(home, banks, sum(bank.n_experts for bank in banks), size, policy), most
+
+
+def make_slots(spec: SlotsSpec, store: Store, files: Sequence[Buffer], infos: Mapping[str, TensorInfo],
+               weights: Weights) -> ExpertSlots:
+    """The slots of a model, whose weights get their addresses, over the files of a store."""
+    context = weights.contexts.setdefault(store, Context(f"weights in {store.name}"))
+    for name in (name for bank in spec.banks for name in bank.weights):
+        info = infos[name]
+        weights.tensors[name] = context.restore("NONE", *layout_of(info), name=name, resident="weight")
+    banks = [(bank.name, [Stored(weights.tensors[name], files[infos[name].part], infos[name].offset)
+                          for name in bank.weights]) for bank in spec.banks]
+    home: HostBackend = spec.home       # type: ignore[assignment]
+    return ExpertSlots(store, home, spec.n_slots, spec.policy, banks)

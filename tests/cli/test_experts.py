@@ -1,0 +1,55 @@
+"""`ggml-sched experts`, and `run` with slots for experts: tables, recordings, and errors for wrong files."""
+
+import pytest
+
+from ggml_sched.backends.store import has_slots
+from ggml_sched.cli import main
+from ggml_sched.experts import LeastRecentlyUsed, Recording, bound, replay
+from ggml_sched.llama import random_llama
+
+pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
+
+
+@pytest.fixture
+def recording(tmp_path, capsys):
+    """The path of a recording of a run, and what it has said."""
+    (tmp_path / "m").write_bytes(random_llama(7, n_vocab=120, n_embd=64, n_layer=3, n_head=4, n_ff=192, n_expert=8))
+    path = str(tmp_path / "r")
+    assert main(["run", str(tmp_path / "m"), "--tokens", "5,6,7", "-n", "12", "--n-ctx", "64", "--threads", "1",
+                 "--record-experts", path]) == 0
+    capsys.readouterr()
+    return path
+
+
+def test_a_recording_is_replayed_over_policies_and_slots(recording, capsys):
+    assert main(["experts", recording, "--slots", "6", "12", "--policy", "lru"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    made = Recording.load(recording)
+    for n_slots in (6, 12):
+        best, found = bound(made, n_slots), replay(made, LeastRecentlyUsed(), n_slots)
+        assert [str(n_slots), "bound", f"{best.rate:.1%}", str(best.misses), f"{best.nbytes:,}", "1.00"] in rows
+        assert ["lru", f"{found.rate:.1%}", str(found.misses), f"{found.nbytes:,}",
+                f"{found.nbytes / best.nbytes:.2f}"] in rows
+
+
+def test_by_default_all_policies_are_replayed_in_a_quarter_half_and_three_quarters(recording, capsys):
+    assert main(["experts", recording, "--profile", recording]) == 0
+    said = capsys.readouterr().out
+    assert [said.count(f" {name} ") for name in ("bound", "lru", "lfu", "mixture", "static")] == [3] * 5
+    assert "3 layers with 24 experts together" in said
+
+
+def test_too_few_slots_and_other_files_are_errors_of_one_line(recording, tmp_path, capsys):
+    assert main(["experts", recording, "--slots", "1"]) == 1
+    assert "are used together, and there are 1 slots" in capsys.readouterr().err
+    (tmp_path / "x").write_text("nothing")
+    assert main(["experts", str(tmp_path / "x")]) == 1
+    assert "not a recording" in capsys.readouterr().err
+
+
+def test_a_model_without_experts_records_no_layers(tmp_path, capsys):
+    (tmp_path / "m").write_bytes(random_llama(7))
+    path = str(tmp_path / "r")
+    assert main(["run", str(tmp_path / "m"), "--tokens", "5", "-n", "1", "--threads", "1",
+                 "--record-experts", path]) == 0
+    assert main(["experts", path]) == 0

@@ -1,0 +1,220 @@
+"""Models of experts under a limit that not all experts fit in: bits, bytes, recordings, and limits without slots."""
+
+import errno
+
+import pytest
+from forks import in_child
+from ggml_here import IS_HERE, WHY_NOT, backend
+
+import ggml_sched as gs
+from ggml_sched.backends.store import has_slots
+from ggml_sched.experts import LeastFrequentlyUsed, LeastRecentlyUsed, Mixture, Recording, Static, bound, replay
+from ggml_sched.llama import load, random_llama
+from ggml_sched.planning.program import Fetch, FetchExperts
+
+pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
+
+OPTIONS = {"n_ctx": 64, "n_batch": 16}
+MODEL = random_llama(7, n_vocab=120, n_embd=64, n_layer=3, n_head=4, n_head_kv=2, n_ff=192, n_expert=8)
+LIMIT = 2_500_000
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(MODEL)
+    return path
+
+
+def said(model):
+    """Logits of a prompt and of tokens after it."""
+    model.reset()
+    found = [model.eval(PROMPT)]
+    for token in (5, 8, 13, 21, 34, 55, 89):
+        found.append(model.eval([token]))
+    return b"".join(logits.tobytes() for logits in found)
+
+
+def unlimited(source, **options):
+    with load(source, **OPTIONS, **options) as model:
+        assert model.slots is None
+        return said(model)
+
+
+@pytest.mark.parametrize("source", ["file", "bytes"])
+@pytest.mark.parametrize("policy", ["lru", LeastFrequentlyUsed(0.9), Mixture(0.25)])
+def test_slots_give_the_bits_of_a_model_without_a_limit(path, policy, source):
+    given = path if source == "file" else MODEL
+    with load(given, memory=LIMIT, n_threads=1, experts=policy, **OPTIONS) as model:
+        assert 8 <= model.slots.n_slots < 24 and model.residency.fetched == ()
+        assert said(model) == unlimited(given, n_threads=1) == said(model)
+        counted = model.slots.traffic
+        assert counted.hits and counted.evictions and counted.nbytes == counted.misses * 3 * 64 * 192 * 4
+        assert sum(on.total for on in model.memory().values()) <= LIMIT
+        assert model.slots.held_nbytes <= model.slots.nbytes
+
+
+@pytest.mark.skipif(not IS_HERE, reason=WHY_NOT)
+def test_ggml_s_kernels_give_the_same_bits_from_slots(path):
+    with backend(1) as ggml:
+        right = unlimited(path, backends=[ggml])
+        with load(path, [ggml], memory=LIMIT, **OPTIONS) as model:
+            assert model.slots is not None and said(model) == right
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "gpt-oss"])
+def test_formats_and_architectures_give_the_same_bits(tmp_path, arch, dtype):
+    extra = {"expert_feed_forward_length": 192} if arch != "llama" else None
+    if arch == "gpt-oss":
+        extra |= {"attention.sliding_window": 8, "attention.key_length": 16, "attention.value_length": 16}
+    data = random_llama(3, n_vocab=120, n_embd=128, n_layer=3, n_head=8, n_head_kv=2, n_ff=192, n_expert=8, arch=arch,
+                        extra=extra, dtype=dtype)
+    (tmp_path / "m").write_bytes(data)
+    with load(tmp_path / "m", n_threads=1, **OPTIONS) as free:
+        right, whole = said(free), sum(on.total for on in free.memory().values())
+    limit = whole - len(data) // 3
+    with load(tmp_path / "m", n_threads=1, memory=limit, **OPTIONS) as model:
+        assert model.slots is not None and said(model) == right
+
+
+def test_a_plan_reads_experts_when_they_are_chosen_and_nothing_ahead(path):
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        plan = model.scheduler.plan(model.batch_graph(1, model.cache.padded(1)).graph)
+        plan.verify()
+        kinds = [type(step) for step in plan.program.steps]
+        assert kinds.count(FetchExperts) == 3 and Fetch not in kinds
+        said = model.explain("blk.1.ffn_up_exps.weight")
+        assert f"{model.slots.n_slots} slots of {model.slots.slot_nbytes:,} bytes are for 24 experts" in said
+        assert "would be 24 slots" in said and "stays on CPU" in model.explain("blk.1.attn_q.weight")
+
+
+def test_whole_tensors_are_fetched_where_asked_and_where_slots_are_too_few(path):
+    right = unlimited(path, n_threads=1)
+    with load(path, memory=LIMIT, n_threads=1, experts="whole", **OPTIONS) as model:
+        assert model.slots is None and model.residency.nbytes > 0 and said(model) == right
+    # A prompt of 10 tokens may use all 8 experts of a layer, which is more than this limit holds.
+    with pytest.raises(gs.OutOfMemory) as raised:
+        load(path, memory=0, n_threads=1, **OPTIONS)
+    with load(path, memory=raised.value.needed, n_threads=1, **OPTIONS) as model:
+        assert model.slots is None and said(model) == right
+    # A model that only ever gets one token at a time needs two slots.
+    with load(path, memory=1_000_000, n_threads=1, n_ctx=64, n_batch=1) as model:
+        assert 2 <= model.slots.n_slots < 8 and len(model.eval([3]))
+
+
+def test_where_everything_fits_there_are_no_slots(path):
+    with load(path, memory=1 << 30, n_threads=1, **OPTIONS) as model:
+        assert model.slots is None and model.store is None
+
+
+def test_a_system_without_slots_fetches_whole_tensors(path, monkeypatch):
+    monkeypatch.setattr("sys.platform", "plan9")
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        assert model.slots is None and model.residency.nbytes > 0
+
+
+def test_two_backends_fetch_whole_tensors(path):
+    with gs.CpuBackend(1, "A") as a, gs.CpuBackend(1, "B") as b, \
+            load(path, [a, b], memory={a: LIMIT, b: 1_300_000}, **OPTIONS) as model:
+        assert model.slots is None
+        assert len(model.eval([3]))
+
+
+def test_a_wrong_policy_is_refused_before_anything_is_read(path):
+    with pytest.raises(ValueError, match="lfu, lru, mixture"):
+        load(path, experts="fifo")
+    with pytest.raises(TypeError, match="begin"):
+        load(path, experts=3)
+
+
+def test_an_error_of_the_disk_undoes_the_evaluation_and_the_model_works_afterwards(path, monkeypatch):
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        right = said(model)
+        file = type(model.weights._files[0].file)
+        real = file.preadv
+
+        def fail(self, fd, out, offset):
+            if len(out) > 16384:        # not a row of the embedding
+                raise OSError(errno.EIO, "bad block")
+            return real(self, fd, out, offset)
+
+        for _ in range(3):
+            monkeypatch.setattr(file, "preadv", fail)
+            with pytest.raises(gs.FetchError, match=r"expert \d") as raised:
+                said(model)
+            assert raised.value.tensor.endswith("_exps.weight") and raised.value.code == errno.EIO
+            monkeypatch.setattr(file, "preadv", real)
+            assert said(model) == right
+        assert model.slots.held_nbytes <= model.slots.nbytes
+
+
+def test_closing_leaves_nothing_open(path):
+    model = load(path, memory=LIMIT, n_threads=1, **OPTIONS)
+    slots = model.slots
+    model.eval([1])
+    model.close()
+    assert all(bank.buffer.closed for bank in slots.banks) and model.slots is None
+    assert sum(on.total for on in model.memory().values()) == 0
+
+
+# -- recordings ----------------------------------------------------------------------------------------------------
+
+
+def recorded(model):
+    with model.record_experts() as recording:
+        bits = said(model)
+    return recording, bits
+
+
+def test_a_recording_has_what_each_layer_used_with_and_without_slots(path):
+    with load(path, n_threads=1, **OPTIONS) as free:
+        right = said(free)
+        recording, bits = recorded(free)
+        assert bits == right
+    assert [bank.name for bank in recording.banks] == ["blk.0", "blk.1", "blk.2"]
+    assert [visit.bank for visit in recording.visits] == [0, 1, 2] * 8
+    assert all(len(token) == 2 for visit in recording.visits for token in visit.experts)
+    assert [len(visit.experts) for visit in recording.visits] == [10] * 3 + [1] * 21
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        assert recorded(model)[0] == recording
+
+
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed(), LeastFrequentlyUsed(), Mixture()])
+def test_a_replay_counts_what_a_run_has_read(path, policy):
+    with load(path, memory=LIMIT, n_threads=1, experts=policy, **OPTIONS) as model:
+        recording, _ = recorded(model)
+        counted, n_slots = model.slots.traffic, model.slots.n_slots
+    found = replay(recording, policy, n_slots)
+    assert found == (counted.hits, counted.misses, counted.nbytes)
+    assert bound(recording, n_slots).nbytes <= found.nbytes
+
+
+def test_a_profile_of_a_recording_serves_the_next_run(path):
+    with load(path, n_threads=1, **OPTIONS) as free:
+        recording, right = recorded(free)
+    with load(path, memory=LIMIT, n_threads=1, experts=Static(recording.profile), **OPTIONS) as model:
+        assert said(model) == right
+        assert model.slots.traffic == (*replay(recording, Static(recording.profile), model.slots.n_slots),
+                                       model.slots.traffic.evictions)
+
+
+def test_a_model_is_recorded_once_at_a_time_and_one_without_experts_has_nothing_to_record(path):
+    with load(path, n_threads=1, **OPTIONS) as model, model.record_experts(), \
+            pytest.raises(RuntimeError, match="already"), model.record_experts():
+        pass
+    with load(random_llama(1), n_threads=1, **OPTIONS) as model, model.record_experts() as recording:
+        model.eval([1])
+        assert recording == Recording([])
+
+
+def check(holds):
+    assert holds
+
+
+def test_a_child_process_has_slots_of_its_own(path):
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        right = said(model)
+        assert in_child(lambda: check(said(model) == right)) == 0
+        assert said(model) == right
