@@ -6,8 +6,8 @@ goal, one device for each.  Stages of one class share a table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,9 @@ class Chain:
     """Seconds to begin in each state [states]; infinite where the first stage cannot begin."""
     devices: tuple[tuple[int, ...], ...] = ()
     """For each state its devices; empty where they are not known, which only makes bounds lower."""
+    known: dict[tuple[int, int], tuple[NDArray[np.float64], NDArray[np.int64], Any]] = field(default_factory=dict)
+    """What solvers made of tables before: {ids of the seconds and bytes of a class: both arrays, what was made}.  Chains
+    that share tables, which do not change, share it."""
 
 
 @dataclass(frozen=True, eq=False)

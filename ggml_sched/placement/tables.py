@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,9 @@ class TableChain(Chain):
     """For each class the pattern of each row."""
     variants: tuple[tuple[NDArray[np.int16], ...], ...] = field(default=())
     """For each class and each of its graphs with a weight the variant [patterns, in, out]."""
+
+
+_Kept: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64], tuple[NDArray[np.int16], ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +125,8 @@ class Tables:
         self.classes: tuple[int, ...] = ()
         """The class of each stage of the chain."""
         self._classes: tuple[_Class, ...] = self._find_classes(stream)
-        self._kept: dict[tuple[object, ...], tuple[NDArray[np.intp], NDArray[np.float64],
-                                                   tuple[NDArray[np.int16], ...]]] = {}
+        self._kept: dict[tuple[object, ...], _Kept] = {}
+        self._known: dict[tuple[int, int], tuple[NDArray[np.float64], NDArray[np.int64], Any]] = {}
 
     # -- making ---------------------------------------------------------------------------
 
@@ -398,15 +402,16 @@ class Tables:
         where_caches = (None,) * len(self.devices) if caches is None else tuple(
             None if held is None else bool(held) for held in caches)
         for c, each in enumerate(self._classes):
-            kept, table, chosen = self._table(c, each, where_caches, fixed, None if limits is None else tuple(limits),
+            kept, table, taken, chosen = self._table(c, each, where_caches, fixed, None if limits is None else tuple(limits),
                                               within)
             rows.append(kept)
             cost.append(table)
-            memory.append(each.memory[kept])
+            memory.append(taken)
             variants.append(chosen)
         start = np.full(len(self.states), np.inf)
         start[0] = self._inputs[[held is True for held in where_caches]].sum()
-        return TableChain(self.classes, tuple(cost), tuple(memory), start, self.states, tuple(rows), tuple(variants))
+        return TableChain(self.classes, tuple(cost), tuple(memory), start, self.states, self._known, tuple(rows),
+                          tuple(variants))
 
     def _fixed(self, shared: Mapping[str, int]) -> dict[int, int]:
         """{group: device}."""
@@ -423,10 +428,9 @@ class Tables:
         return fixed
 
     def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
-               limits: tuple[float, ...] | None, within: int) -> tuple[
-                   NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
-        """The patterns of a class that no other beats, their cost [patterns, states, states], and for each graph with a
-        weight its best variant [all patterns, in, out]."""
+               limits: tuple[float, ...] | None, within: int) -> _Kept:
+        """The patterns of a class that no other beats, their cost [patterns, states, states] and bytes, and for each
+        graph with a weight its best variant [all patterns, in, out]."""
         usable = np.ones(len(each.patterns), bool)
         usable &= ~self._caches(each)[:, [held is False for held in caches]].any(1)
         for r, resident in enumerate(each.outline.residents):
@@ -447,8 +451,7 @@ class Tables:
         return found
 
     def _make_table(self, each: _Class, parts: Sequence[bool], usable: NDArray[np.bool_],
-                    allowed: Sequence[NDArray[np.bool_]]) -> tuple[
-                        NDArray[np.intp], NDArray[np.float64], tuple[NDArray[np.int16], ...]]:
+                    allowed: Sequence[NDArray[np.bool_]]) -> _Kept:
         """The result of `_table`.  `parts`: for each device whether each stage pays its part of inputs read with
         caches; `usable`: the patterns that may be used; `allowed`: for each graph the variants within the limits."""
         best, variants = [], []
@@ -480,7 +483,7 @@ class Tables:
         if each.atoms.cache >= 0:
             total += (each.held_back * parts)[each.devices[:, each.atoms.cache]][:, None, None]
         kept = undominated(total, each.memory)
-        return kept, np.ascontiguousarray(total[kept]), tuple(variants)
+        return kept, np.ascontiguousarray(total[kept]), each.memory[kept], tuple(variants)
 
     def _best_variant(self, cost: Costs, mask: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
         """The least seconds, and the variant that has them [patterns, in, out]."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ggml_sched.placement.solve._chain import prefixes
+from ggml_sched.placement.solve._chain import least_columns, prefixes, shortest
 from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
 
@@ -58,23 +58,13 @@ class Bound:
 
 def visit(problem: Problem, multipliers: Floats) -> Visit | None:
     """The cheapest path at these multipliers, seconds a byte [scarce]; None if no states join."""
-    reduced = problem.cost + problem.bytes @ multipliers
-    table, column = cheapest(problem, reduced)
-    seconds = prefixes(problem.classes, table, problem.start)
-    state = int(seconds[-1].argmin())
-    value = float(seconds[-1, state])
-    if value == np.inf:
+    value, path, cost, memory = shortest(problem.classes, problem.start, problem.first, problem.cost, problem.memory,
+                                         multipliers)
+    if path is None:
         return None
-    path = np.empty(len(problem.classes), np.int64)
-    for stage in range(len(path) - 1, -1, -1):
-        number = problem.classes[stage]
-        before = int((seconds[stage] + table[number, :, state]).argmin())
-        path[stage] = column[number, before, state]
-        state = before
     if multipliers.any():       # without them the value is the path's seconds, summed in the same order
         value += constant(problem, multipliers, value)
-    return Visit(multipliers, value, path, problem.cost_of(path),
-                 problem.memory_of(path))
+    return Visit(multipliers, value, path, cost, memory)
 
 
 def constant(problem: Problem, multipliers: Floats, value: float) -> float:
@@ -86,15 +76,8 @@ def constant(problem: Problem, multipliers: Floats, value: float) -> float:
 
 def cheapest(problem: Problem, reduced: Floats) -> tuple[Floats, Ints]:
     """For each class and pair of states the least reduced seconds, and the first column that has them."""
-    states = problem.n_states
-    shape = (problem.n_classes, states, states)
-    least = np.full(len(problem.first) - 1, np.inf)
-    column = np.full(len(problem.first) - 1, -1, np.int64)
-    if len(reduced):
-        filled = np.flatnonzero(np.diff(problem.first))
-        least[filled] = np.minimum.reduceat(reduced, problem.first[filled])
-        hits = np.flatnonzero(reduced == least[problem.group])
-        column[problem.group[hits[::-1]]] = hits[::-1]
+    shape = (problem.n_classes, problem.n_states, problem.n_states)
+    least, column = least_columns(problem.first, np.ascontiguousarray(reduced))
     return least.reshape(shape), column.reshape(shape)
 
 

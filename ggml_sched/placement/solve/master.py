@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ggml_sched.placement.solve._chain import simplex
+
 __all__ = ["Master"]
 
 Floats = NDArray[np.float64]
@@ -25,48 +27,31 @@ class Master:
         self.n: int = n
         self.limit: float = limit
         # The columns of the dual: slacks of the budgets, bytes above them at the price `limit`, then the planes.
-        eye = np.vstack([np.zeros(n), np.eye(n)])
-        self.columns: list[Floats] = [*eye.T, *(-eye).T]
-        self.prices: list[float] = [0.0] * n + [limit] * n
-        self.basis: list[int] = []
+        self._count: int = 2 * n
+        self._columns: Floats = np.zeros((2 * n + 32, n + 1))
+        self._columns[:n, 1:], self._columns[n:2 * n, 1:] = np.eye(n), -np.eye(n)
+        self._prices: Floats = np.repeat([0.0, limit, 0.0], [n, n, 32])
+        self._basis: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._parts: Floats = np.zeros(0)
 
     def add(self, cost: float, excess: Floats) -> None:
         """A plane: t <= cost + l . excess."""
-        self.columns.append(np.concatenate([[1.0], excess]))
-        self.prices.append(cost)
-        if not self.basis:
-            self.basis = [2 * self.n, *(self.n * int(over > 0) + row for row, over in enumerate(excess))]
+        at = self._count
+        if at == len(self._prices):
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+            self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
+        self._columns[at, 0], self._columns[at, 1:], self._prices[at] = 1.0, excess, cost
+        self._count += 1
+        if not len(self._basis):
+            self._basis = np.array([at, *(self.n * int(over > 0) + row for row, over in enumerate(excess))], np.int64)
 
     def solve(self) -> tuple[float, Floats]:
         """(t, multipliers [n]): what the planes promise at most, and where."""
-        columns, prices = np.stack(self.columns, 1), np.array(self.prices)
-        right = np.zeros(self.n + 1)
-        right[0] = 1.0
-        most = 50 * (self.n + 2)
-        for pivot in range(2 * most):
-            inverse = np.linalg.inv(columns[:, self.basis])
-            dual = prices[self.basis] @ inverse
-            reduced = prices - dual @ columns
-            reduced[self.basis] = 0.0
-            enter = int(reduced.argmin()) if pivot < most else int((reduced < -TOLERANCE).argmax())
-            if reduced[enter] >= -TOLERANCE:
-                break
-            change, have = inverse @ columns[:, enter], inverse @ right
-            rows = np.flatnonzero(change > 1e-12)
-            if not len(rows):
-                break
-            ratio = np.maximum(have[rows], 0.0) / change[rows]
-            tied = rows[ratio <= ratio.min() + 1e-15]
-            self.basis[min(tied, key=lambda row: self.basis[row])] = enter
-        inverse = np.linalg.inv(columns[:, self.basis])
-        dual = prices[self.basis] @ inverse
+        dual, self._parts = simplex(self._columns[:self._count], self._prices[:self._count], self._basis, TOLERANCE,
+                                    50 * (self.n + 2))
         return float(dual[0]), np.clip(-dual[1:], 0.0, self.limit)
 
     def shares(self) -> list[tuple[int, float]]:
         """The planes that the last solution is a mixture of, each with its part of it."""
-        columns = np.stack(self.columns, 1)
-        right = np.zeros(self.n + 1)
-        right[0] = 1.0
-        have = np.linalg.inv(columns[:, self.basis]) @ right if self.basis else right[:0]
-        return [(k - 2 * self.n, float(part)) for k, part in zip(self.basis, have, strict=True)
+        return [(k - 2 * self.n, float(part)) for k, part in zip(self._basis.tolist(), self._parts, strict=True)
                 if k >= 2 * self.n and part > 1e-6]

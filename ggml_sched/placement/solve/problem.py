@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,47 @@ Ints = NDArray[np.int64]
 
 LARGEST = 1 << 53
 """Bytes of a path stay below this: float64 holds their sums exactly."""
+MOST_KNOWN = 512
+"""Classes that `Chain.known` keeps, at most."""
+
+
+class _Columns(NamedTuple):
+    """The columns of one class; each array has an entry for each."""
+
+    pattern: Ints
+    before: Ints
+    after: Ints
+    cost: Floats
+    memory: Ints        # [columns, scarce]
+
+
+class _Class:
+    """The tables of one class, checked, and its columns for each set of scarce devices."""
+
+    def __init__(self, cost: Floats, memory: Ints) -> None:
+        self.cost: Floats = cost
+        self.memory: Ints = memory
+        finite = np.isfinite(cost)
+        self.largest: list[int] = memory[finite.any((1, 2))].max(0, initial=0).tolist()
+        self.dearest: float = float(cost[finite].max(initial=0.0))
+        self._made: dict[tuple[int, ...], _Columns] = {}
+
+    def columns(self, scarce: tuple[int, ...]) -> _Columns:
+        """The finite entries, sorted by state before, state after, seconds, without those that an earlier one of the
+        group beats in the bytes of all scarce devices."""
+        found = self._made.get(scarce)
+        if found is None:
+            states = self.cost.shape[1]
+            pattern, before, after = np.nonzero(np.isfinite(self.cost))
+            seconds, scarce_bytes = self.cost[pattern, before, after], self.memory[:, list(scarce)]
+            order = np.lexsort((pattern, scarce_bytes.sum(1)[pattern], seconds, after, before))
+            pattern, before, after, seconds = (of[order] for of in (pattern, before, after, seconds))
+            memory = np.ascontiguousarray(scarce_bytes[pattern])
+            counts = np.bincount(before * states + after, minlength=states ** 2)
+            kept = undominated(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), memory)
+            found = self._made[scarce] = _Columns(*(np.ascontiguousarray(of[kept]) for of in (
+                pattern.astype(np.int64), before.astype(np.int64), after.astype(np.int64), seconds, memory)))
+        return found
 
 
 class Problem:
@@ -37,14 +79,11 @@ class Problem:
         self.start: Floats = checked_start(chain)
         self.n_states: int = len(self.start)
         self.all_budgets: list[int] = [index(bytes_) for bytes_ in budget]
-        tables = [checked_class(chain, number, self.n_states, len(self.all_budgets))
-                  for number in range(len(chain.cost))]
-        self.all_memory: list[Ints] = [memory for _, memory in tables]
+        tables = [class_of(chain, number, self.n_states, len(self.all_budgets)) for number in range(len(chain.cost))]
+        self.all_memory: list[Ints] = [table.memory for table in tables]
         self.n_classes: int = len(tables)
         stages_of = np.bincount(self.classes, minlength=self.n_classes)
-        usable = [np.isfinite(cost).any((1, 2)) for cost, _ in tables]
-        largest = [memory[rows].max(0, initial=0).tolist() for rows, (_, memory) in zip(usable, tables, strict=True)]
-        most = [sum(int(count) * sizes[device] for count, sizes in zip(stages_of, largest, strict=True))
+        most = [sum(int(count) * table.largest[device] for count, table in zip(stages_of, tables, strict=True))
                 for device in range(len(self.all_budgets))]
         if max(most, default=0) >= LARGEST:
             raise ValueError(f"a path may take {max(most)} bytes on a device; {LARGEST} are too many for the solver")
@@ -59,38 +98,23 @@ class Problem:
         """For each state its devices; empty where they are not known."""
         self._make_columns(tables)
         self.dearest: float = float(self.start[np.isfinite(self.start)].max(initial=0.0)) + float(
-            sum(int(count) * float(cost[np.isfinite(cost)].max(initial=0.0))
-                for count, (cost, _) in zip(stages_of, tables, strict=True)))
+            sum(int(count) * table.dearest for count, table in zip(stages_of, tables, strict=True)))
 
-    def _make_columns(self, tables: list[tuple[Floats, Ints]]) -> None:
-        """The finite entries of all tables, sorted by class, state before, state after, seconds, without those that an
-        earlier one of the group beats in the bytes of all scarce devices."""
-        states, parts = self.n_states, []
-        for number, (cost, memory) in enumerate(tables):
-            pattern, before, after = np.nonzero(np.isfinite(cost))
-            seconds, used = cost[pattern, before, after], memory[:, self.scarce].sum(1)
-            order = np.lexsort((pattern, used[pattern], seconds, after, before))
-            parts.append((np.full(len(order), number), pattern[order], before[order], after[order], seconds[order]))
+    def _make_columns(self, tables: list[_Class]) -> None:
+        """The columns of all classes."""
+        states, parts = self.n_states, [table.columns(tuple(self.scarce)) for table in tables]
         self.pattern: Ints
         self.before: Ints
         self.after: Ints
-        numbers, self.pattern, self.before, self.after = (
-            np.concatenate([np.asarray(part[field], np.int64) for part in parts]) for field in range(4))
-        self.cost: Floats = np.concatenate([part[4] for part in parts])
-        self.memory: Ints = np.ascontiguousarray(np.concatenate(
-            [memory[part[1]][:, self.scarce] for part, (_, memory) in zip(parts, tables, strict=True)]))
+        self.pattern, self.before, self.after = (np.concatenate([part[field] for part in parts]) for field in range(3))
+        self.cost: Floats = np.concatenate([part.cost for part in parts])
+        self.memory: Ints = np.concatenate([part.memory for part in parts])
+        numbers = np.repeat(np.arange(len(parts)), [len(part.cost) for part in parts])
         self.group: Ints = (numbers * states + self.before) * states + self.after
-        kept = undominated(self._firsts(), self.memory)
-        for field in ("pattern", "before", "after", "cost", "memory", "group"):
-            setattr(self, field, np.ascontiguousarray(getattr(self, field)[kept]))
-        self.first: Ints = self._firsts()
+        counts = np.bincount(self.group, minlength=self.n_classes * states ** 2)
+        self.first: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         """Columns first[g] .. first[g + 1] - 1 are those of group g."""
         self.bytes: Floats = self.memory.astype(np.float64)
-
-    def _firsts(self) -> Ints:
-        """For each group the index of its first column, and at the end the number of columns."""
-        counts = np.bincount(self.group, minlength=self.n_classes * self.n_states ** 2)
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def cost_of(self, path: Ints) -> float:
         """Seconds of a path."""
@@ -145,6 +169,19 @@ def checked_rows(chain: Chain, scarce: Sequence[int], n_states: int) -> NDArray[
     rows = {device: row for row, device in enumerate(scarce)}
     found = [rows.get(devices[0], -1) if len(set(devices)) == 1 else -1 for devices in chain.devices]
     return np.array(found or [-1] * n_states, np.int32)
+
+
+def class_of(chain: Chain, number: int, n_states: int, n_devices: int) -> _Class:
+    """The class of a chain, as an earlier problem of the same tables made it, or checked and made."""
+    cost, memory = chain.cost[number], chain.memory[number]
+    kept = chain.known.get((id(cost), id(memory)))
+    if kept is None or kept[0] is not cost or kept[1] is not memory:
+        if len(chain.known) >= MOST_KNOWN:
+            chain.known.clear()
+        made = _Class(*checked_class(chain, number, n_states, n_devices))
+        kept = chain.known[id(cost), id(memory)] = cost, memory, made
+    found: _Class = kept[2]
+    return found
 
 
 def checked_class(chain: Chain, number: int, n_states: int, n_devices: int) -> tuple[Floats, Ints]:
