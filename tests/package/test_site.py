@@ -11,6 +11,7 @@ import fit_picture
 import pictures
 import pytest
 import screenshots
+import token_picture
 from processes import run_python
 
 import ggml_sched as gs
@@ -71,7 +72,7 @@ def test_the_pictures_show_todays_plan():
     """`python tools/pictures.py` draws them again."""
     drawn = dict(pictures.drawings())
     shown = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").glob("*.svg")}
-    assert shown.pop(fit_picture.PICTURE.name) and shown.pop("layers.svg")
+    assert shown.pop(fit_picture.PICTURE.name) and shown.pop("layers.svg") and shown.pop(token_picture.PICTURE.name)
     assert shown == drawn
     plan = pictures.make_plan()
     assert f"live bytes: {plan.live_bytes[0]:,}" in drawn["lifetimes.svg"]
@@ -89,6 +90,20 @@ def test_the_picture_of_a_fit_has_the_figures_of_todays_answer():
                            (found.bound, r"^no placement takes less than ([\d.]+) ms$")):
         drawn = next(float(match[1]) for match in map(re.compile(pattern).match, words) if match)
         assert drawn == pytest.approx(value * 1e3, rel=.01)
+
+
+def test_the_picture_of_a_token_is_that_of_the_recorded_one():
+    """`python tools/token_picture.py` draws it again, with `--record` another token."""
+    assert token_picture.PICTURE.read_text(encoding="utf-8") == token_picture.drawing()
+    found = token_picture.recorded()
+    ends = {name: stop for name, _, _, stop in found["reads"]}
+    assert sum(nbytes for name, nbytes, *_ in found["reads"] if name != "token_embd.weight") == found["fetched"]
+    assert found["weights"] - found["limit"] < found["fetched"] < found["weights"]
+    last = 0.0
+    for name, start, ready, stop in found["runs"]:
+        assert last <= start <= ready < stop <= found["milliseconds"]
+        assert not name or ready >= min(ends[name], stop)
+        last = stop
 
 
 def test_the_picture_of_layers_has_the_words_of_todays_graph():
