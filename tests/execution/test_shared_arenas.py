@@ -242,7 +242,7 @@ def test_a_second_thread_waits_or_gets_buffers_of_its_own(cpu, arenas):
             theirs = in_thread(lambda: b.run(1))
             if arenas.when_busy == "own":
                 assert theirs() == expected(8, 1)
-            assert a.y.numpy().tobytes() == mine        # nobody else has had the memory
+            assert a.y.numpy().tobytes() == mine        # no other scheduler has had the memory
             assert arenas.nbytes(cpu) == a.scheduler.buffer_size(cpu) * (2 if arenas.when_busy == "own" else 1)
         assert theirs() == expected(8, 1)
         assert a.run(2) == expected(8, 2) and b.run(2) == expected(8, 2)
