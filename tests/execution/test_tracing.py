@@ -105,6 +105,8 @@ def test_a_step_that_is_left_out_is_not_there(backends):
     kept = {k for k, step in enumerate(steps) if step.if_changed}
     assert kept and {span.number for span in first.steps} == {*range(len(steps))}
     assert {span.number for span in second.steps} == {*range(len(steps))} - kept
+    for backend in backends:
+        backend.close()
 
 
 def test_a_run_takes_as_long_as_its_backend():
@@ -134,6 +136,8 @@ def test_queued_computes_are_recorded_when_they_run(make):
         kinds = [compute.plan.program.steps[span.number].kind for span in compute.steps]
         assert kinds.count("run") == sum(step.kind == "run" for step in compute.plan.program.steps)
     check_events(list(events(trace)))
+    for backend in backends:
+        backend.close()
 
 
 def test_on_asynchronous_backends_a_step_ends_when_issued_unless_the_trace_is_exact():

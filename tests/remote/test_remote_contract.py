@@ -26,6 +26,7 @@ class Remote(BackendContract):
     def workers(cls):
         with cls.connected() as cls.cluster:
             yield
+        del cls.cluster
 
     def backend_of(self, worker, name):
         return RemoteBackend(self.cluster.workers[worker], name=name)

@@ -64,6 +64,7 @@ class TestGgmlOfAWorker(BackendContract):
     def workers(cls):
         with simulated(2, backends=lambda: [ggml_here.backend(1)]) as cls.cluster:
             yield
+        del cls.cluster
 
     def backend_of(self, worker, name):
         return RemoteBackend(self.cluster.workers[worker], name=name)
