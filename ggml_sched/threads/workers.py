@@ -74,6 +74,8 @@ class Crew:
 
     def __init__(self, names: Sequence[str], in_turns: bool = False) -> None:
         self.threads: list[threading.Thread] = []
+        self._ending: tuple[threading.Thread, ...] = ()
+        """Those that `close` waits for."""
         self._pid = os.getpid()
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._stop = weakref.finalize(self, _send_stops, self._calls, self.threads)
@@ -135,13 +137,13 @@ class Crew:
             raise errors[0]
 
     def close(self) -> None:
-        """Wait until the queued calls are executed, and end the threads; idempotent."""
-        threads = tuple(self.threads)
+        """Wait until the queued calls are executed, and end the threads; idempotent, from several threads, too."""
         if not self.is_here:
             self._stop.detach()
             return
+        self._ending = tuple(self.threads) or self._ending
         self._stop()
-        for thread in threads:
+        for thread in self._ending:
             if thread.ident is not None:
                 thread.join()
 

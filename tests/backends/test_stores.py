@@ -397,6 +397,43 @@ def test_a_store_that_is_freed_ends_its_threads(data, table, path):
     assert names() == before
 
 
+def in_thread(call):
+    """(a thread that makes a call, the list that gets its result)."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+def test_a_wait_that_begins_while_the_queue_is_closed_ends_with_its_thread():
+    queue, begun, go = StoreQueue("disk"), threading.Event(), threading.Event()
+    queue.put(lambda: begun.set() or go.wait(20))
+    queue.put(lambda: None)
+    assert begun.wait(20)
+    closing, _ = in_thread(queue.close)
+    while not queue.is_closing:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    waiting, found = in_thread(queue.synchronize)
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    go.set()
+    for thread in (waiting, closing):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert isinstance(found[0], gs.BackendError) and queue.synchronize() is None
+
+
+def test_a_wait_that_the_end_of_the_thread_has_overtaken_ends():
+    queue = StoreQueue("disk")
+    queue.put(lambda: None)
+    crew = queue._crew
+    put, crew.put = crew.put, lambda call: queue.close() or put(call)
+    waiting, found = in_thread(queue.synchronize)
+    waiting.join(10)
+    assert not waiting.is_alive() and found == [None]
+
+
 def test_closing_while_it_reads_skips_what_is_queued(data, table, path):
     case = Case(gs.FileStore(rows=rows()), data, table, path, windows=10**9)
     begun, go = threading.Event(), threading.Event()

@@ -120,11 +120,14 @@ class StoreQueue:
 
     def mark(self) -> Mark:
         """A point after all tasks that were queued so far."""
-        mark = Mark()
-        if self._crew is None or not self._crew.is_here:
-            mark.latch.open()                   # no task was queued in this process
-        else:
-            self._crew.put(partial(self._reads.reach, mark))
+        mark, crew = Mark(), self._crew
+        if crew is None or not crew.is_here:
+            mark.latch.open()                   # no task was queued in this process, or the threads have ended
+            return mark
+        crew.put(partial(self._reads.reach, mark))
+        if self.is_closing:                     # by another thread: those that read may have ended before
+            crew.close()
+            mark.latch.open()
         return mark
 
     def wait(self, mark: Mark) -> None:
@@ -155,9 +158,10 @@ class StoreQueue:
         The next `synchronize` returns a BackendError, if anything was skipped.
         """
         self.is_closing = True
-        crew, self._crew = self._crew, None
+        crew = self._crew
         if crew is not None:
             crew.close()
+            self._crew = None                   # last: until then a mark waits for the thread
 
     def _threads(self) -> Crew:
         if self.is_closing:
