@@ -100,6 +100,8 @@ def test_a_step_that_is_left_out_is_not_there(backends):
         chain.set(0)
         for _ in range(2):
             scheduler.compute(chain.graph)
+    for backend in backends:
+        backend.close()
     first, second = trace.computes
     steps = first.plan.program.steps
     kept = {k for k, step in enumerate(steps) if step.if_changed}
@@ -130,6 +132,8 @@ def test_queued_computes_are_recorded_when_they_run(make):
         with scheduler.trace() as trace:
             chain.queue_all(scheduler, 6)
         chain.check_log(6)
+    for backend in backends:
+        backend.close()
     assert len(trace.computes) == 6
     for compute in trace.computes:
         check(compute, overlaps=True)
