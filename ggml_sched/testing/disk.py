@@ -14,6 +14,7 @@ import errno
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ class DiskFaults:
         self.rate: float = rate
         self.happened: list[str] = []
         self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        """Held while a fault is chosen and the file changed: a store reads on several threads."""
         self._buffer: FileBuffer | None = None
         self._content: bytes | None = None
 
@@ -65,11 +68,18 @@ class DiskFaults:
                 file.reopen_direct()
 
     def _preadv(self, fd: int, out: memoryview, offset: int) -> int:
-        kind = self._random.choice(self.kinds) if self._random.random() < self.rate else None
         assert self._buffer is not None
         path = self._buffer.file.path
-        if kind is not None:
-            self.happened.append(kind)
+        with self._lock:
+            kind = self._random.choice(self.kinds) if self._random.random() < self.rate else None
+            if kind is not None:
+                self.happened.append(kind)
+            if kind == "shortened" and self._content is None:
+                with open(path, "rb") as file:
+                    self._content = file.read()
+                os.truncate(path, self._random.randrange(len(self._content)))
+            if kind == "changed":
+                os.utime(path)
         if kind == "error":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if kind == "refused":
@@ -80,12 +90,6 @@ class DiskFaults:
             time.sleep(0.002)
         if kind == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)
-        if kind == "shortened" and self._content is None:
-            with open(path, "rb") as file:
-                self._content = file.read()
-            os.truncate(path, self._random.randrange(len(self._content)))
-        if kind == "changed":
-            os.utime(path)
         if kind == "short":
             out = out[: max(len(out) // BLOCK // 2, 1) * BLOCK]
         if kind == "short in a block":

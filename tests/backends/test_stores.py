@@ -15,6 +15,7 @@ from processes import run_python
 import ggml_sched as gs
 from ggml_sched.backends.store.files import BLOCK, CHUNK, ROOM, StoredFile, aligned
 from ggml_sched.backends.store.queue import StoreQueue
+from ggml_sched.backends.store.rows import GAP, read_together
 
 WIDTH = 96
 
@@ -144,6 +145,19 @@ def test_results_have_the_bits_of_weights_in_memory(kind, windows, data, table, 
         assert np.array_equal(case.output.numpy(), expected(999, 998, 997, 0, 1))
 
 
+@pytest.mark.parametrize("rows, size, most, parts", [
+    ([], 100, 0, []),
+    ([7], 100, 1, [(0, 1)]),
+    ([7, 8, 9], 100, 3, [(0, 3)]),
+    ([0, 4, 5], 100, 5, [(0, 2), (2, 3)]),                      # 6 rows would be more memory than was planned
+    ([0, 1, 3], GAP, 9, [(0, 3)]),                              # a gap of GAP bytes
+    ([0, 1, 4], GAP, 9, [(0, 2), (2, 3)]),
+    ([0, 1, 3], GAP + 1, 9, [(0, 2), (2, 3)]),
+])
+def test_rows_near_each_other_are_read_together_in_no_more_memory_than_all_take(rows, size, most, parts):
+    assert [*read_together(rows, size, most)] == parts
+
+
 def test_bytes_and_rows_are_counted_and_the_listener_gets_each_fetch(data, table, path):
     with Case(gs.FileStore(rows=rows()), data, table, path) as case:
         heard = []
@@ -151,12 +165,11 @@ def test_bytes_and_rows_are_counted_and_the_listener_gets_each_fetch(data, table
         case.run()
         fetched = len(data) * data[0].nbytes
         traffic = case.store.traffic
-        # Row 3 is read once, together with row 4.
-        assert traffic.fetches == len(data) and traffic.nbytes == fetched + 4 * WIDTH * 2
+        # Rows 0, 3 and 4 are read once and together, with what lies between.
+        assert traffic.fetches == len(data) and traffic.nbytes == fetched + 6 * WIDTH * 2
         assert traffic.seconds > 0 and traffic.stalled > 0
-        # Two threads read weights: a later one may be there first.
-        assert [f.tensor for f in heard[:3]] == ["table", "table", "table"]
-        assert {f.tensor for f in heard[3:]} == {f"w{k}" for k in range(len(data))}
+        assert [f.tensor for f in heard[:2]] == ["table"] * 2
+        assert sorted(f.tensor for f in heard[2:]) == [f"w{k}" for k in range(len(data))]    # two are read together
         assert sum(f.nbytes for f in heard) == traffic.nbytes and all(f.began <= f.ended for f in heard)
 
 

@@ -7,7 +7,7 @@ depend on the other rows, so that it has the bits that the other backend compute
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,11 @@ from ggml_sched.graph.hostdata import array_over
 if TYPE_CHECKING:
     from ggml_sched.backends.store.store import Store
 
-__all__ = ["RowsPlan", "fits", "rows_size"]
+__all__ = ["RowsPlan", "fits", "read_together", "rows_size"]
+
+GAP = 128 << 10
+"""Bytes between two rows that are read with them: what disks read in the time that another read would take beside its
+bytes."""
 
 
 def fits(node: Tensor) -> bool:
@@ -35,9 +39,19 @@ def fits(node: Tensor) -> bool:
 
 def rows_size(nodes: Sequence[Tensor], margin: int) -> int:
     """The bytes of work memory that a store with this margin takes for the GET_ROWS among these nodes: for the rows as
-    they are read, without repetitions and in order, and for the numbers of the rows."""
+    they are read together, without repetitions and in order, and for the numbers of the rows."""
     return sum(node.src[1].n_elements * (3 * _row_size(node.src[0]) + 4) + margin + 256
                for node in nodes if node.op == "GET_ROWS")
+
+
+def read_together(rows: Sequence[int], size: int, most: int) -> Iterator[tuple[int, int]]:
+    """[first, stop) of the parts of ascending numbers of rows, each `size` bytes, that are read at once: with what lies
+    between where that is less than GAP bytes, and `most` rows at most."""
+    first = 0
+    for k in range(1, len(rows) + 1):
+        if (k == len(rows) or (rows[k] - rows[k - 1] - 1) * size > GAP or rows[k] - rows[first] >= most):
+            yield first, k
+            first = k
 
 
 def _row_size(weight: Tensor) -> int:
@@ -127,19 +141,19 @@ class _Rows:
             self._backend.graph_plan_compute(self._plan)
 
     def _read(self, different: np.ndarray, size: int) -> np.ndarray:
-        """The rows of these ascending numbers, u8 [n, size]; neighbours are read together."""
+        """The rows of these ascending numbers, u8 [n, size]."""
         weight, store = self._weight, self._store
         found = np.empty((len(different), size), np.uint8)
-        cuts = np.flatnonzero(np.diff(different) != 1) + 1
-        for part in np.split(np.arange(len(different)), cuts):
-            began, n = time.perf_counter(), len(part) * size
-            start = weight.offset + int(different[part[0]]) * size
+        for first, stop in read_together(different.tolist(), size, self._ids.n_elements):
+            numbers = different[first:stop] - different[first]
+            began, n = time.perf_counter(), (int(numbers[-1]) + 1) * size
+            start = weight.offset + int(different[first]) * size
             staging = np.empty(n + store.margin, np.uint8)
             at = store.shift_at(weight.buffer, start, address_of(staging))
             with store.naming(weight):
                 store.read(weight.buffer, start, staging, at, n, (0, staging.nbytes))
             store.note_part(weight, n, began)
-            found[part] = staging[at : at + n].reshape(len(part), size)
+            found[first:stop] = staging[at : at + n].reshape(-1, size)[numbers]
         return found
 
     def free(self) -> None:
