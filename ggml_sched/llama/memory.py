@@ -27,7 +27,8 @@ class Memory(NamedTuple):
     cache: int
     """Of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int
-    """Of the scheduler's arena, in which the results of a batch lie, and the weights that are being fetched."""
+    """Of the scheduler's arena, in which the results of a batch lie, and the weights that are being fetched; where models
+    share arenas, each counts them."""
     work: int = 0
     """Of the work memory of kernels that lies outside the arena."""
 
