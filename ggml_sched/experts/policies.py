@@ -84,36 +84,38 @@ class _Recent(_Visits):
 class LeastFrequentlyUsed:
     """The expert that is used in the smallest part of the tokens goes.
 
-    A use counts `decay` times as much for each later visit of its layer (0 < decay < 1), so that the counts follow what
-    a text is about.
+    A use counts `decay` times as much for each later visit of its layer (0 < decay < 1).  The part is the mean over
+    `decays`: a fast one follows what a text is about, a slow one knows which experts are used most on the whole.
     """
 
-    decay: float = 0.98
+    decays: tuple[float, ...] = (0.8, 0.98)
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay < 1:
-            raise ValueError(f"decay is between 0 and 1, not {self.decay}")
+        if not self.decays or not all(0 < decay < 1 for decay in self.decays):
+            raise ValueError(f"decays are between 0 and 1, not {self.decays}")
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
-        return _Frequent(n_banks, n_experts, self.decay)
+        return _Frequent(n_banks, n_experts, self.decays)
 
 
 class _Frequent(_Visits):
-    def __init__(self, n_banks: int, n_experts: int, decay: float) -> None:
+    def __init__(self, n_banks: int, n_experts: int, decays: tuple[float, ...]) -> None:
         super().__init__(n_banks, n_experts)
-        self._decay = decay
-        self._parts: Floats = np.zeros((n_banks, n_experts))
+        self._decays: Floats = np.array(decays)[:, None]
+        self._sums: Floats = np.zeros((len(decays), n_banks, n_experts))
+        """For each decay the sums of what uses count."""
 
     def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
         super().use(bank, experts)
-        self._parts[bank] *= self._decay
-        self._parts[bank, experts] += 1 - self._decay
+        self._sums[:, bank] *= self._decays
+        self._sums[:, bank, experts] += 1
 
     def costs(self, bank: int) -> Floats:
+        # What uses at every visit so far would count.
+        most = (1 - self._decays ** self.count) / (1 - self._decays)
+        parts = (self._sums / np.maximum(most, 1)[:, :, None]).mean(axis=0)
         # A part of p of all tokens is one token in 1 / p.
-        known: Floats = 1 - self._decay ** self.count.astype(np.float64)
-        waits = np.maximum(known, 1e-12)[:, None] / np.maximum(self._parts, 1e-12)
-        costs: Floats = waits + self.ahead(bank)
+        costs: Floats = 1 / np.maximum(parts, 1 / NEVER) + self.ahead(bank)
         return costs
 
 
@@ -175,7 +177,8 @@ def policy_named(name: str) -> Policy:
     """The policy with this name: "lru", "lfu" or "mixture"; ValueError for another."""
     if name not in NAMES:
         raise ValueError(f"{name!r} is no policy for experts: {', '.join(NAMES)}")
-    return {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed, "mixture": Mixture}[name]()
+    named: dict[str, Policy] = {"lru": LeastRecentlyUsed(), "lfu": LeastFrequentlyUsed(), "mixture": Mixture()}
+    return named[name]
 
 
 def checked_policy(policy: object) -> Policy:

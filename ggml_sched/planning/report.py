@@ -264,7 +264,12 @@ def _memory(plan: Plan, i: int) -> list[str]:
     if t.view_src is not None:
         lines.append(f"a view of {_describe(plan, t.view_src)}, from byte {t.view_offs:,}")
     if holder < 0 or data.offset(i) < 0:
-        if t.backend is not None and t.is_resident:
+        bank = getattr(t.root.buffer, "experts", None)
+        if bank is not None:
+            lines.append(f"memory: of {t.nbytes:,} bytes on {t.backend.name if t.backend else '-'} those of the experts "
+                         f"that are in slots, outside the plan; {bank.store.name} reads others when a node has chosen "
+                         "them")
+        elif t.backend is not None and t.is_resident:
             lines.append(f"memory: {t.nbytes:,} bytes of its own on {t.backend.name}, outside the plan")
         return lines
     name, birth_death = plan.backends[holder].name, data.lifetime(i)

@@ -1,6 +1,7 @@
 """Models of experts under a limit that not all experts fit in: bits, bytes, recordings, and limits without slots."""
 
 import errno
+from collections import Counter
 
 import pytest
 from forks import in_child
@@ -11,6 +12,7 @@ from ggml_sched.backends.store import has_slots
 from ggml_sched.experts import LeastFrequentlyUsed, LeastRecentlyUsed, Mixture, Recording, Static, bound, replay
 from ggml_sched.llama import load, random_llama
 from ggml_sched.planning.program import Fetch, FetchExperts
+from ggml_sched.testing.disk import KINDS, DiskFaults
 
 pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
 
@@ -43,7 +45,7 @@ def unlimited(source, **options):
 
 
 @pytest.mark.parametrize("source", ["file", "bytes"])
-@pytest.mark.parametrize("policy", ["lru", LeastFrequentlyUsed(0.9), Mixture(0.25)])
+@pytest.mark.parametrize("policy", ["lru", LeastFrequentlyUsed((0.9,)), Mixture(0.25)])
 def test_slots_give_the_bits_of_a_model_without_a_limit(path, policy, source):
     given = path if source == "file" else MODEL
     with load(given, memory=LIMIT, n_threads=1, experts=policy, **OPTIONS) as model:
@@ -87,6 +89,7 @@ def test_a_plan_reads_experts_when_they_are_chosen_and_nothing_ahead(path):
         assert kinds.count(FetchExperts) == 3 and Fetch not in kinds
         said = model.explain("blk.1.ffn_up_exps.weight")
         assert f"{model.slots.n_slots} slots of {model.slots.slot_nbytes:,} bytes are for 24 experts" in said
+        assert "those of the experts that are in slots" in said and "file reads others" in said
         assert "would be 24 slots" in said and "stays on CPU" in model.explain("blk.1.attn_q.weight")
 
 
@@ -148,6 +151,29 @@ def test_an_error_of_the_disk_undoes_the_evaluation_and_the_model_works_afterwar
             monkeypatch.setattr(file, "preadv", real)
             assert said(model) == right
         assert model.slots.held_nbytes <= model.slots.nbytes
+
+
+@pytest.mark.parametrize("direct", [None, False])
+def test_whatever_happens_to_the_disk_logits_are_right_or_an_error_is_typed(path, direct):
+    counts = Counter()
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        right, buffer = said(model), model.weights._files[0]
+        for seed in range(12):
+            faults = DiskFaults(seed, rate=(0.01, 0.05, 0.3)[seed % 3], kinds=[k for k in KINDS if k != "interrupt"])
+            if direct is False:
+                buffer.file.give_up_direct()
+            with faults.on(buffer):
+                try:
+                    assert said(model) == right, (seed, faults.happened)
+                    counts["right"] += 1
+                except gs.FetchError as error:
+                    counts["error"] += 1
+                    assert error.path and error.tensor
+            assert model.slots.held_nbytes <= model.slots.nbytes
+            buffer.file.reopen_direct()
+        assert said(model) == right
+        assert sum(on.total for on in model.memory().values()) <= LIMIT
+    assert counts["error"] > 2 and counts["right"]
 
 
 def test_closing_leaves_nothing_open(path):

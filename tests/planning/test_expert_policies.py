@@ -21,7 +21,7 @@ from ggml_sched.experts import (
 )
 
 HEADER = '{"format": "ggml-sched experts", "version": 1, "banks": [{"name": "a", "n_experts": 2, "nbytes": 1}]}'
-POLICIES = [LeastRecentlyUsed(), LeastFrequentlyUsed(), LeastFrequentlyUsed(0.5), Mixture(), Mixture(0.25)]
+POLICIES = [LeastRecentlyUsed(), LeastFrequentlyUsed(), LeastFrequentlyUsed((0.5,)), Mixture(), Mixture(0.25)]
 
 
 def recording(seed, n_banks=3, n_experts=6, n_used=2, n_tokens=30, skew=1.0, together=1):
@@ -67,7 +67,7 @@ def test_the_least_frequently_used_goes():
     often = [(0, [0])] * 5 + [(0, [1]), (0, [2])]
     assert kept(LeastFrequentlyUsed(), visits(*often), 2) == {(0, 0), (0, 2)}
     # With a short memory what was used often long ago counts for nothing.
-    assert kept(LeastFrequentlyUsed(0.1), visits(*often), 2) == {(0, 1), (0, 2)}
+    assert kept(LeastFrequentlyUsed((0.1,)), visits(*often), 2) == {(0, 1), (0, 2)}
 
 
 def test_static_keeps_the_most_used_of_a_profile_and_a_mixture_keeps_half():
@@ -169,7 +169,7 @@ def test_policies_are_checked():
     for wrong, error in (("fifo", ValueError), (3, TypeError), (None, TypeError)):
         with pytest.raises(error, match="lfu, lru, mixture"):
             checked_policy(wrong)
-    for made in (lambda: LeastFrequentlyUsed(1.0), lambda: LeastFrequentlyUsed(0), lambda: Mixture(1.5)):
+    for made in (lambda: LeastFrequentlyUsed((1.0,)), lambda: LeastFrequentlyUsed(()), lambda: Mixture(1.5)):
         with pytest.raises(ValueError, match="between"):
             made()
     with pytest.raises(ValueError, match="profile"):
