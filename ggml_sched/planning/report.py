@@ -266,9 +266,9 @@ def _memory(plan: Plan, i: int) -> list[str]:
     if holder < 0 or data.offset(i) < 0:
         bank = getattr(t.root.buffer, "experts", None)
         if bank is not None:
-            lines.append(f"memory: of {t.nbytes:,} bytes on {t.backend.name if t.backend else '-'} those of the experts "
-                         f"that are in slots, outside the plan; {bank.store.name} reads others when a node has chosen "
-                         "them")
+            home = "-" if t.backend is None else t.backend.name
+            lines.append(f"memory: of {t.nbytes:,} bytes on {home} those of the experts that are in slots, outside the "
+                         f"plan; {bank.store.name} reads others when a node has chosen them")
         elif t.backend is not None and t.is_resident:
             lines.append(f"memory: {t.nbytes:,} bytes of its own on {t.backend.name}, outside the plan")
         return lines

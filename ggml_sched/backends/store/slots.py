@@ -178,8 +178,8 @@ class ExpertSlots:
 
     `banks` has for each bank its name and its weights, of as many experts each; they get their addresses here.
     `policy` says which expert gives up its slot (`ggml_sched.experts`).  A compute that needs more experts of a layer
-    than there are slots fails with a BackendError; computes of one scheduler at a time use them.  OutOfMemory if no addresses can be reserved, BackendError where the
-    system cannot give memory back (`has_slots`).
+    than there are slots fails with a BackendError; computes of one scheduler at a time use them.  OutOfMemory if no
+    addresses can be reserved, BackendError where the system cannot give memory back (`has_slots`).
     """
 
     def __init__(self, store: Store, home: HostBackend, n_slots: int, policy: Policy,
