@@ -311,6 +311,7 @@ def test_a_residency_explains_each_weight():
 def test_closing_and_failing_leave_nothing_open(path):
     import os
     import threading
+    import time
 
     (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -322,7 +323,14 @@ def test_closing_and_failing_leave_nothing_open(path):
         model.close()
         with pytest.raises(gs.OutOfMemory):
             load(path, n_ctx=64, n_threads=1, memory=1000, n_batch=16)
-    gc.collect()
+    model = load(path, n_ctx=64, n_threads=1, memory=limit + 120_000, n_batch=16)
+    model.eval([1, 2])
+    del model                   # not closed, but freed
+    for _ in range(100):        # the thread ends by itself
+        gc.collect()
+        if threading.active_count() == threads:
+            break
+        time.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) == files and threading.active_count() == threads
 
 

@@ -35,13 +35,14 @@ class StoredFile:
     `status`: what `os.fstat` has said of the file, if it was opened before.
 
     OSError if it cannot be opened, FetchError if it is no regular file, if it is not the file of `status` or was
-    changed since, or if `direct` is True and not possible.
+    changed since, or if `direct` is True and not possible.  A file that is freed is closed.
     """
+
+    _fd = _direct = -1
 
     def __init__(self, path: str, direct: bool | None = None, status: os.stat_result | None = None) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        self._direct = -1
         try:
             found = os.fstat(self._fd)
             if not stat.S_ISREG(found.st_mode):
@@ -92,6 +93,9 @@ class StoredFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
     def give_up_direct(self) -> None:
         """Read through the page cache from now on."""
