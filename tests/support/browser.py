@@ -41,8 +41,10 @@ class Browser:
         # The browser reads commands from descriptor 3 and writes answers to descriptor 4.
         redirected = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *arguments]
         try:
+            # Without the sanitizers' libraries, which a browser does not start with.
             self._process = subprocess.Popen(redirected, pass_fds=(theirs_in, theirs_out), start_new_session=True,
-                                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                             env=os.environ | {"LD_PRELOAD": ""})
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
