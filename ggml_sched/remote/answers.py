@@ -48,11 +48,11 @@ def _known_size(value: Any, arguments: Sequence[Any]) -> None:
 
 
 def _kinds(value: Any, arguments: Sequence[Any]) -> None:
-    """For each node of (device, nodes): supported, offered with weights of the host, bytes."""
+    """For each node of (device, nodes): whether it is supported, and computed with weights of the host; its bytes."""
     for kind in fields_of(value, "kinds", len(arguments[1])):
-        supported, offered, size = fields_of(kind, "a kind", 3)
+        supported, offloads, size = fields_of(kind, "a kind", 3)
         _truth(supported, "whether it is supported")
-        _truth(offered, "whether it is offered")
+        _truth(offloads, "whether it is computed with weights of the host")
         natural(size, "a size")
 
 
