@@ -140,28 +140,6 @@ cdef int plan_take_groups(gs_plan *p, const gs_graph *g, int32_t n, const int32_
     return plan_mark_inner(p, g)
 
 
-cdef void mark_needed_at_end(const gs_graph *g, unsigned char *needed, unsigned char *used) noexcept nogil:
-    """Mark in needed[n_tensors] the memories whose data must be valid after all nodes have run.
-
-    These are the memories of alloc dependencies, of outputs, and of nodes without readers.  used[n_tensors] is scratch
-    memory, all zero.
-    """
-    cdef int32_t i, k, id
-    for i in range(g.n_nodes):
-        id = g.node[i]
-        if g.view_src[id] >= 0:
-            used[g.view_src[id]] = True
-        for k in range(g.src_begin[id], g.src_begin[id + 1]):
-            used[g.src[k]] = True
-    if g.dep_begin != NULL:
-        for k in range(g.dep_begin[g.n_tensors]):
-            needed[g.memory[g.dep[k]]] = used[g.dep[k]] = True
-    for id in range(g.n_tensors):
-        # What the caller may read: outputs, and nodes that nothing reads.
-        if g.flags[id] & GS_FLAG_OUTPUT or g.position[id] >= 0 and not used[id]:
-            needed[g.memory[id]] = True
-
-
 cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
     """Set GS_STATE_INNER for the members, except the last of each group, whose results only their group reads."""
     cdef int64_t n = max(g.n_tensors, 1)
@@ -193,38 +171,3 @@ cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
                 p.state[id] |= GS_STATE_INNER
     free(of)
     return GS_OK
-
-
-cdef int plan_needed(const gs_graph *g, const gs_plan *p, int32_t first, int32_t last,
-                     unsigned char *needed) noexcept nogil:
-    """Set needed[k] for computing node number k at or after position `first`: whether its result is needed elsewhere.
-
-    The result of a member of a fusion group is needed if it is used outside the group; any other result, if nodes
-    outside first .. last or the caller use it, or if it is not in memory of its own in an arena.  Returns the number of
-    computing nodes, or GS_NO_HOST_MEMORY.
-    """
-    cdef unsigned char *read = <unsigned char *>calloc(3 * max(<int64_t>g.n_tensors, 1), 1)
-    cdef unsigned char *used
-    cdef unsigned char *grouped
-    cdef int32_t i, k, id, at = 0
-    if read == NULL:
-        return GS_NO_HOST_MEMORY
-    used = read + g.n_tensors
-    grouped = used + g.n_tensors
-    for k in range(p.group_begin[p.n_groups] if p.n_groups else 0):
-        grouped[g.node[p.group_member[k]]] = True
-    mark_needed_at_end(g, read, used)
-    for i in range(g.n_work):
-        id = g.work[i]
-        if not first <= g.position[id] <= last:
-            for k in range(g.src_begin[id], g.src_begin[id + 1]):
-                read[g.memory[g.src[k]]] = True
-    for i in range(first, last + 1):
-        id = g.node[i]
-        if g.role[id] & GS_ROLE_VIEW:
-            continue
-        needed[at] = (not p.state[id] & GS_STATE_INNER if grouped[id]
-                      else g.memory[id] != id or p.arena_of[id] < 0 or read[id])
-        at += 1
-    free(read)
-    return at

@@ -6,6 +6,7 @@ arrays that result.
 
 Includes, before the code below:
 
+    needed  Which results of a range of nodes are read elsewhere.
     groups  Fusion groups: nodes that a backend computes as one kernel, at the position of the last of them.
     replay  Replay: a reserved plan for other graphs of the same wiring whose tensors are no larger.
 """
@@ -27,6 +28,7 @@ from ggml_sched.core.plan.placement cimport (
     splits_lists,
 )
 
+include "needed.pxi"
 include "groups.pxi"
 include "replay.pxi"
 

@@ -6,10 +6,10 @@ graphs share it.  Immutable once made.
 
 Includes, before the code below:
 
-    reasons  The names of the reasons why a tensor is on its backend.
-    needed   Which results of a run are read later.
-    bind     Binding: giving the tensors of a graph the addresses of a plan.
-    refusal  What to say of a node that no backend supports.
+    reasons    The names of the reasons why a tensor is on its backend.
+    needed_of  Which results of a range of nodes are read elsewhere, for Python.
+    bind       Binding: giving the tensors of a graph the addresses of a plan.
+    refusal    The text of the error for a node that no backend supports.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
 from ggml_sched.core.plan.request cimport Request, names_of
 
 include "reasons.pxi"
-include "needed.pxi"
+include "needed_of.pxi"
 include "bind.pxi"
 include "refusal.pxi"
 
