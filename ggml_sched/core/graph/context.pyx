@@ -8,7 +8,8 @@ Includes, before the code below:
 
     wiring           Rules for the sources, the root and the destination of each op.
     ops_elementwise  Op methods of a Context: arithmetic, unary functions, gated units, reductions, norms.
-    ops_matrix       Op methods of a Context: matrix products, rows, copies, repetition.
+    ops_matrix       Op methods of a Context: matrix products.
+    ops_copy         Op methods of a Context that move elements: rows, copies, repetition, joining, padding.
     ops_view         Op methods of a Context: views, which share their root's memory and compute nothing.
     ops_recurrent    Op methods of a Context for recurrent (state space) models: a short convolution, and a scan.
     ops_attention    Op methods of a Context for attention: masks, soft_max, rope, flash attention.
@@ -39,6 +40,7 @@ from ggml_sched.core.graph.types cimport (
 include "wiring.pxi"
 include "ops_elementwise.pxi"
 include "ops_matrix.pxi"
+include "ops_copy.pxi"
 include "ops_view.pxi"
 include "ops_recurrent.pxi"
 include "ops_attention.pxi"

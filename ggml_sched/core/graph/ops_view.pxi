@@ -1,6 +1,6 @@
 # Op methods of a Context: views, which share their root's memory and compute nothing.
 
-cdef class ViewOps(MatrixOps):
+cdef class ViewOps(CopyOps):
     """Views, which share their root's memory and compute nothing."""
 
     cdef Tensor window(self, Tensor a, int64_t *ne, int64_t *nb, int64_t offset):
