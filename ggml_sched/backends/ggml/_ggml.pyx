@@ -1,7 +1,8 @@
 """The compiled part of `GgmlBackend`: turns nodes into ggml graphs and runs them.
 
     library.pxi         Api: the functions of a loaded library, and its numbers of ops
-    device.pxi          Device: a ggml backend, its threads and work memory; RepackedWeight: a weight in a faster layout
+    device.pxi          Device: a ggml backend, its threads and work memory
+    repack.pxi          RepackedWeight: a copy of a weight in a layout that matrix products read faster
     graph_compiler.pxi  GraphPlan: a split, compiled once into ggml graphs over the plan's addresses
     products.pxi        OwnProducts: matrix products that CpuBackend's kernels compute, where they are faster
     replay.pxi          runs a GraphPlan: checks row ids, then computes each ggml graph with one call
@@ -121,6 +122,7 @@ cdef extern from "rows.h" nogil:
 
 include "library.pxi"
 include "device.pxi"
+include "repack.pxi"
 include "products.pxi"
 include "graph_compiler.pxi"
 include "replay.pxi"

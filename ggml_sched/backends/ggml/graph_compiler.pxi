@@ -11,12 +11,12 @@
 # ggml fuses nodes only by the counts of their uses in a graph.  Nodes are added here without these counts, so that it
 # fuses none: it does not check whether the memory of fused nodes overlaps, which in a packed arena it may.
 
-cdef class Segment:
+cdef class GraphPart:
     """Consecutive nodes of a split between which nothing must be checked or loaded: one ggml graph."""
 
     cdef Py_ssize_t first           # index of its first node in the split
-    cdef list loads                 # pairs of `staged_leafs` to apply before the segment runs
-    cdef gx_ids *ids                # owned; row ids to check before the segment runs
+    cdef list loads                 # pairs of `staged_leafs` to apply before the part runs
+    cdef gx_ids *ids                # owned; row ids to check before the part runs
     cdef int n_ids
     cdef void *graph                # ggml_cgraph
     cdef gx_cplan plan              # ggml's work size and threads for the graph
@@ -40,7 +40,7 @@ cdef class GraphPlan:
     cdef void *context              # the ggml_context over the block
     cdef uint8_t *copies            # owned; memory of copied sources
     cdef uint8_t *fetched           # owned; row ids, copied from a device to be checked
-    cdef list segments              # in execution order
+    cdef list parts              # in execution order
     cdef list packs                 # (weight, RepackedWeight, address of the plain data)
     cdef OwnProducts own            # None: ggml computes all products
     cdef list written               # roots outside the arenas that nodes write (caches): each run raises their version
@@ -56,10 +56,10 @@ cdef class GraphPlan:
                 work.append(t)
         self.backend, self.device = backend, device
         self.table = NodeTable(work)
-        self.segments, self.packs, self.written = [], [], []
+        self.parts, self.packs, self.written = [], [], []
         self.check_places()
         self.make_tensors()
-        self.make_segments()
+        self.make_parts()
         self.use_packed_weights()
         if self.device.has_host_plans and self.device.api.custom >= 0 and backend.own_products:
             self.own = own_products(self.table, self.made, self.device, backend.own_products)
@@ -81,7 +81,7 @@ cdef class GraphPlan:
     def free(self):
         """Release everything; idempotent."""
         self.freed = True
-        self.segments, self.packs, self.written, self.buffers, self.own = [], [], [], (), None
+        self.parts, self.packs, self.written, self.buffers, self.own = [], [], [], (), None
         self.release()
 
     # -- checks of nodes and of their buffers -----------------------------------------
@@ -215,13 +215,17 @@ cdef class GraphPlan:
             c += 1
         return 0
 
-    # -- segments -------------------------------------------------------------------------
+    # -- parts ----------------------------------------------------------------------------
 
-    cdef int make_segments(self) except -1:
-        """Cut the split into segments, and list the row ids to check before each."""
-        cdef dict found = {}        # {(ids tensor, number of rows): True} that the present segment checks already
-        cdef list checks = []       # for each segment a list of (node, source slot of its ids, number of rows)
-        cdef Segment segment = None
+    cdef int make_parts(self) except -1:
+        """Cut the split into parts, each one ggml graph, and list the row ids to check before each.
+
+        A part begins at the first node, where leafs must be loaded, and before a node whose row ids must be checked
+        and were written by the part before.
+        """
+        cdef dict found = {}        # {(ids tensor, number of rows): True} that the present part checks already
+        cdef list checks = []       # for each part a list of (node, source slot of its ids, number of rows)
+        cdef GraphPart part = None
         cdef Tensor t, ids, root
         cdef Py_ssize_t i, written
         cdef int slot
@@ -233,17 +237,17 @@ cdef class GraphPlan:
             loads = staged.get(i)
             slot = ids_slot(&self.table.nodes[i], &rows)
             ids = None if slot < 0 else t.src[slot]
-            cut = segment is None or loads
+            cut = part is None or loads
             if ids is not None:
                 written = last_writer(self.table, i, self.table.nodes[i].src[slot])
                 if written >= 0 and orders_rows(self.table, written, ids, rows):
                     ids = None      # indices from a sort are always in range: no check, so no cut
-                elif segment is not None and written >= segment.first:
+                elif part is not None and written >= part.first:
                     cut = True
             if cut:
-                segment = Segment.__new__(Segment)
-                segment.first, segment.loads = i, loads or []
-                self.segments.append(segment)
+                part = GraphPart.__new__(GraphPart)
+                part.first, part.loads = i, loads or []
+                self.parts.append(part)
                 checks.append([])
                 found.clear()
             if ids is not None and (ids, rows) not in found:
@@ -252,41 +256,41 @@ cdef class GraphPlan:
             root = t if t.view_src is None else t.view_src
             if root._lease is None and root not in self.written:
                 self.written.append(root)
-        for segment, wanted in zip(self.segments, checks):
-            self.fill_checks(segment, wanted)
+        for part, wanted in zip(self.parts, checks):
+            self.fill_checks(part, wanted)
         return 0
 
-    cdef int fill_checks(self, Segment segment, list wanted) except -1:
+    cdef int fill_checks(self, GraphPart part, list wanted) except -1:
         cdef gx_ids *ids
         cdef const gs_node *source
         if not wanted:
             return 0
-        segment.ids = <gx_ids *>PyMem_Calloc(len(wanted), sizeof(gx_ids))
-        if segment.ids == NULL:
+        part.ids = <gx_ids *>PyMem_Calloc(len(wanted), sizeof(gx_ids))
+        if part.ids == NULL:
             raise no_host_memory("ids to check")
         for i, slot, rows in wanted:
-            ids = &segment.ids[segment.n_ids]
+            ids = &part.ids[part.n_ids]
             source = self.table.nodes[<Py_ssize_t>i].src[<int>slot]
             ids.layout, ids.data = &source.layout, <const char *>source.data
             ids.n_rows, ids.node, ids.tensor = rows, i, source - self.table.nodes
-            segment.n_ids += 1
+            part.n_ids += 1
         return 0
 
     # -- graphs -----------------------------------------------------------------------------
 
     cdef int make_graphs(self) except -1:
-        """Make a ggml graph for each segment, all in one block of memory."""
+        """Make a ggml graph for each part, all in one block of memory."""
         cdef gx_api *call = &self.device.api.call
         cdef gx_init_params params
-        cdef Segment segment
-        cdef Py_ssize_t i, k, s, end, n_graphs = len(self.segments), n = len(self.table.tensors)
+        cdef GraphPart part
+        cdef Py_ssize_t i, k, s, end, n_graphs = len(self.parts), n = len(self.table.tensors)
         cdef size_t total = 4096
         cdef list counts = []
         for s in range(n_graphs):
-            segment = self.segments[s]
-            end = self.table.n if s + 1 == n_graphs else (<Segment>self.segments[s + 1]).first
+            part = self.parts[s]
+            end = self.table.n if s + 1 == n_graphs else (<GraphPart>self.parts[s + 1]).first
             count = 0
-            for i in range(segment.first, end):
+            for i in range(part.first, end):
                 count += 1 if self.own is None else 1 + self.own.n_steps(i)
                 for k in range(self.table.nodes[i].n_src):
                     if self.made[i].src[k] >= self.made + n:
@@ -301,17 +305,17 @@ cdef class GraphPlan:
         if self.context == NULL:
             raise no_host_memory(f"a graph of {self.table.n} nodes")
         for s in range(n_graphs):
-            segment = self.segments[s]
-            end = self.table.n if s + 1 == n_graphs else (<Segment>self.segments[s + 1]).first
-            segment.graph = call.new_graph_custom(self.context, <size_t>counts[s], False)
-            for i in range(segment.first, end):
+            part = self.parts[s]
+            end = self.table.n if s + 1 == n_graphs else (<GraphPart>self.parts[s + 1]).first
+            part.graph = call.new_graph_custom(self.context, <size_t>counts[s], False)
+            for i in range(part.first, end):
                 for k in range(self.table.nodes[i].n_src):
                     if self.made[i].src[k] >= self.made + n:
-                        call.graph_add_node(segment.graph, self.made[i].src[k])
+                        call.graph_add_node(part.graph, self.made[i].src[k])
                 if self.own is not None:
                     for k in range(self.own.n_steps(i)):
-                        call.graph_add_node(segment.graph, self.own.step(i, k))
-                call.graph_add_node(segment.graph, &self.made[i])
+                        call.graph_add_node(part.graph, self.own.step(i, k))
+                call.graph_add_node(part.graph, &self.made[i])
         return 0
 
     cdef int use_packed_weights(self) except -1:

@@ -41,7 +41,8 @@ ggml aborts on a number beyond an enum's end."""
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that the library offers: `kind` is "cpu", "gpu", "igpu" or "accel", `handle` ggml's."""
+    """A device that the library offers: `kind` is "cpu", "gpu", "igpu" or "accel", `handle` the address of ggml's
+    object."""
 
     name: str
     description: str

@@ -29,14 +29,14 @@ cdef class GgmlBase(BackendBase):
         return -1 if self.overridden else self.answer(node)
 
 
-cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
+cdef int run_part(GraphPart part, Device device, void *pool) noexcept nogil:
     cdef gx_cplan plan
     if device.has_host_plans:
-        plan = segment.plan
+        plan = part.plan
         plan.work_data = <uint8_t *>aligned(device.work)
         plan.threadpool = pool
-        return device.api.call.graph_compute(segment.graph, &plan)
-    return device.api.call.backend_graph_compute(device.backend, segment.graph)
+        return device.api.call.graph_compute(part.graph, &plan)
+    return device.api.call.backend_graph_compute(device.backend, part.graph)
 
 
 def run_graph_plan(GraphPlan program not None):
@@ -51,7 +51,7 @@ def run_graph_plan(GraphPlan program not None):
 
 cdef int replay(GraphPlan program) except -1:
     cdef Device device = program.device
-    cdef Segment segment
+    cdef GraphPart part
     cdef BufferBase buffer
     cdef RepackedWeight packed
     cdef Tensor t
@@ -64,52 +64,52 @@ cdef int replay(GraphPlan program) except -1:
     for t, packed, address in program.packs:
         if not packed.is_of(t):
             packed.load(t, <void *><uintptr_t>address)
-    for segment in program.segments:
-        for leaf, written in segment.loads:
+    for part in program.parts:
+        for leaf, written in part.loads:
             apply_staged(leaf, written)
-        if device.has_host_plans and segment.n_threads != n:
-            segment.n_threads = 0       # if `reserve` raises, the next run makes the plan again
-            segment.plan = device.api.call.graph_plan(segment.graph, n, device.pool)
-            device.reserve(segment.plan.work_size)
+        if device.has_host_plans and part.n_threads != n:
+            part.n_threads = 0       # if `reserve` raises, the next run makes the plan again
+            part.plan = device.api.call.graph_plan(part.graph, n, device.pool)
+            device.reserve(part.plan.work_size)
             if program.own is not None:
                 device.reserve(<size_t>program.own.products.work_size(n))
-            segment.n_threads = n
+            part.n_threads = n
         if program.own is not None:
             program.own.products.begin(<char *>aligned(device.work), n)
-        if segment.n_ids and not device.host:
-            fetch_ids(program, segment)
+        if part.n_ids and not device.host:
+            fetch_ids(program, part)
         k = -1
         with nogil:
-            for k in range(segment.n_ids):
-                if gs_bad_id(segment.ids[k].layout, segment.ids[k].data, segment.ids[k].n_rows, &bad):
+            for k in range(part.n_ids):
+                if gs_bad_id(part.ids[k].layout, part.ids[k].data, part.ids[k].n_rows, &bad):
                     break
             else:
                 k = -1
-            status = 0 if k >= 0 else run_segment(segment, device, device.pool)
+            status = 0 if k >= 0 else run_part(part, device, device.pool)
         if k >= 0:
-            raise BackendError(f"{program.name_of(<Py_ssize_t>segment.ids[k].node)}: id {bad} does not name one of "
-                               f"{segment.ids[k].n_rows} rows")
+            raise BackendError(f"{program.name_of(<Py_ssize_t>part.ids[k].node)}: id {bad} does not name one of "
+                               f"{part.ids[k].n_rows} rows")
         if status != 0:
             raise BackendError(f"backend {program.backend.name!r}: ggml failed to compute "
                                f"{program.table.n} nodes (status {status})")
     return 0
 
 
-cdef int fetch_ids(GraphPlan program, Segment segment) except -1:
-    """Copy the row ids of a segment from the device to the host, where they are checked."""
+cdef int fetch_ids(GraphPlan program, GraphPart part) except -1:
+    """Copy the row ids of a part from the device to the host, where they are checked."""
     cdef size_t total = 0, at = 0
     cdef gx_tensor *made
     cdef int k
-    for k in range(segment.n_ids):
-        total += <size_t>program.table.nodes[segment.ids[k].tensor].layout.nbytes
+    for k in range(part.n_ids):
+        total += <size_t>program.table.nodes[part.ids[k].tensor].layout.nbytes
     free(program.fetched)
     program.fetched = <uint8_t *>calloc(total + 1, 1)
     if program.fetched == NULL:
         raise no_host_memory(f"{total} bytes of ids")
-    for k in range(segment.n_ids):
-        made = &program.made[segment.ids[k].tensor]
-        segment.ids[k].data = <const char *>(program.fetched + at)
+    for k in range(part.n_ids):
+        made = &program.made[part.ids[k].tensor]
+        part.ids[k].data = <const char *>(program.fetched + at)
         program.device.api.call.backend_tensor_get(made, program.fetched + at, 0, <size_t>
-                                                   program.table.nodes[segment.ids[k].tensor].layout.nbytes)
-        at += <size_t>program.table.nodes[segment.ids[k].tensor].layout.nbytes
+                                                   program.table.nodes[part.ids[k].tensor].layout.nbytes)
+        at += <size_t>program.table.nodes[part.ids[k].tensor].layout.nbytes
     return 0
