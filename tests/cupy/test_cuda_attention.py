@@ -60,9 +60,9 @@ def test_long_caches_are_split_and_joined(ctx, rows, heads):
     n_kv = 600
     k = ctx.tensor("f16", (64, n_kv, heads[1]))
     node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
-    assert attention._splits(node, 132)[0] > 1
+    assert attention._shares(node, 132)[0] > 1
     check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv)
-    # The last splits hold only masked cells.
+    # The last shares hold only masked cells.
     check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv, used=200, sinks=True, max_bias=4.0, logit_softcap=5.0)
 
 
@@ -71,8 +71,8 @@ def test_long_caches_are_split_and_joined(ctx, rows, heads):
 def test_short_caches_are_split_where_heads_are_fewer_than_multiprocessors(ctx, n_kv, rows, heads):
     k = ctx.tensor("f16", (64, n_kv, heads[1]))
     node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
-    assert (attention._splits(node, 132)[0] > 1) == (n_kv >= 128)
-    assert attention._splits(node, 1)[0] == 1
+    assert (attention._shares(node, 132)[0] > 1) == (n_kv >= 128)
+    assert attention._shares(node, 1)[0] == 1
     check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv, sinks=True)
 
 
@@ -85,14 +85,14 @@ def test_one_launch_computes_a_split_cache_and_a_short_one_fills_the_device(ctx)
 
 @pytest.mark.parametrize("n_multiprocessors", [1, 7, 132, 1000])
 @pytest.mark.parametrize("cells", [1, 63, 64, 65, 128, 256, 257, 383, 384, 385, 4096, 100_003])
-def test_splits_cover_every_cell_once(ctx, cells, n_multiprocessors):
+def test_shares_cover_every_cell_once(ctx, cells, n_multiprocessors):
     for heads in ((8, 2), (1, 1), (32, 32), (64, 1)):
         k = ctx.tensor("f16", (64, cells, heads[1]))
         node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, heads[0])), k, k)
-        splits, split, chunk = attention._splits(node, n_multiprocessors)
-        assert split * (splits - 1) < cells <= split * splits
-        assert splits <= attention.MAX_SPLITS and chunk in attention.CHUNKS
-        assert splits == 1 or split % (attention.WARPS * chunk) == 0
+        shares, share, chunk = attention._shares(node, n_multiprocessors)
+        assert share * (shares - 1) < cells <= share * shares
+        assert shares <= attention.MAX_SHARES and chunk in attention.CHUNKS
+        assert shares == 1 or share % (attention.WARPS * chunk) == 0
 
 
 def test_heads_of_a_group_read_a_cell_once(ctx):

@@ -91,9 +91,9 @@ def test_cells(rows, n_kv):
 
 
 @pytest.mark.parametrize(("size", "rows"), [(64, 10), (64, 40), (256, 10), (256, 40), (512, 10)])
-def test_splits_are_joined(size, rows):
+def test_shares_are_joined(size, rows):
     node = Node(size, rows=rows, heads=(1, 1), n_kv=330, sinks=True, used=200)
-    assert attention._tile_splits(node.out, attention._tile(node.out), 132)[0] > 5
+    assert attention._tile_shares(node.out, attention._tile(node.out), 132)[0] > 5
     for n in (2, 132):
         node.check(n_multiprocessors=n)
 
@@ -234,14 +234,14 @@ def test_work_memory_is_what_is_said(ctx):
 
 @pytest.mark.parametrize("n_multiprocessors", [1, 7, 132, 1000])
 @pytest.mark.parametrize("cells", [1, 63, 64, 65, 4096, 100_003])
-def test_splits_cover_every_cell_once(ctx, cells, n_multiprocessors):
+def test_shares_cover_every_cell_once(ctx, cells, n_multiprocessors):
     for rows, heads in ((9, (8, 2)), (33, (1, 1)), (512, (32, 32)), (1, (64, 1))):
         k = ctx.tensor("f16", (64, cells, heads[1]))
         node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
         tile = attention._tile(node)
-        splits, split = attention._tile_splits(node, tile, n_multiprocessors)
-        assert split * (splits - 1) < cells <= split * splits
-        assert splits <= attention.MAX_SPLITS and split % tile.cells == 0
+        shares, share = attention._tile_shares(node, tile, n_multiprocessors)
+        assert share * (shares - 1) < cells <= share * shares
+        assert shares <= attention.MAX_SHARES and share % tile.cells == 0
 
 
 def test_shared_memory_is_what_every_device_has(ctx):

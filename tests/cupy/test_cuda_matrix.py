@@ -106,7 +106,7 @@ def test_every_quantised_type_in_tiles_without_tensor_cores_and_in_wide_ones(kin
 @pytest.mark.spread("kind", "columns")
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_K", "q6_K", "mxfp4"])
 @pytest.mark.parametrize("columns", [16, 17, 70])
-def test_splits_of_k_are_added_up_by_the_last_block(kind, columns):
+def test_parts_of_k_are_added_up_by_the_last_block(kind, columns):
     """1,664 elements are 13 pieces; rows of blocks of 256 have 1,792, 14 pieces."""
     k = 1792 if kind.endswith("K") else 1664
     ctx = gs.Context()
@@ -119,13 +119,13 @@ def test_splits_of_k_are_added_up_by_the_last_block(kind, columns):
 
 @pytest.mark.parametrize("n_multiprocessors", [1, 13, 132, 1000])
 @pytest.mark.parametrize("k", [32, 512, 1056, 4096, 14336])
-def test_splits_take_every_piece_once(ctx, k, n_multiprocessors):
+def test_parts_take_every_piece_once(ctx, k, n_multiprocessors):
     for rows, columns in ((1, 9), (4096, 16), (4096, 70), (100_000, 512)):
         node = ctx.mul_mat(ctx.tensor("q4_0", (k, rows)), ctx.tensor("f32", (k, columns)))
-        splits, pieces = matrix._splits(node, n_multiprocessors)
+        n_parts, pieces = matrix._parts_of_k(node, n_multiprocessors)
         total = -(-k // matrix.PIECE)
-        assert pieces * (splits - 1) < total <= pieces * splits and splits <= matrix.MAX_SPLITS
-        assert splits == 1 or pieces >= matrix.PIECES
+        assert pieces * (n_parts - 1) < total <= pieces * n_parts and n_parts <= matrix.MAX_PARTS
+        assert n_parts == 1 or pieces >= matrix.PIECES
 
 
 @pytest.mark.spread("kind", "k")
@@ -262,7 +262,7 @@ def test_work_memory_is_what_is_said():
                 assert used == ops.work_size([node], exact, blas, tensor)
 
 
-def test_work_memory_has_room_for_the_splits_of_a_large_device(ctx):
+def test_work_memory_has_room_for_the_parts_of_a_large_device(ctx):
     for columns in (9, 40, 300):
         node = ctx.mul_mat(ctx.tensor("q4_0", (4096, 300)), ctx.tensor("f32", (4096, columns)))
         for n in (1, 132, 256, 1000):

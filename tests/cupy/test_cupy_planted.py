@@ -83,7 +83,7 @@ def put_without_copy(self, address, data):
 
 def next_without_waiting(self):
     self._number = (self._number + 1) % len(self._events)
-    self._at, self._end = self._number * self._segment, (self._number + 1) * self._segment
+    self._at, self._end = self._number * self._slot, (self._number + 1) * self._slot
 
 
 def get_over_what_waits(self, out, address):
@@ -133,7 +133,7 @@ BUGS = {
     "a copy that follows nothing": ("copies", CupyBackend, "event_here", always(lambda self: CupyEvent(self))),
     "memory that goes while it is copied": ("a buffer closes", CupyBackend, "release", always(release_at_once)),
     "one place for all uploads": ("much data", staging.Uploads, "put", always(put_without_copy)),
-    "a ring that never waits": ("much data", staging.Uploads, "_next_segment", always(next_without_waiting)),
+    "a ring that never waits": ("much data", staging.Uploads, "_next_slot", always(next_without_waiting)),
     "one place for all downloads": ("much data", staging.Downloads, "get", always(get_over_what_waits)),
     "downloads that are taken too early": (
         "an event", CupyBackend, "event_synchronize", always(lambda self, event: self._arrived(event))),

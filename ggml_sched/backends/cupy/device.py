@@ -154,11 +154,13 @@ class Stream(ABC):
 
     @abstractmethod
     def pinned_in(self, memory_ptr: int, host_ptr: int, n: int) -> None:
-        """As `copy_in` of n bytes, n > 0, at an address in pinned memory, without looking for it."""
+        """As `copy_in` of n bytes, n > 0, from an address in pinned memory, without a check whether the memory is
+        pinned."""
 
     @abstractmethod
     def pinned_out(self, host_ptr: int, memory_ptr: int, n: int) -> None:
-        """As `copy_out` to n bytes, n > 0, at an address in pinned memory, without looking for it."""
+        """As `copy_out` to n bytes, n > 0, at an address in pinned memory, without a check whether the memory is
+        pinned."""
 
     @abstractmethod
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:

@@ -1,8 +1,8 @@
 """The weights of a buffer that are rearranged (repack.py), and reads and writes of their bytes in ggml's order.
 
-A `Part` is such a weight.  It is in the other order from the moment that it has an address until a node needs it in
-ggml's order, which is then restored for good (`straighten`).  Invariant: reads and writes of the buffer take and
-return bytes in ggml's order; only kernels that are made for the other order read the rearranged bytes.
+A `Part` is such a weight.  From the moment that it has an address its bytes are in the other order, until a node needs
+ggml's order, which is then restored for good (`straighten`).  Invariant: reads and writes of the buffer take and return
+bytes in ggml's order; only kernels that are made for the other order read the rearranged bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PackedRows:
         return len(self._parts)
 
     def add(self, tensor: Tensor) -> None:
-        """Add a tensor, which has no data yet, if its type and rows can be rearranged: its bytes then will be."""
+        """Add a tensor if its type and rows can be rearranged.  It has no data yet: writes will rearrange the bytes."""
         if tensor.offset not in self._parts and tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
             start = tensor.offset
             self._parts[start] = Part(start, start + tensor.nbytes, tensor.type, tensor.ne)

@@ -31,7 +31,7 @@ __all__ = ["DevicePlan"]
 
 
 AGAIN = 4
-"""After a failed capture, the next one is tried once the plan has run AGAIN times as often."""
+"""After a failed capture, the next one is tried once the plan has run AGAIN times as often as before that one."""
 READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 """Ops whose first source may be rearranged weights."""
 

@@ -87,7 +87,7 @@ class DeviceQueue(Backend):
         self._closed = False
         self._lock = ForkLock()
         self._error: DeviceError | None = None
-        """An error that could not be raised where it happened."""
+        """An error that could not be raised where it happened, for the next `synchronize`."""
         self._queued = self._done = 0
         """The number of queued operations, and how many of them are known to be done."""
         self.stream: Stream = device.stream()

@@ -200,7 +200,7 @@ class _Entered:
         device = self.device
         failure = device.failure(error) if isinstance(error, device.errors) else None
         if self.before is not None:
-            with suppress(*device.errors):      # fails where the context was destroyed meanwhile
+            with suppress(*device.errors):      # fails if the context has been destroyed
                 device.driver.ctxSetCurrent(self.before)
         if failure is not None:
             raise failure from error

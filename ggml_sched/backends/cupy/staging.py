@@ -15,13 +15,13 @@ from ggml_sched.backends.cupy.device import Device, Stream, StreamEvent
 __all__ = ["Downloads", "Uploads"]
 
 ALIGNMENT = 256
-"""The alignment of each piece, in bytes."""
-N_SEGMENTS = 4
+"""The alignment in pinned memory of the data of each copy, in bytes."""
+N_SLOTS = 4
 
 
 class Uploads:
-    """Copies to the device, through a ring of pinned segments: data is copied into a segment, and from there to the
-    device by a queued copy.  When a segment is full, an event is recorded after its copies, and the segment is reused
+    """Copies to the device, through a ring of pinned slots: data is copied into a slot, and from there to the
+    device by a queued copy.  When a slot is full, an event is recorded after its copies, and the slot is reused
     only when this event has passed.
 
     `n_waits` counts how often the host had to wait for such an event.
@@ -29,13 +29,13 @@ class Uploads:
 
     def __init__(self, device: Device, stream: Stream, size: int) -> None:
         self._stream = stream
-        self._segment = segment = size // N_SEGMENTS // ALIGNMENT * ALIGNMENT
-        self._memory = device.pinned(segment * N_SEGMENTS)
+        self._slot = slot = size // N_SLOTS // ALIGNMENT * ALIGNMENT
+        self._memory = device.pinned(slot * N_SLOTS)
         self._address: int = self._memory.ctypes.data
-        self._events: list[StreamEvent] = [device.event() for _ in range(N_SEGMENTS)]
-        self._recorded = [False] * N_SEGMENTS
+        self._events: list[StreamEvent] = [device.event() for _ in range(N_SLOTS)]
+        self._recorded = [False] * N_SLOTS
         self._number = 0
-        self._at, self._end = 0, segment
+        self._at, self._end = 0, slot
         self.n_waits: int = 0
 
     def put(self, address: int, data: np.ndarray) -> None:
@@ -43,10 +43,10 @@ class Uploads:
         done, size = 0, len(data)
         while done < size:
             room = self._end - self._at
-            if room < min(size - done, self._segment):
-                # Small data goes in one copy; large data takes whole segments.
-                self._next_segment()
-                room = self._segment
+            if room < min(size - done, self._slot):
+                # Small data goes in one copy; large data takes whole slots.
+                self._next_slot()
+                room = self._slot
             n = min(size - done, room)
             start = self._at
             # The piece is reserved before it is used: an interrupt in between must not let another copy overwrite it.
@@ -60,8 +60,8 @@ class Uploads:
         self._memory = np.empty(0, np.uint8)
         self._events = []
 
-    def _next_segment(self) -> None:
-        """Continue in the next segment, which the device no longer reads."""
+    def _next_slot(self) -> None:
+        """Continue in the next slot, which the device no longer reads."""
         self._stream.record(self._events[self._number])
         self._recorded[self._number] = True
         following = (self._number + 1) % len(self._events)
@@ -70,7 +70,7 @@ class Uploads:
             self.n_waits += 1
             event.synchronize()
         self._number = following
-        self._at, self._end = following * self._segment, (following + 1) * self._segment
+        self._at, self._end = following * self._slot, (following + 1) * self._slot
 
 
 class Downloads:
@@ -117,7 +117,7 @@ class Downloads:
         return any(np.may_share_memory(out, data) for _, _, out in self._waiting)
 
     def finish(self, number: int) -> None:
-        """Copy what the first `number` queued copies brought to its destinations; the device must have done them."""
+        """Copy the data of the first `number` queued copies, which the device must have done, to their destinations."""
         while self._waiting and self._waiting[0][0] <= number:
             _, part, out = self._waiting[0]
             out[:] = part

@@ -1,6 +1,6 @@
 // Attention over a KV cache without storing the scores of all cells: FLASH_ATTN_EXT, in f32.
 //
-// A block has four warps, which take 32 cells each in turn (attention_common.cuh has columns and splits).  A warp reads
+// A block has four warps, which take 32 cells each in turn (attention_common.cuh has columns and shares).  A warp reads
 // the mask first and skips cells that no column sees.  For scores eight lanes share a cell; for the soft max every lane
 // has one cell of each column; for values every lane has two neighbouring elements of each 64.  Invariant: no result
 // depends on the contents of a masked cell, NaN included.
@@ -35,8 +35,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                                        unsigned* counters, int8_t* rounded, float2* runs) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int padded = (a.d + 63) / 64 * 64, n_columns = a.group * a.rows;
-    const int first = blockIdx.x * COLUMNS, begin = blockIdx.y * a.split;
-    const int end = begin + a.split < a.cells ? begin + a.split : a.cells;
+    const int first = blockIdx.x * COLUMNS, begin = blockIdx.y * a.share;
+    const int end = begin + a.share < a.cells ? begin + a.share : a.cells;
     DYNAMIC_SHARED(float, memory);
     float* queries = memory;                                       // [COLUMNS][padded]
     float* factors = queries + COLUMNS * padded;                   // [A_WARPS][COLUMNS][CELLS], of all warps

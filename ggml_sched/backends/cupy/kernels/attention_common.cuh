@@ -1,15 +1,15 @@
-// What the kernels of attention share: columns and their masks, sinks, the results of warps and of splits.
+// What the kernels of attention share: columns and their masks, sinks, the results of warps and of shares.
 //
-// A `column` is one query: a row of queries in one of the heads that share a key head.  A `split` is a part of the
-// cells.  A block computes some columns over one split, its warps different cells.  The results of warps are joined in
-// a fixed order, and then those of splits, by the block that ends last of those with the same columns: a counter tells
+// A `column` is one query: a row of queries in one of the heads that share a key head.  A `share` is a part of the
+// cells.  A block computes some columns over one share, its warps different cells.  The results of warps are joined in
+// a fixed order, and then those of shares, by the block that ends last of those with the same columns: a counter tells
 // it.  Invariants: a column without any cell is 0; a counter is 0 before and after a launch.
 #pragma once
 
 #include "caches.cuh"
 #include "rounded.cuh"
 
-enum { A_WARPS = 4, MAX_SPLITS = 128 };
+enum { A_WARPS = 4, MAX_SHARES = 128 };
 
 // The maximum of scores.  A NaN is ignored here; it still reaches the result, through its weight exp(NaN).
 struct Largest {
@@ -78,16 +78,16 @@ __device__ __forceinline__ void store_value(const Attention& a, const Column& at
     if (rounded != nullptr) store_rounded(v, (row >> 2) + e, rounded, runs);
 }
 
-// Where the results of the splits of a column are: for each split the largest score, the total of the weights, and the
+// Where the results of the shares of a column are: for each share the largest score, the total of the weights, and the
 // weighted sum of values.  They are volatile: other blocks write them during the launch.
 __device__ __forceinline__ volatile float* partial_of(const Attention& a, float* partial, int matrix, int column) {
-    return partial + ((int64_t)matrix * a.group * a.rows + column) * a.splits * (a.dv + 2);
+    return partial + ((int64_t)matrix * a.group * a.rows + column) * a.shares * (a.dv + 2);
 }
 
-// Joins the results of the splits of the block's columns, and writes theirs.  `factors`: [COLUMNS][MAX_SPLITS] of
+// Joins the results of the shares of the block's columns, and writes theirs.  `factors`: [COLUMNS][MAX_SHARES] of
 // shared memory.
 template <int COLUMNS>
-__device__ __forceinline__ void join_splits(const Attention& a, int matrix, int first, float* partial,
+__device__ __forceinline__ void join_shares(const Attention& a, int matrix, int first, float* partial,
                                             const float* sinks, char* dst, float* factors, float* tops,
                                             float* totals, int8_t* rounded, float2* runs) {
     const int n_columns = a.group * a.rows, lane = threadIdx.x & 31;
@@ -96,15 +96,15 @@ __device__ __forceinline__ void join_splits(const Attention& a, int matrix, int 
         const volatile float* from = partial_of(a, partial, matrix, first + c);
         float to = -INFINITY, all = 0.0f;
         UNROLL_BY(1)
-        for (int s = lane; s < a.splits; s += 32) {
+        for (int s = lane; s < a.shares; s += 32) {
             const float top = from[s * (a.dv + 2)];
             to = top > to ? top : to;
         }
         to = warp_reduce<Largest>(to);
         UNROLL_BY(1)
-        for (int s = lane; s < a.splits; s += 32) {
+        for (int s = lane; s < a.shares; s += 32) {
             const float factor = carry(from[s * (a.dv + 2)], to);
-            factors[c * MAX_SPLITS + s] = factor;
+            factors[c * MAX_SHARES + s] = factor;
             all += from[s * (a.dv + 2) + 1] * factor;
         }
         all = warp_reduce<Sum>(all);
@@ -122,16 +122,16 @@ __device__ __forceinline__ void join_splits(const Attention& a, int matrix, int 
         const volatile float* from = partial_of(a, partial, matrix, first + c) + 2 + e;
         float x = 0.0f;
         UNROLL_BY(4)
-        for (int s = 0; s < a.splits; ++s) x += from[s * (a.dv + 2)] * factors[c * MAX_SPLITS + s];
+        for (int s = 0; s < a.shares; ++s) x += from[s * (a.dv + 2)] * factors[c * MAX_SHARES + s];
         const Column at = column_of(a, matrix, first + c);
         store_value(a, at, matrix / a.heads, e, finished(x * tops[c], totals[c]), dst, rounded, runs);
     }
 }
 
-// Writes the results of the block's columns, or of its split of the cells, where the last block of these columns joins
+// Writes the results of the block's columns, or of its share of the cells, where the last block of these columns joins
 // them.  From WARPS warps with cells of their own: `tops`, `totals`, [WARPS][COLUMNS]: of each column the largest
 // score, and the total of the weights relative to it; `joined`, [COLUMNS][pitch]: the weighted sums of all of them,
-// relative to the largest of all scores.  `factors`: [MAX_SPLITS] for each column, may be the memory of `joined`.
+// relative to the largest of all scores.  `factors`: [MAX_SHARES] for each column, may be the memory of `joined`.
 template <int WARPS, int COLUMNS>
 __device__ __forceinline__ void store_results(const Attention& a, int matrix, int first, const float* joined, int pitch,
                                               float* tops, float* totals, float* factors, const float* sinks, char* dst,
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_results(const Attention& a, int matrix, in
         for (int w = 0; w < WARPS; ++w) all += totals[w * COLUMNS + c] * carry(tops[w * COLUMNS + c], to);
         const float x = joined[c * pitch + e];
         const Column at = column_of(a, matrix, first + c);
-        if (a.splits == 1) {
+        if (a.shares == 1) {
             const float factor = with_sink(sinks, at.head, to, all);
             store_value(a, at, matrix / a.heads, e, finished(x * factor, all), dst, rounded, runs);
             continue;
@@ -159,15 +159,15 @@ __device__ __forceinline__ void store_results(const Attention& a, int matrix, in
             out[1] = all;
         }
     }
-    if (a.splits == 1) return;
+    if (a.shares == 1) return;
     __threadfence();                       // each thread's results are to be seen before the block is counted
     __syncthreads();
     if (threadIdx.x == 0)
-        is_last = atomicInc(&counters[matrix * gridDim.x + blockIdx.x], a.splits - 1) == (unsigned)a.splits - 1;
+        is_last = atomicInc(&counters[matrix * gridDim.x + blockIdx.x], a.shares - 1) == (unsigned)a.shares - 1;
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    join_splits<COLUMNS>(a, matrix, first, partial, sinks, dst, factors, tops, totals, rounded, runs);
+    join_shares<COLUMNS>(a, matrix, first, partial, sinks, dst, factors, tops, totals, rounded, runs);
 }
 
 // -- what is read ahead -----------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ __device__ __forceinline__ void read_row_ahead(const char* row, int d, int kind)
 // await_inputs() read there what was written.
 __device__ __forceinline__ void read_cells_ahead(const Attention& a, const char* k, const char* v) {
     if (!OVERLAPS) return;
-    const int cell = blockIdx.y * a.split + (int)threadIdx.x, matrix = blockIdx.z;
-    if ((int)threadIdx.x >= a.split || cell >= a.cells || matrix >= a.matrices) return;
+    const int cell = blockIdx.y * a.share + (int)threadIdx.x, matrix = blockIdx.z;
+    if ((int)threadIdx.x >= a.share || cell >= a.cells || matrix >= a.matrices) return;
     const int64_t batch = matrix / a.heads, kv = matrix % a.heads;
     read_row_ahead(k + kv * a.k2 + batch * a.k3 + cell * a.k1, a.d, a.k_kind);
     read_row_ahead(v + kv * a.v2 + batch * a.v3 + cell * a.v1, a.dv, a.v_kind);

@@ -1,7 +1,7 @@
 // Attention of many columns over caches in f16, on tensor cores, from sm_80 on: prompts, and query heads that share a
 // key head.  FLASH_ATTN_EXT, after Dao, "FlashAttention-2" (2023).
 //
-// A block computes COLUMNS columns over one split, tile by tile of its cells; tiles that no column sees are left out.
+// A block computes COLUMNS columns over one share, tile by tile of its cells; tiles that no column sees are left out.
 // Keys and values of a tile are copied to shared memory: values while scores are computed, the next keys while values
 // are added up.  A warp has 16 columns.  Queries and weights are rounded to f16, queries times a power of two of their
 // column; scores, their soft max and sums are f32.  What a lane has of a product (tensor.cuh), with t = lane % 4: of a
@@ -28,7 +28,7 @@ struct Shares {
 
 // Shared memory: the results of warps, weights of a step, tiles that are seen; then keys, values and, unless they are
 // HELD, queries; where these were, results.  ops/attention.py has the sizes.
-enum { RESULTS = 64, STEP_CELLS = 16, WEIGHTS = 16 * STEP_CELLS, SEGMENT = 32 * A_WARPS };
+enum { RESULTS = 64, STEP_CELLS = 16, WEIGHTS = 16 * STEP_CELLS, BATCH = 32 * A_WARPS };
 
 // Bytes from row to row of keys and queries in shared memory: whole parts of 32 elements, an odd number of them, so
 // that lanes read from different banks.
@@ -92,14 +92,14 @@ __device__ __forceinline__ unsigned live_tiles(const Attention& a, const char* m
     return found;
 }
 
-// The first tile of a segment after number `tile` that is live; SEGMENT: none.
+// The next live tile after number `tile` of a batch of tiles; BATCH: none.
 __device__ __forceinline__ int next_tile(const unsigned* live, int tile) {
     UNROLL_BY(1)
     for (int word = (tile + 1) / 32; word < A_WARPS; ++word) {
         const unsigned left = live[word] & (word == (tile + 1) / 32 ? ~0u << (tile + 1) % 32 : ~0u);
         if (left) return 32 * word + __popc((left & (0u - left)) - 1);
     }
-    return SEGMENT;
+    return BATCH;
 }
 
 // -- queries ----------------------------------------------------------------------------------------------------------
@@ -321,8 +321,8 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
     const int value_warp = S::VALUE_WARPS > 1 ? warp : 0;
     const int pitch = key_pitch(a.d), n_columns = a.group * a.rows;
     // The last columns first: they see the most cells of a causal mask.
-    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * COLUMNS, begin = blockIdx.y * a.split;
-    const int end = begin + a.split < a.cells ? begin + a.split : a.cells;
+    const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * COLUMNS, begin = blockIdx.y * a.share;
+    const int end = begin + a.share < a.cells ? begin + a.share : a.cells;
     DYNAMIC_SHARED(char, memory);
     float* const tops = (float*)memory;                            // [CELL_WARPS][COLUMNS]
     float* const totals = tops + RESULTS;                          // [CELL_WARPS][COLUMNS]
@@ -366,16 +366,16 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
             for (int e = a.d; e % 32 != 0; e += 8) *(uint4*)(keys + i * pitch + 2 * e) = {};
         }
         float sum[PARTS][8][4] = {};
-        for (int segment = begin; segment < end; segment += SEGMENT * S::TILE) {
+        for (int batch = begin; batch < end; batch += BATCH * S::TILE) {
             const unsigned found = live_tiles<S::TILE, COLUMNS>(a, mask, matrix, first,
-                                                                segment + 32 * warp * S::TILE, end);
-            __syncthreads();               // the tiles of the segment before are done
+                                                                batch + 32 * warp * S::TILE, end);
+            __syncthreads();               // the tiles of the batch before are done
             if (lane == 0) live[warp] = found;
             __syncthreads();
             int tile = next_tile(live, -1);
-            if (tile < SEGMENT) copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, segment + tile * S::TILE, end);
-            while (tile < SEGMENT) {
-                const int cell0 = segment + tile * S::TILE, next = next_tile(live, tile);
+            if (tile < BATCH) copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, batch + tile * S::TILE, end);
+            while (tile < BATCH) {
+                const int cell0 = batch + tile * S::TILE, next = next_tile(live, tile);
                 wait_copies();
                 __syncthreads();           // keys are there, and the values before are used
                 copy_rows<S::TILE>(values, S::VALUE_PITCH, all_values, a.v1, 2 * a.dv, cell0, end);
@@ -406,8 +406,8 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                 }
                 wait_copies();
                 __syncthreads();           // values are there, and the keys are used
-                if (next < SEGMENT)
-                    copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, segment + next * S::TILE, end);
+                if (next < BATCH)
+                    copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, batch + next * S::TILE, end);
                 tile = next;
                 if (!some) continue;
                 const int offset = value_warp * S::WIDTH;

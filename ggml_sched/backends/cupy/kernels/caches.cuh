@@ -10,7 +10,7 @@ struct Attention {
     int64_t heads_of_mask, batches_of_mask;    // ne[2], ne[3] of the mask, which repeats
     int32_t d, dv, cells, rows, group, heads;  // elements of a key, of a value; cells; query rows; query heads that
                                                // share a key head; key heads
-    int32_t matrices, splits, split;           // key heads of all batches; splits of the cells; cells of a split
+    int32_t matrices, shares, share;           // key heads of all batches; shares of the cells; cells of a share
     int32_t k_kind, v_kind, mask_kind;         // types; mask_kind < 0: no mask
     int32_t q0, k0, v0;                        // bytes from element to element
     int32_t k_wide, v_wide;                    // whether loads of 16 bytes of K, of 4 or 8 bytes of V, are aligned

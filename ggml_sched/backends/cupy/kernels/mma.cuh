@@ -4,8 +4,8 @@
 // of a column are in their order; meanwhile the next piece is loaded from global memory.  A warp multiplies parts of
 // the tile, of 16 rows, 8 columns and 32 elements (16, for types with a scale for each 16), as integers, and adds them
 // to its sums in f32 by their scales.  Offsets of levels, such as q4_0's 8, are subtracted before, so that only types
-// with minima need the sums of columns.  Where tiles are too few for the device, the pieces are divided into splits:
-// blocks that compute parts of the same tile, which the last of them adds up in a fixed order.
+// with minima need the sums of columns.  Where tiles are too few for the device, the sum is divided into parts of
+// k, runs of pieces, each for a block: the last block of a tile adds up their sums in a fixed order.
 // Invariant: an element of the result is added up in the same order whatever its position in a tile.
 #pragma once
 
@@ -131,8 +131,9 @@ __device__ __forceinline__ void multiply_group(const Piece<KIND, ROWS, COLS>& t,
     }
 }
 
-// Stores the sums of a block in `partial`: for each tile, split and element of a thread's sums, those of all threads.
-// True in the block that is last of those of a tile, which gets the sums of all splits.
+// Stores the sums of a block in `partial`: for each tile, part of k and element of a thread's sums those of all
+// threads.
+// True in the last block of a tile, which gets the sums of all parts.
 template <int THREADS, int M, int N>
 __device__ __forceinline__ bool join_tiles(Sums<M, N>& sums, float* partial, unsigned* counters) {
     __shared__ int is_last;
@@ -158,8 +159,8 @@ __device__ __forceinline__ bool join_tiles(Sums<M, N>& sums, float* partial, uns
     return true;
 }
 
-// The arguments of these kernels: `pieces` that a split computes; 0: there are no splits, and blockIdx.z counts
-// matrices, else splits of one matrix.
+// The arguments of these kernels: `pieces` of a part of k; 0: k is not divided, and blockIdx.z counts matrices, else
+// the parts of one matrix.
 #define TENSOR TILED, float *RESTRICT partial, unsigned *RESTRICT counters, int pieces
 #define TENSOR_ARGS TILED_ARGS, partial, counters, pieces
 

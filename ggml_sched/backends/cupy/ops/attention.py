@@ -2,7 +2,7 @@
 
 A block computes one, four or eight columns (queries of heads that share a key head) at once, so that a cell is read
 once for them.  Many columns over caches in f16 are computed on tensor cores, 16 or 64 in a block (`exact`: never).
-Where that gives too few blocks for the device, the cells of the KV cache are divided into splits, a block for each; the
+Where that gives too few blocks for the device, the cells of the KV cache are divided into shares, a block for each; the
 last one joins their results.  Caches of types that no kernel reads are decoded first.
 """
 
@@ -23,7 +23,7 @@ from ggml_sched.backends.cupy.repack import is_packed
 ATTENTION = np.dtype([(name, "<i8", 3) for name in "qkvmd"]
                      + [(name, "<i8") for name in ("heads_of_mask", "batches_of_mask")]
                      + [(name, "<i4") for name in (
-                         "d_k", "d_v", "cells", "rows", "group", "heads", "matrices", "splits", "split", "k_kind",
+                         "d_k", "d_v", "cells", "rows", "group", "heads", "matrices", "shares", "share", "k_kind",
                          "v_kind", "mask_kind", "q0", "k0", "v0", "k_wide", "v_wide")]
                      + [(name, "<f4") for name in ("scale", "softcap", "max_bias")]
                      + [(name, "<i4") for name in ("whole", "chunk", "m_wide", "unused")])
@@ -42,9 +42,9 @@ BLOCKS = 4
 TILE_BLOCKS = 2
 """The same for blocks of 16 columns on tensor cores."""
 MOST = 256
-"""The most multiprocessors for which splits are chosen and work memory is planned."""
-MAX_SPLITS = WARPS * max(CHUNKS)
-"""The kernels' shared memory has a factor for each split."""
+"""The most multiprocessors for which shares are chosen and work memory is planned."""
+MAX_SHARES = WARPS * max(CHUNKS)
+"""The kernels' shared memory has a factor for each share."""
 
 MOST_SHARED = (99 << 10) - 64
 """Bytes of dynamic shared memory that a block may have on every device from sm_80 on, beside its static variables."""
@@ -69,13 +69,13 @@ class Tile(NamedTuple):
     columns: int
     cells: int
 
-    def shared(self, node: Tensor, splits: int) -> int:
+    def shared(self, node: Tensor, shares: int) -> int:
         """Bytes of shared memory."""
         part = -(-node.src[1].ne[0] // 32)
         pitch = 64 * (part if part % 2 else part + 1)
         tiles = self.cells * (pitch + 2 * self.size + 16) + (self.columns * pitch if self.size > 128 else 0)
         return RESULTS + max(tiles, 4 * self.columns * (self.size + 4),
-                             4 * self.columns * MAX_SPLITS if splits > 1 else 0)
+                             4 * self.columns * MAX_SHARES if shares > 1 else 0)
 
 
 def _cache(b: Builder, node: Tensor, i: int) -> tuple[Location, Type]:
@@ -89,20 +89,20 @@ def _cache(b: Builder, node: Tensor, i: int) -> tuple[Location, Type]:
 
 
 def _blocks(node: Tensor) -> tuple[int, int]:
-    """(columns that a block computes, number of blocks if the cells are not split)."""
+    """(columns that a block computes, number of blocks if the cells are not divided)."""
     q, k, v = node.src[:3]
     columns = q.ne[1] * (q.ne[2] // k.ne[2])
     together = 1 if columns == 1 else 4 if columns <= 4 or v.ne[0] > 256 else 8
     return together, -(-columns // together) * k.ne[2] * q.ne[3]
 
 
-def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int, int]:
-    """(number of splits, cells of each, cells that a warp takes at once)."""
+def _shares(node: Tensor, n_multiprocessors: int) -> tuple[int, int, int]:
+    """(number of shares, cells of each, cells that a warp takes at once)."""
     cells, blocks = node.src[1].ne[1], max(1, _blocks(node)[1])
     wanted = -(-n_multiprocessors * (1 if cells <= LEAST else BLOCKS) // blocks)
     if blocks > N_COUNTERS or wanted <= 1 or not cells:
         return 1, max(1, cells), CHUNKS[cells <= WARPS * CHUNKS[-1]]
-    wanted = min(wanted, MAX_SPLITS)
+    wanted = min(wanted, MAX_SHARES)
     chunk = next((n for n in CHUNKS if min(wanted, cells // (WARPS * n)) * blocks >= n_multiprocessors), CHUNKS[-1])
     rounds = (cells - 1) // (max(1, min(wanted, cells // (WARPS * chunk))) * WARPS * chunk) + 1
     return (cells - 1) // (rounds * WARPS * chunk) + 1, rounds * WARPS * chunk, chunk
@@ -117,33 +117,33 @@ def _tile(node: Tensor) -> Tile | None:
     size = next(size for size in (64, 128, 256, 512) if max(k.ne[0], v.ne[0]) <= size or size == 512)
     wide = columns > WIDE_TILES and size < 512
     tile = Tile(size, 64 if wide else 16, 64 if size <= 128 or (size == 256 and not wide) else 32)
-    return tile if tile.shared(node, MAX_SPLITS) <= MOST_SHARED else None
+    return tile if tile.shared(node, MAX_SHARES) <= MOST_SHARED else None
 
 
-def _tile_splits(node: Tensor, tile: Tile, n_multiprocessors: int) -> tuple[int, int]:
-    """(number of splits, cells of each), whole tiles."""
+def _tile_shares(node: Tensor, tile: Tile, n_multiprocessors: int) -> tuple[int, int]:
+    """(number of shares, cells of each), whole tiles."""
     q, k = node.src[:2]
     blocks = max(1, -(-q.ne[1] * (q.ne[2] // k.ne[2]) // tile.columns) * k.ne[2] * q.ne[3])
     tiles = max(1, -(-k.ne[1] // tile.cells))
     wanted = -(-n_multiprocessors * (1 if tile.columns == 64 or k.ne[1] <= LEAST else TILE_BLOCKS) // blocks)
     if blocks > N_COUNTERS:
         wanted = 1
-    each = -(-tiles // max(1, min(wanted, tiles, MAX_SPLITS)))
+    each = -(-tiles // max(1, min(wanted, tiles, MAX_SHARES)))
     return -(-tiles // each), each * tile.cells
 
 
-def _partial(node: Tensor, splits: int) -> int:
-    """Bytes of the splits' results."""
-    return 4 * splits * node.n_elements // node.ne[0] * (node.ne[0] + 2)
+def _partial(node: Tensor, shares: int) -> int:
+    """Bytes of the shares' results."""
+    return 4 * shares * node.n_elements // node.ne[0] * (node.ne[0] + 2)
 
 
 def _work(node: Tensor) -> int:
-    """Bytes of scratch memory, at most: for as many splits as a large device would get."""
+    """Bytes of scratch memory, at most: for as many shares as a large device would get."""
     if node.n_elements == 0:
         return 0
     tile = _tile(node)
-    splits = max(_splits(node, MOST)[0], 1 if tile is None else _tile_splits(node, tile, MOST)[0])
-    total = 256 + _partial(node, splits) if splits > 1 else 0
+    shares = max(_shares(node, MOST)[0], 1 if tile is None else _tile_shares(node, tile, MOST)[0])
+    total = 256 + _partial(node, shares) if shares > 1 else 0
     total += scratch_size(*rounding.size(node.n_elements))
     return total + sum(4 * t.n_elements + 256 for t in node.src[1:3] if t.type.is_quantized)
 
@@ -171,14 +171,14 @@ def _flash(b: Builder, node: Tensor) -> None:
     halves = k_kind == v_kind == Type.F16 and k_wide and v_wide and k.ne[0] % 8 == 0
     tile = _tile(node) if halves and b.tensor and not b.exact and is_multiple(at_v, 16) else None
     n_multiprocessors = min(b.n_multiprocessors, MOST)
-    splits, split, chunk = (_splits(node, n_multiprocessors) if tile is None
-                            else (*_tile_splits(node, tile, n_multiprocessors), 0))
+    shares, share, chunk = (_shares(node, n_multiprocessors) if tile is None
+                            else (*_tile_shares(node, tile, n_multiprocessors), 0))
     a = struct(
         ATTENTION, q=at_q.nb[1:], k=at_k.nb[1:], v=at_v.nb[1:], d=node.nb[1:], q0=at_q.nb[0], k0=at_k.nb[0],
         v0=at_v.nb[0], k_kind=k_kind, v_kind=v_kind, k_wide=k_wide, v_wide=v_wide, d_k=k.ne[0], d_v=v.ne[0],
         cells=k.ne[1], rows=q.ne[1], heads=k.ne[2], group=group, matrices=k.ne[2] * q.ne[3], scale=scale,
         softcap=softcap, max_bias=float_param(node, 1), whole=1 << (q.ne[2].bit_length() - 1), mask_kind=-1,
-        heads_of_mask=1, batches_of_mask=1, splits=splits, split=split,
+        heads_of_mask=1, batches_of_mask=1, shares=shares, share=share,
         chunk=chunk)
     mask, sinks = optional(node, 3), optional(node, 4)
     mask_at: Pointer = NONE
@@ -191,17 +191,17 @@ def _flash(b: Builder, node: Tensor) -> None:
         a["m_wide"] = mask.type == Type.F16 and is_multiple(location, 16)
     if sinks is not None:
         sinks_at = b.source(node, 4).pointer()
-    if splits > 1:
-        partial = b.scratch(_partial(node, splits))
+    if shares > 1:
+        partial = b.scratch(_partial(node, shares))
     rounded = rounding.beside(b, node)
     if tile is not None:
         kernel, together = f"attention_mma.tiles_{tile.size}_{tile.columns}", tile.columns
-        shared = tile.shared(node, splits)
+        shared = tile.shared(node, shares)
     else:
         together, _ = _blocks(node)
         size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
         kernel = f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}"
-        shared = 4 * together * (-(-k.ne[0] // 64) * 64 + MAX_SPLITS + size + 2 * WARPS)
-    b.launch(kernel, (-(-q.ne[1] * group // together), splits, min(k.ne[2] * q.ne[3], MAX_GRID)), (32 * WARPS,), a,
+        shared = 4 * together * (-(-k.ne[0] // 64) * 64 + MAX_SHARES + size + 2 * WARPS)
+    b.launch(kernel, (-(-q.ne[1] * group // together), shares, min(k.ne[2] * q.ne[3], MAX_GRID)), (32 * WARPS,), a,
              at_q.pointer(), at_k.pointer(), at_v.pointer(), mask_at, sinks_at, b.pointer(node), partial, Counters(),
              *rounded, shared=shared)

@@ -1,4 +1,5 @@
-"""Norms that the products before and after them compute, where a norm would be a launch between two.
+"""Norms that are computed by the launches of the matrix products before and after them, instead of by launches of their
+own.
 
     product, norm of the sum with another row, products      as      product, products
 

@@ -27,7 +27,7 @@ _NUMBERS = {name: np.int32(i) for i, name in enumerate((*_PLAIN, *_FUNCTIONS, "G
 """`enum Unary` of elementwise.cu."""
 
 _FIRST_PARAMETER = {"UNARY:XIELU": 1, "GLU:SWIGLU_OAI": 2}
-"""Index of the first of op_params that the function reads, where it is not 0."""
+"""{op: the index of the first of op_params that its function reads}, where that is not 0."""
 
 _GATES = {"REGLU": "RELU", "GEGLU": "GELU_GATE", "SWIGLU": "SILU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK",
           "SWIGLU_OAI": "SILU"}

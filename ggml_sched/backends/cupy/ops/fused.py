@@ -1,26 +1,28 @@
-"""The fusion groups: nodes that one kernel computes.
+"""Fusion groups, nodes that one kernel computes: what they are, finding them in a graph, and building them.
 
     [add] norm mul [add]     a sum, its norm, times a weight, plus a bias or a residual: norm_rows of norm.cu
     rope set_rows            rope_set_rows of rope.cu
     mul_mat mul_mat glu      a feed-forward of few tokens, in one pass over both weights: matvec.cuh
     mul_mat_id mul_mat_id glu      a feed-forward of few tokens, through the experts that each has chosen
 
-Others are in projections.py and routing.py.
+Others are in projections.py and routing.py; groups.py searches a graph for groups of a given form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import MAX_GRID, Builder
-from ggml_sched.backends.cupy.ops import routing
-from ggml_sched.backends.cupy.ops.groups import Group, Wiring, lies_apart
+from ggml_sched.backends.cupy.ops import projections, routing
+from ggml_sched.backends.cupy.ops.groups import Group, Wiring, find, group_of, lies_apart
 from ggml_sched.backends.cupy.ops.matrix import few, is_few
 from ggml_sched.backends.cupy.ops.norm import emit_norm
-from ggml_sched.backends.cupy.ops.registry import OPS, int_param
+from ggml_sched.backends.cupy.ops.registry import OPS, build, int_param, supports
 from ggml_sched.backends.cupy.ops.rope import PAIRS, emit_rope_set_rows
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["GROUPS"]
+__all__ = ["GROUPS", "build_group", "fusion_groups"]
 
 _NORMS = frozenset({"RMS_NORM", "NORM"})
 _ADD, _MUL = frozenset({"ADD"}), frozenset({"MUL"})
@@ -134,3 +136,31 @@ GROUPS: list[Group] = [
     _gated_group("MUL_MAT_ID"),
     *routing.GROUPS,
 ]
+
+
+def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Positions of the nodes of a graph that one kernel may compute together: see `Backend.fusion_groups`."""
+    wiring = Wiring(nodes)
+    found = routing.merged(wiring, projections.merged(wiring, find(wiring, GROUPS)))
+    return [group for group in found if all(supports(nodes[i]) for i in group)]
+
+
+def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -> None:
+    """Append the launches of a group's members: one fused kernel if memory allows, else those of each member.
+
+    `b.needed` says which of them to write, besides the last.  UnsupportedOp as `build`.
+    """
+    b.begin(positions[-1], nodes[-1])
+    for member in nodes[:-1]:
+        b.written(member)
+    group, members = group_of(nodes, GROUPS), tuple(nodes)
+    if group is not None:
+        is_built = group.build(b, members)
+    elif routing.is_sum(nodes):
+        is_built = routing.build_sum(b, members)
+    else:
+        is_built = projections.is_one(nodes) and projections.build(b, members, positions)
+    if is_built:
+        return
+    for position, node in zip(positions, nodes, strict=True):
+        build(b, position, node)

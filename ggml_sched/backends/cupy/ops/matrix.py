@@ -60,10 +60,10 @@ FAMILY = {
     **dict.fromkeys((Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K), "k"),
     **dict.fromkeys((Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4), "table"),
 }
-"""Which file has the kernels of a type."""
+"""{type: the part of the names of the files with its kernels}."""
 
 FEW = 8
-"""Columns that one pass over the weights serves."""
+"""The most columns with which the weights are read once, in one pass."""
 
 WARPS = 4
 ROWS = 2
@@ -88,10 +88,10 @@ TILES = (Tile(16, 128, 8), Tile(64, 256, 2))
 PIECE = 128
 """Elements of k that a tile takes at once."""
 PIECES = 4
-"""Fewest pieces of a split."""
-MAX_SPLITS = 16
+"""Fewest pieces of a part of k."""
+MAX_PARTS = 16
 MOST = 256
-"""The most multiprocessors for which splits are chosen and work memory is planned."""
+"""The most multiprocessors for which parts of k are chosen and work memory is planned."""
 
 SHARED_ROUNDED = 2 * 8 * 65 * (16 + 8)
 SHARED_FLOATS = 2 * 32 * 65 * 4
@@ -194,7 +194,8 @@ def _share(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int) -> int:
 
 
 def _rounds(b: Builder, a: Tensor, p: np.ndarray, unit: Tensor) -> bool:
-    """Whether the kernel of a gated unit can write it rounded: whole groups of 32 rows, each with a counter."""
+    """Whether the kernel of a gated unit can write its result rounded: only in whole groups of 32 rows, each with a
+    counter."""
     n_columns, matrices = int(p["columns"][0]), int(p["matrices"][0])
     return (a.ne[1] % 32 == 0 and matrices * a.ne[1] // 32 <= N_COUNTERS and unit.is_contiguous
             and (n_columns == 1 or matrices == 1 and not b.exact) and n_columns <= FEW)
@@ -257,7 +258,7 @@ def many(b: Builder, node: Tensor) -> None:
 def _on_tensor_cores(b: Builder, node: Tensor) -> None:
     a = node.src[0]
     tile = _tile(node)
-    splits, pieces = _splits(node, min(b.n_multiprocessors, MOST))
+    n_parts, pieces = _parts_of_k(node, min(b.n_multiprocessors, MOST))
     p, w, columns, ids = product(b, node)
     tiles = -(-node.src[1].ne[1] // tile.columns)
     pairs: Pointer = NONE
@@ -266,16 +267,17 @@ def _on_tensor_cores(b: Builder, node: Tensor) -> None:
     if ids is not None:
         pairs, groups, tiles = _grouped(b, ids, a.ne[2], tile.columns)
         p["matrices"] = 1
-    if splits > 1:
-        partial = b.scratch(_partial(node, splits))
+    if n_parts > 1:
+        partial = b.scratch(_partial(node, n_parts))
     b.launch(f"mma_{FAMILY[a.type]}.{a.type.name.lower()}_{tile.columns}",
-             (-(-a.ne[1] // TILE), tiles, splits if splits > 1 else min(int(p["matrices"][0]), MAX_GRID)),
+             (-(-a.ne[1] // TILE), tiles, n_parts if n_parts > 1 else min(int(p["matrices"][0]), MAX_GRID)),
              (tile.threads,), p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), b.error, b.position,
-             pairs, groups, partial, Counters(), np.int32(pieces if splits > 1 else 0))
+             pairs, groups, partial, Counters(), np.int32(pieces if n_parts > 1 else 0))
 
 
 def _tile(node: Tensor) -> Tile:
-    """The tile for a product: the narrow one for as few columns as it has; for experts, as each has on average."""
+    """The tile for a product: the narrow one where the product, or on average each expert, has no more columns than
+    that."""
     if node.op == "MUL_MAT_ID":
         n_pairs, n_experts = prod(node.src[2].ne[:2]), node.src[0].ne[2]
         is_narrow = (n_pairs <= TILES[0].columns * n_experts
@@ -289,19 +291,19 @@ def _tiles(node: Tensor) -> int:
     return -(-node.ne[0] // TILE) * -(-node.ne[1] // _tile(node).columns)
 
 
-def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
-    """(number of splits of k, pieces of k of each): several where one matrix has too few tiles for the device."""
+def _parts_of_k(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
+    """(number of parts of k, pieces of each): several parts where one matrix has too few tiles for the device."""
     total, blocks = max(1, -(-node.src[0].ne[0] // PIECE)), _tiles(node)
     if node.op == "MUL_MAT_ID" or prod(node.ne[2:]) > 1 or blocks > N_COUNTERS:
         return 1, total
     wanted = -(-_tile(node).blocks * n_multiprocessors // max(1, blocks))
-    pieces = -(-total // max(1, min(wanted, total // PIECES, MAX_SPLITS)))
+    pieces = -(-total // max(1, min(wanted, total // PIECES, MAX_PARTS)))
     return -(-total // pieces), pieces
 
 
-def _partial(node: Tensor, splits: int) -> int:
-    """Bytes of the sums of splits."""
-    return 4 * splits * _tiles(node) * TILE * _tile(node).columns
+def _partial(node: Tensor, n_parts: int) -> int:
+    """Bytes of the sums of all parts of k."""
+    return 4 * n_parts * _tiles(node) * TILE * _tile(node).columns
 
 
 def _grouped(b: Builder, ids: Location, n_experts: int, size: int) -> tuple[Scratch, Scratch, int]:
@@ -323,7 +325,7 @@ def is_few(node: Tensor) -> bool:
 
 def work(node: Tensor, exact: bool, by_library: bool, tensor: bool) -> int:
     """Bytes of scratch memory, at most: of converted columns, of the list and table of experts.cu, and of sums of
-    splits; or, with cuBLAS, those of `library.multiply`."""
+    parts of k; or, with cuBLAS, those of `library.multiply`."""
     if not node.n_elements:
         return 0
     if by_library and not exact and library.suits(node, tensor):
@@ -339,9 +341,9 @@ def work(node: Tensor, exact: bool, by_library: bool, tensor: bool) -> int:
         if node.op == "MUL_MAT_ID":
             n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
             parts += [4 * n_experts, 4 * n_pairs, 16 * (n_pairs // size + min(n_experts, n_pairs))]
-        splits = _splits(node, MOST)[0] if is_rounded and tensor else 1
-        if splits > 1:
-            parts.append(_partial(node, splits))
+        n_parts = _parts_of_k(node, MOST)[0] if is_rounded and tensor else 1
+        if n_parts > 1:
+            parts.append(_partial(node, n_parts))
     return scratch_size(*parts)
 
 

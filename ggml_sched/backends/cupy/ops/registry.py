@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggml_sched._graph import Tensor, op_numbers
+from ggml_sched._graph import Tensor, label, op_numbers
 from ggml_sched.backends.cpu._kernels import fits, inplace_sources
 from ggml_sched.backends.cpu.oracle.operands import float_param, int_param
 from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.locations import is_aligned, unit_of
+from ggml_sched.backends.cupy.repack import is_packed
+from ggml_sched.errors import UnsupportedOp
 
-__all__ = ["OPS", "computes", "float_param", "int_param", "kind", "n_rows", "optional"]
+__all__ = ["OPS", "build", "computes", "float_param", "int_param", "kind", "n_rows", "optional", "supports"]
 
 Build = Callable[[Builder, Tensor], None]
 
@@ -32,6 +35,8 @@ class Op(NamedTuple):
 
 
 OPS: dict[str, Op] = {}
+_PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
+"""Ops with kernels for rows that repack.py rearranged."""
 
 
 def computes(*ops: str, only: Callable[[Tensor], bool] | None = None,
@@ -46,6 +51,34 @@ def computes(*ops: str, only: Callable[[Tensor], bool] | None = None,
         return build
 
     return register
+
+
+def supports(node: Tensor) -> bool:
+    """Whether there are kernels for a node, by types, extents and strides."""
+    op = OPS.get(node.op)
+    # Strides and offsets must be such that kernels load whole elements.
+    return op is not None and op.fits(node) and all(
+        t is None or not t.n_elements or is_aligned(t, unit_of(t)) for t in (node, *node.src))
+
+
+def build(b: Builder, position: int, node: Tensor) -> None:
+    """Append the launches of one node; UnsupportedOp naming it."""
+    if not node.computes:
+        return
+    if not supports(node):
+        sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
+        raise UnsupportedOp(f"backend {b.name!r}: no kernel for node {label(node)}: {node.op} of {sources} to "
+                            f"{node.type} {list(node.ne)}")
+    if node.op not in _PACKED:
+        for t in (node, *node.src):
+            if t is not None and is_packed(t):
+                raise UnsupportedOp(f"backend {b.name!r}: node {label(node)} ({node.op}) has no kernel for the "
+                                    f"rearranged rows of {label(t)} ({t.type})")
+    if node.n_elements == 0 and node.op != "SET_ROWS":      # SET_ROWS to a table without rows: every id is a fault
+        return
+    op = OPS[node.op]
+    b.begin(position, node, op.inplace)
+    op.build(b, node)
 
 
 def kind(t: Tensor) -> np.int32:

@@ -1,7 +1,8 @@
-"""Columns rounded to 8 bits, as products with quantised weights read them: where they are kept, and who writes them.
+"""Columns rounded to 8 bits, as products with quantised weights read them: where they are kept, and what writes them.
 
 The kernel that computes a result may write it rounded, too, beside its f32: then no launch rounds it.  `results` finds
-the nodes for which that pays before launches are built; `beside` gives the kernel the addresses.
+the nodes for which that pays, before launches are built; `beside` gives the kernel the addresses for the rounded
+result.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from ggml_sched.backends.cupy.ops.wiring import apart
 __all__ = ["GROUPS", "build_sum", "is_sum", "merged"]
 
 MOST_EXPERTS = 1024
-"""The most whose keys and probabilities a block has in shared memory."""
+"""The most experts: a block has their keys and probabilities in shared memory."""
 MOST_USED = 32
-"""The most whose weights one warp adds, in the order of SUM_ROWS."""
+"""The most experts of a token: one warp adds their weights, in the order of SUM_ROWS."""
 MOST_ADDED = 32
 KEY = 8
 
@@ -72,7 +72,7 @@ def _choosing(normalised: bool) -> Group:
 
     def build(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
         scores, order, weights, last = *nodes[:3], nodes[-1]
-        # All but the order and the last result stay unwritten.
+        # Only the order and the last result are written to memory.
         if any(b.is_needed(node) for node in nodes if node is not order and node is not last):
             return False
         if not apart(b, last, (scores.src[0], order)) or not apart(b, order, (scores.src[0],)):

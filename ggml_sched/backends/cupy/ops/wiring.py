@@ -1,4 +1,4 @@
-"""Which members of a fusion group read which, by the memory that they use when launches are built.
+"""The members of a fusion group that read each other's results, by the memory that they use when launches are built.
 
 A member's source may be another `Tensor` object than the member with the same memory, so tensors are compared by
 addresses.
