@@ -10,17 +10,18 @@ from ggml_sched.llama.builder import Builder
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.weights import Spec
 
-__all__ = ["around_layers", "attention", "expert_weights", "gated", "layers", "linear", "norm"]
+__all__ = ["around_layers", "attention_weights", "expert_weights", "gated_weights", "layers", "linear_weights",
+           "norm_weights"]
 
 
-def linear(prefix: str, n_in: int, n_out: int, layer: int | None = None,
-           required: bool = True) -> Iterator[Spec]:
+def linear_weights(prefix: str, n_in: int, n_out: int, layer: int | None = None,
+                   required: bool = True) -> Iterator[Spec]:
     """A matrix of a layer (None: outside the layers), and its bias, which may be missing in a file."""
     yield Spec(f"{prefix}.weight", (n_in, n_out), layer, required)
     yield Spec(f"{prefix}.bias", (n_out,), layer, required=False)
 
 
-def norm(h: Hparams, prefix: str, width: int, layer: int | None = None) -> Iterator[Spec]:
+def norm_weights(h: Hparams, prefix: str, width: int, layer: int | None = None) -> Iterator[Spec]:
     """The weight of a norm of rows of `width` elements, and its bias if the model has layer norms, not RMS norms."""
     yield Spec(f"{prefix}.weight", (width,), layer)
     if h.norm == "layer":
@@ -30,8 +31,8 @@ def norm(h: Hparams, prefix: str, width: int, layer: int | None = None) -> Itera
 def around_layers(h: Hparams) -> Iterator[Spec]:
     """Embedding, last norm, output matrix (missing when tied to the embedding), factors of rope frequencies."""
     yield Spec("token_embd.weight", (h.n_embd, h.n_vocab))
-    yield from norm(h, "output_norm", h.n_embd)
-    yield from linear("output", h.n_embd, h.n_vocab, required=False)
+    yield from norm_weights(h, "output_norm", h.n_embd)
+    yield from linear_weights("output", h.n_embd, h.n_vocab, required=False)
     if h.rope is None:
         return
     yield Spec("rope_freqs.weight", (h.rope.n_dims // 2,), required=False)
@@ -40,25 +41,25 @@ def around_layers(h: Hparams) -> Iterator[Spec]:
     yield Spec("rope_factors_short.weight", (h.rope.n_dims // 2,), required=h.longrope)
 
 
-def attention(h: Hparams, layer: int) -> Iterator[Spec]:
+def attention_weights(h: Hparams, layer: int) -> Iterator[Spec]:
     """The weights of attention: norm, query, key and value (or one matrix for the three), and output."""
     at, prefix = h.layers[layer], f"blk.{layer}.attn_"
     n_q = h.n_embd_head_k * at.n_head
-    yield from norm(h, prefix + "norm", h.n_embd, layer)
+    yield from norm_weights(h, prefix + "norm", h.n_embd, layer)
     if h.fused_qkv:
-        yield from linear(prefix + "qkv", h.n_embd, n_q + at.n_embd_k + at.n_embd_v, layer)
+        yield from linear_weights(prefix + "qkv", h.n_embd, n_q + at.n_embd_k + at.n_embd_v, layer)
     else:
-        yield from linear(prefix + "q", h.n_embd, n_q, layer)
-        yield from linear(prefix + "k", h.n_embd, at.n_embd_k, layer)
-        yield from linear(prefix + "v", h.n_embd, at.n_embd_v, layer)
-    yield from linear(prefix + "output", h.n_embd_head_v * at.n_head, h.n_embd, layer)
+        yield from linear_weights(prefix + "q", h.n_embd, n_q, layer)
+        yield from linear_weights(prefix + "k", h.n_embd, at.n_embd_k, layer)
+        yield from linear_weights(prefix + "v", h.n_embd, at.n_embd_v, layer)
+    yield from linear_weights(prefix + "output", h.n_embd_head_v * at.n_head, h.n_embd, layer)
 
 
-def gated(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> Iterator[Spec]:
+def gated_weights(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> Iterator[Spec]:
     """The matrices of a gated unit; `suffix` is added to each name."""
-    yield from linear(f"{prefix}gate{suffix}", n_embd, n_ff, layer)
-    yield from linear(f"{prefix}up{suffix}", n_embd, n_ff, layer)
-    yield from linear(f"{prefix}down{suffix}", n_ff, n_embd, layer)
+    yield from linear_weights(f"{prefix}gate{suffix}", n_embd, n_ff, layer)
+    yield from linear_weights(f"{prefix}up{suffix}", n_embd, n_ff, layer)
+    yield from linear_weights(f"{prefix}down{suffix}", n_ff, n_embd, layer)
 
 
 def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spec]:

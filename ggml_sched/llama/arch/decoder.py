@@ -39,7 +39,7 @@ class Decoder:
     """The mode of rope: "neox" pairs elements of the two halves of a head; None: learned position vectors instead."""
     norm: str = "rms"
     change: Callable[[Hparams, Metadata], Hparams] = _same
-    """A function that adds, to the hyperparameters that most files have, those of this architecture alone."""
+    """A function that adds the hyperparameters of this architecture alone to those that most files have."""
     qk_norm: bool = False
     """Whether each head's query and key are normed before rope."""
     scales_query: bool = False
@@ -65,24 +65,25 @@ class Decoder:
             yield Spec("position_embd.weight", (h.n_embd, h.n_positions))
         for layer, at in enumerate(h.layers):
             blk = f"blk.{layer}."
-            yield from common.attention(h, layer)
+            yield from common.attention_weights(h, layer)
             if self.qk_norm:
                 yield Spec(blk + "attn_q_norm.weight", (h.n_embd_head_k,), layer)
                 yield Spec(blk + "attn_k_norm.weight", (h.n_embd_head_k,), layer)
             if self.sinks:
                 yield Spec(blk + "attn_sinks.weight", (at.n_head,), layer)
             if self.ffn_norm:
-                yield from common.norm(h, blk + self.ffn_norm, h.n_embd, layer)
+                yield from common.norm_weights(h, blk + self.ffn_norm, h.n_embd, layer)
             if self.post_norm:
-                yield from common.norm(h, blk + "post_attention_norm", h.n_embd, layer)
-                yield from common.norm(h, blk + "post_ffw_norm", h.n_embd, layer)
+                yield from common.norm_weights(h, blk + "post_attention_norm", h.n_embd, layer)
+                yield from common.norm_weights(h, blk + "post_ffw_norm", h.n_embd, layer)
             if self.unit == "gelu" or self.fused_gate:
-                yield from common.linear(blk + "ffn_up", h.n_embd, at.n_ff * (2 if self.fused_gate else 1), layer)
-                yield from common.linear(blk + "ffn_down", at.n_ff, h.n_embd, layer)
+                n_up = at.n_ff * (2 if self.fused_gate else 1)
+                yield from common.linear_weights(blk + "ffn_up", h.n_embd, n_up, layer)
+                yield from common.linear_weights(blk + "ffn_down", at.n_ff, h.n_embd, layer)
             elif h.experts:
                 yield from common.expert_weights(h, layer, biased=self.unit == "swiglu_oai")
             else:
-                yield from common.gated(blk + "ffn_", h.n_embd, at.n_ff, layer)
+                yield from common.gated_weights(blk + "ffn_", h.n_embd, at.n_ff, layer)
 
     def build(self, b: Builder) -> Tensor:
         x = b.embed()

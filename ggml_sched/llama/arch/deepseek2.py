@@ -72,7 +72,7 @@ def weights(h: Hparams) -> Iterator[Spec]:
     yield from common.around_layers(h)
     for layer in range(h.n_layer):
         prefix, n_head = f"blk.{layer}.", h.layers[layer].n_head
-        yield from common.norm(h, prefix + "attn_norm", h.n_embd, layer)
+        yield from common.norm_weights(h, prefix + "attn_norm", h.n_embd, layer)
         if m.n_q:
             yield Spec(prefix + "attn_q_a.weight", (h.n_embd, m.n_q), layer)
             yield Spec(prefix + "attn_q_a_norm.weight", (m.n_q,), layer)
@@ -87,14 +87,14 @@ def weights(h: Hparams) -> Iterator[Spec]:
         else:
             yield Spec(prefix + "attn_kv_b.weight", (m.n_kv, (m.head_k - n_rot + m.head_v) * n_head), layer)
         yield Spec(prefix + "attn_output.weight", (m.head_v * n_head, h.n_embd), layer)
-        yield from common.norm(h, prefix + "ffn_norm", h.n_embd, layer)
+        yield from common.norm_weights(h, prefix + "ffn_norm", h.n_embd, layer)
         if e is None or layer < e.n_dense_layers:
-            yield from common.gated(prefix + "ffn_", h.n_embd, h.layers[layer].n_ff, layer)
+            yield from common.gated_weights(prefix + "ffn_", h.n_embd, h.layers[layer].n_ff, layer)
             continue
         yield from common.expert_weights(h, layer)
         yield Spec(prefix + "exp_probs_b.bias", (e.n,), layer, required=False)
         if e.n_shared:
-            yield from common.gated(prefix + "ffn_", h.n_embd, e.n_ff_shared, layer, "_shexp")
+            yield from common.gated_weights(prefix + "ffn_", h.n_embd, e.n_ff_shared, layer, "_shexp")
 
 
 def attend(b: Builder, x: Tensor, layer: int) -> Tensor:

@@ -40,7 +40,7 @@ def weights(h: Hparams) -> Iterator[Spec]:
     yield from common.around_layers(h)
     for layer in range(h.n_layer):
         prefix = f"blk.{layer}."
-        yield from common.norm(h, prefix + "attn_norm", h.n_embd, layer)
+        yield from common.norm_weights(h, prefix + "attn_norm", h.n_embd, layer)
         yield Spec(prefix + "ssm_in.weight", (h.n_embd, 2 * s.n_inner), layer)
         yield Spec(prefix + "ssm_conv1d.weight", (s.n_conv, s.n_inner), layer)
         yield Spec(prefix + "ssm_conv1d.bias", (s.n_inner,), layer)
