@@ -1,5 +1,6 @@
-# The Cython declarations of the C headers in include/ggml_sched; no other file declares them.  Numbers are grouped by
-# type: C compilers take their order from the headers, which also say what they mean.
+# The Cython declarations of the C headers in include/ggml_sched; no other file declares them.  Fields of a struct are
+# listed by type, not in their order in memory, and constants without values: the C compiler takes both from the
+# headers, which also say what each means.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 

@@ -25,7 +25,7 @@ cdef int backend_failed(const gs_backend *backends, gs_error *error, gs_error *s
 
 cdef int backend_error(const gs_program_box *x, gs_error *error, gs_error *said, int status, int32_t b,
                        int32_t tensor, int32_t step, const char *doing, int64_t value) noexcept nogil:
-    """`backend_failed` for a step of a program, and for a tensor of it; -1: none."""
+    """`backend_failed` with the number of a step and the id of a tensor (-1: none) in `error`."""
     cdef char what[48]
     cdef const char *op
     what[0] = 0
@@ -49,7 +49,7 @@ cdef inline bint is_queued(const gs_program_box *x, int32_t b) noexcept nogil:
 
 
 cdef int wait_for(gs_program_box *x, int32_t b, int32_t of, void *event, gs_error *error) noexcept nogil:
-    """Let the work queued on backend b from now on wait for an event of another backend."""
+    """Make work that is queued on backend b from now on wait for an event of backend `of`."""
     cdef gs_error said
     cdef int status = GS_NOT_DONE
     said.message[0] = 0
@@ -393,7 +393,7 @@ cdef int check_tensor(const gs_program_box *x, int32_t tensor, int traits, const
 
 cdef int refuse_tensor(gs_error *error, int status, int32_t tensor, int64_t value, int64_t limit,
                        const char *message) noexcept nogil:
-    """`refuse` for a tensor, which the message begins with; -1: none."""
+    """Fill in `error` as `refuse` does, naming the tensor first in the message (-1: no tensor); returns the status."""
     refuse(error, status, value, limit, message)
     if error != NULL and tensor >= 0:
         error.tensor = tensor

@@ -11,7 +11,7 @@ from ggml_sched.core.plan.placement cimport gs_request
 ctypedef struct gs_allocation:
     const gs_request *r
     const gs_plan *plan         # with the placement, the splits and the copies
-    const int32_t *src          # the graph's sources by id, but n_tensors + c where copy c is read
+    const int32_t *src          # the graph's sources; where a node reads copy c, the id n_tensors + c
     gs_groups *groups           # fusion groups, or NULL
     gs_walk walk                # result: lifetimes, in-place reuse and offsets
     gs_arena *arenas            # [n_backends]

@@ -117,7 +117,7 @@ cdef int64_t sink_owners(gs_plan *p, gs_owners *o, int64_t stride, gs_skyline *s
 cdef int repack(const gs_plan *p, const gs_owners *o, gs_pack *pack, gs_pack_result *result) noexcept nogil:
     """Pack an arena in about linear time; the offsets are in pack.best, and the caller frees `pack`.
 
-    An arena of INT64_MAX bytes: it is not packed, because that takes long or sums of sizes overflow.
+    If packing would take long, or sums of sizes overflow, nothing is packed and result.arena is INT64_MAX.
     GS_NO_HOST_MEMORY.
     """
     cdef int status = pack_prepare(pack, o.n, p.n_seq + 1, o.birth, o.stop, o.size)
@@ -150,7 +150,7 @@ cdef int compact_arena(gs_plan *p, gs_owners *o, gs_skyline *s) noexcept nogil:
 cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas, bint in_order) noexcept nogil:
     """Move the offsets of all owners to the low end of their arenas, by the plan's sizes; each stays in its chunk.
 
-    Lifetimes, freed tails and in-place reuse do not change.  `in_order`: owners sink in all arenas.
+    Lifetimes, freed tails and in-place reuse do not change.  `in_order`: no arena is packed anew, owners only sink.
     GS_NO_HOST_MEMORY.
     """
     cdef int64_t n_blocks = (p.n_seq >> SKYLINE_BITS) + 1

@@ -25,7 +25,7 @@ ctypedef struct gs_groups:
 
 
 ctypedef struct gs_walk:
-    gs_plan p               # the plan whose ids, lifetimes and offsets the walk finds; its ids are the walk's
+    gs_plan p               # the walk's ids, with the lifetimes and offsets that the walk finds
     const gs_layout *layout
     const unsigned char *slot   # as in gs_graph: the slot of each entry of `src`
     const uint32_t *alike       # as in gs_graph: which sources have the node's layout

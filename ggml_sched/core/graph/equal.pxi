@@ -59,7 +59,7 @@ cdef inline int32_t type_of(const gs_graph *g, int32_t i) noexcept nogil:
 
 
 cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Whether the numbers of tensors, nodes, sources and alloc dependencies are equal, and dep_begin in being NULL."""
+    """Whether a and b have equal numbers of tensors, nodes, sources and alloc dependencies (or both no dep_begin)."""
     return (a.n_tensors == b.n_tensors and a.n_nodes == b.n_nodes
             and a.src_begin[a.n_tensors] == b.src_begin[a.n_tensors]
             and (a.dep_begin == NULL) == (b.dep_begin == NULL)

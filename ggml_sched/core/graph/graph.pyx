@@ -35,7 +35,7 @@ cdef class Graph:
     """`Graph(*outputs)`: everything the outputs need, nodes in ggml's depth-first order.  Immutable.
 
     `nodes` are the computed tensors in execution order, `leafs` the others, `tensors` all of them
-    (leafs, then nodes; in a graph loaded from a file the file's order), `meta` a dict for people.
+    (leafs, then nodes; in a graph loaded from a file the file's order), `meta` a dict of notes.
     Raises GraphError for a tensor whose context is closed.
     """
 

@@ -144,7 +144,7 @@ def staged_leafs(tuple nodes not None):
     """The leafs with staged data that nodes use: {index of a node: pairs (leaf, whether the node writes to it)}.
 
     A backend calls `apply_staged` with each pair just before the node, because until then the leaf's memory may hold
-    other tensors.  Only leafs that a GraphAllocator placed: a scheduler loads those of its plans itself.
+    other tensors.  It has only leafs that a GraphAllocator placed: a scheduler loads those of its plans itself.
     """
     cdef dict found = {}
     cdef set seen = set()

@@ -42,7 +42,7 @@ cdef enum:
     ASKS_SUPPORTS = 1
     ASKS_OFFLOAD = 2
     ASKS_SIZE = 4
-    COMPUTES = 8                # not queries: whether it computes, and copies, without Python
+    COMPUTES = 8                # no queries: the backend computes, or copies, without Python
     COPIES = 16
 
 
@@ -94,7 +94,7 @@ cdef class Tensor:
     cdef int64_t _offset
     cdef public bint overwritten        # a node has written to it since `set`: its memory has the data, not `stash`
     # Then the fields that a graph is made from.
-    cdef int32_t mark                   # the tensor's id in the graph that was made last; others check it (Graph.id_of)
+    cdef int32_t mark                   # the tensor's id in the graph made last; other graphs check it (Graph.id_of)
     cdef int _flags
     cdef int32_t n_params
     cdef readonly tuple src             # keeps its sources alive

@@ -185,7 +185,10 @@ cdef class Tensor:
         return self._offset if self.view_src is None else self.view_src._offset + self.view_offs
 
     cdef char *plain(self) noexcept:
-        """The address of its data, if its buffer is `plain` (see BufferBase); otherwise NULL."""
+        """The address of its data, where the host may copy bytes without calling the backend (`BufferBase.plain`).
+
+        NULL for other memory, without an address, and for data that does not lie inside the buffer.
+        """
         cdef BufferBase buffer = self.c_buffer()
         cdef int64_t at = self.c_offset()
         if buffer is None or not buffer.plain or not gs_range_fits(at, self.layout.nbytes, buffer.size):
@@ -263,10 +266,9 @@ cdef class Tensor:
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
         It may be anything with DLPack, the buffer protocol, `__array__` or the CUDA array interface, and have a dtype
         of ml_dtypes.  Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
-        Where an input was never set, setting a view of it makes the rest zeros.  Of weights and caches, waits for
-        queued computes.
-        Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
-        hold, TypeError for a wrong dtype: integer types take integers only.
+        Where an input was never set, setting a view of it makes the rest zeros.  For weights and caches it first waits
+        for queued computes.  Raises PlacementError without an address, ValueError for a wrong shape or an integer that
+        the type does not hold, TypeError for a wrong dtype: integer types take integers only.
         """
         _write_data(self, array)
 

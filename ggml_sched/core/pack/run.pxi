@@ -30,9 +30,10 @@ cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that all 
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
-# For each pass of pack_two_ends: the lifetime in nodes above which a buffer is long-lived (longer than a layer's short
-# lives, shorter than its residual stream; layers of the usual length first), and whether buffers of at least a seventh
-# of the bound count as long-lived, too, as recurrent layers need.  A failing pass mostly fails within the first layer.
+# For each pass of pack_two_ends: the lifetime in nodes above which a buffer is long-lived, and whether buffers of at
+# least a seventh of the bound count as long-lived, too, as recurrent layers need.  Each lifetime suits layers of some
+# length, the usual one first: it is above the short lives in a layer, and below that of the residual stream.  A failing
+# pass mostly fails within the first layer.
 cdef int32_t[PACK_PASSES] PACK_LONG_LIFE
 cdef bint[PACK_PASSES] PACK_LARGE
 PACK_LONG_LIFE[:] = [14, 28, 7, 28, 3]

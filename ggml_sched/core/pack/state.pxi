@@ -3,7 +3,8 @@
 # Owns gs_search: a partial packing within `capacity` bytes on flat arrays, and a trail from which moves are undone.
 # Each unplaced buffer has a minimum, the lowest offset that it can still have.  A move is made with a buffer whose
 # minimum is no higher than that of any unplaced buffer that overlaps it in time:
-#   place   its offset is its minimum; unplaced buffers that overlap it get its top as their minimum, if that is higher;
+#   place   its offset is its minimum; its top (offset + size) becomes the minimum of unplaced buffers that overlap it
+#           in time, unless theirs is higher;
 #   lift    its offset is higher.  In a packing in which no buffer can sink further, it then rests on a buffer that
 #           overlaps it and is not placed yet, so its minimum rises to the lowest top that such a buffer can have.
 # A branch of the search is dead, without a packing, when in some section floor + unplaced bytes exceed the capacity;
@@ -267,9 +268,10 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
 
 
 cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
-    """Raise the minimum of b, at which no packing was found (why: q.reason), to the lowest top that b can rest on.
+    """Raise the minimum of b, because no packing has b at its minimum; q.reason has the sections that show this.
 
-    Twins of b (of equal lifetime and size) at the same minimum are interchangeable with b, so they are raised, too.
+    So b lies on an unplaced buffer that overlaps it in time: the new minimum is the lowest top, minimum + size, of
+    these.  Twins of b (of equal lifetime and size) at the same minimum are interchangeable with b, and are raised, too.
     False, with q.reason extended, if no packing can follow.
     """
     cdef gs_pack *p = q.p

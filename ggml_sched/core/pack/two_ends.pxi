@@ -2,9 +2,10 @@
 #
 # pack_two_ends is tried first, and is enough for most graphs: one pass in order of birth, as an online allocator makes
 # it, but in an arena of exactly the lower bound, and with known lifetimes.  Long-lived buffers are placed from the
-# bottom, short-lived ones from the top, so that neither fragment the memory of the others.  For graphs with many large
-# short-lived buffers, such as the states of recurrent layers, another rule works: each buffer goes into the smallest
-# gap, long-lived and large ones beside the neighbour that lives longer: the gap grows when the other neighbour dies.
+# bottom, short-lived ones from the top, so that neither kind fragments the memory of the other.  For graphs with many
+# large short-lived buffers, such as the states of recurrent layers, another rule works: each buffer goes into the
+# smallest gap, long-lived and large ones beside the neighbour that lives longer: the gap grows when the other neighbour
+# dies.
 # Time is linear: no lists of overlaps, no sorting.
 # Invariant: gaps are in order of offset and do not touch; a packing that succeeds is valid and has the bound's size.
 

@@ -46,7 +46,7 @@ ctypedef struct gs_splits:
     gs_ints back_copy           # of each write-back: the copy that the node computes into
     gs_ints copy_version        # `version` of the source's memory when the copy was added; outdated if it differs
     gs_ints copy_next           # of each copy: the copy of the same tensor that was added before it, or -1
-    int32_t *src                # the graph's sources by id, but n_tensors + c where copy c is read
+    int32_t *src                # the graph's sources; where a node reads copy c, the id n_tensors + c
     int32_t *last_copy          # of each tensor: the copy of it that was added last, plus 1; 0: it has no copy
     int32_t *version            # of each root's memory: how often the nodes so far have written to it
 

@@ -7,10 +7,10 @@ from ggml_sched.core.plan.placement cimport gs_request
 
 
 cdef enum:
-    NAME_ROOM = 64      # bytes of what messages call a backend
+    NAME_ROOM = 64      # the most bytes that describe a backend in messages
 
 
-# Writes what messages call backend b, NAME_ROOM bytes at most: its number, and its name unless that is NULL.
+# Writes a description of backend b for messages, NAME_ROOM bytes at most: its number, and its name unless that is NULL.
 cdef void name_backend(char *out, int32_t b, const char *name) noexcept nogil
 # Makes the request of a problem: `g`, `supports`, `offloads` and `nbytes` stay the caller's, all else is copied.  After
 # GS_OK the caller frees r.memory.

@@ -1,4 +1,4 @@
-# What to say of a node that no backend supports: its sources, and the types of them that each backend does support.
+# The error for a node that no backend supports: its sources, and the types with which backends would support the node.
 #
 # A frequent cause is a weight of a type that no backend supports.  The types are found by support queries for nodes
 # that differ from the refused one in the type of one leaf.

@@ -92,7 +92,8 @@ cdef void mark_shared(gs_plan *p) noexcept nogil:
 
 
 cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, bint in_order, int64_t *offset) noexcept nogil:
-    """The offsets that a replay of a reserved plan gives ids of size[i] bytes, aligned; or those that keep its order.
+    """Write to `offset` what a replay of a reserved plan would choose for ids of size[i] bytes, which are aligned;
+    with in_order, offsets that keep the order of the reserved ones.
 
     GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size above that of the reserved plan.
     """
