@@ -357,7 +357,7 @@ cdef dict _residents(const gh_plan_cache *c, const gh_plan_view *view):
 
 
 cdef tuple _need(const gh_plan_cache *c, const gh_plan_view *view, int32_t id):
-    """Whether the backend of an id supports it, and its bytes there if they are more than its own, else 0."""
+    """(Whether the backend of tensor `id` supports it, the bytes that it takes there; 0: no more than its own.)"""
     cdef const gs_plan *p = &view.plan
     cdef int32_t n = p.n_tensors, arena = p.arena_of[id]
     cdef int64_t nbytes = view.nbytes[<int64_t>arena * n + p.like[id]] if arena >= 0 else 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"]
 
 ALIGNMENT = 128
-"""Of tensors on imitated devices, as CUDA has it."""
+"""Bytes: every tensor on an imitated device is at a multiple of them, as with CUDA."""
 ERROR, WARNING = 4, 3
 """llama.cpp's levels of messages."""
 LAST_WORDS = 600
@@ -98,7 +98,7 @@ class DryRun:
     """{level: compute buffers}."""
     devices: tuple[str, ...]
     version: str
-    """Of llama-cpp-python."""
+    """The version of llama-cpp-python."""
 
     @property
     def graphs(self) -> tuple[Graph, Graph]:

@@ -44,7 +44,7 @@ class Ggml:
         for library in self._all:
             found = getattr(library, name, None)
             if found is not None:
-                # A function object of its own: libraries share one for all that look it up.
+                # A new function object: the library's is shared by all code that looks it up, with its types.
                 pointer = ctypes.cast(found, ctypes.c_void_p).value or 0
                 return ctypes.CFUNCTYPE(result, *arguments)(pointer)
         raise AttributeError(f"no library of ggml's has {name}")

@@ -19,7 +19,7 @@ class Held:
     work: int = 0
     """Buffers for logits and embeddings that computes return."""
     mapped: int = 0
-    """Those of `weights` that are pages of the model's file, which the system reads and drops as it likes."""
+    """Bytes of `weights` that are pages of the model's file, which the system reads and drops as it likes."""
 
     @property
     def total(self) -> int:

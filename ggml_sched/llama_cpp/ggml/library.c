@@ -48,8 +48,8 @@ static void find_functions(gh_ggml *lib)
 /* -- finding --------------------------------------------------------------------------------------------------- */
 
 /* A handle (of dlopen) of the loaded library that an address lies in, if that library has ggml's functions itself or
- * depends on one that has; else NULL.  The hook has functions of ggml's names, too, and is none: it is the caller where
- * a function of ggml's that the hook has called ends with a call of another. */
+ * depends on one that has; else NULL.  NULL for the hook, too, although its functions have ggml's names: an address in
+ * the hook is the caller's where a function of ggml's that the hook has called ends with a tail call. */
 static void *handle_at(const void *address)
 {
     Dl_info info, own;

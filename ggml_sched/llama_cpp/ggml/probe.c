@@ -11,8 +11,8 @@
 #define GH_OBJECT_SIZE 32
 #define GH_PROBE_LEAFS 3
 
-/* Make tensors with the library and look whether their fields are where abi.h declares them; the names of the first
- * fields that are not, or NULL. */
+/* Make tensors with the library, and check that their fields are where abi.h declares them.  Returns the names of the
+ * first fields that are elsewhere; NULL: none is. */
 static const char *probe_tensor(const gh_ggml *lib, void *ctx)
 {
     gx_tensor *a = lib->new_tensor_4d(ctx, 1, 3, 5, 7, 2), *b, *c;

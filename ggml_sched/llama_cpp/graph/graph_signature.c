@@ -212,8 +212,8 @@ static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
     return &w->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
 }
 
-/* Store the ids of the tensors that a tensor names.  They are not always the sources of the planner's graph, to which
- * an alias is the tensor that it views.  A graph with a tensor that names one without an id is not plain. */
+/* Store the ids of the tensors that a tensor names: of an alias its own, where the planner's graph has the tensor that
+ * it views.  The graph is not plain if one of these tensors has no id.  False without memory. */
 static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
 {
     const gx_tensor *t = s->tensor[id];
@@ -346,8 +346,8 @@ static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tens
 
 /* -- the same tensors ---------------------------------------------------------------------------------------------- */
 
-/* What `matches` takes besides the graph: the roles of ids, and the arenas and places that give those that the plan
- * places their addresses.  `n` receives how many ids have matched. */
+/* Arguments of `matches`: the roles of ids, and the arenas and places by which the tensors that the plan places get
+ * their addresses.  `n` receives how many ids have matched. */
 typedef struct {
     const gh_arena *arenas;
     const unsigned char *role;
@@ -480,8 +480,8 @@ static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
     return most >= n_listed || item->bits >> GH_REST_SHIFT != 0;
 }
 
-/* Fill in the tensors that the graph does not list and that t, which should match `item`, names first: where the item
- * has the id of such a tensor, tensor[id] becomes the one that t names there. */
+/* Take from t, which should match `item`, the tensors that the graph does not list: where the item has the id of such a
+ * tensor and tensor[id] is still NULL, tensor[id] becomes the one that t names there. */
 static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_signature_item *item, const gx_tensor *t)
 {
     const int32_t rest = item->bits >> GH_REST_SHIFT;

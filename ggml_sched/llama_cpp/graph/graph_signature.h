@@ -82,7 +82,7 @@ bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *
 /* Whether two signatures are of graphs with the same wiring, ops and types. */
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b);
 
-/* Let `s` have the wiring of `other` in place of its own, if the two are equal; whether they are. */
+/* Let `s` have the wiring of `other` in place of its own, if the two are equal; returns whether they are. */
 bool gh_signature_share_wiring(gh_signature *s, const gh_signature *other);
 
 /* If there are many descriptors, remove those that none of these n signatures has, and renumber the rest in all n. */

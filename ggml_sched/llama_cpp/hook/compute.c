@@ -19,7 +19,8 @@ void gh_synchronize(gh_sched *s)
     }
 }
 
-/* Wait until a backend has finished all splits that use the present copy slot: its event, if it has events, or all. */
+/* Wait until a backend has finished all splits that use the present copy slot: for its event of this slot, or, if it
+ * has no events, for all its work. */
 static void wait_for(gh_sched *s, int b)
 {
     if (s->event[b][s->cur_copy] != NULL) {

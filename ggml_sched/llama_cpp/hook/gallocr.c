@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "measuring.h"
 
-/* The first word of an allocator of ours.  ggml's own, which arrive here because ggml's calls do, begin with an
+/* The first word of an allocator of ours.  ggml's own allocators, for which calls arrive here, too, begin with an
  * address. */
 #define GH_GALLOCR_MAGIC UINT64_C(0x67675f736368656c)
 

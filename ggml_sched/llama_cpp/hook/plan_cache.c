@@ -121,7 +121,8 @@ static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
     }
 }
 
-/* Let lookups find the entry after the others, which is filled; evicts another where the cache is full. */
+/* Let lookups find the entry that was filled, which is after the others, and return it; evicts another entry if the
+ * cache is full. */
 static gh_plan_entry *insert(gh_plan_cache *c, int flags)
 {
     const int filled = c->n_entries;

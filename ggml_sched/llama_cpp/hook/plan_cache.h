@@ -263,7 +263,7 @@ void gh_plan_cache_evict(gh_plan_cache *c, int i);
 /* Choose whether graphs that clients reserve from now on are measured by ggml's own allocator, too. */
 void gh_set_compares(bool on);
 
-/* Measure a graph that was reserved, whose entry is e, if that is chosen. */
+/* Measure a graph that was reserved, whose entry is e, if comparing is on (gh_set_compares). */
 void gh_compare(gh_plan_cache *c, const gh_plan_entry *e, void *graph);
 
 /* Forget what was measured for the owner of the cache. */
@@ -379,24 +379,24 @@ gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backe
  * so that the new plan serves larger graphs, too. */
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e);
 /* Raise the bytes of nodes that gather rows (GET_ROWS) to those of all rows that they may gather in a graph of this
- * wiring; whether some had fewer. */
+ * wiring; returns whether some node had fewer. */
 bool gh_size_hints_raise_rows(gh_plan_entry *e);
 
 /* -- locations.c */
 
-/* Fill p->places, and the bytes needed of each chunk.  False without memory. */
+/* Fill p->places, and p->need, the bytes that each chunk must have.  False without memory. */
 bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r);
-/* Whether the buffers that are held are large enough for a plan. */
+/* Whether the buffers of the cache's pools are large enough for a plan. */
 bool gh_pools_fit(const gh_plan_cache *c, const gh_plan *p);
-/* Grow the buffers to what a plan needs; `wait` is called before a buffer is freed.  False: a device refused. */
+/* Grow the pools' buffers to what a plan needs; `wait` is called before one is freed.  False: a device refused. */
 bool gh_pools_grow(gh_plan_cache *c, const gh_plan *p, void (*wait)(void *owner), gs_error *error);
-/* Whether a buffer is one of the cache's pools. */
+/* Whether a buffer belongs to one of the cache's pools. */
 bool gh_pools_own(const gh_plan_cache *c, const void *buffer);
-/* Bytes that a plan needs of a pool. */
+/* Bytes that a plan needs in pool number `pool`: the sum over the pool's chunks. */
 size_t gh_plan_nbytes(const gh_plan *p, int pool);
 
-/* Give an entry's tensors their addresses, unless `placed`: they have them; call init_tensor of buffers that have that
- * function; give views the addresses in their roots.  The buffers must be large enough for the plan. */
+/* Give an entry's tensors their addresses (`placed`: a lookup has written them already), call init_tensor of buffers
+ * that have that function, and give views their addresses.  The buffers must be large enough for the plan. */
 void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool placed);
 
 #endif

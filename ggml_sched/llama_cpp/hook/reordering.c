@@ -40,7 +40,8 @@ static bool has_order(const gh_plan *p, const gh_plan_entry *e, gx_tensor *const
     return true;
 }
 
-/* Whether these pairs are those of the plan.  A tensor that was in no graph must be in none now. */
+/* Whether these pairs are those of the plan.  For a tensor that was not in the graph when it was planned, the pair must
+ * now have a tensor that is not in the graph either. */
 static bool has_pairs(const gh_plan_entry *e, const gh_tensor_pairs *deps)
 {
     bool same = deps->n == e->plan->n_pairs;
@@ -102,8 +103,8 @@ static bool take_deps(const gh_sched *s, gh_plan *p)
     return true;
 }
 
-/* Fill p->order: the id in the signature of each id of the graph that was read.  False: a tensor is not in the
- * signature, or there is no memory. */
+/* Fill p->order: for each id of the graph that was read, the id that its tensor has in the signature.  False: a tensor
+ * is not in the signature, or there is no memory. */
 static bool take_order(const gh_reader *r, const gh_signature *signature, gh_plan *p)
 {
     gs_index index = {NULL, 0, 0};
