@@ -21,7 +21,7 @@ from ggml_sched._graph import Type
 from ggml_sched.llama.errors import ContextFull, SequenceError
 
 MAX_SEQUENCES = 64
-"""A row's set of sequences is the bits of a u64."""
+"""The most sequences: a row's set of sequences is the bits of a u64."""
 
 cdef enum:
     FREE = -1
@@ -87,7 +87,7 @@ cdef class Cells:
         return self.n_rows - self.n_used
 
     def rows_in_use(self):
-        """The number of the last row in use, plus one: rows from there on are free."""
+        """The number of the last row in use, plus one: all rows from this number on are free."""
         return self.end
 
     def rows_of(self, seq, start=0, stop=None):

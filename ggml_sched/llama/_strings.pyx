@@ -34,9 +34,9 @@ cdef extern from *:
     """
     uint64_t gl_fold(uint64_t a, uint64_t b) noexcept nogil
 
-# Of the hash.  The author of a file must not be able to choose strings that all fall into one slot, so both are secret,
-# and the product is folded: without its upper half, a difference in the top bit of a word is the same difference in the
-# top bit of the product, which the next word can cancel.
+# The secret numbers of the hash: the author of a file must not be able to choose strings that all fall into one slot.
+# For the same reason the product is folded: without its upper half, a difference in the top bit of a word is the same
+# difference in the top bit of the product, which the next word can cancel.
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 cdef uint64_t FACTOR = int.from_bytes(os.urandom(8), "little") | 1
 
@@ -196,7 +196,8 @@ cdef struct Slot:
 
 @cython.final
 cdef class StringTable:
-    """The number of each string of an array of a GGUF file by its text; of equal strings the last one's.
+    """A table from the text of each string of an array in a GGUF file to its number, of equal strings to the last
+    number.
 
     `memory` and `starts` as `find_strings` takes and writes them; ValueError for a string that does not lie inside.  An
     empty string is no text: no text has its number.
@@ -281,7 +282,8 @@ cdef class StringTable:
         return self.n
 
     def get(self, str text):
-        """The number of a text, or None; None for a text with a lone surrogate, too, which no UTF-8 stands for."""
+        """The number of a text; None if no string has it, and for a text with a lone surrogate, which UTF-8 cannot
+        express."""
         cdef Py_ssize_t n
         cdef const char *data
         cdef int32_t found
@@ -447,7 +449,7 @@ cdef class _Merger:
             pair = work.pop()
             left, right = &work.parts[pair.left], &work.parts[pair.right]
             if left.size == 0 or right.size == 0 or left.size + right.size != pair.size:
-                continue                # another merge has changed either part
+                continue                # a merge has changed one of the two parts since
             left.size, left.token, left.after = pair.size, pair.token, right.after
             right.size = 0
             if left.after >= 0:
@@ -568,7 +570,10 @@ cdef class RankMerger(_Merger):
         free(self.merges)
 
     cdef bint add(self, Py_ssize_t rank, const uint8_t *string) noexcept nogil:
-        """Add a line of the file; the first of equal ones counts."""
+        """Add a line "left right" of the list of merges, with its rank; of equal lines the first one counts.
+
+        False for a line of which a part, or both joined, is no token, and for one of more than 4096 bytes.
+        """
         cdef size_t n = length_at(string, 0), at = 1
         cdef const uint8_t *line = string + LENGTH
         cdef int32_t left, right, both
@@ -591,7 +596,7 @@ cdef class RankMerger(_Merger):
         return True
 
     cdef Merge *slot(self, uint64_t pair) noexcept nogil:
-        """The slot of a pair, or the free one where it belongs."""
+        """The slot of a pair, or the free slot in which it belongs."""
         cdef uint64_t at = mixed(mixed(SEED, pair), 0) & self.mask
         while self.merges[at].rank and self.merges[at].pair != pair:
             at = (at + 1) & self.mask

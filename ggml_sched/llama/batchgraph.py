@@ -42,7 +42,7 @@ class Inputs:
     k_rows: Tensor | None = None
     v_rows: dict[int, Tensor] = field(default_factory=dict)
     """{width of a row of V: i64 [width * n_tokens]}: the index of each value in the transposed V cache.  Empty where V
-    is not transposed: then `k_rows` are the rows of V, too."""
+    is not transposed, because `k_rows` then has the rows of V, too."""
     masks: dict[int, Tensor] = field(default_factory=dict)
     """{attention window in tokens: mask [n_kv, n_tokens]}; window 0 means that attention has none."""
     outputs: Tensor | None = None

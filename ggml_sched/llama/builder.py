@@ -48,7 +48,8 @@ class Builder:
         self.ctx: Context = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
         self.done: bool = False
-        """A graph without outputs is complete once the last layer's cache is written: see `expand`."""
+        """Whether the graph is complete: one without outputs is, once the last layer's cache is written (see
+        `expand`)."""
         self.inputs: Inputs = Inputs(self.ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
         if 0 < shape.n_outputs < shape.n_tokens:    # the last layer selects the rows of the outputs
             self.inputs.outputs = self.ctx.tensor("i32", shape.n_outputs, "inp_out_ids", input=True)
@@ -203,9 +204,10 @@ class Builder:
         return self.name(out, "kqv_out", layer)
 
     def unreached(self, layer: int) -> Tensor:
-        """A tensor of the shape of attention's result, for code that builds the rest of a graph without outputs.
+        """A tensor of the shape of attention's result, from which architectures build the rest of a graph without
+        outputs.
 
-        That rest is built from it as usual and never becomes part of the graph.
+        The nodes that they build from it never become part of the graph.
         """
         h, at = self.hparams, self.hparams.layers[layer]
         width = h.latent.head_v if h.latent else h.n_embd_head_v

@@ -28,14 +28,14 @@ NAMES = ("cpu", "cuda", "ggml")
 PlaceFunction = Callable[[str, int | None], Backend]
 """`place(name, layer)`: the backend of a weight or KV tensor; `layer` is None outside the layers."""
 PlaceLike = Callable[[str, int | None], "Backend | Device"]
-"""The same as the caller may give it: a device stands for the backend of its name."""
+"""A `PlaceFunction` as callers may pass it: it may also return a device, which stands for the backend of its name."""
 
 
 def default_backend(n_threads: int | None = None) -> Backend:
-    """CpuBackend, whose kernels are faster than ggml's wherever both were measured (docs/speed.md).
+    """CpuBackend where its kernels have vector instructions: there they were measured to be faster than ggml's.
 
-    That is where they have vector instructions.  Where they have only portable code (not x86, or no AVX2), GgmlBackend
-    if the extra `ggml` is installed and its library passes the probes.
+    On other hosts (not x86, or no AVX2), where its kernels are portable code, GgmlBackend if the extra `ggml` is
+    installed and its library passes the probes.  docs/speed.md has the measurements.
     """
     if isa() == "portable":
         with suppress(Error):
@@ -71,11 +71,11 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
 
 
 def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = True) -> PlaceFunction:
-    """Layer l of n on backend l * len(backends) // n.
+    """Places layer l of n on backend l * len(backends) // n.
 
     The tensors after the last layer are on the last backend, and those that all layers share on the first.  The
-    embedding is on the last one, too: the output matrix may be the same tensor (`is_tied`), and a host reads rows of it
-    where they are.  Where the matrix is another one and the last backend is no host, it is on the first.
+    embedding is on the last backend, too, if it is also the output matrix (`is_tied`), or if the last backend is a
+    host, which reads single rows of it in place.  Otherwise the embedding is on the first backend.
     """
     first = backends[0] if not is_tied and not backends[-1].is_host else backends[-1]
 
@@ -90,8 +90,8 @@ def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = Tru
 
 
 def are_apart(backends: Sequence[Backend]) -> bool:
-    """Whether the first and the last layer are on different workers, so that an embedding on the last one would cost
-    each token a message of its own."""
+    """Whether the first and the last layer are on different workers: then an embedding on the last worker would cost
+    each token one more message."""
     return backends[0].worker != backends[-1].worker and not backends[-1].is_host
 
 

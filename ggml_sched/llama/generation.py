@@ -51,13 +51,13 @@ class GenerateOptions(ChatOptions, total=False):
 
 @dataclass(slots=True)
 class Stats:
-    """Numbers of tokens, and seconds; `n_cached` tokens of the prompt were in the cache already."""
+    """Numbers of tokens, and times in seconds; `n_cached`: tokens of the prompt that the cache had already."""
 
     n_prompt: int = 0
     n_cached: int = 0
     prompt_seconds: float = 0.0
     n_evaluated: int = 0
-    """Generated tokens that were evaluated."""
+    """The number of generated tokens that were evaluated."""
     seconds: float = 0.0
     """The time of evaluating and choosing these tokens."""
 
@@ -80,7 +80,8 @@ class Options:
     def checked(cls, function: Callable[..., object], n: int | None, sampler: Callable[[np.ndarray], int] | None,
                 sampling: SamplerOptions, stop: str | Iterable[str] | None, shift: bool, n_keep: int,
                 ignore_eos: bool = False) -> Options:
-        """The arguments of `function`, `Model.generate` or `Model.chat`; TypeError and ValueError for wrong ones."""
+        """The options from the arguments of `function` (`Model.generate` or `Model.chat`); TypeError and ValueError for
+        wrong arguments."""
         n, n_keep = None if n is None else count("n", n), count("n_keep", n_keep)
         if sampling and (unknown := sampling.keys() - SAMPLING):
             raise unknown_argument(function, min(unknown), SAMPLING)
@@ -245,7 +246,7 @@ class Generation(Generic[Piece]):
             n = sequence.keep_common(self._pending)
             self._pending, self._whole, self._version = self._pending[n:], False, sequence.version
             self.stats.n_cached = n
-        elif is_done:       # remove its last token, and repeat that
+        elif is_done:       # remove the last token, and evaluate it again
             sequence.truncate(sequence.n_past - 1)
             self._pending, self._version = self._pending[-1:], sequence.version
         self._before = sequence.n_past

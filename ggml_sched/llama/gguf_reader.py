@@ -354,7 +354,7 @@ class Reader:
         number = self.number(Kind.U32, f"the type of {what}")
         kind = TYPES.get(number)
         if kind is None:
-            # No error yet: the architecture may not use the tensor.
+            # An unknown type is no error here: the architecture may not use the tensor.
             return name, number, ne, self.number(Kind.U64, f"the offset of {what}"), 0
         nbytes = kind.type_size  # a Python int, which cannot overflow
         for extent in ne:

@@ -20,7 +20,7 @@ __all__ = ["MAX_MAGNITUDE", "Experts", "Hparams", "Latent", "Layer", "Metadata",
            "with_windows"]
 
 MAX_MAGNITUDE = 1e6
-"""The largest factor by which rope may multiply its result; a larger one in a file is an error of the file."""
+"""The largest factor by which rope may multiply its result; a file with a larger one is refused."""
 TINY = 1e-6
 """The smallest base of rope's frequencies and the smallest scaling factor that are used: neither may be 0."""
 
@@ -226,7 +226,8 @@ def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
 
 
 def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rope | None = None) -> Hparams:
-    """Sliding windows for all but the last of each `period` layers, or for those that the file names.
+    """The hyperparameters with sliding windows: in all but the last of each `period` layers, or in the layers that the
+    file names.
 
     `rope` is for the layers with a window, with the file's frequency base for these where it has one.
     """

@@ -1,9 +1,10 @@
-"""Loads a model under a limit of memory: plans its graphs, chooses which weights stay, and puts the others in a store.
+"""Loads a model under a limit of memory: plans its graphs, chooses which weights stay in memory, and leaves the others
+in a store.
 
 Everything that the model allocates counts: weights that stay, the window of those that are fetched, cache and states,
-arenas, work memory of kernels, and what the store needs for rows.  How much arenas need is known from plans: of one
-token, of the largest prompt, and of a token for each sequence, with all rows of the cache.  They are made of the real
-backends, with weights whose buffers have no memory, before any weight is read.
+arenas, work memory of kernels, and what the store needs for rows.  The bytes of the arenas are those of plans: of one
+token, of the largest prompt, and of a token for each sequence, with all rows of the cache.  These plans are for the
+real backends, with weights whose buffers have no memory, and are made before any weight is read.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["Held", "graphs_of", "hold", "store_for"]
 
 BATCHES = (512, 256, 128, 64, 32)
-"""Tokens that are evaluated together where the caller does not say how many: the first that a limit allows at all.
-With as many as without a limit, results have the same bits."""
+"""Numbers of tokens that are evaluated together where the caller gives none: the first one that the limit allows is
+used.  The first of these is used without a limit, too, and then results are equal to the bit."""
 PART_OF_OUTPUTS = 8
-"""The arenas of a prompt whose tokens are all outputs are counted where they take one part in so many at most."""
+"""The graph of a prompt whose tokens are all outputs is reserved only if its arenas take at most 1 / PART_OF_OUTPUTS of
+the limit."""
 FEW = (2, 3, 5, 7)
 """Numbers of tokens for which kernels may need more work memory than for more tokens."""
 ROUNDS = 8
 NO_MEMORY = 1 << 62
-"""Bytes of the buffers of weights that are only planned with."""
+"""Bytes of the buffers of weights that exist for planning only."""
 
 
 @dataclass
@@ -56,12 +58,12 @@ class Held:
     """Names of the weights that are in the store."""
     budgets: dict[Backend, int]
     host_work: dict[Backend, int]
-    """What the kernels of each backend may take besides."""
+    """{backend: bytes of host memory that its kernels may take besides buffers}."""
     residency: Residency
     slots: SlotsSpec | None = None
     """The slots of weights that are read expert by expert."""
     shapes: list[Shape] = field(default_factory=list)
-    """The shapes whose graphs fit, to be reserved."""
+    """The shapes whose graphs fit the limits, and are to be reserved."""
 
 
 def store_for(source: object, rows: Backend) -> Store:
@@ -76,7 +78,8 @@ def store_for(source: object, rows: Backend) -> Store:
 
 
 def _twin(backend: Backend) -> HostBackend:
-    """A backend of one thread with the same kernels over host memory, which gives GET_ROWS the same bits."""
+    """A backend of one thread over host memory that has the kernels of `backend`, so that GET_ROWS gives the same
+    bits."""
     if isinstance(backend, gs.CpuBackend):
         return gs.CpuBackend(1, "rows", kernels=backend.kernels)
     if backend.is_host and isinstance(backend, gs.GgmlBackend):
@@ -174,7 +177,7 @@ class _Limited:
         self.order = [*sorted([store, *backends], key=lambda backend: backend.is_host)]
         self.host = next((backend for backend in reversed(self.order) if backend in self.limits and backend.is_host),
                          None)
-        """The limited backend over host memory, whose limit what the store needs counts in."""
+        """The limited backend over host memory; the bytes that the store needs count under its limit."""
         self._graphs: dict[Shape, Graph] = {}
 
     def graph(self, shape: Shape) -> Graph:
@@ -201,7 +204,8 @@ class _Limited:
         return assigned(graph, {name: self.outline.homes[name] for name in stored}) if len(self.order) > 2 else []
 
     def arenas(self, plans: Sequence[Plan], backend: Backend) -> int:
-        """The bytes that the arenas of these plans take on a backend, and for the host what the store needs."""
+        """The bytes that the arenas of these plans take on a backend; on the host also the bytes that the store
+        needs."""
         k, s = self.order.index(backend), self.order.index(self.store)
         most = max(plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans)
         if backend is self.host:
@@ -209,7 +213,8 @@ class _Limited:
         return most
 
     def work(self, shapes: Sequence[Shape], backend: Backend) -> int:
-        """The host memory that the kernels of a backend take besides, for these shapes and for fewer tokens."""
+        """Bytes of host memory that the kernels of a backend take besides buffers, for these shapes and for fewer
+        tokens."""
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
         return max(backend.host_work(self.graph(shape).nodes) for shape in (*shapes, *fewer))
@@ -222,8 +227,8 @@ class _Limited:
     # -- the choice --------------------------------------------------------------------------------------
 
     def uses(self, shapes: Iterable[Shape]) -> tuple[dict[Backend, list[Use]], list[str]]:
-        """By limited backend the weights that nodes read, in the order of the token graph; and the names of those of
-        which only rows are read, or nothing."""
+        """({limited backend: uses of the weights that nodes read, in the order of the token graph}, the names of the
+        weights of which nodes read single rows only, or nothing)."""
         tensors = self.outline.weights.tensors
         counts: dict[str, int] = {}
         for shape in shapes:
@@ -274,7 +279,7 @@ class _Limited:
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
             plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()})
-            # What the arenas take beside the window: a little more or less than without fetched weights.
+            # Bytes that the arenas take beside the window: a few more or fewer than without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
             if all(beside[b] + choices[b].window <= budgets[b] for b in self.limits):
@@ -312,7 +317,7 @@ class _Limited:
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
               stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None) -> Held:
-        """The result; what the store needs is taken off the budget of the host."""
+        """The result of the choice; the bytes that the store needs are subtracted from the budget of the host."""
         if stored or slots is not None:
             s = self.order.index(self.store)
             budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)

@@ -1,4 +1,5 @@
-"""Limits of memory: what a caller gives as `memory`, and what of a limit of a whole process is left for a model.
+"""Limits of memory: the argument `memory` of `load`, and the part of a limit of a whole process that is left for a
+model.
 
 A limit of a model counts all that the model allocates: the weights that stay, the window of the others, cache and
 states, arenas, work memory of kernels and of the store.  A limit of a process also counts what the process holds
@@ -62,8 +63,8 @@ def limits_of(memory: MemoryLike | None, backends: Sequence[Backend]) -> dict[Ba
 
 
 def process_budget(limit: Bytes, n_vocab: int = 0) -> int:
-    """What `memory` of `load` may be, so that this process holds no more than `limit` bytes, anonymous memory and pages
-    of files together.
+    """The argument `memory` of `load` with which this process holds no more than `limit` bytes, of anonymous memory and
+    of pages of files together.
 
     Subtracted are what the process holds now, and what Python will need: for graphs, plans and arrays of a model, and
     for a vocabulary of `n_vocab` tokens.  Rounded down to whole MiB, so that it varies little from run to run.

@@ -1,7 +1,7 @@
 """Loads a `Model` from a GGUF file: checks the arguments, places weights and cache, and plans the first graph.
 
 Invariant: after an exception no memory is held and no backend is open that `load` has made.  Corresponds to llama.cpp's
-llama_model_load_from_file and llama_init_from_model.  Limits of memory are the business of limited.py.
+llama_model_load_from_file and llama_init_from_model. limited.py loads under limits of memory.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     fit = as_fit(place)
     where = cast("PlaceLike | None", place if fit is None else fit.place)
     if fit is not None:
-        # Arguments that the caller leaves out are those of the graphs that were placed.
+        # Arguments that the caller leaves out become those of the graphs that the fit has placed.
         meta = fit.plans[0].graph.meta
         n_ctx = n_ctx or meta.get("n_ctx", 0)
         kv_type = meta.get("kv_type") if kv_type is None else kv_type
@@ -138,7 +138,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
                                 policy, fit, limits, use_mmap, arenas, by_expert, progress)
             runner = None
             if where is None and is_tied and are_apart(backends):
-                with suppress(OutOfMemory):     # of the matrix that is there twice
+                with suppress(OutOfMemory):     # raised for the copy of the tied matrix
                     runner = runner_at(spread_layers(backends, hparams.n_layer, is_tied=False),
                                        {"output.weight": "token_embd.weight"})
             if runner is None:
@@ -231,9 +231,9 @@ def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
 
 def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
                     limits: Mapping[Backend, int] | None = None) -> int:
-    """What `n_ctx` 0 or None stands for: the context length that the model was trained with, or as many tokens as a
-    cache of half of the free memory holds, if that is less: the host's, or what the backends have left; or a cache of
-    an eighth of the limits."""
+    """The context for `n_ctx` 0 or None: the length that the model was trained with, or fewer tokens if their cache
+    would take more than half of the free memory (of the host, or of the backends); under limits, more than an eighth of
+    these."""
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     left = [backend.memory_available() for backend in backends]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

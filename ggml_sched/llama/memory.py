@@ -21,16 +21,17 @@ class Memory(NamedTuple):
     """The bytes that a model holds on one backend: the sizes of its open buffers."""
 
     weights: int
-    """Of the weights, in the file's mapping or copied, and of all slots of experts."""
+    """Bytes of the weights, in the file's mapping or copied, and of all slots of experts."""
     mapped: int
-    """Of `weights`: in the file's mapping.  The operating system can drop these pages, and processes share them."""
+    """The part of `weights` that is in the file's mapping.  The operating system can drop these pages, and processes
+    share them."""
     cache: int
-    """Of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
+    """Bytes of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int
-    """Of the scheduler's arena, in which the results of a batch lie, and the weights that are being fetched; where models
-    share arenas, each counts them."""
+    """Bytes of the scheduler's arena, which holds the results of a batch, and the weights that are being fetched; where
+    models share arenas, each counts them."""
     work: int = 0
-    """Of the work memory of kernels that lies outside the arena."""
+    """Bytes of the kernels' work memory, which lies outside the arena."""
 
     @property
     def total(self) -> int:
@@ -39,7 +40,8 @@ class Memory(NamedTuple):
 
 
 def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Scheduler, closed: bool = False) -> Memory:
-    """What these hold on a backend; `closed`: work memory of the backend is no more theirs."""
+    """The bytes that weights, cache and scheduler hold on a backend; `closed`: the model is closed, so the work memory
+    of the backend does not count."""
     slots = 0 if weights.slots is None or weights.slots.home is not backend else weights.slots.nbytes
     loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
     cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]

@@ -16,11 +16,11 @@ from ggml_sched.llama.gguf import Array, GGUFFile
 __all__ = ["MAX_EXTENT", "MAX_F32", "MAX_POSITION", "Fields", "Metadata", "shown"]
 
 MAX_EXTENT = 1 << 24
-"""The largest width, number of heads and vocabulary that a file may have."""
+"""The largest width, number of heads or vocabulary that a file may have."""
 MAX_POSITION = (1 << 31) - 1
 MAX_F32 = 3.4028234e38
 MAX_ARRAY = 1 << 16
-"""The longest list, with a number for each layer, that a file may have."""
+"""The longest list with one number for each layer that a file may have."""
 
 
 class Fields:
@@ -37,7 +37,7 @@ class Fields:
         return FileFormatError(f"{self.name}: {self.prefix}{key}: {what}")
 
     def get(self, key: str, default: object = None, missing: str = "is missing") -> object:
-        """The value of any type; `missing`: the error's text where the field is required, but not there."""
+        """The value, of any type; `missing`: the text of the error for a required field that the file lacks."""
         value = self.metadata.get(self.prefix + key, default)
         if value is None:
             raise self.fail(key, missing)

@@ -152,8 +152,8 @@ class Model:
             self._runner.recorder = None
 
     def explain(self, name: str) -> str:
-        """A text about a weight: under a limit why it stays or is fetched, and what a GiB more would change; and where
-        the graph of one token has it.  KeyError for a name that the model does not have."""
+        """A text about a weight: on which backend the graph of one token has it; under a limit also why it stays or is
+        fetched, and what one GiB more would change.  KeyError for a name that the model does not have."""
         plan = self.scheduler.plan(self.batch_graph(1, self.cache.padded(self.n_ctx)).graph)
         found = [plan.explain(self.weights[name])]
         if self.residency is not None:
@@ -336,8 +336,8 @@ class Model:
         closed.  For when a backend is lost: `model.moved([b for b in model.backends if b.lost is None])`.
 
         ValueError if the model was read from a file object, which can not be read again, and whatever `load` and
-        `eval` raise; then this model stays as it is.  One that has lost a backend is closed first, as it cannot compute
-        and the others need room for one copy of the weights; it may still be moved after an error.
+        `eval` raise; then this model stays as it is.  A model that has lost a backend is closed before the new one is
+        loaded, as it cannot compute and the other backends need the room; it may still be moved after an error.
         """
         if self._load_again is None:
             raise ValueError("the model was read from a file object, and can not be loaded again")

@@ -60,8 +60,8 @@ class Runner:
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         # Layers are spread in the order of `backends`; a scheduler has the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
-        # Bytes that a placement leaves for arenas: where keeping copies of weights would exceed them, these are
-        # streamed.
+        # Bytes that a placement leaves for arenas: copies of weights are streamed if keeping them would exceed these
+        # bytes.
         budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
         if held is not None:
             budgets = held.budgets
@@ -165,7 +165,7 @@ class Runner:
         """`compute` for one token of one sequence; its logits, f32 [1, n_vocab], are written to `out`.
 
         It makes few calls and arrays: the kernels have just evicted the interpreter's data from the CPU caches, so that
-        each of them costs microseconds here.
+        each call costs microseconds here.
         """
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
@@ -213,8 +213,8 @@ class Runner:
         """The largest shape of the same kind, which is reserved: graphs of that kind get its plan by replay.
 
         The kinds are: one token; a token for each sequence at most, with all outputs, as a server decodes; batches with
-        no output, with at most one output for each sequence, with more outputs, and with all tokens as outputs.  They
-        are reserved separately, because the logits of many outputs need much memory, and few callers want them.
+        no output, with at most one output for each sequence, with more outputs, and with all tokens as outputs.  The
+        kinds are reserved separately, because the logits of many outputs need much memory, and few callers want those.
         """
         n_tokens, n_kv, n_outputs = self.n_batch, self.cache.padded(self.cache.n_ctx), shape.n_outputs
         if n_outputs == shape.n_tokens:

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Sampler", "greedy"]
 
 FIRST_GUESS = 256
-"""The number of likeliest tokens that top_p without top_k tries first; it grows until they have enough probability."""
+"""The number of likeliest tokens with which top_p without top_k begins; it grows until the tokens have enough
+probability."""
 ROWS = 64
-"""`top` takes the maximum of each ROWS logits, to find a bound above which it need not sort many."""
+"""`top` takes the maximum of each ROWS logits: from these it finds a bound that few logits exceed, and sorts only
+those."""
 MAX_HISTORY = 1 << 24
 
 

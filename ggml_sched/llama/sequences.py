@@ -107,7 +107,7 @@ class SequenceStore:
     def continue_by(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
         """Evaluate a checked batch, n_batch tokens at a time, and append its tokens to the sequences.
 
-        `embeddings`: the sequences stay as they were, only the outputs are wanted.
+        `embeddings`: the sequences stay as they were, because only the outputs are needed.
         """
         runner, ids, sequences = self.runner, batch.tokens.tolist(), batch.sequences.tolist()
         before = {i: len(self.tokens[i]) for i in set(sequences)}
@@ -148,8 +148,8 @@ class SequenceStore:
             raise
 
     def roll_back(self) -> None:
-        """Call the pending rollback, if there is one: of a change that has just failed, or of one that failed in an
-        earlier call together with its rollback."""
+        """Call the pending rollback, if there is one: that of a change that has just failed, or that of an earlier
+        call, in which the change and then its rollback failed."""
         if self._pending_rollback is not None:
             self._pending_rollback()
             self._pending_rollback = None
@@ -354,9 +354,10 @@ class Sequence:
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forget n_discard tokens after the first n_keep; positions of later tokens shrink (llama.cpp's context shift).
 
-        What deeper layers cached for later tokens was computed with attention to the forgotten ones, so logits
-        afterwards are not those of an evaluation of the remaining tokens: in small random models they differ by up to
-        a third of the largest.  SequenceError where the model has no rope, or another sequence shares these tokens.
+        The keys and values of later tokens in deeper layers were computed with attention to the forgotten tokens, so
+        logits afterwards are not those of an evaluation of the remaining tokens: in small random models they differ by
+        up to a third of the largest.  SequenceError where the model has no rope, or another sequence shares these
+        tokens.
         """
         i, held, runner, cells = self.index, self._tokens, self._store.runner, self._store.runner.cells
         with self._store.lock:

@@ -159,7 +159,8 @@ def is_matrix(spec: Spec) -> bool:
 def _hparams(arch: str, values: Mapping[str, Any], parts: Sequence[str]) -> Hparams:
     """The hyperparameters of these metadata values.
 
-    Reading them needs a file with some of the tensors, which are chosen only afterwards: a stand-in has their names.
+    Reading them needs a file with tensors, and which tensors follow from the hyperparameters: so they are read from a
+    stand-in that has the names of some.
     """
     out = io.BytesIO()
     write_gguf(out, values, {})

@@ -1,7 +1,7 @@
-"""The graphs of a model file that is not loaded: what a placement has to know, from the file's metadata alone.
+"""The graphs of a model file that is not loaded, made from the file's metadata alone, for placements.
 
-Weights are tensors with addresses on a dry backend: no byte of them is read.  The shapes are those that a loaded model
-reserves memory for.
+Weights are tensors with addresses on a dry backend: no byte of them is read.  The graphs have the shapes for which a
+loaded model reserves memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, 
     """The graphs that decide where a model's weights and caches belong: of one token that reads the whole cache, and of
     the largest prompt, `n_batch` tokens with the outputs of a chat; of several sequences also a token for each.
 
-    The arguments are those of `load`, but for n_ctx None or 0: as many as the model was trained with, whatever memory
-    there is.  `flash` None: where all of `backends` compute the node of flash attention, or without `backends`.
-    `gs.fit` takes the list, and a loaded model of the same arguments has these graphs.  Raises FileFormatError,
-    ValueError and TypeError as `load` does.
+    The arguments are those of `load`, except that n_ctx None or 0 means as many tokens as the model was trained with,
+    whatever memory there is.  `flash` None: flash attention is used if all of `backends` compute its node, or if no
+    backends are given.  `gs.fit` takes the list, and a loaded model of the same arguments has these graphs.  Raises
+    FileFormatError, ValueError and TypeError as `load` does.
     """
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)

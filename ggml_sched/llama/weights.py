@@ -5,12 +5,12 @@ requires exists, has the required shape and an address; the memory stays until `
 
 On a backend that takes memory of its caller (`buffer_from_ptr`) no weight is copied: the buffer is the file's mapping
 itself (one for each file of a split model), if each of its weights is aligned to ELEMENT_ALIGNMENT bytes; the buffer is
-then `file_backed`.  That is less than the 64 bytes of a backend's own allocations: GGUF aligns to 32 unless the
-metadata has another value, and the CPU kernels need only whole elements.  Otherwise the bytes are copied, and the
-memory of the file's pages is released meanwhile, so that the weights do not take memory twice.
+then `file_backed`.  ELEMENT_ALIGNMENT is less than the 64 bytes of a backend's own allocations, because GGUF aligns to
+32 bytes unless the metadata has another value, and the CPU kernels need only whole elements.  Otherwise the bytes are
+copied, and the memory of the file's pages is released meanwhile, so that the weights do not take memory twice.
 
-Under a limit of memory some weights are in a store: their tensors have places in its files.  The others are copied
-then, read as the store reads, because nothing holds the pages of a mapping to a limit.
+Under a limit of memory some weights are in a store: their tensors have places in its files.  The other weights are then
+copied, through the store's reads, because no limit can bound the pages of a mapping.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Weights:
         self.buffers: dict[Backend, list[Buffer]] = {}
         self.mapped: dict[Backend, bool] = {}
         self.homes: dict[str, Backend] = {}
-        """The backends of the weights that are in a store, by name: where nodes compute with them."""
+        """{name of a weight in a store: the backend that computes with it}."""
         self._files: list[Buffer] = []
-        """The buffers of the store."""
+        """The buffers of the store: one for each file."""
         self.slots: ExpertSlots | None = None
         """The slots of weights that are read expert by expert."""
 

@@ -1,4 +1,4 @@
-"""The limits of rendering an untrusted chat template: ticks (steps of work), time, characters.
+"""The limits of rendering an untrusted chat template, in ticks (steps of work), time and characters.
 
 Invariant: code that is about to read or make data first spends budget, in ticks, in proportion to its size.
 """

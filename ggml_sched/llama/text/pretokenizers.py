@@ -24,8 +24,8 @@ UNICODE_16 = """
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a vocabulary cuts words; `whole_words`: a word that is a token is not merged from its letters, but taken as
-    that token; `adds_bos`: BOS comes before a text unless the file says otherwise."""
+    """How a vocabulary cuts words; `whole_words`: a word whose text is a token becomes this token without merging;
+    `adds_bos`: BOS comes before a text unless the file says otherwise."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False

@@ -56,10 +56,10 @@ FILL_IN: dict[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""{metadata key of a token's id: texts of that control token}, for filling in code.  The texts are ignored where a file
-has the key."""
+"""{metadata key of a token's id: texts of that control token}, for filling in code.  A file that has the key needs no
+search for the texts."""
 FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-"""Tokens between files and snippets: they end a generation, too."""
+"""The keys of tokens that stand between files and snippets: these tokens end a generation, too."""
 OLD_FILL_IN_KEYS = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
 SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 """Tokens that separate the channels of gpt-oss's answers: user-defined, so that they are shown."""
