@@ -1,8 +1,8 @@
 """RemoteBackend: a backend of a worker, which may be in another process or on another machine.
 
-Calls only queue commands (session.py); what the host waits for, or what fills a message, sends them.  A split is
-registered once; a compute sends its inputs and gets its outputs.  Copies between remote backends of one session do not
-pass through the driver.
+Calls only queue commands (session.py).  They are sent when the host waits for a result, or when they fill a message.  A
+split is registered once; a compute sends its inputs and gets its outputs.  Copies between remote backends of one
+session do not pass through the driver.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
 
 
 ROUND_TRIPS = 7
-"""Questions whose median is the time of a round trip."""
+"""How many questions are timed; the median is the time of a round trip."""
 
 
 class RemoteEvent(Event):
-    """Passes when the first `position` envelopes of the session are answered."""
+    """An event that passes when the first `position` envelopes of the session are answered."""
 
     position: int = 0
 
@@ -100,9 +100,9 @@ class RemoteEvent(Event):
 class RemoteSplit:
     """A split of a worker, under a number.
 
-    `values`: its nodes and fusion groups, as the worker gets them before it first computes the split; `registered`: in
-    which epoch of the session that was, as what is queued when something fails is not executed.  `outputs`: (buffer,
-    offset, size, values) of results that the caller will read.
+    `values`: its nodes and fusion groups, which the worker gets once, before it first computes the split; `registered`:
+    the epoch of the session in which they were sent, because commands that are queued at a failure are not executed.
+    `outputs`: (buffer, offset, size, values) of results that the caller will read.
     """
 
     number: int
@@ -152,7 +152,7 @@ class RemoteBackend(Backend):
         self._known_values: weakref.WeakKeyDictionary[Tensor, dict[str, Any]] = weakref.WeakKeyDictionary()
         """The values of tensors that were read or written."""
         self._fetched: list[_Fetched] = []
-        """Outputs of the splits computed last, since when nothing else was queued here."""
+        """Outputs of the splits that were computed last; empty once anything else is queued on this backend."""
         self.session.on_failure(self.note_failure)
 
     # -- commands --------------------------------------------------------------------------------------
@@ -189,7 +189,8 @@ class RemoteBackend(Backend):
             self.put(command, number)
 
     def _when_garbage(self, thing: object, command: str, number: int) -> weakref.finalize[Any, Any]:
-        """Free what the worker has for `thing` with the next message after it was garbage."""
+        """Once `thing` is garbage, let the next message free what the worker holds for it: the command, with this
+        number."""
         found = weakref.finalize(thing, self.session.released.append, (self.worker, [command, number]))
         found.atexit = False
         return found
@@ -205,7 +206,8 @@ class RemoteBackend(Backend):
         return None
 
     def _values(self, tensor: Tensor) -> dict[str, Any]:
-        """A tensor as values, or its bytes where its layout can not travel: where elements overlap."""
+        """A tensor as values of a message.  A tensor whose elements overlap, which have no form in messages, is given
+        as its bytes."""
         number, offset = _number(tensor), tensor.offset
         known = self._known_values.get(tensor)
         if known is not None and known["at"] == [number, offset]:
@@ -232,7 +234,7 @@ class RemoteBackend(Backend):
         return buffer
 
     def _give_up(self, command: str, number: int) -> None:
-        """Free what the worker may have made for a call that was given up: for the loss of another worker, or by an
+        """Free what the worker may have made for a call that did not return, because another worker was lost or by an
         interrupt."""
         self.session.released.append((self.worker, [command, number]))
 
@@ -240,7 +242,8 @@ class RemoteBackend(Backend):
         return cast("int | None", self.ask("memory", self.device)) if self.facts["bounded"] else None
 
     def system_memory(self) -> int | None:
-        """An equal part of what the worker's machine has left for each backend there that has no bound of its own."""
+        """The free memory of the worker's machine, divided equally among its backends that have no bound of their own,
+        in bytes."""
         left = self.ask("system memory", self.device) if self.facts["host"] else None
         return None if left is None else int(left) // max(self.session.sharers[self.facts["machine"]], 1)
 
@@ -323,9 +326,10 @@ class RemoteBackend(Backend):
         self.put_bytes(self._values(tensor), offset, data, ("was sent", label(tensor)))
 
     def load_from_file(self, tensor: Tensor, path: str, start: int, data: Any) -> bool:
-        """Let the worker fill a tensor with the one at byte `start` of a GGUF file that it has under this path, too.
+        """Let the worker fill a tensor from its own copy of a GGUF file, in which the tensor begins at byte `start`.
 
-        False if it has none there with the bytes `data`, and for a small one, which is not looked for.
+        False if the worker has no file at `path` with the bytes `data` there, and for a small tensor, which is not
+        looked for.
         """
         return len(data) >= SMALLEST and bool(
             self.ask("file", self._values(tensor), os.path.abspath(path), start, digest_of(data),
@@ -401,8 +405,8 @@ class RemoteBackend(Backend):
         cast("RemoteEvent", event).position = self.session.position()
 
     def event_wait(self, event: Event) -> None:
-        # What is queued later is executed later, on the worker of this backend; and what it has from another worker
-        # comes in the envelope that the other has sent on.
+        # On the worker of this backend commands are executed in the order in which they are queued; data of another
+        # worker comes in the envelope that the other worker has sent on.
         if not (isinstance(event, RemoteEvent) and cast("RemoteBackend", event.backend).session is self.session):
             super().event_wait(event)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "cluster_of", "connect"]
 
 AGAIN = "~"
-"""Between the name of a worker and the number of its start, where it came in place of a lost one."""
+"""Stands between the name of a worker and the number of its start, where the worker replaces a lost one."""
 
 
 class Cluster:
@@ -54,9 +54,9 @@ class Cluster:
 
     def join(self, worker: str, backends: Sequence[str] = ("cpu",), threads: int | None = None,
              memory: int | None = None) -> tuple[RemoteBackend, ...]:
-        """Start another worker; returns its backends.  It may have the name of a lost one, in whose place it comes:
-        its backends then have the names of the lost ones, and it is worker w1~2, w1~3, ... to the transport, so that
-        nothing that is still under way is taken for its own.
+        """Start another worker; returns its backends.  It may have the name of a lost worker, which it then replaces:
+        its backends have the names of the lost ones, and the transport calls it w1~2, w1~3, ..., so that it gets no
+        message that was sent to the lost worker.
 
         Raises BackendError if it does not start, or the cluster's transport starts no workers; ValueError for a name
         of a worker that is not lost; the error of queued work, unless that is the loss of the worker in whose place
@@ -90,7 +90,8 @@ class Cluster:
     def measure(self, seconds: float = 0.5) -> None:
         """Measure the links between the workers, and between this process and each, by copies of some KiB and MiB for
         about so many seconds.  The backends state them (`Backend.link_to`), so that `gs.fit` need not measure again.
-        Those of lost workers, and those that are known, are left out; none are known where a worker has no room.
+        Links of lost workers, and links that were measured before, are left out; nothing is stated for a worker without
+        room for the copies.
         """
         from ggml_sched.placement.devices import DRIVER, Link
         from ggml_sched.placement.measure import measure_links

@@ -23,18 +23,18 @@ __all__ = ["DRIVER", "FREES", "KINDS", "Envelope", "Segment", "error_of", "error
 DRIVER = "driver"
 """The name of the driver among those of the workers."""
 KINDS = ("run", "call", "status", "close")
-"""run: queued work; call: the driver waits for the answers; status: how many segments are executed; close: free all
-that the session holds."""
+"""What an envelope is for. run: queued work; call: commands whose answers the driver waits for; status: a question how
+many segments were executed; close: freeing all that the session holds."""
 FREES = ("free", "drop")
-"""Commands that free what the driver has closed.  What was freed already is freed again without an error."""
+"""Commands that free what the driver has closed.  Freeing something a second time is no error."""
 MAX_SEGMENTS = 1 << 12
 Command = list[Any]
 
 
 @dataclass(slots=True)
 class Segment:
-    """Commands for one worker.  `acked`: the driver has the results of all its segments with a lower number, or has
-    given them up."""
+    """Commands for one worker.  `acked`: the driver has, or no longer wants, the results of all segments of this worker
+    with a lower number."""
 
     worker: str
     number: int
@@ -46,7 +46,8 @@ class Segment:
 class Envelope:
     """Segments that were not executed yet; `blocks` are bytes by a number that commands name.
 
-    `epoch` counts the failures that the driver has seen: work that was queued before it saw one is not executed.
+    `epoch` counts the failures that the driver has seen: work of an epoch in which something has failed is not
+    executed.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""Weights in GGUF files that a worker has, too.
+"""Weights that a worker reads from its own copy of a driver's GGUF file.
 
-Nothing is read but whole tensors of a regular file whose header is valid, and of those only the bytes whose digest the
-driver has: a driver learns nothing of a file, beyond that it has a tensor which the driver knows.
+A worker reads whole tensors of a regular file with a valid header, and uses them only if their digest is the one that
+the driver sent: all that a driver learns of a file is that it holds a tensor which the driver knows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ __all__ = ["DIGEST", "SMALLEST", "Files", "digest_of"]
 DIGEST = 16
 """Bytes of the BLAKE2b digest of a weight."""
 SMALLEST = 1 << 12
-"""Bytes of the smallest weight that is looked for in a file: the contents of a few bytes could be guessed."""
+"""Bytes of the smallest weight that is looked for in a file: by digests of a few bytes a driver could guess a file's
+contents."""
 KEPT = 8
 """Files whose headers are kept."""
 Key = tuple[int, int, int, int]

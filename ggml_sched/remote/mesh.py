@@ -1,8 +1,8 @@
 """Messages between processes of one machine, over sockets in a folder that only their user can open.
 
 Each process listens on a socket of its name, and connects to a peer when it first sends to it.  A process that sends
-also receives, so that two processes that send to each other never wait for each other.  What a peer does not take is
-kept, so that a process that hangs holds up no other.  No thread is needed.
+also receives, so that two processes that send to each other never wait for each other.  Bytes that a peer does not take
+are kept, so that a process that hangs holds up no other.  No thread is needed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ AT_ONCE = 64
 
 
 class _Incoming:
-    """A connection of a peer that sends: `name` is that in its first message, and empty before."""
+    """A connection on which a peer sends; `name` is the peer's, which its first message has, and empty before."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.name = ""
         self._state: tuple[bytearray, bool, list[int]] = bytearray(LENGTH.size), True, []
-        """What is filled, whether it is the length of a message, and the bytes that have come by each call."""
+        """(the array that is being filled, whether it gets the length of a message, the number of bytes that each call
+        has received)."""
 
     def receive(self, inbox: deque[bytearray]) -> bool:
-        """Take what has come, complete messages into `inbox`; False at the end of the connection."""
+        """Receive the bytes that have arrived, and append complete messages to `inbox`; False at the end of the
+        connection."""
         while True:
             target, is_length, taken = self._state
             filled = sum(taken)
@@ -76,7 +78,7 @@ class _Outgoing:
         self.socket = connection
         self.is_watched = False
         self._state: tuple[tuple[memoryview, ...], list[int]] = (), []
-        """What is to be sent, and how many bytes of it each call has sent."""
+        """(the buffers to be sent, the number of bytes of them that each call has sent)."""
         self.add(name.encode())
 
     def add(self, message: bytes | bytearray) -> None:
@@ -84,7 +86,7 @@ class _Outgoing:
 
     @property
     def rest(self) -> tuple[memoryview, ...]:
-        """What was not sent yet."""
+        """The bytes that were not sent yet."""
         rest, sent = self._state
         n, first = sum(sent), 0
         while first < len(rest) and n >= len(rest[first]):
@@ -97,7 +99,7 @@ class _Outgoing:
         return rest
 
     def push(self) -> None:
-        """Send what the connection takes at once.  OSError if it has ended."""
+        """Send as many bytes as the connection takes without waiting.  OSError if it has ended."""
         while rest := self.rest:
             try:
                 self._state[1].extend(map(self.socket.sendmsg, (rest[:AT_ONCE],)))
@@ -152,7 +154,7 @@ class Mesh:
     def send(self, to: str, message: bytes | bytearray) -> bool:
         """Send a message, and receive meanwhile; False if the peer is lost.
 
-        What a peer that hangs does not take is sent by a later `send` or `receive`, should it go on.
+        Bytes that a peer does not take now are sent by a later `send` or `receive`.
         """
         if to in self.lost or not self.connect(to):
             self._lose(to)
@@ -190,7 +192,7 @@ class Mesh:
         self._outgoing, self._incoming, self._watched, self._poll = {}, {}, {}, select.poll()
 
     def _push(self, to: str) -> None:
-        """Send what a peer takes at once, and watch for when it takes the rest."""
+        """Send a peer as many bytes as it takes without waiting, and watch for when it takes the rest."""
         outgoing = self._outgoing[to]
         try:
             outgoing.push()
@@ -210,7 +212,7 @@ class Mesh:
             self._poll.unregister(outgoing.socket)
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait until something has come, or was sent."""
+        """Wait until bytes have arrived, or bytes that were kept can be sent."""
         for number, _ in self._poll.poll(None if timeout is None else max(0.0, timeout * 1000)):
             if number == self._listener.fileno():
                 connection = self._listener.accept()[0]

@@ -1,7 +1,7 @@
 """Messages between a driver and its workers: a JSON header and blocks of bytes.
 
-Nothing else is decoded: no pickled object, no name of a type, no address.  A message is checked as a whole before any
-of it is used, so that a wrong one changes nothing.
+A message has no pickled object, no name of a type and no address.  A message is checked as a whole before any of it is
+used, so that a wrong one changes nothing.
 
     bytes 0 .. 3     MAGIC
     bytes 4 .. 7     size of the header, little endian

@@ -27,7 +27,7 @@ ENDS_WITHIN = 10.0
 
 
 class Processes:
-    """Starts a process for each worker: `workers` is {name: how}.
+    """Starts a process for each worker: `workers` is {name: its options}.
 
     A `StartingTransport` that loses no message while the processes live.  A worker ends with the driver's process,
     however that ends.  BackendError if a worker does not start.
@@ -57,7 +57,7 @@ class Processes:
             self._start(worker, how)
             self._connect(worker)
         except BaseException:
-            process = self.processes.pop(worker, None)      # its name may be used again
+            process = self.processes.pop(worker, None)      # a new worker may get the name
             if process is not None:
                 process.kill()
                 process.wait()
@@ -129,7 +129,7 @@ def _folder() -> Path:
 
 
 def _ended(mesh: Mesh, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path, pid: int) -> None:
-    """Close the connections, at which the workers end, and wait for them."""
+    """Close the connections, upon which the workers end, and wait for the workers."""
     mesh.close()
     if os.getpid() != pid:
         return          # a child after a fork: the workers are its parent's

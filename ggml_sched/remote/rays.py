@@ -1,9 +1,9 @@
 """Workers as Ray actors, on one machine or many: placement, resources and security are Ray's.
 
-Messages take one of two ways.  A call: `deliver` of an actor handles a message, and what it causes at the next worker
-is a call of that actor by the first one, whose result is the driver's to wait for.  Or the relay: a compiled graph of
-Ray through all actors in turn, whose channels take a tenth of a call's time.  Numbers in the messages order what comes
-by different ways.
+Messages take one of two ways.  By calls: `deliver` of an actor handles a message, and calls the next worker's actor
+with the message that results; the driver waits for the results of all these calls.  Or by the relay: a compiled graph
+of Ray through all actors in turn, whose channels take a tenth of a call's time.  The numbers in messages give the order
+of messages that take different ways.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ RELAY_BYTES = 1 << 20
 CHANNEL_BYTES = 1 << 16
 """Bytes of a channel at first."""
 OWN = "ggml-sched"
-"""A resource of a Ray that this package has started, where workers reserve no CPUs: nothing else runs there."""
+"""The name of a resource that a Ray has which this package started.  Workers reserve no CPUs there, because nothing
+else runs on it."""
 IN_TURN = 1e-3
-"""Seconds that the driver waits at the relay before it looks at its calls again, where both are under way."""
+"""Seconds that the driver waits for the relay before it looks at its calls again, where it has messages on both
+ways."""
 
 
 def initialized(address: str | None, n_cpus: int) -> bool:
@@ -87,14 +89,14 @@ def _kill(actor: Any) -> None:
 
 
 def _ended(actors: Mapping[str, Any], pid: int) -> None:
-    """End the actors of a transport that was not closed: they know each other, so Ray does not end them by itself."""
+    """End the actors of a transport that was not closed.  Ray does not: the actors hold handles of each other."""
     if os.getpid() == pid:
         for actor in actors.values():
             _kill(actor)
 
 
 class _Actor:
-    """A worker as an actor.  A relay's loop and the actor's calls are different threads of it, so each message is
+    """A worker as an actor.  A relay's loop and calls run in different threads of the actor, so each message is
     handled under a lock."""
 
     def __init__(self, name: str, how: WorkerOptions) -> None:
@@ -105,7 +107,7 @@ class _Actor:
         self.lock = threading.Lock()
 
     def meet(self, peers: dict[str, Any]) -> str:
-        """Take the actors of other workers; returns the id of this one's machine."""
+        """Receive the handles of the other workers' actors; returns Ray's id of this actor's machine."""
         self.peers |= peers
         return str(ray.get_runtime_context().get_node_id())
 
@@ -114,19 +116,20 @@ class _Actor:
         return os.getpid()
 
     def alive(self) -> tuple[list[bytes], list[tuple[str, Any]]]:
-        """Nothing, in the form that `deliver` returns: the call shows whether the actor is alive."""
+        """An empty result of the form that `deliver` has; a call of this method fails if the actor is dead."""
         return [], []
 
     def deliver(self, message: bytes) -> tuple[list[bytes], list[tuple[str, Any]]]:
         """Handle a message: (messages for the driver, (worker, result to come) of each call that this one has made)."""
         with self.lock:
             sent = self.worker.answer(message)
-        # The peers' results are not waited for: this worker takes the next message while they work.
+        # This worker does not wait for the results of the calls: it takes the next message while the peers work.
         return ([out for to, out in sent if to == DRIVER],
                 [(to, self.peers[to].deliver.remote(out)) for to, out in sent if to in self.peers])
 
     def pass_on(self, messages: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """A step of the relay: of (receiver, message) those for this worker are replaced by what they cause."""
+        """A step of the relay: handle the messages, pairs (receiver, message), that are for this worker; returns the
+        others and the messages that result."""
         passed = []
         for to, message in messages:
             if to == self.worker.name:
@@ -174,8 +177,8 @@ class _Relay:
         return True
 
     def receive(self, timeout: float) -> list[tuple[str, bytes]]:
-        """What the relay has returned next, as (receiver, message); nothing after `timeout` seconds, and nothing more
-        once an actor has died."""
+        """The next messages that leave the relay, as (receiver, message); none after `timeout` seconds, and none once
+        an actor has died."""
         try:
             found: list[tuple[str, bytes]] = ray.get(self.open[0], timeout=timeout)
         except ray.exceptions.RayChannelTimeoutError:
@@ -192,7 +195,7 @@ class _Relay:
         return found
 
     def give_up(self) -> None:
-        """Carry nothing more; what is under way is lost."""
+        """Carry no further message; messages under way are lost."""
         self.broken = True
         if self.open:
             self._note_loss()
@@ -212,15 +215,15 @@ class _Relay:
 
 
 class RayActors:
-    """Starts an actor for each worker: `workers` is {name: how}, `options` those of each of Ray's actors, such as
-    {"num_cpus": 2, "resources": {...}}.  Without, it reserves as many CPUs as it has threads, or none on a Ray that
-    this package has started.  A `StartingTransport`.
+    """Starts an actor for each worker: `workers` is {name: its options}; `options` are Ray's, for each actor, such as
+    {"num_cpus": 2, "resources": {...}}.  Without them an actor reserves as many CPUs as it has threads, or none on a
+    Ray that this package has started.  A `StartingTransport`.
 
     Ray must have been initialised; `ends_ray`: closing ends it.  `nodes` are Ray's ids of the machines, by worker.
     `relayed`: messages may take the relay, where Ray can compile one.
     """
 
-    patience: float | None = 1.0        # between machines a relay has lost messages, and a death there is not seen
+    patience: float | None = 1.0        # relays between machines have lost messages, and do not show an actor's death
 
     def __init__(self, workers: Mapping[str, WorkerOptions], options: Mapping[str, Any] | None = None,
                  ends_ray: bool = False, relayed: bool = True) -> None:
@@ -235,7 +238,7 @@ class RayActors:
         self._actors: dict[str, Any] = {}
         self._relay: _Relay | None = None
         self._open: dict[Any, str] = {}
-        """{reference to a call's result that is to come: the worker that was called}."""
+        """{reference to the result of a call that has not returned: the worker that was called}."""
         self._inbox: deque[bytes] = deque()
         self._lost: dict[str, str] = {}
         self._pid = os.getpid()
@@ -263,7 +266,10 @@ class RayActors:
         self._actors[name] = made.remote(name, how)
 
     def _introduce(self, new: Sequence[str]) -> None:
-        """Give each actor those of its peers, and make the relay; BackendError for a new one that does not start."""
+        """Give each live actor the handles of all others, and make the relay.
+
+        BackendError for one of the `new` workers that does not start; an older worker that fails counts as lost.
+        """
         live = {name: actor for name, actor in self._actors.items() if name not in self._lost}
         calls = {name: actor.meet.remote({peer: other for peer, other in live.items() if peer != name})
                  for name, actor in live.items()}
@@ -314,7 +320,8 @@ class RayActors:
         self._open[self._actors[worker].deliver.remote(message)] = worker
 
     def _is_up(self) -> bool:
-        """Whether Ray still runs; all workers are lost if not.  Ray would start anew at the next call."""
+        """Whether Ray still runs; if not, all workers are lost.  Ray is not called then, because a call would start a
+        new one."""
         if ray.is_initialized():
             return True
         for name in self._actors:

@@ -46,8 +46,8 @@ def serve(worker: Worker, mesh: Mesh) -> None:
 
 
 def _remove(mesh: Mesh) -> None:
-    """Remove the folder of the sockets if the driver, whose it is, has been killed.  Its own socket may be closed a
-    moment after the connection to this process."""
+    """Remove the folder of the sockets if the driver was killed, which otherwise removes it.  The driver's socket may
+    close a moment after its connection to this process."""
     for _ in range(10):
         if not mesh.listens(DRIVER):
             shutil.rmtree(mesh.folder, ignore_errors=True)

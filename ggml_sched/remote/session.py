@@ -1,15 +1,15 @@
 """A driver's work on its workers: gathers commands, sends them in envelopes, and waits for the results.
 
-The commands for one worker are a segment, and a further one where a command needs what another worker reads in between.
-The segments that are pending when a compute is queued or the host waits are one envelope, which travels from worker to
-worker.  Each worker executes its commands in the order in which they were issued, so nothing else has to order them:
-whatever one worker has from another came in the envelope.
+The commands for one worker are a segment; where a command needs a block that another worker reads in between, a further
+segment begins.  The segments that are pending when a compute is queued or the host waits are one envelope, which
+travels from worker to worker.  Each worker executes its commands in the order in which they were issued, and data of
+another worker comes in the envelope, so nothing else has to order commands.
 
-On a transport that may lose messages, one without an answer is sent again, and a worker that has executed it sends its
-answer again.  Only the first one of each worker is: later ones, if they are not lost, wait for it at the worker.  How
-long the session waits before it sends again follows the time between answers, as a slow link would get slower by what
-is sent again; the second answer to one message shows that it was sent again too early.  A worker that has died or does
-not answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
+On a transport that may lose messages, a message without an answer is sent again, and a worker that has executed it
+sends its answer again.  Of each worker only the first such message is sent again: later ones, if they are not lost,
+wait for it at the worker.  The session waits longer before it sends again if answers take long, because repeats make a
+slow link slower; two answers to one message show that it was sent again too early.  A worker that has died or does not
+answer within the deadline is lost: all queued work fails with BackendLost, and the others go on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ggml_sched.remote.transport import Transport
 __all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session"]
 
 PACE = 1e6
-"""Bytes a second of a link of which nothing is known."""
+"""Bytes a second that a link is assumed to carry before it was measured."""
 MEASURED = 1 << 20
 """Bytes of the smallest message whose answer says how fast a link is."""
 FORGETS = 0.75
-"""How much of the longest time between answers counts after another answer."""
+"""The factor by which the remembered time between answers shrinks with each answer."""
 COMPUTED = "computed"
 MAX_EARLY = 64
 POLL = 0.25
@@ -51,12 +51,14 @@ MAX_OPEN = 1 << 8
 
 
 Doing = tuple[str, str]
-"""What a worker does with what, for errors: ("computed", names of nodes), ("was sent", the name of a tensor)."""
+"""What a worker does, for errors: a verb and its object, such as ("computed", names of nodes), ("was sent", a tensor's
+name)."""
 NOTHING: Doing = ("", "")
 
 
 def _first_and_last(done: Sequence[Doing]) -> Doing:
-    """What the commands of a segment do: what they compute, else what else they do, by its first and last name."""
+    """What the commands of a segment do, for errors: what they compute, or, if they compute nothing, what else they do;
+    of several names the first and the last."""
     chosen = [doing for doing in done if doing[0] == COMPUTED] or [doing for doing in done if any(doing)]
     if not chosen:
         return NOTHING
@@ -65,7 +67,7 @@ def _first_and_last(done: Sequence[Doing]) -> Doing:
 
 @dataclass(slots=True)
 class Out:
-    """Where bytes that a worker reads are put; `done`: they are there."""
+    """The place for bytes that a worker reads; `done`: they have arrived."""
 
     view: memoryview
     done: bool = False
@@ -77,20 +79,20 @@ class _Sent:
 
     message: bytes
     segments: list[tuple[str, int, Doing]]
-    """For each one its worker, its number there, and what is done, for errors."""
+    """For each segment its worker, its number there, and what it does, for errors."""
     outs: dict[int, Out]
     at: float
     n_bytes: int
-    """Of the message, and of what workers read: they travel on the way."""
+    """Bytes of the message, and bytes that workers read for the driver or for each other."""
     is_repeated: bool = False
     answer: Envelope | None = None
     is_call: bool = False
     frees: list[tuple[str, Command]] = field(default_factory=list)
-    """(worker, command) of what must be freed even if the envelope is given up."""
+    """(worker, command) of each command that frees something, and must be executed even if the envelope is given up."""
 
     @property
     def route(self) -> list[str]:
-        """The workers that it visits."""
+        """The workers that the envelope visits, in order."""
         return [worker for worker, _, _ in self.segments]
 
 
@@ -128,7 +130,7 @@ class Session:
         self.links: dict[tuple[str, str], tuple[float, float]] = {}
         """{(name of a backend, name): (bytes a second, seconds)} of the links that were measured."""
         self.sharers: Counter[str] = Counter()
-        """{machine: how many backends take memory of it as they need it}."""
+        """{machine: the number of its backends without a bound of their own, which share its memory}."""
         self._pid = os.getpid()
         self.lock: threading.RLock = threading.RLock()
         self._numbers = dict.fromkeys(transport.workers, 0)
@@ -140,25 +142,27 @@ class Session:
         self._in_flight = 0
         self._error: Exception | None = None
         self._heard = self._repeated = transport.now()
-        """When an answer came last, and when messages were sent again last."""
+        """The times at which an answer came last, and at which messages were sent again last."""
         self._first_patience = min(POLL if transport.patience is None else transport.patience, deadline / 8)
         self._took = 0.0
-        """Seconds between answers, of late."""
+        """Seconds between answers, as of late; see FORGETS."""
         self._pace = PACE
-        """Bytes a second, of late."""
+        """Bytes a second that links carry, as of late."""
         self._early: dict[int, tuple[float, int]] = {}
-        """{number of an answered envelope that was sent again: (seconds, bytes) of it}: true if a second answer comes.
+        """{number of an envelope that was sent twice and answered once: (seconds until the answer, bytes)}: a second
+        answer shows that these hold for the first message.
         """
         self._n_repeats = 0
         """How often messages were sent again since the last answer."""
         self._losses = transport.losses
         self._in_doubt = 0
-        """Of the envelopes with lower numbers an interrupt may have lost a message, to its worker or from it."""
+        """An interrupt may have lost a message of an envelope with a number below this."""
         self._status: dict[str, int] | None = None
-        """{worker: segments executed}, asked for shortly before the deadline."""
+        """{worker: the number of segments that it has executed}: the answers to the question that is sent shortly
+        before the deadline."""
         self.released: deque[tuple[str, Command]] = deque()
-        """(worker, command) of what is to be freed there, from finalizers: they may run at any instruction of the
-        thread that holds the lock, so they only append."""
+        """(worker, command) of each command that finalizers issue, to free something.  Finalizers may run at any
+        instruction of the thread that holds the lock, so they only append here."""
         self._open: set[str] = set()
         """Workers that have not confirmed that they freed the session."""
         self._noted: list[Callable[[Exception], None]] = []
@@ -189,8 +193,8 @@ class Session:
             out: tuple[int, Out] | None = None, doing: Doing = NOTHING, gives: int | None = None,
             needs: int | None = None) -> None:
         """Queue a command.  `block`: bytes that it names by their number; `out`: where bytes that it reads are put;
-        `doing`: what it does, for errors; `gives`, `needs`: the number of a block that it reads for another worker,
-        or has from another.  Raises BackendLost for a lost worker."""
+        `doing`: what it does, for errors; `gives`, `needs`: the number of a block that the command reads for another
+        worker, or gets from another.  Raises BackendLost for a lost worker."""
         self._check_process(worker)
         with self.lock:
             self._check(worker)
@@ -219,11 +223,11 @@ class Session:
                 pending.outs[out[0]] = out[1]
             if command[0] == "read":
                 pending.n_bytes += command[3]
-            if pending.n_bytes >= PIECE and gives is None:      # what needs the block is queued next
+            if pending.n_bytes >= PIECE and gives is None:      # a command that needs the block is queued next
                 self.flush()
 
     def _take_released(self) -> None:
-        """Queue what finalizers have released."""
+        """Queue the commands in `released`."""
         while self.released:
             worker, command = self.released[0]
             if worker not in self.lost and not self.closed:
@@ -231,7 +235,7 @@ class Session:
             self.released.popleft()
 
     def flush(self) -> None:
-        """Send what is pending."""
+        """Send the pending commands."""
         with self.lock:
             self._take_released()
             pending, self._pending = self._pending, _Pending()
@@ -268,7 +272,7 @@ class Session:
         acked: dict[str, int] = {}
         for worker, commands, done in pending.segments:
             if not commands:
-                continue        # they were moved to a later segment
+                continue        # its commands were moved to a later segment
             n = numbers[worker]
             numbers[worker] += 1
             # No segment of this envelope is answered yet, the earlier ones of this worker among them.
@@ -296,7 +300,7 @@ class Session:
         return number
 
     def _acked(self, worker: str, number: int) -> int:
-        """The number below which every segment of a worker is answered or given up; `number` if none is open."""
+        """The highest number below which every segment of a worker is answered or given up; `number` if all are."""
         return min((n for sent in self._sent.values() for name, n, _ in sent.segments if name == worker),
                    default=number)
 
@@ -306,7 +310,8 @@ class Session:
         self.transport.post(worker, message, route)
 
     def _check_process(self, worker: str) -> None:
-        """Before the lock, which a thread of the parent may have held at the fork."""
+        """BackendError in a child of a fork.  Called before the lock is taken, which a thread of the parent may have
+        held."""
         if not self.is_here:
             raise BackendError(f"worker {worker!r} is connected to the parent of this process")
 
@@ -315,12 +320,12 @@ class Session:
             raise BackendError(f"the session on worker {worker!r} is closed")
         if worker in self.lost:
             if isinstance(self._error, BackendLost) and self._error.worker == worker:
-                self._taken()       # it is raised here, and not again by the next wait
+                self._taken()       # the error is raised here, so the next wait must not raise it again
             raise self._lost_error(worker)
 
     def _lost_error(self, worker: str) -> BackendLost:
-        """A new exception for a lost worker: each caller gets its own, with notes of its own, and none is kept with the
-        frames that it was raised through."""
+        """A new exception for a lost worker.  Each caller gets a new one, because callers add notes, and an exception
+        that was raised keeps the frames of its traceback alive."""
         lost = self.lost[worker]
         return BackendLost(str(lost), lost.worker, lost.computing)
 
@@ -407,7 +412,8 @@ class Session:
         return [*first.values()]
 
     def _patience(self) -> float:
-        """Seconds without an answer after which messages are sent again; includes those for the bytes on the way."""
+        """Seconds without an answer after which messages are sent again, with the time that the bytes on the way
+        take."""
         base = max(self._first_patience, 2 * self._took) + self._in_flight / self._pace
         least = min(2 * self._took, self.deadline / 2)
         return max(least, min(base * 2.0 ** min(self._n_repeats, 16), self.deadline / 8))
@@ -443,7 +449,7 @@ class Session:
             self._in_flight -= sent.n_bytes
 
     def _note_time(self, number: int, sent: _Sent) -> None:
-        """Learn from the time between this answer and the one before."""
+        """Update the times between answers, and the bytes a second, by the answer that has just come."""
         now = self.transport.now()
         seen = now - max(sent.at, self._heard), sent.n_bytes
         if not sent.is_repeated:
@@ -460,7 +466,7 @@ class Session:
             self._pace = n_bytes / took
 
     def _put_out(self, sent: _Sent, answer: Envelope) -> None:
-        """Take the results of an envelope, or its error."""
+        """Store the results of an envelope in the places of its commands, or keep its error for `take_error`."""
         sent.answer = answer
         if answer.error is not None:
             if not sent.is_call:
@@ -479,13 +485,14 @@ class Session:
         return [worker for worker in self._numbers if worker not in self.lost]
 
     def _silent(self) -> str:
-        """The worker at which the oldest envelope waits: the first that has not said that it executed its segment."""
+        """The worker at which the oldest envelope waits: the first on its route that has not reported its segment as
+        executed."""
         sent = self._sent[min(self._sent)]
         known = self._status or {}
         return next((worker for worker, n, _ in sent.segments if known.get(worker, 0) <= n), sent.route[0])
 
     def lose_dead(self) -> bool:
-        """Give up the workers of which the transport knows that they have died; whether there are any new ones."""
+        """Give up the workers of which the transport knows that they have died; returns whether there were any."""
         dead = {worker: why for worker, why in self.transport.lost().items()
                 if worker not in self.lost and worker in self._numbers}
         for worker, why in dead.items():
@@ -493,9 +500,9 @@ class Session:
         return bool(dead)
 
     def _lose(self, worker: str, why: str) -> None:
-        """Give up a worker.  If it has a part in what is queued, all that is queued fails, as the rest may depend on
-        it; the next segment of each other worker then says that it need not wait for what was to come before, and frees
-        what was to be freed."""
+        """Give up a worker.  If queued work has a segment for it, all queued work fails, because the rest may depend on
+        that segment.  The next segment of each other worker then says that it follows no earlier one, and frees what
+        the failed segments were to free."""
         parts = [doing for number in sorted(self._sent) for name, _, doing in self._sent[number].segments
                  if name == worker]
         verb, what = next(filter(any, parts), NOTHING)

@@ -1,7 +1,7 @@
 """A network in this process, with a clock of its own: delays, losses, repeats, reorderings and deaths by a seed.
 
-For tests, and for measuring what overlaps: a worker is busy for the seconds that `cost` gives for a message, and the
-clock moves only while the driver waits.
+For tests, and for measuring which work overlaps: a worker is busy for the seconds that `cost` gives for a message, and
+the clock moves only while the driver waits.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SimulatedNetwork:
         return self.dead
 
     def abandon(self, worker: str) -> None:
-        pass        # what a worker that is late still sends is what the session must refuse
+        pass        # a worker that was given up may still send: the session must refuse that
 
     def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
         self._send(DRIVER, worker, message, self.time)

@@ -1,8 +1,8 @@
 """Tensors as values of a message, and back.
 
-A layout travels without strides: as its axes from the innermost to the outermost, each with the number of steps, of the
-last axis of several elements before it, after which it advances.  The receiver multiplies them with checked arithmetic,
-so that no two elements of a tensor can lie at one place, and checks that the result lies in its buffer.
+A layout is sent without strides: as its axes from the innermost to the outermost, each with its stride as a multiple of
+that of the axis before it (of those with several elements).  The receiver multiplies them with checked arithmetic, so
+that no two elements of a tensor can lie at one place, and checks that the result lies in its buffer.
 
     tensor     {"t": type, "ne": [ne0, ne1, ne2, ne3]}, and where it differs from what is left out
                "axes": [[axis, steps], ...]     contiguous
@@ -96,13 +96,14 @@ class Described:
         self._known: dict[Tensor, int] = {}
 
     def leaf(self, t: Tensor) -> int:
-        """The position of a tensor, as one without sources."""
+        """The position of a tensor in the list; it is appended, without sources, if it is not there yet."""
         if t not in self._known:
             self._add(t, self._placed(t))
         return self._known[t]
 
     def node(self, t: Tensor, wired: Mapping[Tensor, object]) -> int:
-        """The position of a node with its sources: those of `wired`, and views, with theirs, others as leafs."""
+        """The position of a node in the list.  It is appended with its sources: nodes of `wired` and views with their
+        own sources, other tensors as leafs."""
         if t in self._known:
             return self._known[t]
         root, start = self._root(t)
@@ -121,7 +122,8 @@ class Described:
 
     @staticmethod
     def _root(t: Tensor) -> tuple[Tensor | None, int]:
-        """The tensor whose memory a view has, and the byte of it at which the view begins; (None, 0) for no view.
+        """(the tensor whose memory a view has, the byte of that tensor at which the view begins); (None, 0) for a
+        tensor that is no view.
 
         A node may be given with a copy in place of its source, and then computes into the copy.
         """

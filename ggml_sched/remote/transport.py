@@ -24,8 +24,9 @@ class Transport(Protocol):
     """Carries messages between a driver and named workers, and between these.
 
     It may lose, repeat and reorder messages: numbers in them let their receivers put that right.  `losses`: how often
-    it has seen that messages were lost whose workers live; what has no answer is then sent again.  `patience`: seconds
-    without an answer, at least, after which that is done because a message may be lost unseen; None where none is.
+    the transport has noticed that messages to living workers were lost; messages without an answer are then sent again.
+    `patience`: the least number of seconds without an answer after which messages are sent again, because one may be
+    lost unnoticed; None where the transport notices every loss.
     """
 
     losses: int
@@ -46,7 +47,7 @@ class Transport(Protocol):
         ...
 
     def lost(self) -> Mapping[str, str]:
-        """{worker that is known to have died: how that was seen}."""
+        """{worker that has died: how the transport noticed it}."""
         ...
 
     def abandon(self, worker: str) -> None:

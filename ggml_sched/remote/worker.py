@@ -25,20 +25,20 @@ __all__ = ["Worker"]
 
 MAX_SESSIONS = 64
 MAX_CLOSED = 1 << 10
-"""Sessions that were closed, of which late messages are refused."""
+"""The most closed sessions that are remembered, so that late messages of them are refused."""
 MAX_HELD = 1 << 10
-"""Envelopes of a session that wait for one before them; the driver has fewer under way."""
+"""The most envelopes of a session that wait for an earlier one; the driver has fewer under way."""
 MAX_MESSAGES = 1 << 29
-"""Bytes of the messages that a worker holds for all sessions: those that wait for one before them, and answers until
-they are acknowledged."""
+"""The most bytes of messages that a worker holds for all sessions: envelopes that wait for an earlier one, and answers
+until they are acknowledged."""
 MAX_CACHED = 4096
-"""Tensors of a session that are kept for the next command that names them."""
+"""The most tensors of a session that are kept for the next command that names them."""
 MAX_KEY = 1 << 12
-"""Characters of the values of such a tensor."""
+"""The most characters of the values by which such a tensor is found."""
 MAX_BUFFERS = 1 << 16
-"""Buffers of all sessions."""
+"""The most buffers of all sessions together."""
 MAX_REGISTERED = 1 << 20
-"""Tensors of the splits of all sessions, some GB."""
+"""The most tensors in the splits of all sessions together, which take some GB."""
 Sent = list[tuple[str, bytes]]
 """Messages to send: (name of a worker or DRIVER, bytes)."""
 
@@ -57,14 +57,14 @@ class _Split:
 
 @dataclass(slots=True)
 class _Session:
-    """What one driver has here.  `expected` is the number of the next segment."""
+    """The state of one driver's session on this worker.  `expected` is the number of the next segment."""
 
     buffers: dict[int, Buffer] = field(default_factory=dict)
     splits: dict[int, _Split] = field(default_factory=dict)
     tensors: dict[str, tuple[int, Tensor, Context]] = field(default_factory=dict)
     expected: int = 0
     held: dict[int, tuple[Envelope, int]] = field(default_factory=dict)
-    """Envelopes that came early, with their bytes."""
+    """{number of a segment that came early: (its envelope, bytes of the message)}."""
     sent: dict[int, Sent] = field(default_factory=dict)
     failed: int = -1
     """The epoch of the last failure: queued work of this epoch or an earlier one is not executed."""
@@ -82,7 +82,7 @@ class Worker:
         self.files: Files = Files()
         self.used: list[int] = [0] * len(self.backends)
         self.held_bytes: int = 0
-        """Of messages: see MAX_MESSAGES."""
+        """Bytes of the messages that are held; see MAX_MESSAGES."""
         self.n_buffers: int = 0
         self.n_registered: int = 0
         """Tensors of the splits of all sessions."""
@@ -101,7 +101,7 @@ class Worker:
             envelope.answers[self.name] = None
             return self._passed_on(envelope)
         if envelope.session in self._closed:
-            return []           # it was late, or came twice
+            return []           # the segment was executed already: the message came late, or twice
         if envelope.kind == "status":
             known = self.sessions.get(envelope.session)
             envelope.answers[self.name] = 0 if known is None else known.expected
@@ -111,7 +111,7 @@ class Worker:
         if number < session.expected:
             return session.sent.get(number, [])
         if session.expected < acked <= number:
-            # Segments in between were given up: they were to come by way of a worker that is lost.
+            # The driver has given up the segments in between, which were to come by way of a worker that is lost.
             session.expected = acked
             for n in [n for n in session.held if n < acked]:
                 self.held_bytes -= session.held.pop(n)[1]
@@ -174,12 +174,12 @@ class Worker:
         return sent
 
     def _forget(self, session: _Session, acked: int) -> None:
-        """Drop the answers to segments with lower numbers."""
+        """Drop the answers to segments with numbers below `acked`."""
         for n in [n for n in session.sent if n < acked]:
             self.held_bytes -= sum(len(message) for _, message in session.sent.pop(n))
 
     def _passed_on(self, envelope: Envelope) -> Sent:
-        """The message with the rest of an envelope."""
+        """The message that sends the rest of an envelope on: to the worker of the next segment, or to the driver."""
         del envelope.segments[0]
         try:
             message = envelope.packed()
@@ -268,7 +268,8 @@ class Worker:
         return session.buffers[number]
 
     def _tensor(self, session: _Session, values: Any) -> Tensor:
-        """The tensor of some values, the same object for the same values: backends keep notes of weights."""
+        """The tensor of some values.  Equal values give the same object, because backends keep what they have prepared
+        by tensor."""
         key = repr(values)
         found = session.tensors.get(key)
         if found is None:
@@ -328,7 +329,7 @@ class Worker:
                groups: Any, needed: Any) -> None:
         number = natural(number, "the number of a split")
         k, backend = self._backend(device)
-        self._drop(session, number)     # the driver does not know what it had of it before something failed
+        self._drop(session, number)     # after a failure the driver registers a split again under the same number
         ctx = Context("split")
         _, chosen = self._nodes(session, values, nodes, ctx)
         for node in chosen:
@@ -379,7 +380,7 @@ class Worker:
     # -- questions ------------------------------------------------------------------------------------
 
     def describe(self) -> list[dict[str, Any]]:
-        """What a driver needs to know about each backend."""
+        """The properties of each backend that a RemoteBackend needs."""
         return [{"name": b.name, "alignment": b.alignment, "max_buffer_size": b.max_buffer_size,
                  "kv_padding": b.kv_padding, "has_memory": b.has_memory, "bounded": self.available(k) is not None,
                  "host": bool(b.is_host), "machine": machine(),
