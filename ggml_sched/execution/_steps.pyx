@@ -91,7 +91,7 @@ cdef class BoundStep:
         return 0
 
     def free(self):
-        """Free what the backend prepared for the step, if anything: only runs are prepared."""
+        """Free what the backend has prepared for the step; has no effect on steps other than runs."""
 
 
 cdef class BoundLoad(BoundStep):
@@ -144,7 +144,7 @@ cdef class BoundLoad(BoundStep):
 
 
 def _nothing(events, keep_alive):
-    """The action of a load without data: the leaf has no bytes, or was never set, because a node writes to it before
+    """The action of a load without data: of a leaf that has no bytes, or was never set and is written by a node before
     any node reads it."""
 
 
@@ -436,7 +436,7 @@ cdef class BoundRun(BoundStep):
         return 0
 
     def parts(self, ask):
-        """Yield the run in parts that each end with an observed node: (twins of the part, observed node).
+        """Yield the run in parts that each end with an observed node, as pairs (twins of the part, observed node).
 
         A node is observed unless `ask(node)` is False; with `ask=None` all are.  The last part has None for the node if
         the last node is not observed.  `ask` is called for the nodes of a part just before the part is yielded.  Fusion
@@ -499,7 +499,7 @@ cdef class Recording:
     """The readings of the clock (`time.perf_counter_ns`) of one compute of a trace; made by `Recorder.begin`."""
 
     def end(self):
-        """Note that the call has ended, without an exception."""
+        """Note that the call that issued the compute has ended, without an exception."""
         self.stop, self.has_failed = perf_counter_ns(), False
 
     def note_start(self, Py_ssize_t step):
@@ -519,7 +519,7 @@ cdef class Recording:
 
 
 cdef class Recorder:
-    """What makes the recordings of a trace: the base of `Trace`, compiled because every traced compute calls it."""
+    """Makes the recordings of a trace: the base of `Trace`, compiled because every traced compute calls it."""
 
     def __cinit__(self, *args, **kwargs):
         self.recordings = []

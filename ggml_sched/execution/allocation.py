@@ -130,7 +130,7 @@ class Allocation:
     failure: str = ""
     """The message of the error of the last compute; empty if there was none."""
     _cur_copy = 0
-    """Which slot of each copy the next compute uses, modulo the number of slots of the copy; as in ggml."""
+    """The slot of each copy that the next compute uses, modulo the number of slots of the copy; as in ggml."""
     _steps_of: dict[int, list[BoundStep]] | None = None
     """{value of `_cur_copy`: the bound steps of a compute that uses those slots}."""
     prepared: dict[tuple[int, int], BoundStep] | None = None
@@ -160,7 +160,8 @@ class Allocation:
 
     @cached_property
     def _versions(self) -> LocationVersions:
-        """Which data is in the locations of steps that are left out while it does not change (`if_changed`)."""
+        """The versions of the data in the locations of steps that are left out while the data does not change
+        (`if_changed`)."""
         return LocationVersions()
 
     @cached_property

@@ -23,7 +23,7 @@ __all__ = ["Allocations"]
 
 
 class Tracked(Allocation):
-    """An allocation, and what it was made for: if any of it has changed, the allocation is not used again.
+    """An allocation, and the state for which it was made: if any of this has changed, the allocation is not used again.
 
     While it is the current allocation it keeps its plan alive, and through the plan the graph.
     """

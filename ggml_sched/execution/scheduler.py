@@ -132,8 +132,8 @@ class Scheduler:
         """A scheduler over the other backends, with the same policy, budgets and assignments: for when a backend is
         lost.
 
-        What had its memory there has to be loaded again elsewhere.  This scheduler stays open.  PlacementError for a
-        backend that it does not have, ValueError if none would be left.
+        Tensors that had memory on a lost backend have to be loaded again on another.  This scheduler stays open.
+        PlacementError for a backend that it does not have, ValueError if none would be left.
         """
         gone = {self._index(backend) for backend in lost}
         rest = [backend for i, backend in enumerate(self.backends) if i not in gone]

@@ -40,7 +40,7 @@ class Span(NamedTuple):
     """When one step, or one node, ran: seconds since the trace began."""
 
     number: int
-    """Of the step in the program, or the position of the node in the graph."""
+    """The number of the step in the program, or the position of the node in the graph."""
     start: float
     stop: float
 
@@ -52,15 +52,15 @@ class TracedCompute:
     plan: Plan
     start: float
     issued: float
-    """When its last step had been issued, or all were queued: the host then waited for what the backends still had to
-    do, if for anything."""
+    """The time at which its last step had been issued (or queued); from then on the host waited for the backends, if at
+    all."""
     returned: float
-    """When the call had ended."""
+    """The time at which the call had returned."""
     stop: float
-    """When its last step had ended; not before the call."""
+    """The time at which its last step had ended, which may be after the call has returned."""
     steps: tuple[Span, ...]
-    """The steps that ran, in the order in which they began; those that were left out, as their data was in place
-    already, are not there."""
+    """The steps that ran, in the order in which they began, without steps that were left out because their data was in
+    place."""
     nodes: tuple[Span, ...]
     """Each node, where nodes were recorded."""
     failed: bool
@@ -68,7 +68,7 @@ class TracedCompute:
 
 
 class Trace(Recorder):
-    """What a scheduler's computes took, step by step; see `Scheduler.trace`.
+    """The times of a scheduler's computes, step by step; see `Scheduler.trace`.
 
     It can be read while it is recorded, and afterwards.  It keeps the graphs of its computes alive.
     """
@@ -113,18 +113,18 @@ class Trace(Recorder):
              fill: float = 1.0) -> None:
         """Write the trace as JSON that https://ui.perfetto.dev and chrome://tracing open (the trace event format).
 
-        A row for the steps of each backend, and for what it sends and receives: loads and copies are arrows with their
-        bytes; waits; nodes where they were recorded.  With `devices` (and `link` and `fill`, as for `gs.price`) a row
-        beside each has what the model of cost says.  An existing file is replaced atomically.
+        It has rows for what each backend runs, sends, receives and waits for, and for nodes where they were recorded;
+        loads and copies are arrows with their bytes.  With `devices` (and `link` and `fill`, as for `gs.price`) a
+        further row has the times that the model of cost predicts.  An existing file is replaced atomically.
         """
         _METHODS["save"](self, path, devices, link, fill)
 
     def measured(self, devices: Sequence[Device] | None = None, link: LinkLike = None,
                  fill: float = 1.0) -> tuple[Measured, ...]:
-        """For each plan of the trace what its steps took: the median of all computes; it prints as a table.
+        """For each plan of the trace the times of its steps, medians over all computes; prints as a table.
 
-        With `devices` (and `link` and `fill`, as for `gs.price`) beside what the model of cost says, so that one sees
-        where it is wrong.  The first compute of a plan, which prepares it, does not count unless it is the only one.
+        With `devices` (and `link` and `fill`, as for `gs.price`) the times that the model of cost predicts stand beside
+        them.  The first compute of a plan, which prepares it, does not count unless it is the only one.
         """
         found: tuple[Measured, ...] = _METHODS["measured"](self, devices, link, fill)
         return found

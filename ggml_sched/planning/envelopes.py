@@ -1,8 +1,8 @@
-"""The messages of a compute whose backends are of other processes, before anything runs.
+"""Predicts the messages of a compute whose backends are in other processes.
 
 An *envelope* visits the workers that have a part in some work one after the other, and ends at the driver, which has
-sent it; see docs/remote.md.  `Visits` decides in which order.  Sessions of the room `remote`, which fill envelopes, and
-`messages`, which predicts them for a plan, both use it.
+sent it; see docs/remote.md.  `Visits` decides in which order.  It is used by the sessions of the room `remote`, which
+fill envelopes, and by `messages`, which predicts them for a plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Visits:
 
     def __init__(self) -> None:
         self.workers: list[str] = []
-        """The worker of each visit."""
+        """The name of the worker of each visit."""
         self._last: dict[str, int] = {}
         self._read_in: dict[int, int] = {}
         """{block that one worker reads for another: the visit in which it is read}."""
@@ -39,10 +39,11 @@ class Visits:
     def place(self, worker: str, gives: int | None = None, needs: int | None = None) -> tuple[int, int]:
         """The visit for a command of `worker`, and the visit whose commands move there, -1 for none.
 
-        `gives`, `needs`: the block that it reads for another worker, or has from another.  A command is executed in the
-        last visit of its worker, unless a block that it needs is read in a later one.  Then it takes the commands of
-        that visit with it, if no block is read for another worker there: so inputs that the host writes for the last
-        worker before it computes on the first cost no message of their own.
+        `gives`, `needs`: the block that the command reads for another worker, or gets from another.  A command is
+        executed in the last visit of its worker, unless a block that it needs is read in a later visit.  Then a new
+        visit is made for it, to which the commands of the worker's last visit move if they read no block for another
+        worker: so inputs that the host writes for the last worker, before it computes on the first one, cost no message
+        of their own.
         """
         at, moved = self._last.get(worker, -1), -1
         if at < 0 or needs is not None and self._read_in.get(needs, -1) > at:
@@ -60,12 +61,13 @@ class Messages(NamedTuple):
 
     messages: int
     nbytes: int
-    """Of data; the head of a message, with a few hundred bytes for each tensor, is not counted."""
+    """Bytes of data; the header of a message, with a few hundred bytes for each tensor, is not counted."""
 
 
 @dataclass(eq=False)
 class _Block:
-    """Bytes of an envelope that are there from one visit, or from the driver (-1), to another, or to the end (None)."""
+    """Bytes that an envelope carries from one visit, or from the driver (-1), to another visit, or to its end
+    (None)."""
 
     nbytes: int
     start: int
@@ -76,7 +78,7 @@ class _Block:
 class _Envelope:
     visits: Visits = field(default_factory=Visits)
     used: list[int] = field(default_factory=list)
-    """How many commands each visit has."""
+    """The number of commands of each visit."""
     blocks: list[_Block] = field(default_factory=list)
     n_bytes: int = 0
 
@@ -123,21 +125,21 @@ class _Predicted:
         self._pending.put(worker)
 
     def write(self, worker: str, size: int) -> None:
-        """The host writes so many bytes on a worker."""
+        """Add the messages of a write of `size` bytes by the host to a worker."""
         for nbytes in _pieces(size):
             at = self._pending.put(worker)
             self._pending.blocks.append(_Block(nbytes, -1, at))
             self._count(nbytes)
 
     def read(self, worker: str, size: int) -> None:
-        """The host reads so many bytes of a worker."""
+        """Add the messages of a read of `size` bytes by the host from a worker."""
         for nbytes in _pieces(size):
             at = self._pending.put(worker)
             self._pending.blocks.append(_Block(nbytes, at, None))
             self._count(nbytes, size > PIECE)
 
     def copy(self, one: str, other: str, size: int) -> None:
-        """One worker reads bytes for another."""
+        """Add the messages of a copy of `size` bytes from worker `one` to worker `other`."""
         for nbytes in _pieces(size):
             self._n_keys += 1
             block = _Block(nbytes, self._pending.put(one, gives=self._n_keys), None)

@@ -1,9 +1,9 @@
 """Nodes that a backend refused, so that a later one computes them: which, why, and what that costs.
 
-A node fell back if a better backend does not support it, and would have got it: a weight of the node, what it reads or
-what reads it is there, directly or through other nodes that fell back.  Nothing falls back from a store, which computes
-nothing.  The reason is found by support queries for the same node with other strides and types; the cost by planning
-the graph as if the backend supported the nodes.
+A node fell back if a better backend does not support it and would otherwise compute it, because a weight, a source or a
+reader of the node is on that backend, directly or through other nodes that fell back.  Nothing falls back from a store,
+which computes nothing.  The reason is found by support queries for the same node with other strides and types; the cost
+by planning the graph as if the backend supported the nodes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Fallback:
 
     op: str
     nodes: tuple[str, ...]
-    """Their names, in the order of execution; `tensor ID` for one without a name."""
+    """The names of the nodes, in the order of execution; `tensor ID` for a node without a name."""
     backend: str
     """The backend that computes them."""
     refused_by: str
     """The better backend, which would compute them if it supported them."""
     why: str
-    """What of the nodes that backend does not support."""
+    """The property of the nodes that `refused_by` does not support, in words."""
     seconds: float | None
     """Seconds that a compute would take less if `refused_by` supported them, by the prices of the devices; None without
     devices."""
@@ -77,7 +77,8 @@ def fallbacks_of(plan: Plan, devices: Sequence[Device] | None = None, link: Link
 
 
 def _fallen(plan: Plan) -> dict[Tensor, int]:
-    """{node that fell back: the first backend that refused it and would have got it}, in the order of execution."""
+    """{node that fell back: the first backend that refused it and would otherwise compute it}, in the order of
+    execution."""
     graph, data = plan.graph, plan.data
     near = _neighbours(graph)
     refused: dict[Tensor, list[int]] = {}
@@ -102,7 +103,7 @@ def _fallen(plan: Plan) -> dict[Tensor, int]:
 
 
 def _neighbours(graph: Graph) -> dict[Tensor, list[Tensor]]:
-    """For each node that computes what it reads, and the nodes that read it: roots, views left out."""
+    """For each node that computes, the roots that it reads and the nodes that read it, without views."""
     made: dict[Tensor, Tensor] = {}
     near: dict[Tensor, list[Tensor]] = {}
     for node in graph.nodes:
@@ -142,7 +143,8 @@ def _is_held_back(plan: Plan, node: Tensor, here: int, better: int) -> bool:
 
 
 def _why(plan: Plan, node: Tensor, backend: Backend) -> str:
-    """What of a node a backend refuses: the strides or the type of one source, all types, its extents, or its op."""
+    """The reason for which a backend refuses a node: the strides or the type of one source, all types, its extents, or
+    its op."""
     sources = [(k, s) for k, s in enumerate(node.src) if s is not None]
     for k, source in sources:
         if not source.is_contiguous and _supports(backend, node, {k: source.type}):

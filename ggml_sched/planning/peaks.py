@@ -1,4 +1,5 @@
-"""What binds the size of each arena: the peaks of its live bytes, and which tensors must shrink together to lower them.
+"""What binds the size of each arena: the peaks of its live bytes, and the tensors that must shrink together to lower
+them.
 
 Tensors whose names differ in numbers alone, with equal op, type and extents, are one series: `kq-0` .. `kq-31` of 32
 layers peak one after the other, and only all of them together can lower the arena.  A cap is a set of series that must
@@ -36,16 +37,16 @@ class Series:
     """Tensors of one arena that are alike: equal op, type and extents, and names that differ in numbers alone."""
 
     name: str
-    """Their name, with # for each number; of copies with "copy of" before it."""
+    """The name of the tensors, with # for each number, and "copy of" before it for copies."""
     op: str
     type: str
     ne: tuple[int, ...]
     count: int
-    """How many of them have memory of their own in the arena."""
+    """The number of its tensors that have memory of their own in the arena."""
 
     @property
     def label(self) -> str:
-        """The name where it says something, else the op and the extents."""
+        """The name, or, for tensors that the caller has not named, the op and the extents."""
         return f"{self.op} {'x'.join(map(str, self.ne))}" if self.name in ("", "node_#") else self.name
 
     def __str__(self) -> str:
@@ -59,20 +60,21 @@ class Peak:
     """A time at which most bytes are alive; later ones with the same series are counted with the first."""
 
     node: str
-    """The tensor that gets memory then: the node, or the copy, that is made."""
+    """The name of the tensor, a node or a copy, that gets memory at this time."""
     position: int
-    """Position in the sequence of copies and nodes."""
+    """The position of the peak in the sequence of copies and nodes."""
     times: int
     """How many peaks have the same series."""
     series: tuple[tuple[Series, int, int], ...]
-    """(Series, its bytes alive then, bytes that the arena would need less without it alone), largest first."""
+    """(Series, its bytes alive at the peak, bytes that the arena would need less if this series alone took none),
+    largest first."""
 
 
 @dataclass(frozen=True)
 class Cap:
     """Series that bind together: if they took no memory, the live bytes would be lower by `saves`.
 
-    Each of them is needed: every smaller set of them saves less.
+    Every smaller set of them saves less.
     """
 
     series: tuple[Series, ...]

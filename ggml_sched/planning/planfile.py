@@ -289,7 +289,7 @@ def _compare_residents(old: object, new: dict[str, list[Any]], graph: Graph, whe
 
 
 def _buffer_text(found: object) -> str:
-    """What a message says of the buffer of a resident in a plan file."""
+    """A description, for messages, of the buffer of a resident in a plan file."""
     if found is None:
         return "of no buffer"
     if isinstance(found, list) and (len(found) == 2 or len(found) == 3 and isinstance(found[2], list)):

@@ -33,7 +33,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def planned_by(plan: Plan, policy: str) -> Plan:
-    """What another policy makes of the same graph on the same backends; nodes that the caller assigned stay so."""
+    """The plan of the same graph on the same backends by another policy; the caller's assignments stay."""
     graph, data = plan.given_graph, plan.data
     ids = [(t, plan.graph.id_of(t)) for t in graph.nodes]
     assigned = {t: plan.backends[data.backend_index(i)] for t, i in ids if data.rule(i) == "user"}
@@ -167,8 +167,8 @@ class Planner:
         if excess is None:
             return plan, request
         if any(plan.data.kept):
-            # Copies of weights that are kept between computes may be what exceeds the budget.  With `stream` they are
-            # made anew in each compute, and their memory serves other tensors, too.
+            # The plan may exceed the budget because copies of weights are kept between computes.  With `stream` each
+            # compute makes them anew, and their memory serves other tensors, too.
             policy = dataclasses.replace(self.policy, stream=True)
             leaner = self._find_widest(given, graph, request, policy, held)
             if self._excess(leaner, held) is None:

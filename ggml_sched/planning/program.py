@@ -164,7 +164,8 @@ class Run(NamedTuple):
     last: int
     reads: tuple[Read, ...]
     into: tuple[Location, ...] = ()
-    """The copy into which the last node computes, because its own memory is on another backend; else empty."""
+    """The locations of the copy into which the last node computes, because its own memory is on another backend; else
+    empty."""
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -215,7 +216,8 @@ class Program:
         """Numbers of the steps at whose end an event must be recorded, because another step may wait for it.
 
         Where a step is left out of a compute (`if_changed`), a wait for it becomes a wait for the step before it in its
-        queue.  So that step is among them, too, and if it may be left out the one before, back to one that always runs.
+        queue.  So that step is awaited, too, and, if it may be left out itself, the step before it, back to one that
+        always runs.
         """
         found: set[int] = set()
         for k in {wait.step for step in self.steps for wait in step.waits}:
@@ -237,7 +239,7 @@ class Program:
 
     @cached_property
     def reach(self) -> int:
-        """How many computes back the farthest step is for which a step waits: the largest `Wait.back`."""
+        """The number of computes back to the earliest step for which a step waits: the largest `Wait.back`."""
         return max((wait.back for step in self.steps for wait in step.waits), default=0)
 
     def __len__(self) -> int:

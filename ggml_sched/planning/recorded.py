@@ -16,7 +16,7 @@ __all__ = ["BackendDescription", "PlanFile", "RecordedBackend", "recorded_backen
 
 
 class BackendDescription(TypedDict):
-    """What a plan file says of a backend."""
+    """The description of a backend in a plan file."""
 
     name: str
     alignment: int

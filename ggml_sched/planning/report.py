@@ -132,7 +132,8 @@ def _placed(plan: Plan, i: int) -> str:
 
 
 def _neighbours(plan: Plan, i: int, rule: str) -> list[int]:
-    """The tensors that the reason for tensor i's backend is about, if it does not name them: their ids."""
+    """The ids of the tensors that led to tensor i's backend by this rule, if the text of the rule does not name
+    them."""
     graph, data = plan.graph, plan.data
     t, b = graph.tensors[i], data.backend_index(i)
     sources = list(dict.fromkeys(graph.id_of(s) for s in t.src if s is not None))

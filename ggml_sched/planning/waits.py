@@ -61,15 +61,16 @@ def order(queues: Sequence[int], optional: Sequence[bool], access: Access) -> li
 
 
 def _want(found: dict[int, Wait], queue: int, wait: Wait) -> None:
-    """Add a wait for a step of `queue` to `found`, {queue: wait}; of two waits for one queue the later step's is kept,
-    it implies the other."""
+    """Add a wait for a step of `queue` to `found`, {queue: wait}; of two waits for one queue the wait for the later
+    step is kept, because it implies the other."""
     known = found.get(queue)
     if known is None or (wait.back, -wait.step) < (known.back, -known.step):
         found[queue] = wait
 
 
 def _take_turns(steps: Sequence[int], queues: Sequence[int], wanted: list[dict[int, Wait]]) -> None:
-    """Let no two of `steps` (ascending) run at the same time: each waits for the last before it of every other queue.
+    """Let no two of `steps` (ascending) run at the same time: each waits for the last step before it in every other
+    queue.
 
     Before the first step of a queue comes its last one, of the compute before.
     """

@@ -1,8 +1,8 @@
 """Windows: how far ahead of its readers a store fetches weights, as far as the memory of each backend allows.
 
 A window bounds the bytes of fetched copies that are alive at the same time (core/plan/fetching.pxi).  The arena grows
-with it, by how much only a plan shows.  So windows are searched, with few plans: the widest whose arena and work memory
-stay within the backend's limit.
+with the window, and only a plan shows by how much.  So the widest window with which arena and work memory stay within
+the backend's limit is searched, with few plans.
 """
 
 from __future__ import annotations

@@ -446,7 +446,7 @@ class _Execution:
         return ne[3] == 1 and nb[2] >= nb[1] * (ne[1] - 1) + nb[0] * (ne[0] // kind.block_size)
 
     def need(self, i: int) -> None:
-        """A node reads tensor i: note the leafs whose data it finds there as the caller set it."""
+        """Note the leafs whose data, as the caller set it, a read of tensor i finds in its memory."""
         if not self.round:
             self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
 
@@ -570,7 +570,7 @@ class _Execution:
             self.report("unordered", f"{what}, and step {pair[0]}{of} may not be done with them")
 
     def producers(self, i: int) -> set[int]:
-        """What must be computed before tensor i is copied: its root, and i itself or the node that it views.
+        """The ids that must be computed before tensor i is copied: its root, and i itself or the node that it views.
 
         For a node that writes into its root's memory only the root: the copy, made first, receives the result.
         """

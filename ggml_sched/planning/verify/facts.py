@@ -76,7 +76,8 @@ class Facts:
     tolerates: list[int]
     """Bit k is set if the kernel of this node may write its result over the source in slot k."""
     need: list[int]
-    """Bytes at which its backend allocates an id (0 for views), with the margin of the store that fetches it."""
+    """The bytes that the backend of an id allocates for it (0 for views), with the margin of the store that fetches
+    it."""
 
     # The plan.
     splits: list[PlainSplit]
