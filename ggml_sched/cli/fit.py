@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say what runs, and what is wanted of its placement."""
+    """Add the options for the models and graphs, and for the goal of their placement."""
     group = parser.add_argument_group("what runs")
     group.add_argument("--context", "--n-ctx", type=int, default=CONTEXT, metavar="N",
                        help="tokens in the cache (%(default)s; 0: as many as the model was trained with)")
@@ -172,7 +172,7 @@ def part_of(text: str) -> float:
 
 
 def refused(args: argparse.Namespace, devices: Sequence[object], error: OutOfMemory) -> str:
-    """What to print where nothing fits: the proof, whether it is for the pins, and the largest context that would fit.
+    """The text for a refused fit: the proof, whether the pins are the cause, and the largest context that would fit.
     """
     lines = [f"it does not fit: {str(error).removeprefix('nothing fits: ')}"]
     if args.pin and _fits(args, args.context, devices, ()):
@@ -186,7 +186,8 @@ def refused(args: argparse.Namespace, devices: Sequence[object], error: OutOfMem
 
 
 def stocks_of(found: Fit, args: argparse.Namespace) -> list[tuple[str, Stock]]:
-    """For each model file what llama.cpp must be given, where the others have their bytes."""
+    """(model file, llama.cpp's settings for it) of each model file, with the bytes of the other models taken into
+    account."""
     names = model_files(args)
     first = 1 + max(found.models) - len(names)      # graph files are a model, too, and come first
     parts = [found.model(first + k) for k in range(len(names))] if max(found.models) else [found] * len(names)

@@ -1,4 +1,4 @@
-"""The option --llama-cpp of `ggml-sched fit`: graphs of the installed llama.cpp, and what to give it for the answer.
+"""The option --llama-cpp of `ggml-sched fit`: graphs of the installed llama.cpp, and its settings for the answer.
 
 Without llama.cpp a command that does not have the option does not need it: the runner's own architectures serve.
 """
@@ -47,13 +47,13 @@ def _llama_cpp_graphs(name: str, args: argparse.Namespace, context: int) -> list
 
 
 def source_of(found: Fit) -> str:
-    """What made the graphs of a fit, if that was llama.cpp; else ""."""
+    """The name and version of llama.cpp if it made the graphs of a fit; else ""."""
     sources = {str(plan.graph.meta.get("source", "")) for plan in found.plans}
     return next((f"graphs of {source}" for source in sources if source.startswith("llama-cpp-python")), "")
 
 
 def stock_of(found: Fit, name: str) -> Stock:
-    """What an unmodified llama.cpp must be given for a fit of a model file, with its exact bytes."""
+    """The settings of an unmodified llama.cpp for a fit of a model file, with its exact bytes."""
     # The bytes of compute buffers do not depend on how weights on the host are repacked for its kernels.
     return found.llama_cpp(compute=_room().compute_of(name, use_extra_bufts=False))
 

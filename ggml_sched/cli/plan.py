@@ -33,11 +33,11 @@ LAYER = re.compile(r"^(?:blk\.(\d+)\.|cache_[a-z]+_l(\d+))")
 
 
 class _Drawn(NamedTuple):
-    """What --html shows in one tab: one plan, or two beside each other."""
+    """The content of one tab of --html: one plan, or two beside each other."""
 
     title: str
     plans: dict[str, Plan]
-    """{what it is called: plan}."""
+    """{name of a plan: the plan}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +143,7 @@ def _by_other(args: argparse.Namespace, plan: Plan) -> dict[str, Plan]:
 
 
 def _draw(args: argparse.Namespace, drawn: Sequence[_Drawn]) -> None:
-    """Write what --svg and --html ask for."""
+    """Write the files of --svg and --html."""
     from ggml_sched._files import write_text
 
     if args.svg:
@@ -181,7 +181,7 @@ def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> _
 
 
 def _tables(args: argparse.Namespace, plan: Plan) -> None:
-    """Print the table of a plan's backends, and what other options show of it."""
+    """Print the table of a plan's backends, and the tables of other options."""
     rows: list[Sequence[object]] = [("backend", "nodes", "arena bytes", "live bytes")]
     for backend, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         nodes = sum(len(split.nodes) for split in plan.splits if split.backend is backend)

@@ -156,7 +156,7 @@ def _recorded(args: argparse.Namespace, model: Model) -> Iterator[None]:
 
 
 def _budget(args: argparse.Namespace, source: str) -> int:
-    """What is left for the model of the memory that the process may hold: not its vocabulary, if it needs one."""
+    """Bytes of the process's limit that are left for the model, after its vocabulary if it needs one."""
     from ggml_sched import llama
 
     with llama.open_gguf(source) as file:

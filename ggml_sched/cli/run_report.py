@@ -56,7 +56,8 @@ def report(args: argparse.Namespace, model: Model, loaded: Mapping[str, float],
 
 
 def _fetched(model: Model) -> list[str]:
-    """What stays under a limit, what was read, how fast, for how long that was waited for, and what bounds a token."""
+    """Lines about a limit: the weights that stay, the bytes that were read, at which rate, the time that computes
+    waited for them, and what bounds the time of a token."""
     held = model.residency
     if held is None:
         return []

@@ -24,14 +24,14 @@ __all__ = ["graph_from_dict", "graph_to_dict", "load_graph", "save_graph"]
 
 
 class StandIn(Protocol):
-    """What stands for a backend: a `Device`."""
+    """An object that stands for a backend, such as a `Device`."""
 
     @property
     def backend(self) -> BackendBase: ...
 
 
 Chosen: TypeAlias = "BackendBase | StandIn"
-"""What `place` returns for a resident."""
+"""The result of `place` for a resident."""
 
 MAX_FILE_BYTES = 1 << 30
 """A graph file that is larger, after unpacking, is refused."""

@@ -262,8 +262,8 @@ def _is_staged(tensor: Tensor) -> bool:
 
 
 def _stash(tensor: Tensor, span: Span) -> None:
-    """Keep data for a leaf, or for a view of one, on the host: other tensors may be using the leaf's memory in the
-    arena until a compute loads it."""
+    """Keep data for a leaf, or for a view of one, on the host until a compute loads it: until then other tensors may
+    use the leaf's memory in the arena."""
     root = tensor.root
     if tensor is root:
         stash = bytes(span)

@@ -50,7 +50,7 @@ class DeferredQueues:
         self._random = random.Random(seed)
         self._devices: list[DeferredBackend] = []
         self._runner: threading.Thread | None = None
-        """The thread that runs a task now."""
+        """The thread that is running a task; None if none is."""
         self._turn = ForkLock()
 
     def add(self, device: DeferredBackend) -> None:

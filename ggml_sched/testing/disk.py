@@ -1,11 +1,12 @@
-"""Faults of a disk, for tests of stores: reads that fail or end early, files that are shortened or changed meanwhile.
+"""Faults of a disk, for tests of stores: reads that fail or end early, files that are shortened or changed during
+reads.
 
     faults = DiskFaults(seed, rate=0.2)
     with faults.on(buffer):             # a FileBuffer of a FileStore
         ...                             # some reads fail, as the seed has it
     assert faults.happened              # the kinds of those that did
 
-Everything happens in the process and to the real file, which is as it was when the block ends.
+The faults are made in this process and in the real file, which is restored when the block ends.
 """
 
 from __future__ import annotations

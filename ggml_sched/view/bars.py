@@ -1,6 +1,8 @@
-"""Answers of `fit` as SVG files: what fills each device, where the time goes, the bound; before and after.
+"""Answers of `fit` as SVG files: the bytes of each device by use, the seconds by part, and the bound; also beside an
+earlier answer.
 
-Bars of devices have one scale of bytes, bars of time one of seconds.  Of a host only what is taken is drawn.
+Bars of devices have one scale of bytes, bars of time one of seconds.  The bar of a host shows the bytes that are taken,
+not its whole memory.
 """
 
 from __future__ import annotations
@@ -35,40 +37,40 @@ __all__ = ["notebook", "svg"]
 
 WIDTH, LEFT, RIGHT = 1000, 104, 24
 BAR, THIN, GAP = 34, 22, 6
-"""Pixels: the height of a bar, of one before, and between the two."""
+"""Pixels: the height of a bar, the height of the bar of an earlier answer, and the gap between the two."""
 CACHE, ARENA, RESERVE, FREE = "cache", "arena", "reserve", "free"
 _WEIGHTS = {EXPERTS: "experts", FEED_FORWARD: "feed-forward", ATTENTION: "attention", RECURRENT: "recurrent",
             OUTPUT: "output", STREAM: "embedding, norms", OTHER: "other weights"}
-"""{role: what its weights are called}, in the order of a bar."""
+"""{role: the name of its weights}, in the order of a bar."""
 KINDS = {**{name: ROLES[role].colour for role, name in _WEIGHTS.items()}, CACHE: ROLES[INPUTS].colour,
          ARENA: ROLES[COPIES].colour}
-"""{what fills a device: its colour}; a reserve is hatched, what is free is the bar's ground."""
+"""{use of bytes: its colour}; a reserve is hatched, and free bytes show the bar's ground."""
 
 
 @dataclass(frozen=True)
 class _Device:
-    """What fills one device."""
+    """The bytes of one device by use."""
 
     name: str
     memory: int
     parts: dict[str, int]
-    """Bytes by kind."""
+    """{use: bytes}."""
     left: int
     is_host: bool
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What is drawn of one answer."""
+    """The parts of one answer that are drawn."""
 
     devices: tuple[_Device, ...]
     seconds: float
     spent: tuple[tuple[str, float, str], ...]
-    """(what, seconds, class or colour) of each part of the time, each graph times its weight."""
+    """(name, seconds, class or colour) of each part of the time; seconds of a graph are multiplied by its weight."""
 
 
 def svg(fit: Fit, before: Fit | Stock | Mapping[str, Any] | None = None, names: Sequence[str] = ()) -> str:
-    """What `Fit.to_svg` returns."""
+    """The result of `Fit.to_svg`."""
     after = _of_fit(fit)
     earlier = None if before is None else _answer(before, fit)
     titles = tuple(names) or ("before", "after")
@@ -78,7 +80,7 @@ def svg(fit: Fit, before: Fit | Stock | Mapping[str, Any] | None = None, names: 
 
 
 def notebook(fit: Fit) -> str:
-    """What a notebook shows of an answer."""
+    """An answer as a notebook shows it."""
     return f"{svg(fit)}<details><summary>as text</summary>{preformatted(str(fit))}</details>"
 
 
@@ -86,7 +88,7 @@ def notebook(fit: Fit) -> str:
 
 
 def kind_of(name: str) -> str:
-    """What a weight is for, by its name."""
+    """The use of a weight, by its name."""
     role = role_of_name(name, weight=True)
     return _WEIGHTS.get(OTHER if role is None else role, _WEIGHTS[OTHER])
 
@@ -166,7 +168,7 @@ def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, ca
 
 def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], float, float]],
            ) -> tuple[tuple[str, float, str], ...]:
-    """Where the time goes; `graphs`: (weight, seconds of each device, of copies, of splits)."""
+    """The parts of the time; `graphs`: (weight, seconds of each device, of copies, of splits)."""
     found = [(f"{name} computes", sum(w * compute[d] for w, compute, _, _ in graphs),
               "host" if d == len(names) - 1 and d else "device") for d, name in enumerate(names)]
     found.append(("copies", sum(w * copies for w, _, copies, _ in graphs), ROLES[COPIES].colour))
@@ -246,8 +248,8 @@ def _hatching() -> str:
 
 
 def _shown(device: _Device) -> int:
-    """The bytes that the bar of a device shows: of a host those of its parts, else its memory, or its parts if they are
-    larger."""
+    """The bytes that the bar of a device shows: for a host the sum of its parts, for others its memory, or the sum if
+    that is larger."""
     taken = sum(device.parts.values())
     return taken if device.is_host else max(device.memory, taken)
 
@@ -270,7 +272,7 @@ def _bar(device: _Device, y: float, high: float, scale: float, title: str) -> It
 
 
 def _inside(kind: str, nbytes: int, x: float, y: float, size: float, high: float) -> Iterator[str]:
-    """The bytes of a part, where they have room in it."""
+    """The bytes of a part as text, if it has room in the part."""
     words = memory_text(nbytes)
     if kind != RESERVE and high >= THIN and size > wide(words, 11) + 8:
         yield (f'<text x="{x + size / 2:.1f}" y="{y + high / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
@@ -278,7 +280,7 @@ def _inside(kind: str, nbytes: int, x: float, y: float, size: float, high: float
 
 
 def _words(device: _Device) -> list[str]:
-    """What fills a device, in words."""
+    """The bytes of a device by use, in words."""
     found = [f"{kind} {memory_text(nbytes)}" for kind, nbytes in device.parts.items() if nbytes]
     free = f"{memory_text(device.left)} free" if device.left >= 0 else f"{memory_text(-device.left)} too many"
     return [*found, free]
@@ -310,7 +312,7 @@ def _time_words(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
 
 
 def _time_legend(answer: _Answer, y: float) -> tuple[list[str], float]:
-    """The legend of the bar of time: the parts that take any; and the y below it."""
+    """(the legend of the bar of time, for the parts that take any; the y below it)."""
     drawn, x = [], float(LEFT)
     for what, took, look in answer.spent:
         if took > 0:

@@ -31,9 +31,9 @@ class Cell:
     part: float
     """The part of the section's time in which any tensor takes them."""
     count: int
-    """How many blocks are in it."""
+    """The number of blocks in the cell."""
     largest: int
-    """The index of the largest of these blocks, in the map."""
+    """The index, in the map, of the largest block in the cell."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a page knows of a plan, as lists for JSON: tensors, memory maps, layers, splits, copies, peaks.
+"""The content of a page about a plan, as lists for JSON: tensors, memory maps, layers, splits, copies, peaks.
 
 Lists of tensors are indexed by id: the graph's tensors, then copies and their further slots.  Times are those of
 memory.py, sizes bytes.  Words that repeat are numbers of an entry in `words`.
@@ -104,7 +104,7 @@ class Content:
         return [i for i in range(self.plan.data.n_tensors) if self.plan.label_of(i) in wanted]
 
     def _peaks(self) -> tuple[ArenaPeaks, ...]:
-        """What binds the arenas; nothing where names are so many that it would take long."""
+        """The peaks and caps of the arenas; none where so many names differ that finding them would take long."""
         data = self.plan.data
         owners = [int(i) for of in self.maps for i in of.owner]
         kinds = {series_of(self.plan, i) for i in owners}
@@ -129,5 +129,5 @@ class Content:
 
 
 def content_of(plan: Plan, name: str) -> Content:
-    """The content of a plan; `name`: what the page calls it."""
+    """The content of a plan; `name`: its name on the page."""
     return Content(plan, name)

@@ -1,4 +1,5 @@
-"""What is different between two plans: of one graph by two policies, in two placements, before and after a change.
+"""The differences between two plans, such as of one graph by two policies, in two placements, or before and after a
+change.
 
 Tensors of both plans correspond by name, op and how many of these came before, so that graphs of equal structure need
 not be one object.  Owns the list and its words.
@@ -27,13 +28,13 @@ class Difference(NamedTuple):
     kind: str
     """"arena", "splits", "copies", "backend", "rule", "shared memory" or "graph"."""
     what: str
-    """The backend, or the tensors, that it is about."""
+    """The backend, or the tensors, that differ."""
     one: str
-    """What the first plan has."""
+    """The value in the first plan."""
     other: str
-    """What the second plan has."""
+    """The value in the second plan."""
     tensors: tuple[tuple[int, int], ...] = ()
-    """(id in the first plan, id in the second) of each tensor that it is about; -1 where a plan does not have it."""
+    """(id in the first plan, id in the second) of each tensor that differs; -1 where a plan does not have it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Differences:
     """The differences of two plans, in the order of their kinds; equal plans have none."""
 
     names: tuple[str, str]
-    """What the plans are called."""
+    """The names of the two plans."""
     entries: tuple[Difference, ...]
 
     def __len__(self) -> int:
@@ -59,7 +60,7 @@ class Differences:
 
 
 def differences(plan: Plan, other: Plan, names: Sequence[str] = ()) -> Differences:
-    """What `Plan.differences` returns."""
+    """The result of `Plan.differences`."""
     if not isinstance(other, Plan):
         raise TypeError(f"not a Plan: {other!r}")
     pairs, alone = _pairs(plan, other)
@@ -69,7 +70,7 @@ def differences(plan: Plan, other: Plan, names: Sequence[str] = ()) -> Differenc
 
 
 def plan_names(plan: Plan, other: Plan, names: Sequence[str]) -> tuple[str, str]:
-    """What to call two plans: the given names, else their policies, else "first" and "second"."""
+    """The names of two plans: those given, else their policies, else "first" and "second"."""
     if names:
         if len(names) != 2:
             raise ValueError(f"names of two plans, not {len(names)}: {tuple(names)}")
@@ -152,7 +153,8 @@ def _graph(plan: Plan, other: Plan, alone: tuple[list[int], list[int]]) -> Itera
 
 
 def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterator[Difference]:
-    """Nodes, weights and inputs on other backends, or there by another rule; those of one kind are one entry."""
+    """Nodes, weights and inputs that are on other backends, or on the same one by another rule; those of one kind are
+    one entry."""
     moved: dict[tuple[str, str], list[tuple[int, int]]] = {}
     ruled: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for i, k in pairs:

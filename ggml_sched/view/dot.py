@@ -22,7 +22,7 @@ _LARGE = 100
 
 
 def dot(plan: Plan, expand: Iterable[int | str] | bool | None = None) -> str:
-    """What `Plan.to_dot` returns."""
+    """The result of `Plan.to_dot`."""
     opened = {str(label) for label in expand} if isinstance(expand, Iterable) else None
     known = {section.label for section in sections_of(plan)}
     if opened is not None and not opened <= known:
@@ -50,7 +50,8 @@ class _Drawing:
             self._collapse(opened)
 
     def _collapse(self, opened: set[str]) -> None:
-        """Put nodes into boxes by layer and split, leafs that are read into one, and leave what is opened out."""
+        """Put nodes into boxes by layer and split, except nodes of `opened` layers; put the leafs that no such node
+        reads into one box for weights and caches and one for inputs."""
         place = {i: p for p, i in enumerate(self.data.sequence)}
         split_of = {node: k for k, (_, start, stop, _) in enumerate(self.data.splits) for node in range(start, stop)}
         layers = iter(sections := sections_of(self.plan))
@@ -129,7 +130,8 @@ class _Drawing:
         return f'{key} [label={label}, shape=box, peripheries=2, fillcolor="{self._colour(members[0])}"];'
 
     def _edges(self) -> Iterator[str]:
-        """What each node reads; between boxes one edge, with all bytes that are copied from one to the other."""
+        """The edges from sources to nodes; between two boxes one edge, with all bytes that are copied from one to the
+        other."""
         graph, data = self.graph, self.data
         joined: dict[tuple[str, str], dict[int, str]] = {}
         for t in graph.nodes:

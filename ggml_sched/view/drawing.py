@@ -32,7 +32,7 @@ _NARROW, _LOW = 0.7, 0.5
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """What is drawn of one plan."""
+    """The parts of one plan that are drawn."""
 
     title: str
     subtitle: str
@@ -40,7 +40,7 @@ class Column:
     """The time at which the plan has ended."""
     maps: tuple[MemoryMap, ...]
     names: Sequence[Sequence[str]]
-    """For each map what each of its blocks holds, in words."""
+    """For each map the content of each of its blocks, in words."""
     lanes: tuple[tuple[str, bool], ...]
     """For each backend its name, and whether it is the host."""
     splits: tuple[tuple[int, int, int], ...]
@@ -48,23 +48,23 @@ class Column:
     copies: tuple[tuple[int, int, int], ...]
     """(from backend, to backend, time) of each copy."""
     sections: tuple[Section, ...]
-    """With times in place of positions."""
+    """The sections of the plan, with times in place of positions."""
 
 
 def svg(plan: Plan, other: Plan | None = None, names: Sequence[str] = ()) -> str:
-    """What `Plan.to_svg` returns."""
+    """The result of `Plan.to_svg`."""
     plans = [plan] if other is None else [plan, other]
     columns = [column_of(one, name) for one, name in zip(plans, [*names, "", ""], strict=False)]
     return draw(columns, ", ".join(map(repr, plans)).replace("<", "").replace(">", ""))
 
 
 def notebook(plan: Plan) -> str:
-    """What a notebook shows of a plan."""
+    """A plan as a notebook shows it."""
     return f"{svg(plan)}<details><summary>as text</summary>{preformatted(str(plan))}</details>"
 
 
 def column_of(plan: Plan, name: str = "") -> Column:
-    """What is drawn of a plan; `name` stands in front of its title."""
+    """The column of a plan; `name` stands in front of its title."""
     clock, maps = clock_of(plan), memory_maps(plan)
     splits = tuple((b, first, last) for b, first, last, _ in split_times(plan, clock))
     copies = tuple((source, to, when) for source, to, when, _, _ in copy_times(plan, clock))

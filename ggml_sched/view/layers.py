@@ -18,7 +18,7 @@ __all__ = ["Section", "sections_of"]
 
 _NUMBER = re.compile(r"(?:blk|layers?|blocks?|h)[._](\d+)\.|_l(\d+)\b|-(\d+)(?= |$|\))")
 _BEFORE, _AFTER = -1, 1 << 30
-"""What is computed before the first layer, and after the last."""
+"""The numbers that stand for the positions before the first layer, and after the last."""
 _PARTS, _SHORTEST = 64, 64
 """Without layers: the most parts, and the fewest positions of one."""
 _TORN = 4
@@ -46,8 +46,8 @@ def sections_of(plan: Plan) -> tuple[Section, ...]:
 
 
 def _runs(layers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(layer, first position, position after the last): a few nodes of a layer among those of another are counted with
-    these, such as the states of the next layer that a recurrent model reads early."""
+    """(layer, first position, position after the last) of each run of positions.  A few nodes of one layer among those
+    of another count as part of the other, such as the states of the next layer that a recurrent model reads early."""
     every = [(layer, len(list(run))) for layer, run in groupby(layers)]
     longest: dict[int, int] = {}
     for layer, length in every:
@@ -87,7 +87,8 @@ def _layers(plan: Plan) -> Iterator[int]:
 
 
 def _own(t: Tensor, current: int) -> int | None:
-    """The layer that a node's name says, or those of the weights and caches that it reads; None: none says one."""
+    """The layer in a node's name, or in the names of the weights and caches that it reads; _BEFORE or _AFTER if these
+    have no number; None for a node that reads none."""
     number = _numbered(t.name)
     if number is not None:
         return number

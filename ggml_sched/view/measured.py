@@ -1,4 +1,4 @@
-"""What the steps of traced computes took, beside what the model of cost says they take.
+"""The measured times of the steps of traced computes, beside the times that the model of cost predicts.
 
 Owns the medians and the table.  All times are seconds.
 """
@@ -32,11 +32,11 @@ class MeasuredStep(NamedTuple):
     """The step in words, such as "run nodes 0 .. 31"."""
     backend: str
     computes: int
-    """In how many computes it ran: it may be left out where its data is in place."""
+    """The number of computes in which it ran: it may be left out where its data is in place."""
     seconds: float
-    """The median of what it took."""
+    """The median of its times."""
     price: float | None
-    """What the model of cost says; None without devices."""
+    """The time that the model of cost predicts; None without devices."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Measured:
 
     plan: Plan
     computes: int
-    """How many computes count: all but the first, if there are several."""
+    """The number of computes that count: all but the first, if there are several."""
     seconds: float
-    """The median of what a compute took."""
+    """The median of the times of the computes."""
     price: float | None
     """The sum of the prices of its steps; None without devices."""
     is_exact: bool
-    """Whether a step's time is that of its backend, and not that of issuing it."""
+    """Whether the time of a step is that which its backend took, and not that of issuing it."""
     steps: tuple[MeasuredStep, ...]
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Measured:
 
 
 def _beside(took: float, price: float | None) -> tuple[str, ...]:
-    """The price, and how many times as long it took; nothing without a price."""
+    """The price, and the measured time as a multiple of it; nothing without a price."""
     if price is None:
         return ()
     return seconds(price), f"{took / price:.2f}" if price > 0 else ""
@@ -82,7 +82,7 @@ def _beside(took: float, price: float | None) -> tuple[str, ...]:
 
 def measured(trace: Trace, devices: Sequence[Device] | None = None, link: LinkLike = None,
              fill: float = 1.0) -> tuple[Measured, ...]:
-    """What `Trace.measured` returns."""
+    """The result of `Trace.measured`."""
     by_plan: dict[int, list[TracedCompute]] = {}
     for compute in trace.computes:
         if not compute.failed:

@@ -1,7 +1,8 @@
 """Pages: plans in a browser, in one file that needs no network.
 
-Bokeh draws; page.html, page.css and page.js are the page around its figures; content.py and tables.py are what it says.
-The data of a plan is compressed JSON, so that a graph of 100,000 nodes makes a file of a few megabytes.
+Bokeh draws the figures; page.html, page.css and page.js are the page around them; content.py and tables.py make the
+data and the tables.  The data of a plan is compressed JSON, so that a graph of 100,000 nodes makes a file of a few
+megabytes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Shown:
 
 
 def save(plan: Plan, path: str | os.PathLike[str], other: Plan | None = None, names: Sequence[str] = ()) -> None:
-    """What `Plan.save_html` does."""
+    """Write the page of `Plan.save_html`."""
     write_text(path, page([Shown("", plan, other, names)]))
 
 
@@ -109,7 +110,7 @@ def _tab_bar(tabs: Sequence[_Tab]) -> str:
 
 
 def _labelled(words: str, figure: str) -> str:
-    """A figure with what a screen reader says of it."""
+    """A figure with a text for screen readers."""
     return f'<div role="img" aria-label="{escape(words)}">{figure}</div>'
 
 

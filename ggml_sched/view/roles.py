@@ -64,7 +64,7 @@ _ROLE_OF_OP = {op: role for role, ops in _OPS.items() for op in ops}
 
 
 def role_of_name(name: str, weight: bool = False) -> int | None:
-    """The role that a name says; None for a name that says none."""
+    """The role that follows from a name; None if none does."""
     found = (_WEIGHTS if weight else _NODES).match(name)
     return None if found is None or found.lastgroup is None else int(found.lastgroup[1])
 
@@ -92,8 +92,8 @@ def roles_of(graph: Graph) -> list[int]:
 
 
 def _inherited(sources: Sequence[tuple[Tensor, int | None]]) -> int | None:
-    """The role of a node whose name says none: of the weight that it reads, else of the last node that has one and is
-    not of the residual stream, which passes everywhere."""
+    """The role of a node whose name has none: that of the weight that it reads, else that of the last source with a
+    role other than the residual stream, which passes through all layers."""
     held = [role for s, role in sources if s.op == "NONE" and role is not None and role != INPUTS]
     made = [role for s, role in sources if s.op != "NONE" and role is not None]
     return next((role for role in [*held, *reversed(made), *held, *made] if role != STREAM),

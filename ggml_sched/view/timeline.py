@@ -37,7 +37,7 @@ RUNS, WAITS, NODES = "runs", "waits", "nodes"
 
 def save(trace: Trace, path: str | os.PathLike[str], devices: Sequence[Device] | None = None, link: LinkLike = None,
          fill: float = 1.0) -> None:
-    """What `Trace.save` does."""
+    """Write the timeline of `Trace.save`."""
     content = {"traceEvents": list(events(trace, devices, link, fill)), "displayTimeUnit": "ns",
                "otherData": {"exact": trace.is_exact, "computes": len(trace.computes)}}
     write_text(path, json.dumps(content, separators=(",", ":")))
@@ -64,7 +64,7 @@ def events(trace: Trace, devices: Sequence[Device] | None = None, link: LinkLike
 
 
 class _Ends(NamedTuple):
-    """From which process a step moves how many bytes to which."""
+    """The processes between which a step moves a tensor, and its bytes."""
 
     source: str
     to: str
@@ -88,7 +88,8 @@ def _asynchronous(process: str, name: str, start: float, stop: float, kind: str,
 
 
 def _compute(number: int, compute: TracedCompute, numbers: Iterator[int]) -> Iterator[Event]:
-    """The call, and in it the wait for the backends; what is in their queues after the call."""
+    """The events of a compute as a whole: the call, the wait for the backends in it, and, if queued work ended after
+    the call, the compute until then."""
     plan, failed = compute.plan, {"failed": True} if compute.failed else {}
     tokens = plan.graph.meta.get("n_tokens")
     more = f", {tokens} token{'s' if tokens != 1 else ''}" if isinstance(tokens, int) else ""
@@ -168,7 +169,7 @@ def _nodes(compute: TracedCompute) -> Iterator[Event]:
 
 
 def _prices(compute: TracedCompute, prices: Sequence[float], numbers: Iterator[int]) -> Iterator[Event]:
-    """What the model of cost says of the steps that ran, one after the other from the start of the compute."""
+    """The predicted times of the steps that ran, one after the other from the start of the compute."""
     plan, at = compute.plan, compute.start
     ran = {span.number for span in compute.steps}
     for number, price in enumerate(prices):
@@ -205,7 +206,8 @@ def _named(trace: Trace, found: Sequence[Event]) -> Iterator[Event]:
 
 
 def _tid(pid: int, row: int) -> int:
-    """The number of a row: of this process alone, and not that of a process, whose main thread it would be."""
+    """The number of a row: unique among all processes, and no number of a process, because viewers take such a row for
+    the main thread."""
     return 100 * (pid + 1) + row
 
 

@@ -276,7 +276,8 @@ def _copies() -> list[Case]:
 
 
 def _conversions() -> list[Case]:
-    """Of numbers half way between two others, beyond the largest, below the least, and no numbers."""
+    """Conversions of numbers half way between two numbers of the type, beyond its range, below its least magnitude, and
+    of NaNs."""
     between = {"f16": 2.0**-11, "bf16": 2.0**-8}
 
     def rounded(leafs: Leafs, type: str) -> gs.Tensor:

@@ -172,7 +172,8 @@ class DataContract(Contract):
                 same(y, want)
 
     def test_queued_copies_are_done_in_order(self, device: gs.Backend) -> None:
-        """Between parts of tensors, which begin inside their buffers: a set, the copy, and another set."""
+        """A set, a copy between parts of tensors (which begin inside their buffers), and another set are queued without
+        waits."""
         if not declares(device, "cpy_tensor_async"):
             pytest.skip(f"{device!r} does not declare cpy_tensor_async")
         (ctx, x, _), (other, y, _) = small(), small()

@@ -54,8 +54,9 @@ class OpsContract(Contract):
             assert now == answers, f"{case.name}: other answers for other names, an output, and addresses"
 
     def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device: gs.Backend, case: Case) -> None:
-        """A supported node has their values.  Another raises an exception or has their values, too: a node that is
-        skipped leaves old bytes in its memory.  Bytes that are not the result's stay as they are."""
+        """A supported node has the values of the NumPy kernels.  Any other node raises an exception or has these
+        values, too: a node that is skipped would leave old bytes in its memory.  Bytes outside the result stay as they
+        are."""
         leafs, out = case.made()
         with _Spread(device, leafs) as memory:
             before = memory.bytes()
