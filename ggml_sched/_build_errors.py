@@ -1,6 +1,7 @@
-"""What is wrong with a compiled module that could not be imported: missing, of another Python, or not loadable.
+"""The errors for a compiled module that cannot be imported: it is missing, was built for another Python, or does not
+load.
 
-Owns nothing.  Invariant: an ImportError of something else, a missing requirement for one, is passed on as it is.
+Owns nothing.  Invariant: any other ImportError, such as that of a missing requirement, is passed on as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def raise_explained(error: ImportError) -> NoReturn:
 
 
 def reason_of(error: ImportError, name: str) -> str | None:
-    """What is wrong with a module, or None if it is not a compiled one."""
+    """The reason why a compiled module cannot be imported; None for any other module."""
     place = place_of(name)
     if error.path is not None and error.path.endswith(SUFFIXES):
         what = "is compiled from other sources" if str(error).startswith("cannot import") else "cannot be loaded"
@@ -59,11 +60,11 @@ def place_of(name: str) -> Path:
 def missing_name(error: ImportError) -> str | None:
     """The module of this package that an ImportError is about."""
     name = error.name or ""
-    # The loader says the file, and of the name the last word alone.
+    # The loader's error has the file, and only the last word of the module's name.
     if error.path is not None and error.path.endswith(SUFFIXES) and Path(error.path).is_relative_to(HERE):
         place = Path(error.path).relative_to(HERE)
         return ".".join((__package__, *place.parent.parts, place.name.partition(".")[0]))
-    # "cannot import name": `name` is the package, and Python 3.11 says the module in the message alone.
+    # "cannot import name": `name` is the package, and in Python 3.11 only the message has the module.
     if found := re.match(r"cannot import name '(\w+)'", str(error)):
         name = f"{name}.{found[1]}"
     return name if name.startswith(f"{__package__}.") else None

@@ -12,7 +12,7 @@ __all__ = ["replace_file", "write_text"]
 
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file; an existing one is replaced atomically, when all parts are written.  Several writers of one path do
-    not meet: the last one to end replaces the others' files."""
+    not disturb each other: the file of the writer that ends last stays."""
     path = os.fspath(path)
     unfinished = f"{path}.{os.getpid()}-{get_ident()}.unfinished"
     try:

@@ -22,10 +22,10 @@ class NodeTime:
     """The calls of one node, over all runs of a measurement."""
 
     node: Tensor
-    """A fused group has one of its nodes."""
+    """The node; for calls that compute a group of fused nodes, one of these."""
     runs: int
     seconds: float
-    """Of the thread that computed the graph, waiting for other threads included."""
+    """Seconds of the thread that computed the graph, waiting for other threads included."""
     busy: float
     """Seconds of all threads together in the kernels."""
 
