@@ -263,7 +263,7 @@ class Backend(BackendBase):
         return None
 
     def link_from(self, name: str) -> tuple[float, float] | None:
-        """The same for the link from there to here."""
+        """As `link_to`, for the link from the backend of this name, or from this process, to this backend."""
         return None
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
@@ -401,12 +401,12 @@ class Backend(BackendBase):
         return False
 
     def shift(self, weight: Tensor, address: int) -> int:
-        """Of a store: how many bytes after `address` a fetched copy of a weight begins, 0 .. `margin`, where memory of
-        the weight's bytes and the margin is at that address."""
+        """For stores: the number of bytes, 0 .. `margin`, from `address` to the begin of a fetched copy of a weight.
+        The memory at `address` has the weight's bytes and `margin` bytes more."""
         return 0
 
     def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
-        """Of a store: queue a read of bytes of a weight, from byte `start` of its root, to a copy on another backend.
+        """For stores: queue a read of bytes of a weight, from byte `start` of its root, to a copy on another backend.
 
         The fetch may write all bytes `room[0]` .. `room[1]` of the copy's buffer.  It is executed after all work queued
         here before; an event that is recorded here afterwards passes once the copy has its bytes.
@@ -414,7 +414,7 @@ class Backend(BackendBase):
         raise NotImplementedError(f"backend {self.name!r} is no store")
 
     def flush(self) -> None:
-        """All steps of a queued compute were issued: a backend that gathers commands begins with them now."""
+        """Called when all steps of a queued compute were issued: a backend that gathers commands sends them now."""
 
     def synchronize(self) -> None:
         """Wait until all work queued on this backend is done."""

@@ -78,7 +78,8 @@ class DryBackend(FaultPoints, Backend):
         return buffer
 
     def inplace_sources(self, op: str) -> int:
-        """The same as CpuBackend's, so that plans for a DryBackend have the sizes of real ones; see _ROW_OPS."""
+        """The sources that CpuBackend may overwrite, so that plans for a DryBackend have the sizes of real ones; see
+        _ROW_OPS."""
         return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:

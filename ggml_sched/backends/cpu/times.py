@@ -31,7 +31,7 @@ class NodeTime:
 
 
 class NodeTimes:
-    """What `CpuBackend.node_times` measures.  It keeps the graphs that it has measured alive.
+    """The times that `CpuBackend.node_times` measures.  It keeps the graphs that it has measured alive.
 
     Nodes that NumPy computes for want of a compiled kernel are not measured.
     """

@@ -112,7 +112,7 @@ class StreamEvent(ABC):
 
     @abstractmethod
     def query(self) -> bool:
-        """Whether that work is done, without waiting."""
+        """Whether all work before the point of the last `Stream.record` is done; does not wait."""
 
 
 class CapturedGraph(ABC):

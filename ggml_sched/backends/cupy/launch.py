@@ -31,7 +31,8 @@ FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("li
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
 
 N_COUNTERS = 4096
-"""The number of counters with which a block finds that it ends last of those that share rows or columns."""
+"""The number of counters.  By a counter a block of threads finds out whether it is the last to end of those that share
+rows or columns."""
 
 ROW_ELEMENTS = 1 << 14
 """The longest row that a product rounds for the norm after it (ops/carried.py)."""
@@ -45,7 +46,8 @@ AT_PART = {"q": 0, "runs": ROW_ELEMENTS, "squares": ROW_ELEMENTS + ROW_ELEMENTS 
 AT_ROWS = ALIGNMENT + 4 * N_COUNTERS
 STATE = np.dtype({"names": ["fault", "counters", "rows"], "formats": [FAULT, ("<u4", N_COUNTERS), (ROW, ROWS)],
                   "offsets": [0, ALIGNMENT, AT_ROWS]})
-"""What kernels share beyond a launch: the error word; counters, which are 0 before and after each launch; and rows."""
+"""Memory of the device that outlives launches: the error word; counters, which are 0 before and after each launch; and
+rows."""
 
 MAX_BLOCKS = 1 << 16
 """The most blocks of a grid over elements or rows; kernels loop over the rest."""

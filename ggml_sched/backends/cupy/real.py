@@ -134,7 +134,8 @@ def _check_compiler(major: int) -> None:
 
 
 class Program(NamedTuple):
-    """What is compiled together: an entry of the lists of kernels of a file; `overlap`: see `Device.function`."""
+    """Kernels that are compiled together: those of one entry in the lists of a file; `overlap`: see
+    `Device.function`."""
 
     file: str
     entry: str

@@ -71,8 +71,8 @@ cdef class Device:
         return 0
 
     cdef bint supports(self, const gs_node *node) noexcept nogil:
-        """What ggml's own supports_op says, for a device other than the CPU: supported_ops.h describes the CPU's
-        kernels."""
+        """Whether ggml's own supports_op accepts a node; for devices other than the CPU, whose kernels supported_ops.h
+        describes."""
         cdef gx_tensor[1 + GS_MAX_SRC] made
         self.api.fill_node(made, node, NULL)
         # CUSTOM nodes call functions of this package, which run on the host only.

@@ -13,7 +13,8 @@ cdef enum:
 
 
 cdef class ContextState:
-    """What a context shares with its tensors: its name, whether it is open, and memory for their parameters."""
+    """The state that a context shares with its tensors: its name, whether it is open, and memory for parameters of
+    ops."""
 
     def __dealloc__(self):
         cdef void *block = self.blocks
@@ -194,7 +195,7 @@ cdef class BackendBase:
         return GS_NOT_DONE
 
     cdef int answers_in_c(self) noexcept:
-        """What a compiled subclass does in C: ASKS_* bits, COMPUTES and COPIES."""
+        """The work that a compiled subclass does in C, as bits: ASKS_*, COMPUTES and COPIES."""
         return ((ASKS_SUPPORTS if <void *>self.c_supports_op != <void *>BackendBase.c_supports_op else 0)
                 | (ASKS_OFFLOAD if <void *>self.c_offload_op != <void *>BackendBase.c_offload_op else 0)
                 | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0)

@@ -23,7 +23,7 @@ cdef void kinds_free(gs_kinds *kinds) noexcept nogil
 cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil
 cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil
 cdef void node_name_op(gs_node *out) noexcept nogil
-# What Graph.arrays returns.
+# The result of Graph.arrays.
 cdef dict flat_arrays(const gs_graph *g)
 
 

@@ -36,7 +36,7 @@ cdef int64_t flat_given_bytes(const gs_graph_size *size) noexcept nogil:
 
 
 cdef inline int64_t derived_begin(const gs_graph_size *size) noexcept nogil:
-    """Where the derived arrays begin in a block: after the given ones, at an address for 64-bit integers."""
+    """The offset in a block at which the derived arrays begin: after the given ones, at a multiple of 8 bytes."""
     return (flat_given_bytes(size) + 7) // 8 * 8
 
 

@@ -115,7 +115,8 @@ cdef class NodeTable:
         return self.n
 
     def fields(self, Py_ssize_t i):
-        """What C sees of node i, a dict; `src` are positions in `tensors` or None, `data` is an address or None."""
+        """The fields of the gs_node of node i, as a dict; `src` are positions in `tensors` or None, `data` is an
+        address or None."""
         cdef const gs_node *node = self.node(i)
         cdef Py_ssize_t k
         cdef list src = []
@@ -132,7 +133,7 @@ cdef class NodeTable:
 
 
 def computed(tuple nodes not None):
-    """Those of the given nodes that compute, as a tuple: all but views."""
+    """The given nodes without views, which compute nothing, as a tuple."""
     cdef list found = []
     for t in nodes:
         if (<Tensor?>t).layout.op > GS_OP_TRANSPOSE:

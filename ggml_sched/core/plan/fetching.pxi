@@ -84,7 +84,8 @@ cdef void fetch_earlier(gs_fetches *f, const gs_splits *w, const gs_request *r, 
 
 
 cdef int input_rank(const gs_splits *w, const gs_request *r, const int32_t *assign, int32_t c) noexcept nogil:
-    """Where copy c belongs among the inputs of a split: 0 for results of a store, 1 for fetches, 2 for others."""
+    """The rank of copy c, by which the inputs of a split are sorted: 0 for results of a store, 1 for fetches, 2 for
+    others."""
     cdef int32_t like = w.copy_like.at[c]
     if is_stored(r, like):
         return 1

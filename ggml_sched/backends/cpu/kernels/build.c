@@ -77,8 +77,9 @@ static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t positio
     return copy;
 }
 
-/* Where a source clashes with the result, or a tensor is unaligned: sets `*made` to a node that uses aligned copies
- * instead, and appends the calls that make them.  Else `*made` is NULL, and the node can be computed as it is. */
+/* If a source clashes with the result, or a tensor is unaligned, sets `*made` to a node that uses aligned copies
+ * instead, and appends the calls that make the copies.  Otherwise `*made` is NULL, and the node can be computed as it
+ * is. */
 static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_node **made) {
     *made = NULL;
     if (is_astray(node)) {

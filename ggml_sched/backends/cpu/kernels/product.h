@@ -64,8 +64,8 @@ typedef struct gs_product_kernels {
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */
     void (*quantize)(const float *x, int32_t offset, gs_cell_q *cell);
-    /* Both compute rows row0 .. row1 - 1 of the result, of a group: `few` in all its columns, `many` in the columns
-     * column0 .. column1 - 1. */
+    /* `few` and `many` compute rows row0 .. row1 - 1 of the result of a group: `few` in all columns of the group,
+     * `many` in its columns column0 .. column1 - 1. */
     void (*few)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
                 char *scratch);
     void (*many)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,

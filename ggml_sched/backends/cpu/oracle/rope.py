@@ -16,8 +16,8 @@ from ggml_sched.backends.cpu.oracle.registry import kernel
 
 
 class Angles:
-    """What is computed from the parameters of a ROPE node alone: `per_position`, the angle of each pair at position 1,
-    and `magnitude`, the factor of sines and cosines."""
+    """The values that follow from the parameters of a ROPE node alone: `per_position`, the angle of each pair at
+    position 1, and `magnitude`, the factor of sines and cosines."""
 
     def __init__(self, node: Tensor) -> None:
         n_dims = int_param(node, 1)

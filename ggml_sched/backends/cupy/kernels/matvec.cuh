@@ -84,7 +84,7 @@ __device__ __forceinline__ float gated(int gate, float x, float up) {
     return through_half((t + 1.0f) * 0.5f * v) * up;
 }
 
-// Where one product of the batch has its weights, its columns and its result: offsets, in the units of `Product`.
+// The offsets of the weights, the columns and the result of one product of the batch, in the units of `Product`.
 struct Pair {
     int64_t w, x, d;
 };
@@ -180,15 +180,15 @@ __device__ __forceinline__ int64_t bytes_of_row(const Product& a) {
     }
 }
 
-// Asks for the warp's rows of weights before await_inputs(), or for their first 16 lines of 128 bytes: each lane for
-// one.  With ids, which earlier launches write, the rows are unknown.  `bytes`: of a row.
+// Prefetches the warp's rows of weights before await_inputs(), at most the first 16 lines of 128 bytes of each: each
+// lane one line.  With ids, which earlier launches write, the rows are not known yet.  `bytes`: of a row.
 __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t* w, const uint8_t* second,
                                                 const char* ids, int64_t bytes) {
     if (!OVERLAPS || ids != nullptr) return;
     const Part own = own_part(a, w, nullptr);
     const int64_t row = first_row(a, own, second != nullptr);
     const int lane = threadIdx.x & 31, lines = 128 * (lane & 15);
-    // Of a row that warps share, each asks for the beginning of its part, about.
+    // Of a row that several warps share, each warp prefetches about the beginning of its part.
     const int64_t line = a.part ? lines + bytes * (threadIdx.x >> 5) * a.part / a.k : lines;
     if (row >= own.rows || line >= bytes) return;
     Pair pair;
@@ -198,15 +198,15 @@ __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t*
     read_ahead((lane < 16 ? weights[0] : weights[1]) + line);
 }
 
-// Adds up the lanes' sums, and those of warps that share rows, and writes the result: two rows, or with `both` matrices
-// one row of their gated unit.  `root`: by which sums are divided.
+// Adds up the sums of the lanes, and of warps that share rows, and writes the result: two rows, or with `both` matrices
+// one row of their gated unit.  `root`: the number by which the sums are divided.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row, int64_t column,
                                            char* d, float root, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     __shared__ float sums[WEIGHT_ROWS][COLUMNS][FEW_WARPS];
     if (a.part) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-        __syncthreads();                   // those of the product before are read
+        __syncthreads();                   // the sums of the product before have been read
         UNROLL
         for (int c = 0; c < COLUMNS; ++c) {
             UNROLL
@@ -242,8 +242,9 @@ __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bo
     }
 }
 
-// Rounds the result of product number i: of each 32 rows, by the block that ends last of those that have them; `block`:
-// the number of this block among those over the rows, which are a multiple of 32.  A counter is 0 before and after.
+// Rounds the result of product number i: each 32 rows are rounded by the last block to end of those that compute them.
+// The number of rows is a multiple of 32; `block`: the number of this block among those over the rows.  A counter is 0
+// before and after.
 __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t block, const char* d, int8_t* q,
                                            float2* runs, unsigned* counters) {
     __shared__ int is_last;
@@ -265,14 +266,14 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
 
 // -- norms ------------------------------------------------------------------------------------------------------------
 
-// What round_rows does, for the norm after a product of one column: also adds x, and writes the row and its squares.
+// As round_rows, for the norm after a product of one column: also adds x, and writes the row and its squares.
 __device__ __forceinline__ void norm_rows_behind(const Product& a, const Norm& norm, const char* d, int8_t* q,
                                                  float2* runs, float* squares, unsigned* counters) {
     __shared__ int is_last;
     const int each = a.part ? (int)WEIGHT_ROWS : (int)WEIGHT_ROWS * FEW_WARPS;
     const unsigned others = 32 / each - 1;
     const int group = (int)blockIdx.x * each >> 5, i = group * 32 + (int)(threadIdx.x & 31);
-    // Loaded before it is known whether the block is the last.
+    // These are loaded before it is known whether the block is the last.
     const float x = norm.x[i], factor = norm.factor[i];
     __threadfence();                       // each warp's rows are to be seen before the block is counted
     __syncthreads();
@@ -488,7 +489,7 @@ __device__ __forceinline__ void few_plain(FEW) {
 #define FEW_PLAIN(NAME, KIND)                                   \
     FEW_KERNEL(NAME##_1, KIND, 4, few_plain<KIND, 1>)           \
     FEW_KERNEL(NAME##_8, KIND, 3, few_plain<KIND, 8>)
-// Also kernel exact_NAME, for one column in f32.
+// Kernels NAME_1 and NAME_8, and kernel exact_NAME, for one column in f32.
 #define FEW_BLOCKS(NAME, KIND)                                  \
     FEW_KERNEL(NAME##_1, KIND, 4, few<KIND, false, 1>)          \
     FEW_KERNEL(NAME##_8, KIND, 3, few<KIND, false, 8>)          \

@@ -12,8 +12,8 @@
 #include "matmul.cuh"
 #include "tensor.cuh"
 
-// What a type's levels need.  OFFSET: what is subtracted from each, in place of a minimum; SCALES: scales (and minima)
-// for each piece of a row.
+// Properties of a type's levels.  OFFSET: the number that is subtracted from each level, in place of a minimum; SCALES:
+// the number of scales (and of minima) for each piece of a row.
 template <int KIND>
 struct Levels {
     static constexpr int OFFSET = KIND == Q4_0 ? 8 : KIND == Q5_0 ? 16 : KIND == Q3_K ? 4 : KIND == Q6_K ? 32 : 0;
@@ -21,7 +21,8 @@ struct Levels {
     static constexpr int SCALES = KIND == Q2_K || KIND == Q3_K || KIND == Q6_K ? 8 : 4;
 };
 
-// WORDS: those of a piece of a row; WORD_PITCH: with padding, so that the lanes of a warp read from different banks.
+// WORDS: words of a piece of a row; WORD_PITCH: the same with padding, so that the lanes of a warp read from different
+// banks.
 enum { WORDS = 8 * STEP, WORD_PITCH = WORDS + 4, RUNS = 2 * STEP };
 
 // A piece of k for a tile: integers, scales and minima of the weights, scales (one for each 32) and sums of columns.

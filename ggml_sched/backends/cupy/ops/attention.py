@@ -40,7 +40,7 @@ LEAST = 256
 BLOCKS = 4
 """Blocks for each multiprocessor, where there are more cells: with fewer there are too few loads in flight."""
 TILE_BLOCKS = 2
-"""The same for blocks of 16 columns on tensor cores."""
+"""As BLOCKS, for blocks of 16 columns on tensor cores."""
 MOST = 256
 """The most multiprocessors for which shares are chosen and work memory is planned."""
 MAX_SHARES = WARPS * max(CHUNKS)
@@ -53,8 +53,9 @@ RESULTS = 2 * 4 * 64 + WARPS * 2 * 16 * 16 + 4 * WARPS
 MOST_FEW = 8
 """The most columns of a block that computes in f32; more are computed on tensor cores where that is possible."""
 MANY_CELLS = 4096
-"""From this many cells on already more than half as many columns are: where operations in f32 take longer than reading
-the cells on an A100 and an H200, and no device takes longer (bench/gpu_model.py)."""
+"""From this many cells on already more than MOST_FEW / 2 columns are computed on tensor cores: there operations in f32
+take longer than reading the cells on an A100 and an H200, and no device is slower with tensor cores
+(bench/gpu_model.py)."""
 WIDE_TILES = 32
 """More columns than this are computed in blocks of 64, fewer in blocks of 16."""
 
@@ -62,8 +63,8 @@ NONE = np.uint64(0)
 
 
 class Tile(NamedTuple):
-    """What a block of a kernel of attention_mma.cuh has at once: columns, and cells of the cache; for values of up to
-    `size` elements."""
+    """The columns, and the cells of the cache, that a block of a kernel of attention_mma.cuh computes at once, for
+    values of up to `size` elements."""
 
     size: int
     columns: int

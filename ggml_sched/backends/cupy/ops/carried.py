@@ -136,7 +136,7 @@ def _is_null(arg: object) -> bool:
 
 
 def _equal(a: Argument, b: Argument) -> bool:
-    """Whether both are the same place in scratch memory."""
+    """Whether two arguments are the same address in scratch memory."""
     return isinstance(a, Scratch) and a == b
 
 

@@ -26,10 +26,10 @@ MANY = 16
 as long as 64."""
 
 MANY_QUANTISED = 192
-"""The same for quantised weights where our kernels use tensor cores, which read the weights as they are: from there on
-the library's f16 products make up for the decoding, if the tiles reach no more than 0.11 (RTX 4090) to 0.21 (RTX 3060)
-of the rate of the tensor cores: bench/gpu_model.py.  What they reach was not measured
-yet; llama.cpp's reach 0.25."""
+"""As MANY, for quantised weights where our kernels use tensor cores, which read the weights as they are.  From this
+many columns on the library's f16 products make up for the decoding, if our tiles reach no more than 0.11 (RTX 4090) to
+0.21 (RTX 3060) of the rate of the tensor cores (bench/gpu_model.py).  The rate of our tiles was not measured yet;
+llama.cpp's tiles reach 0.25."""
 
 PIECE = 1 << 24
 """Elements of weights that are f16 in scratch memory at once: 32 MiB."""

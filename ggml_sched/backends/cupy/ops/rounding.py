@@ -51,7 +51,8 @@ def columns(b: Builder, x: Tensor, location: Location) -> tuple[Pointer, Pointer
     """The levels and scales of columns, at `location`: those that are kept, or of a launch that is appended here."""
     n = x.n_elements
     where, what = _whole(x, location), ("rounded", x.type)
-    # Not of inputs: the caller may set them between nodes; a node's result stays until a node writes there.
+    # Columns of inputs are not reused, because the caller may set inputs between nodes; a node's result stays until a
+    # node writes to its memory.
     kept = b.kept(what, where) if x.root.computes else None
     if kept is not None:
         q, runs = kept
@@ -64,7 +65,8 @@ def columns(b: Builder, x: Tensor, location: Location) -> tuple[Pointer, Pointer
 
 
 def beside(b: Builder, node: Tensor) -> tuple[Pointer, Pointer]:
-    """Where the kernel that computes `node` writes it rounded, for later products; null addresses: nowhere.
+    """The addresses to which the kernel that computes `node` also writes the result rounded, for later products; null:
+    it does not.
 
     The node's last piece of scratch memory: the columns are kept there.
     """
