@@ -129,7 +129,7 @@ TIMED = ("ggml_gallocr_reserve_n", "ggml_gallocr_alloc_graph", "ggml_backend_sch
 """Functions whose calls and nanoseconds are counted: the first numbers of enum gh_counter, two for each function."""
 OTHERS = ("allocators", "same", "equal", "replayed", "planned", "grown", "failed", "stock",
           "synchronised")
-"""What else is counted, in the order of enum gh_counter."""
+"""The names of the other counters, in the order of enum gh_counter."""
 
 assert 2 * len(TIMED) + len(OTHERS) == GH_N_COUNTS
 
@@ -171,7 +171,8 @@ ctypedef object (*gh_visit)(gh_plan_cache *c, list found)
 
 
 cdef list _of_plan_caches(gh_visit visit):
-    """What `visit` appends for each plan cache of the process, oldest first, while the cache is locked."""
+    """A list of the values that `visit` appends for each plan cache of the process, oldest first; each cache is locked
+    meanwhile."""
     return _of_plan_caches_into(visit, [])
 
 
@@ -211,9 +212,9 @@ cdef object _text(const char *found):
 
 
 def open_buffers():
-    """For each buffer that clients hold now, those of graph allocators and schedulers of ours left out: the name of its
-    type, that of its device, its bytes, ggml's number of its usage, whether its memory was there before, and the name
-    of the first tensor of the context that it was made for."""
+    """For each buffer that clients hold now, except those of our graph allocators and schedulers: the name of its type,
+    the name of its device, its bytes, ggml's number of its usage, whether it was made over existing memory, and the
+    name of the first tensor of the context that it was made for."""
     cdef gh_open_buffer buffer
     found = []
     while gh_open_buffer_at(len(found), &buffer):

@@ -1,4 +1,5 @@
-"""What llama.cpp would do with a model: its graphs, weights, caches, and the bytes of every buffer, without allocating.
+"""Dry runs: the graphs, weights, caches and bytes of every buffer that llama.cpp would have for a model, without
+allocating.
 
 llama.cpp itself opens the model, in a process of its own and with a deadline, because it aborts on combinations that it
 does not support.  Reads the metadata of the file and no weights.  All sizes are bytes.
@@ -86,7 +87,7 @@ class DryRun:
 
     path: str
     settings: Mapping[str, object]
-    """What llama.cpp was given, defaults included."""
+    """The settings with which llama.cpp opened the model, defaults included."""
     prompt: Graph
     """The graph of the largest batch that llama.cpp reserves, `n_ubatch` tokens."""
     token: Graph

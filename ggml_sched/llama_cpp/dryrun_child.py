@@ -30,7 +30,7 @@ WEIGHTS = 1
 PROPERTIES = 256
 """More bytes than ggml's struct of a device's properties has."""
 FROM_HOST_POINTER = 50
-"""Where that struct says whether the device makes buffers of memory that is there already."""
+"""The offset, in ggml's struct of a device's properties, of the flag whether it makes buffers over existing memory."""
 
 
 class Ggml:
@@ -110,7 +110,8 @@ class Opened:
             raise SystemExit("llama.cpp did not open the model")
 
     def contexts(self) -> dict[str, Any]:
-        """What each level measures of the same context: {level: bytes}, the graphs, and the tensors of the caches."""
+        """The measurements of one context by each level, as plain values: {level: bytes}, the graphs, and the tensors
+        of the caches."""
         api, library = self.api, hook()
         params = self.parameters.context(api.llama_model_n_ctx_train(self.model))
         weights = {row[0] for row in library.simulated_tensors()}
@@ -185,7 +186,7 @@ class Opened:
 
 
 def run(job: dict[str, Any], log: IO[str]) -> dict[str, Any]:
-    """What is known once a model and its contexts were opened, as plain values."""
+    """Open the model and its contexts; returns the measurements as plain values."""
     opened = Opened(job, log)
     found = opened.contexts()
     pairs: dict[int, dict[str, Any]] = {}

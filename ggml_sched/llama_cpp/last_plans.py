@@ -1,4 +1,4 @@
-"""What was planned for llama.cpp, as `Plan`s.
+"""The last plans for llama.cpp, as `Plan`s.
 
 The hook keeps the graph and the plan of each allocator's and scheduler's last call.  Here they become the values that
 this package's planner makes: a `Graph` of the same tensors, and a `Plan` with backends without memory, which answer
@@ -22,7 +22,7 @@ __all__ = ["last_plans", "plan_of"]
 
 
 def last_plans() -> tuple[Plan, ...]:
-    """What `ggml_sched.llama_cpp.plans` returns."""
+    """The result of `ggml_sched.llama_cpp.plans`."""
     return tuple(plan_of(found) for found in hook().last_planned())
 
 

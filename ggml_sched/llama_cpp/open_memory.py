@@ -1,4 +1,5 @@
-"""What llama.cpp holds on each device now: weights, caches, compute buffers, what is free, and what is unaccounted for.
+"""The bytes that llama.cpp holds on each device now: weights, caches, compute buffers; and the bytes that are free or
+unaccounted for.
 
 The hook records every buffer that a client of ggml makes: those of draft models, projectors and adapters are included.
 All sizes are bytes.
@@ -26,7 +27,7 @@ WEIGHTS, COMPUTE = 1, 2
 
 @dataclass(frozen=True)
 class DeviceMemory(Held):
-    """What is open on one device, and the rest of its memory."""
+    """The bytes that are open on one device, and the rest of its memory."""
 
     free: int | None = None
     """Bytes that the device, or for the host the system, can still give; None: neither says."""
@@ -106,7 +107,8 @@ def memory() -> Memory:
 
 
 def kind_of(usage: int, first: str) -> str:
-    """What a buffer is for; `first`: the name of the first tensor of the context that it was made for, "" if none."""
+    """The field of `Held` under which a buffer counts; `first`: the name of the first tensor of the context that it was
+    made for, "" if none."""
     if usage in (WEIGHTS, COMPUTE):
         return "weights" if usage == WEIGHTS else "compute"
     if not first:

@@ -18,7 +18,7 @@ __all__ = ["Parameters", "check_settings"]
 SPLIT_MODES = ("none", "layer", "row", "tensor")
 DEFAULTS: Mapping[str, object] = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "n_gpu_layers": 0, "use_mmap": True,
                                   "flash_attn": False}
-"""Where `Llama` has other defaults than llama.cpp."""
+"""{setting: the default of `Llama`}, where llama.cpp has another default."""
 MODEL = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "use_extra_bufts",
          "no_host", "load_mtp", "kv_overrides", "override_tensor")
 """Settings of a model.  `override_tensor`: {regular expression: name of a device or buffer type}, as with `-ot`."""

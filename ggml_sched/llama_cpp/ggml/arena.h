@@ -94,7 +94,8 @@ size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib);
 
 void gh_arena_free(gh_arena *a, const gh_ggml *lib);
 
-/* Whether arenas that grow from now on have sizes and no memory: for dry runs, in which no graph is allocated. */
+/* Choose whether arenas that grow from now on have sizes and no memory: for dry runs, in which no graph is allocated.
+ * */
 void gh_set_dry_arenas(bool on);
 
 #endif

@@ -195,8 +195,8 @@ static inline int link_of_source(int k)
     return k < GH_ROOT ? k : k + 1;
 }
 
-/* Where the id of an item's source k is stored; the first further source of an item adds a row to w->rest.  NULL
- * without memory. */
+/* The address at which the id of an item's source k is stored; for the first further source of an item, a row is added
+ * to w->rest.  NULL without memory. */
 static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
 {
     if (k < GH_ROOT) {

@@ -31,8 +31,8 @@ typedef struct gh_signature_item {
     int32_t bits;
 } gh_signature_item;
 
-/* What the signatures of graphs of one wiring have in common: all but descriptors and tensors.  Counted by references,
- * since graphs that differ in shapes alone share it. */
+/* The part of a signature that graphs of one wiring have in common: all but descriptors and tensors.  Counted by
+ * references, since graphs that differ in shapes alone share it. */
 typedef struct gh_wiring {
     int32_t refs;
     gh_signature_item *item; /* [n] by id                                                           */
@@ -61,9 +61,9 @@ typedef struct gh_signature {
 /* Fill a signature with the graph that was just read.  False without memory. */
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
-/* Whether a graph consists of the signature's own tensors, unchanged.  On the way each tensor with role[id]
- * GH_ROLE_PLACED gets its address in `arenas`, because it is in the processor's cache just then.  If the graph turns
- * out not to match, these addresses are set to NULL again.  `role` NULL: no tensor gets an address. */
+/* Match a graph with a signature: true if it consists of the signature's own tensors, unchanged.  Meanwhile each tensor
+ * with role[id] GH_ROLE_PLACED gets its address in `arenas`, because it is in the processor's cache just then.  If the
+ * graph turns out not to match, these addresses are set to NULL again.  `role` NULL: no tensor gets an address. */
 bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const unsigned char *role,
                         gh_places places);
 
@@ -76,7 +76,8 @@ bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *
  * signature is that of the graph which was found equal. */
 void gh_signature_rebind(gh_signature *s, gh_signature *other);
 
-/* Whether a graph has the wiring of `base`, and its ops and types, with any shapes: then `s` becomes its signature. */
+/* If a graph has the wiring, ops and types of `base`, with any shapes, make `s` its signature; returns whether it has.
+ * */
 bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *graph);
 
 /* Whether two signatures are of graphs with the same wiring, ops and types. */

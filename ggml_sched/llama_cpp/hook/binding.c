@@ -58,7 +58,7 @@ static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
     return v->n_tensors + c;
 }
 
-/* Where a node's tensor names a source that the plan has the node read through a copy. */
+/* The address of the pointer by which a node's tensor names a source that the node reads through a copy. */
 static gx_tensor **source_at(const gh_plan_entry *e, const gh_read *read)
 {
     return &gh_entry_tensor(e, read->id)->src[read->slot];

@@ -10,8 +10,8 @@
 
 #include "plan_cache.h"
 
-/* What one measured graph needs in the buffer type of each backend; backends that share a type share the bytes, which
- * are then those of the first of them. */
+/* The bytes that one measured graph needs in the buffer type of each backend.  The bytes of a type that several
+ * backends share are those of the first of these. */
 typedef struct gh_measured {
     int n;
     const char *type[GH_MAX_BACKENDS];      /* names of buffer types                                    */

@@ -169,8 +169,8 @@ static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
             && gh_plan_has_room(e->plan, &c->problem));
 }
 
-/* Let backends reorder a graph that an entry matches; whether the order is the planned one.  Otherwise the graph is to
- * be read as it is now, and the entry must not match the next such graph. */
+/* Let backends reorder a graph that an entry matches; returns whether the new order is the planned one.  Otherwise the
+ * graph is to be read as it is now, and the entry must not match the next such graph. */
 static bool keeps_order(gh_plan_cache *c, const gh_plan_entry *e, void *graph)
 {
     bool same = true;

@@ -122,7 +122,7 @@ bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t
 int gh_compute(gh_sched *s);
 void gh_synchronize(gh_sched *s);
 
-/* -- scheduler.c: whether schedulers made from now on are ours; otherwise they are ggml's own. */
+/* -- scheduler.c: choose whether schedulers made from now on are ours; otherwise they are ggml's own. */
 void gh_set_schedules(bool on);
 
 #endif
