@@ -418,7 +418,7 @@ cdef class _Merger:
     cdef StringTable tokens
 
     cdef bint look_up(self, const uint8_t *text, const Part *left, const Part *right, Pair *pair) noexcept nogil:
-        """Whether two neighbours may be merged; writes the pair's cost and token."""
+        """Look up a pair of neighbours: True, with its cost and token in `pair`, if the two may be merged."""
         return False
 
     cdef int merge(self, const uint8_t *text, Py_ssize_t n, _Work work) except -1:

@@ -22,7 +22,7 @@ __all__ = ["BatchGraph", "Inputs", "Shape"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model's graph depends on: the numbers of tokens, of KV cache rows that attention reads, of output tokens.
+    """The numbers that determine a model's graph: of tokens, of KV cache rows that attention reads, of output tokens.
 
     `embeddings`: the output is the normed hidden state of each output token instead of its logits.
     """

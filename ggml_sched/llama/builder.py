@@ -48,7 +48,7 @@ class Builder:
         self.ctx: Context = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
         self.done: bool = False
-        """Whether the graph is complete: one without outputs is, once the last layer's cache is written (see
+        """Whether the graph is complete, as a graph without outputs is once the last layer's cache is written (see
         `expand`)."""
         self.inputs: Inputs = Inputs(self.ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
         if 0 < shape.n_outputs < shape.n_tokens:    # the last layer selects the rows of the outputs

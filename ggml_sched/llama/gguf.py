@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ggml_sched.backend import Bytes
 
     Source: TypeAlias = str | os.PathLike[str] | Bytes | IO[bytes]
-    """Where a model is: a path, a buffer of bytes or a binary file."""
+    """The source of a model: a path, a buffer of bytes or a binary file."""
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "Value",
            "open_gguf", "open_part"]

@@ -175,7 +175,7 @@ class Array(Sequence["Value"]):
 
 
 Value: TypeAlias = str | int | float | bool | Array
-"""What a file's metadata has under a key."""
+"""A value of a file's metadata."""
 
 def _unpickled(kind: Kind, memory: bytes, starts: array[int] | None,
                values: np.ndarray | Sequence[Array] = ()) -> Array:

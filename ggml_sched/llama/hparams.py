@@ -54,7 +54,8 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What may differ from layer to layer: numbers of heads, widths, and attention's window in tokens (0: none)."""
+    """The hyperparameters that may differ from layer to layer: numbers of heads, widths, attention's window in tokens
+    (0: none)."""
 
     n_head: int = 0
     n_head_kv: int = 0

@@ -50,7 +50,8 @@ NO_MEMORY = 1 << 62
 
 @dataclass
 class Held:
-    """What is held under limits: which weights are fetched, and what is left for the arenas of each backend."""
+    """The choice under limits: the weights that are fetched, and the bytes that are left for the arenas of each
+    backend."""
 
     store: Store | None
     """None where everything fits."""

@@ -59,8 +59,8 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
-    """What must be equal in the model that saves and the one that restores: architecture, type of the cache, and a
-    hash of the hyperparameters and of the shapes of the weights."""
+    """The values by which a restored sequence is checked to be of an equal model: architecture, type of the cache, and
+    a hash of the hyperparameters and of the shapes of the weights."""
     import hashlib  # here: loading it takes longer than the rest of this package
 
     digest = hashlib.sha256(repr(runner.hparams).encode())

@@ -57,7 +57,7 @@ class Visits:
 
 
 class Messages(NamedTuple):
-    """What one compute sends from one process to another."""
+    """The messages that one compute sends from one process to another."""
 
     messages: int
     nbytes: int

@@ -43,7 +43,7 @@ class FlatGraph:
         self.deps = deps
 
     def arrays(self) -> dict[str, bytes]:
-        """What `Graph.arrays` returns."""
+        """The arrays of `Graph.arrays`."""
         return self._arrays
 
     def id_of(self, tensor: int) -> int:

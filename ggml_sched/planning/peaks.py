@@ -83,7 +83,7 @@ class Cap:
 
 @dataclass(frozen=True)
 class ArenaPeaks:
-    """What binds the arena of one backend."""
+    """The peaks and caps of the arena of one backend."""
 
     backend: str
     arena: int
@@ -112,7 +112,7 @@ class ArenaPeaks:
 
 
 def peaks_of(plan: Plan) -> tuple[ArenaPeaks, ...]:
-    """What binds each arena of a plan, in the order of its backends."""
+    """The peaks and caps of each arena of a plan, in the order of its backends."""
     owners: list[list[int]] = [[] for _ in plan.backends]
     data = plan.data
     for i in range(data.n_tensors + data.n_copies + len(data.slot_copies)):
@@ -123,7 +123,7 @@ def peaks_of(plan: Plan) -> tuple[ArenaPeaks, ...]:
 
 
 def _arena(plan: Plan, b: int, owners: Sequence[int]) -> ArenaPeaks:
-    """What binds the arena of backend b; `owners`: the ids that have memory of their own there."""
+    """The peaks and caps of the arena of backend b; `owners`: the ids that have memory of their own there."""
     data = plan.data
     keys: dict[Series, list[int]] = {}
     for i in owners:

@@ -96,7 +96,7 @@ class Copy:
 
 
 class Traffic(NamedTuple):
-    """What one compute copies from one backend to another."""
+    """The number of copies of one compute from one backend to another, and their bytes."""
 
     copies: int
     nbytes: int
@@ -220,7 +220,7 @@ class Plan:
 
     @cached_property
     def fetches(self) -> tuple[Copy, ...]:
-        """Those of `copies` that a store fetches; `split` is the one before which the fetch begins."""
+        """The copies that a store fetches; `split` is the one before which the fetch begins."""
         return tuple(copy for copy in self.copies if _is_stored(copy.tensor))
 
     @cached_property
@@ -289,10 +289,10 @@ class Plan:
         return _METHODS["explain"](self, t)
 
     def peaks(self) -> tuple[ArenaPeaks, ...]:
-        """What binds each arena: its peaks, and the sets of tensors that must shrink together to lower them.
+        """For each backend's arena its peaks, and the sets of tensors that must shrink together to lower them.
 
-        In the order of the backends; each prints as tables.  Two independent peaks need a set: capping either alone
-        saves nothing.  Tensors whose names differ in numbers alone count as one series.
+        Each prints as tables.  Two independent peaks need a set: capping either alone saves nothing.  Tensors whose
+        names differ in numbers alone count as one series.
         """
         return _METHODS["peaks"](self)
 
@@ -341,7 +341,7 @@ class Plan:
         return _METHODS["fallbacks"](self, devices, link)
 
     def differences(self, other: Plan, names: Sequence[str] = ()) -> Differences:
-        """What is different in another plan of the same graph, or of one with the same names; it prints as text.
+        """The differences of another plan, of the same graph or of one with the same names; prints as text.
 
         Bytes, splits and copies, nodes on other backends and the rules that placed them, memories that one plan alone
         shares.  `names`: what to call the two, such as ("before", "after").

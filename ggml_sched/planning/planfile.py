@@ -192,8 +192,8 @@ def _owner(roots: list[int], i: int) -> int:
 
 
 def _describe_backends(graph: Graph, backends: Sequence[Backend]) -> list[BackendDescription]:
-    """What a plan depends on of each backend: its sizes, over which sources its kernels can write, the indices of the
-    backends whose memory it reads, and the margin of a store."""
+    """The properties of each backend on which a plan depends: sizes, the sources that its kernels can overwrite, the
+    indices of the backends whose memory it reads, and the margin of a store."""
     ops = sorted({node.op for node in graph.nodes if node.computes})
     found: list[BackendDescription] = [{
         "name": b.name,

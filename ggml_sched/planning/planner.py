@@ -252,7 +252,7 @@ class Planner:
 
 
 def _reserved_key(graph: Graph, request: Request, policy: Policy) -> Key:
-    """What a graph must share with a reserved graph to get its plan by replay."""
+    """The key of reserved plans: a graph gets the plan of a reserved graph by replay only if their keys are equal."""
     return graph.wiring, request.key, request.groups(policy)
 
 

@@ -45,7 +45,7 @@ class Load(NamedTuple):
     """The first byte of the leaf that is loaded; not 0 where a copy is of a view of the leaf."""
     nbytes: int
     locations: tuple[Location, ...]
-    """Where the data is written: one location, or one for each slot of a copy, which computes use in turn."""
+    """The destinations of the data: one location, or one for each slot of a copy, which computes use in turn."""
     if_changed: bool
     waits: tuple[Wait, ...] = ()
 

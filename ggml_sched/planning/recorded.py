@@ -27,7 +27,7 @@ class BackendDescription(TypedDict):
     reads: list[int]
     """Indices of the backends whose memory it reads without a copy."""
     margin: NotRequired[int]
-    """Of a store: the bytes that a fetched copy takes beyond its own."""
+    """For a store, the bytes that a fetched copy takes beyond its own."""
 
 
 class PlanFile(TypedDict):

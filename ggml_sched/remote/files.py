@@ -68,7 +68,7 @@ def _opened(path: str) -> Iterator[int]:
     """A descriptor of a regular file; OSError for anything else, which is not opened."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(f"{path!r} is no regular file")
-    # Without waiting, should it have become a pipe since.
+    # O_NONBLOCK: opening must not wait if the file has become a pipe meanwhile.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -69,8 +69,8 @@ def initialized(address: str | None, n_cpus: int) -> bool:
 
 
 def _package_import() -> Callable[[], None]:
-    """What each of Ray's processes calls when it starts: it imports the installed package, before Ray puts the driver's
-    folder first on the path, which may be a tree of this package's sources that is not compiled.
+    """The function that each of Ray's processes calls when it starts.  It imports the installed package before Ray puts
+    the driver's folder first on the path: that folder may hold this package's sources without compiled modules.
 
     A nested function, because Ray sends such by value: a process without the package says so where an actor starts.
     """
@@ -149,7 +149,8 @@ class _Relay:
 
     def __init__(self, actors: Mapping[str, Any], note_loss: Callable[[], None]) -> None:
         self._note_loss = note_loss
-        # What ends with an actor is an error of a wait, and is raised there; Ray's thread prints it as well.
+        # When an actor ends, the wait for its result raises the error; without this line a thread of Ray's prints it as
+        # well.
         logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         self._places = {name: k for k, name in enumerate(actors)}
         with ray.dag.InputNode() as step:
@@ -410,6 +411,7 @@ class RayActors:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error of Ray's says first; the text of an exception in an actor ends with it."""
+    """The message of one of Ray's errors, without the traceback: the last line for an exception in an actor, else the
+    first."""
     said = str(error).strip().splitlines() or [type(error).__name__]
     return said[-1 if isinstance(error, ray.exceptions.RayTaskError) else 0]

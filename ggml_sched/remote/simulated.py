@@ -19,7 +19,7 @@ __all__ = ["Faults", "SimulatedNetwork"]
 
 
 class Faults(NamedTuple):
-    """What goes wrong.
+    """The faults of a network.
 
     `loss`, `repeat`: probabilities that a message is lost, or comes twice; `late`: up to how many seconds it is late;
     `deaths`: {worker: after how many messages it dies}; `hangs`: {worker: after how many messages it answers

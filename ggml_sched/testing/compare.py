@@ -27,7 +27,7 @@ __all__ = ["NodeDifference", "compare"]
 
 
 class NodeDifference(NamedTuple):
-    """How much two results of one node differ; NaN if at some element only one result is NaN."""
+    """The difference between two results of one node; its numbers are NaN if at some element only one result is NaN."""
 
     node: Tensor
     max_abs_diff: float

@@ -1,4 +1,5 @@
-"""What architectures share: functions that list the weights of a part, and `layers`, the layers that most have."""
+"""Functions that several architectures use: for the lists of their weights, and `layers`, which builds the usual
+layers."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Context(runtime.Context):
 
 
 class Namespace(utils.Namespace):
-    """What `namespace()` of a template makes."""
+    """The object that `namespace()` makes in a template."""
 
     def __repr__(self) -> str:  # jinja2's shows all values: exponentially many where namespaces are nested
         return "<Namespace>"

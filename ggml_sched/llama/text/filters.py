@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 def _loop(context: Context, iterable: Iterable[T], n_written: int = 0) -> Iterable[T]:
-    """What a `for` of a template iterates over: spends budget for each step, and for the n_written characters of
-    constant text in the loop's body."""
+    """The items of a `for` loop of a template: each step spends budget, also for the n_written characters of constant
+    text in the loop's body."""
     budget, ticks = context.budget, 1 + n_written // CHARS_PER_TICK
     if hasattr(iterable, "__len__"):
         return _Steps(cast("Collection[T]", iterable), budget, ticks)

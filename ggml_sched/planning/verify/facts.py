@@ -71,7 +71,7 @@ class Facts:
     resident: list[frozenset[int] | None]
     """The backends that can read a resident; None for a tensor that is no resident."""
 
-    # What the backends answer about the plan's choices.
+    # The answers of the backends about the plan's choices.
     supported: list[bool]
     tolerates: list[int]
     """Bit k is set if the kernel of this node may write its result over the source in slot k."""

@@ -1,4 +1,5 @@
-"""What all parts of the contract share: the backends under test, small tensors on them, and comparing results."""
+"""The common base of all parts of the contract: the backends under test, small tensors on them, and comparing
+results."""
 
 from __future__ import annotations
 

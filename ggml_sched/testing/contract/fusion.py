@@ -28,7 +28,7 @@ class FusionContract(Contract):
                 taken |= {*group}
 
     def test_a_group_computed_as_one_gives_what_its_members_give(self, device: gs.Backend) -> None:
-        """With all results needed, and with those alone that nodes outside the group read."""
+        """Once with all results needed, and once with only the results that nodes outside the group read."""
         for leafs, graph, groups in self._fused(device):
             inner = {k for group in groups for k in group[:-1]}
             read = {k for k in inner for j, node in enumerate(graph.nodes)
