@@ -29,8 +29,8 @@ ctypedef struct gs_plan_box:
     gs_plan c                   # owned
     gs_request request          # its memory is owned; without pointers to arrays of the caller
     const gs_graph_box *graph   # the graph of the plan; never dereferenced unless the caller passes it again
-    uint64_t filling            # of that graph, when the plan was made
-    gs_graph_size size          # of that graph, when the plan was made
+    uint64_t filling            # graph.filling when the plan was made
+    gs_graph_size size          # the size of the graph when the plan was made
 
 
 # What another step, or the host, waits for at the end of a step; `event` is NULL where there is nothing to wait for.
@@ -45,12 +45,12 @@ ctypedef struct gs_program_box
 # The struct behind a gs_api_arenas handle, with its arrays in the same block.
 ctypedef struct gs_arenas_box:
     int32_t n_backends
-    int32_t n_owners            # programs, and the caller until arenas_free; the last one frees
+    int32_t n_owners            # programs, and the caller until arenas_free; when it is 0, the arenas are freed
     gs_program_box *current     # whose data is in the arenas; NULL: none
     atomic_flag busy            # a function uses one of the programs
     gs_backend *backends        # [n_backends]
     int32_t *begin              # [n_backends + 1] index of a backend's first chunk in `chunk`
-    void **chunk                # memory of the backends; NULL where it has no bytes
+    void **chunk                # the memory of each chunk; NULL for a chunk without bytes
     int64_t *chunk_nbytes
 
 
@@ -64,9 +64,9 @@ ctypedef struct gs_program_box:
     int32_t n_backends
     int32_t n_awaited           # steps for which others wait
     int32_t n_written           # residents that nodes write to
-    int32_t depth               # computes whose events are kept: c.reach + 1
+    int32_t depth               # how many computes have events of their own: c.reach + 1
     int32_t n_runs              # entries of `runs`
-    int64_t n_twins             # nodes of runs that read copies, or compute into one
+    int64_t n_twins             # nodes of runs for which there are twins: they read copies, or compute into one
     int64_t n_listed            # nodes of all runs
     int64_t n_computed          # computes so far, which choose copy slots
     int64_t n_queued            # computes since all backends were last synchronized
@@ -97,7 +97,7 @@ ctypedef struct gs_program_box:
     void **follow               # [n_backends] an event of each queue, for copies
     char *staging               # [n_staging] host memory through which copies go
     char *experts               # the numbers of used experts, as bytes
-    unsigned char *used         # of each expert: whether it is used
+    unsigned char *used         # [n_expert] 1 for each used expert
     int64_t n_staging
     int64_t n_expert_bytes
     int64_t n_used
@@ -105,7 +105,7 @@ ctypedef struct gs_program_box:
 
 cdef enum:
     MAX_STAGING = 1 << 20       # bytes; larger copies go through host memory in parts
-    IS_READABLE = 1             # its data is in its memory after a compute
+    IS_READABLE = 1             # the tensor's data is in its memory after a compute
     IS_RESIDENT = 2
     IS_LOADED = 4               # a leaf that the program loads
     IS_FILLED = 8               # a leaf that the program loads to the leaf's own memory

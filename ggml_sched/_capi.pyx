@@ -266,7 +266,8 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
 
 
 cdef bint made_for(const gs_plan_box *plan, const gs_graph_box *graph) noexcept nogil:
-    """Whether a plan was made for the present contents of a graph; says so without reading the plan's old graph."""
+    """Whether a plan was made for the present contents of a graph; does not read the plan's graph, which may be
+    freed."""
     return (plan.graph == graph and plan.filling == graph.filling and plan.size.n_tensors == graph.size.n_tensors
             and plan.size.n_nodes == graph.size.n_nodes and plan.size.n_src == graph.size.n_src)
 

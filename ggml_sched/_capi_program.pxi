@@ -54,7 +54,7 @@ cdef int write_steps(gs_program_box *x, const gs_graph *g, const gs_plan *p, con
 
 
 cdef void count_parts(gs_program_box *x, const gs_graph *g) noexcept nogil:
-    """Count what program_lay_out reserves memory for."""
+    """Set the counts by which program_lay_out reserves memory."""
     cdef const gs_step *step
     cdef int64_t n, n_turns
     cdef int32_t i, k
@@ -281,7 +281,7 @@ cdef int make_events(gs_program_box *x, gs_error *error) noexcept nogil:
 
 
 cdef int new_event(gs_program_box *x, int32_t b, void **event, gs_error *error) noexcept nogil:
-    """An event of backend b; NULL where it has none."""
+    """Set *event, which is NULL before, to a new event of backend b; it stays NULL if the backend has no events."""
     cdef gs_error said
     cdef int status
     if x.backends[b].event_new == NULL:

@@ -225,7 +225,7 @@ class KVCache:
 
 
 def type_of(kv_type: Type | str) -> Type:
-    """The type that is given, by its name or itself; ValueError for a type that a cache cannot have."""
+    """The `Type` for a Type or the name of one; ValueError for a type that a cache cannot have."""
     if str(kv_type).lower() not in KV_TYPES:
         raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KV_TYPES)}")
     return Type[str(kv_type).upper()]

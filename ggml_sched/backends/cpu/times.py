@@ -1,4 +1,4 @@
-"""How long each node takes on the CPU backend: what its compiled calls measured while a measurement was open."""
+"""The time that each node takes on the CPU backend, as its compiled calls measure it while a measurement is open."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class CupyBackend(DeviceQueue):
 
     @queueing
     def pack(self, address: int, size: int, kind: Type) -> None:
-        """Queue the rearrangement of weights of a type, whole units in ggml's order."""
+        """Queue the rearrangement of weights of a type: `size` bytes of whole units, which are in ggml's order."""
         launch = packed.packing(address, size, kind)
         function = self.function(launch.kernel)
         function.launch(launch.grid, launch.block, function.pack(launch.bound(0, 0)), launch.shared, self.stream)

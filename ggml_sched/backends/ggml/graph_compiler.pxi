@@ -40,7 +40,7 @@ cdef class GraphPlan:
     cdef void *context              # the ggml_context over the block
     cdef uint8_t *copies            # owned; memory of copied sources
     cdef uint8_t *fetched           # owned; row ids, copied from a device to be checked
-    cdef list parts              # in execution order
+    cdef list parts                 # in execution order
     cdef list packs                 # (weight, RepackedWeight, address of the plain data)
     cdef OwnProducts own            # None: ggml computes all products
     cdef list written               # roots outside the arenas that nodes write (caches): each run raises their version

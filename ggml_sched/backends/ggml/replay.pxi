@@ -68,7 +68,7 @@ cdef int replay(GraphPlan program) except -1:
         for leaf, written in part.loads:
             apply_staged(leaf, written)
         if device.has_host_plans and part.n_threads != n:
-            part.n_threads = 0       # if `reserve` raises, the next run makes the plan again
+            part.n_threads = 0          # if `reserve` raises, the next run makes the plan again
             part.plan = device.api.call.graph_plan(part.graph, n, device.pool)
             device.reserve(part.plan.work_size)
             if program.own is not None:

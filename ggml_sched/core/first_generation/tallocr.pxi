@@ -44,7 +44,8 @@ cdef class TensorAllocator:
 
     @classmethod
     def from_memory(cls, memory, alignment=64):
-        """Over caller-owned memory (any writable buffer-protocol object), which is never freed by us."""
+        """An allocator over the caller's memory, any writable object with the buffer protocol; it never frees that
+        memory."""
         return cls(_wrap_memory(memory), alignment=alignment)
 
     @classmethod

@@ -43,7 +43,7 @@ cdef tuple _ENDINGS = ("", " (view)", " (reshaped)", " (permuted)", " (transpose
 
 
 cpdef str label(Tensor t):
-    """How messages call a tensor: by its name, in quotes; one without a name by its id in the graph made last of it."""
+    """A tensor in messages: its name in quotes, or, without a name, its id in the graph that was made last of it."""
     if t.name:
         return repr(t.name)
     return f"tensor {t.mark}" if t.mark >= 0 else "unnamed tensor"

@@ -5,7 +5,10 @@
 # Invariant: buffers born in one section are allocated by time of birth, then in the caller's order.
 
 cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
-    """Allocate and free all buffers in order of time; returns the arena, or a negative status.  After pack_settle."""
+    """Allocate and free all buffers in order of time; returns the arena's bytes, or a negative status.
+
+    pack_settle must have run.
+    """
     cdef gs_blocks blocks
     cdef int32_t *dead = p.order            # buffers in order of death; p.order needs sorting again afterwards
     cdef int32_t *born = <int32_t *>p.keys  # buffers in order of birth; takes the memory of the keys after their use

@@ -2,8 +2,8 @@
 //
 // A `column` is one query: a row of queries in one of the heads that share a key head.  A `share` is a part of the
 // cells.  A block computes some columns over one share, its warps different cells.  The results of warps are joined in
-// a fixed order, and then those of shares, by the block that ends last of those with the same columns: a counter tells
-// it.  Invariants: a column without any cell is 0; a counter is 0 before and after a launch.
+// a fixed order, and then those of shares, by the block that ends last of those with the same columns: a counter
+// shows which it is.  Invariants: a column without any cell is 0; a counter is 0 before and after a launch.
 #pragma once
 
 #include "caches.cuh"

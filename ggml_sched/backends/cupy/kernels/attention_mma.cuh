@@ -169,8 +169,8 @@ __device__ __forceinline__ void copy_rows(char* to, int pitch, const char* from,
     }
 }
 
-// Adds the products of 64 neighbouring elements of two queries with keys to the scores of a lane.  `keys`: of its cell
-// of each eight.
+// Adds the products of two queries and N times 8 keys, over 64 neighbouring elements, to the scores of a lane.  `keys`:
+// the elements that the lane loads of one key, its own among the first eight.
 template <int N>
 __device__ __forceinline__ void multiply_keys(const uint4& x0, const uint4& x1, const char* keys, int pitch,
                                               float (&scores)[N][4]) {
@@ -188,8 +188,8 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// Adds the values of 16 cells, 64 neighbouring elements, times their weights to the sums of a lane.  `values`: those
-// that the lane loads, of cell 2 t.
+// Adds 64 neighbouring elements of the values of 16 cells, times the weights of the cells, to the sums of a lane.
+// `values`: the elements of cell 2 t that the lane loads; it also loads those of cells 2 t + 1, 2 t + 8 and 2 t + 9.
 __device__ __forceinline__ void add_values(const uint32_t (&weights)[4], const char* values, int pitch,
                                            float (&sums)[8][4]) {
     const uint4 x0 = *(const uint4*)values, x1 = *(const uint4*)(values + pitch);
@@ -203,7 +203,8 @@ __device__ __forceinline__ void add_values(const uint32_t (&weights)[4], const c
     }
 }
 
-// Whether one of the values of `cells` cells of a tile, `bytes` of each row, is not finite; in all lanes.
+// Whether an element of the values of `cells` cells of a tile, each a row of `bytes`, is not finite; all lanes get the
+// result.
 __device__ __forceinline__ bool has_infinite(const char* values, int pitch, int cells, int bytes) {
     bool found = false;
     UNROLL_BY(1)
@@ -221,9 +222,9 @@ __device__ __forceinline__ bool has_infinite(const char* values, int pitch, int 
     return __ballot_sync(ALL_LANES, found) != 0;
 }
 
-// add_values for values of which some are not finite, and some masked: element by element.  `weights` of shared memory:
-// [16][STEP_CELLS], of the warp's columns, in f16, negative where a column does not see a cell; `values`: of the
-// first cell the 16 elements, of 64 neighbouring ones, that the lane adds.
+// As add_values, element by element, for values some of which are not finite and some masked.  `weights`:
+// [16][STEP_CELLS] in shared memory, the weights of the warp's columns in f16, negative where a column does not see a
+// cell; `values`: the 16 elements of the first cell, among 64 neighbouring ones, that the lane adds.
 __device__ __forceinline__ void add_seen_values(const uint16_t* weights, const char* values, int pitch,
                                                 float (&sums)[8][4]) {
     const uint16_t* own = weights + ((threadIdx.x & 31) >> 2) * STEP_CELLS;
@@ -245,14 +246,15 @@ __device__ __forceinline__ void add_seen_values(const uint16_t* weights, const c
 
 // -- one block --------------------------------------------------------------------------------------------------------
 
-// The soft max of a warp so far: of the lane's two columns the largest score and, for its cells, the total of weights.
+// The soft max of a warp so far: for the lane's two columns the largest score, and the total of the weights of the
+// lane's cells.
 struct Soft {
     float top[2], total[2], back[2], slope[2]; // back: undoes the power of the queries
     const char* masks[2];
 };
 
-// Makes weights of scores, of N times 8 cells from `base` on.  Returns which the lane's columns see,
-// bit i for weight i; `factor`: for the sums so far.
+// Replaces the scores of N times 8 cells, from `base` on, by weights.  Returns which cells the lane's columns see, bit
+// i for weight i; `factor` gets the factors by which the sums so far are to be multiplied.
 template <int N>
 __device__ __forceinline__ uint32_t soften(const Attention& a, float (&s)[N][4], int base, int end, Soft& soft,
                                            float (&factor)[2]) {
@@ -377,7 +379,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
             while (tile < BATCH) {
                 const int cell0 = batch + tile * S::TILE, next = next_tile(live, tile);
                 wait_copies();
-                __syncthreads();           // keys are there, and the values before are used
+                __syncthreads();           // the keys have arrived, and the values before were used
                 copy_rows<S::TILE>(values, S::VALUE_PITCH, all_values, a.v1, 2 * a.dv, cell0, end);
                 float s[N][4] = {};
                 const char* const own_keys = keys + (cell_warp * S::OWN + line) * pitch + 16 * t;
@@ -405,7 +407,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                     }
                 }
                 wait_copies();
-                __syncthreads();           // values are there, and the keys are used
+                __syncthreads();           // the values have arrived, and the keys were used
                 if (next < BATCH)
                     copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, batch + next * S::TILE, end);
                 tile = next;
@@ -454,7 +456,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                 totals[at] = soft.total[r];
             }
         }
-        __syncthreads();                   // also: keys, values and queries are used
+        __syncthreads();                   // also: keys, values and queries were used
         UNROLL
         for (int r = 0; r < 2; ++r) {
             const int own = 16 * column_warp + line + 8 * r;

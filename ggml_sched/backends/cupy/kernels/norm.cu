@@ -114,9 +114,9 @@ __device__ __forceinline__ void norm_long(const Row& row, const View& a, const V
         store_rounded(f32_at(row.out, i, d.nb[0]), number * n + i, q, runs);
 }
 
-// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.  Where
-// `q` and `runs` are not null, d, of rows that are a
-// multiple of 32 long, is also written there, rounded to 8 bits; `number` is that of a row.
+// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.  If
+// `q` and `runs` are not null, d is also written there, rounded to 8 bits; the length of rows is then a multiple of 32.
+// `number`: the number of the row.
 extern "C" __global__ void __launch_bounds__(512) norm_rows(View a, View b, View s, View w, View shift, View d,
                                                             int8_t* RESTRICT q, float2* RESTRICT runs,
                                                             int64_t rows, int mode, float eps, int around) {

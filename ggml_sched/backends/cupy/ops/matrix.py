@@ -214,7 +214,7 @@ def _emit_few(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int, *args: Argume
 
 
 def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> None:
-    """Append one launch of up to three products with few columns, the same ones, and weights of one type and order.
+    """Append one launch of up to three products of the same few columns, with weights of one type and order.
 
     Each is (node, tensor that gets the result, bias to be added); no result shares memory with anything that is read.
     """
