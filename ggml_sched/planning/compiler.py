@@ -136,12 +136,15 @@ class _Maker:
         return Location(i, int(self.arena_of[i]), self.data.chunk(i), self.data.offset(i))
 
     def _banks(self) -> dict[int, Any]:
-        if not self.stores:
-            return {}
-        roots = np.unique(self.memory).tolist()
-        buffers = [(i, getattr(self.graph.tensors[i], "buffer", None)) for i in roots if not self._is_placed(i)]
+        residents = np.unique(self.memory[self.offset[self.memory] < 0]).tolist()
+        buffers = [(i, getattr(self.graph.tensors[i], "buffer", None)) for i in residents]
         banks = [(i, getattr(buffer, "experts", None)) for i, buffer in buffers]
-        return {i: bank for i, bank in banks if bank is not None}
+        found = {i: bank for i, bank in banks if bank is not None}
+        for i, bank in found.items():
+            if not any(b is bank.store for b in self.backends):
+                raise PlacementError(f"{self._name(i)} is a weight whose experts are in slots of backend "
+                                     f"{bank.store.name!r}, which is none of the scheduler's")
+        return found
 
     def _name(self, i: int) -> str:
         """The name of a tensor in messages."""
@@ -323,6 +326,9 @@ class _Maker:
             if self.position[self.memory[int(self.src[of[2]])]] >= now:
                 raise PlacementError(f"the numbers that choose experts of {self._name(weight)} are "
                                      "computed as one with nodes that read these")
+            if now in found:
+                raise PlacementError(f"experts of {self._name(weight)} are computed as one with those of other numbers "
+                                     "or another layer")
             found[now] = self._expert_fetch(bank, weight, int(self.src[of[2]]), ids)
         return found
 

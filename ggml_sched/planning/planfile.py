@@ -223,7 +223,8 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
             known[buffer] = [buffer.usage, readers]
             bank = getattr(buffer, "experts", None)
             if bank is not None:
-                known[buffer].append([backends.index(bank.store), bank.number])
+                store = next((k for k, b in enumerate(backends) if b is bank.store), -1)
+                known[buffer].append([store, bank.number])
         found[str(i)] = known[buffer]
     return found
 

@@ -4,8 +4,9 @@ import pytest
 
 from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import main
+from ggml_sched.cli.run_report import _fetched
 from ggml_sched.experts import LeastRecentlyUsed, Recording, bound, replay
-from ggml_sched.llama import random_llama
+from ggml_sched.llama import load, random_llama
 
 pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
 
@@ -53,3 +54,14 @@ def test_a_model_without_experts_records_no_layers(tmp_path, capsys):
     assert main(["run", str(tmp_path / "m"), "--tokens", "5", "-n", "1", "--threads", "1",
                  "--record-experts", path]) == 0
     assert main(["experts", path]) == 0
+
+
+def test_the_report_of_a_run_counts_hits_of_slots(tmp_path):
+    (tmp_path / "m").write_bytes(random_llama(7, n_vocab=120, n_embd=64, n_layer=3, n_head=4, n_ff=192, n_expert=8))
+    with load(tmp_path / "m", n_ctx=64, n_batch=16, n_threads=1, memory=2_500_000) as model:
+        model.eval([1, 2, 3])
+        said = "\n".join(_fetched(model))
+        counted = model.slots.traffic
+        assert f"{model.slots.n_slots:,} slots of {model.slots.slot_nbytes:,} for experts" in said
+        assert [str(model.slots.n_slots), str(counted.hits), str(counted.misses), f"{counted.rate:.1%}",
+                f"{counted.nbytes:,}"] in [line.split() for line in said.splitlines()]

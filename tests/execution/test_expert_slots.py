@@ -230,6 +230,23 @@ def test_only_products_by_expert_read_weights_in_slots():
             scheduler.plan(gs.Graph(ctx.set_output(y))).program  # noqa: B018
 
 
+def test_a_scheduler_without_the_store_of_the_slots_is_refused():
+    with ExpertGraph(4) as graph, gs.Scheduler([graph.cpu]) as scheduler, \
+            pytest.raises(gs.PlacementError, match="slots of backend 'memory', which is none of the scheduler's"):
+        scheduler.compute(graph.graph, zero=True)
+
+
+def test_other_backends_do_not_read_weights_in_slots():
+    with ExpertGraph(4, n_layers=1) as graph, gs.CpuBackend(1, "other") as other:
+        other.supports_buffer = lambda buffer: buffer.backend is other
+        with gs.Scheduler([graph.store, other, graph.cpu]) as scheduler:
+            for node in graph.graph.nodes:
+                if node.op == "MUL_MAT_ID":
+                    scheduler.set_tensor_backend(node, other)
+            with pytest.raises(gs.PlacementError, match="other backends than that of the slots"):
+                scheduler.plan(graph.graph).program  # noqa: B018
+
+
 def test_another_choice_between_two_readers_of_a_layer_is_fetched_again():
     with ExpertGraph(4, n_layers=1) as graph:
         (up, down), ctx = (weight.tensor for weight in graph.slots.banks[0].weights), gs.Context()
