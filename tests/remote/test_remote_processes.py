@@ -139,6 +139,12 @@ def test_a_worker_that_does_not_start_is_an_error():
         gs.remote.connect(workers=1, backends=["no.such.module:factory"], transport="processes")
 
 
+def test_a_worker_that_cannot_make_its_backend_says_so_in_one_line(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "ggml_sched.remote.serve", "--name", "w", "--folder", str(tmp_path),
+                           "--backend", "nothing:Nowhere"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "worker 'w': No module named 'nothing'\n")
+
+
 def test_a_child_of_a_fork_does_not_use_its_parents_workers(cluster):
     pid = os.fork()
     if not pid:
