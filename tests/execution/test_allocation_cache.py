@@ -69,6 +69,29 @@ def test_switching_touches_no_device_and_brings_addresses_back():
         assert two[1].buffer is None and [backend.counts[method] for method in TOUCHING] == before
 
 
+def test_an_exception_while_addresses_are_brought_back_is_raised_and_frees_what_was_prepared(monkeypatch):
+    backend = preparing()
+    x, y, graph = squares(64, 2)
+    ctx = gs.Context()
+    other = ctx.set_output(ctx.sqr(x))          # x gets another address with each graph
+    cases = one, two = (x, y, graph), (x, other, gs.Graph(other))
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    with gs.Scheduler([backend]) as scheduler:
+        for case in cases:
+            compute(scheduler, case, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("ggml_sched.execution.allocation.bind_plan", out_of_memory)
+            with pytest.raises(MemoryError):
+                scheduler.alloc(graph)
+        assert made_and_freed(backend) == (2, 1)
+        for case in (one, two, one):
+            compute(scheduler, case, 2)
+    assert made_and_freed(backend) == (3, 3)
+
+
 def test_inputs_are_loaded_again_after_another_graph_has_used_the_arena():
     backend = preparing()
     one, two = squares(64, 1), squares(64, 2)
