@@ -18,10 +18,10 @@ Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how ma
 each processor).  `GGML_SCHED_BUILD` says how:
 
     (not set)   optimised and stripped
-    debug       not optimised (the kernels a little), with debug information, for daily work; counts blocks of C memory,
-                and tests/conftest.py fails where some, or objects, are left alive after the last test
-    sanitize    counts, too; with GCC's or Clang's address and undefined-behaviour sanitizers, whose runtimes must be
-                preloaded:
+    debug       not optimised (the kernels a little), with warnings and debug information, for daily work; counts blocks
+                of C memory, and tests/conftest.py fails where some, or objects, are left alive after the last test
+    sanitize    warns and counts, too; with GCC's or Clang's address and undefined-behaviour sanitizers, whose runtimes
+                must be preloaded:
                 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
                 ASAN_OPTIONS=detect_leaks=0 (Python keeps much to its end); see tests/soak/test_sanitizers.py
 """
@@ -52,8 +52,11 @@ DIRECTIVES = {
     "nonecheck": True,
     "cdivision": True,
 }
+# Warnings are a twelfth of the time that Cython's C takes to compile: debug and sanitizer builds have them.
+# Python's own flags have -Wall.
+WARNINGS = ["-Wall", "-Wextra"] if BUILD else ["-Wno-all"]
 # The errors are warnings to GCC before 14, and errors to later compilers.
-CFLAGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Werror=incompatible-pointer-types",
+CFLAGS = [*WARNINGS, "-Werror=implicit-function-declaration", "-Werror=incompatible-pointer-types",
           "-Werror=int-conversion", "-Wno-unused-parameter", "-Wno-cast-function-type",
           "-Wno-missing-field-initializers"]
 # Python compiles with -fwrapv, which would hide overflows.
@@ -89,10 +92,9 @@ def core_extensions() -> list[Extension]:
 
 
 PASSES = ("core/alloc/*", "core/pack/solve.pyx", "core/plan/make.pyx", "core/plan/placement.pyx",
-          "core/plan/request.pyx", "core/graph/flat.pyx", "core/first_generation/seed.pyx",
-          "placement/solve/_chain.pyx", "placement/solve/_exchange.pyx")
-"""Modules of loops over C arrays."""
-GLUE = ("_capi.pyx", "core/plan/plan_values.pyx", "graph/_dlpack.pyx", "planning/_c_program.pyx")
+          "core/plan/request.pyx", "core/graph/flat.pyx", "core/first_generation/seed.pyx")
+"""Modules of loops over C arrays.  Those of placement/solve/ are no faster with -O3, and take longer to compile."""
+GLUE = ("_capi.pyx", "core/pack/api.pyx", "core/plan/plan_values.pyx", "graph/_dlpack.pyx", "planning/_c_program.pyx")
 """Modules without loops that no plan and no compute waits for: they check arguments, call others and make Python
 objects.  -O1 compiles them in 60 % of the time of -O2."""
 QUICK = [] if BUILD else ["-O1"]
