@@ -36,7 +36,8 @@ from mutation_operators import SUFFIXES, Mutant, mutants_of  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("ggml_sched", "include")
 COPIED = (*SOURCES, "tests", "bench", "docs", "examples", "tools", "build", "setup.py", "pyproject.toml",
-          "_ggml_sched_pytest.py", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md")
+          "_ggml_sched_pytest.py", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CONTRIBUTING.md",
+          "noxfile.py", ".ci", ".github")
 
 TESTS = {
     "include/ggml_sched": "core planning capi graph backends",
