@@ -22,4 +22,4 @@ else:
     class cached_property(functools.cached_property[T]):  # noqa: N801
         def __init__(self, func: Callable[[Any], T]) -> None:
             super().__init__(func)
-            self.lock = nullcontext()
+            self.lock: nullcontext[None] = nullcontext()
