@@ -2,6 +2,7 @@
 stack."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,8 @@ KERNEL(good)(float* y) { y[threadIdx.x] = 1.0f; }
 def with_nvrtc(tool):
     if tool.find_nvrtc() is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("under the sanitizers NVRTC does not find the library beside it")
     return tool
 
 
