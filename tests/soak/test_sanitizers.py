@@ -31,7 +31,8 @@ def test_the_sanitizers_are_awake(sanitized_tree, fault, said):
 
 @pytest.mark.parametrize("folder", [
     "core", "graph", "capi", "planning", "execution", "threads", "testing", "backends", "llama_cpp", "placement",
-    "soak", "llama/test_cells.py", "llama/test_one_token.py"])
+    "soak", "llama/test_cells.py", "llama/test_one_token.py", "llama/test_residency.py", "llama/test_limited.py",
+    "llama/test_disk_faults.py"])
 def test_the_suite_accesses_nothing_that_it_should_not(sanitized_tree, folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{folder}"]
     if folder == "soak":
