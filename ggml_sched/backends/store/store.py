@@ -40,7 +40,7 @@ class Traffic(NamedTuple):
     fetches: int
     """Weights that were fetched, each time they were."""
     nbytes: int
-    """Bytes of the weights and of the rows that were read."""
+    """Bytes of the weights and of the rows that were read, and of what lies between rows that were read together."""
     seconds: float
     """How long reading took; while several threads read at the same time, that time counts once."""
     stalled: float
