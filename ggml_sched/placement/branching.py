@@ -18,7 +18,7 @@ from ggml_sched._graph import Tensor
 from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors
 from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
 from ggml_sched.placement.chain import Chain, Choice, Solution
-from ggml_sched.placement.chains import dearer, joined, parted, phased
+from ggml_sched.placement.chains import dearer, entered, joined, parted, phased
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.solve.bound import best_bound
 from ggml_sched.placement.solve.problem import Problem
@@ -40,6 +40,8 @@ EFFORTS = {"more": 8, "most": 2}
 """{effort of `solve`: the most cases that are solved once more with it}."""
 MAX_DEVICES = 2
 """With more devices no case is solved with `EFFORTS`: that takes five seconds, and proves little."""
+MAX_PROOFS = 2
+"""Of these, with more than `MAX_DEVICES` devices, the most that are bounded with the effort "proof"."""
 MAX_FINEST = 12
 """Cases, at most, whose bounds are made better at the end: the least ones."""
 MAX_ROUNDS = 12
@@ -52,11 +54,13 @@ WORTH = 0.04
 """A case is cut by where caches are only if the copies of inputs cost more than this part of `within`."""
 POLISHED = 0.1
 """The part of `within` that a search with the arenas of the best placement may leave."""
+MAX_ENTERED = 3
+"""Devices with caches of a case that is bounded by `_by_entered`, at most."""
 MAX_WAYS = 32
 """Ways to place what several stages read, such as an embedding that is the output matrix, at most."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Open:
     """A case that is not searched yet; with several models a case for each of them, which are searched together."""
 
@@ -70,6 +74,8 @@ class Open:
     """The bound with the floors as arenas, and the path that has it, which may exceed the budgets."""
     mixture: tuple[tuple[Choice, ...], ...]
     """The paths that keep the budgets together, of which the bound is a mean."""
+    is_raised: bool = False
+    """Whether `_by_entered` has bounded it."""
 
 
 class Branching:
@@ -104,6 +110,11 @@ class Branching:
             if beyond > MAX_BEYOND and candidates.best is not None:
                 break
             bound, _, made = heappop(self.left)
+            raised = self._by_entered(made, bound)
+            if raised > bound and self.left and raised > self.left[0][0]:
+                self._put(raised, made)
+                continue
+            bound = raised
             if cuts < MAX_CUTS and self._cut(bound, made):
                 cuts += 1
             else:
@@ -117,14 +128,19 @@ class Branching:
         cases, searched = [*self.left, *self._weak], {count for _, count, _ in self._weak}
         heapify(cases)
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
-        done = self.closed
+        done, proofs = self.closed, 0
         for _ in range(MAX_FINEST):
             if not cases or cases[0][0] >= done or self.candidates.is_near(least):
                 break
             bound, count, made = heappop(cases)
             if count not in searched:
                 bound = self._finest(made, bound)
-            solution = self._most(made, bound)
+            candidates = self.candidates
+            if proofs < MAX_PROOFS and len(candidates.budgets) > MAX_DEVICES and not candidates.is_near(bound):
+                proofs += 1
+                solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="proof")
+            else:
+                solution = self._most(made, bound)
             if solution is not None:
                 bound = max(bound, solution.bound)
                 self._explore(made, solution)
@@ -151,7 +167,12 @@ class Branching:
         if solution.path is None:
             self.closed = min(self.closed, bound)
         else:
-            heappush(self.left, (bound, self._count, Open(cases, shared, chains, chain, floors, solution, mixture)))
+            self._put(bound, Open(cases, shared, chains, chain, floors, solution, mixture))
+
+    def _put(self, bound: float, made: Open) -> None:
+        """Put a case among those that are left; one whose bound is infinite has no placement."""
+        if bound < math.inf:
+            heappush(self.left, (bound, self._count, made))
             self._count += 1
 
     def _cut(self, bound: float, made: Open) -> bool:
@@ -410,13 +431,30 @@ class Branching:
                 costs = tuple(cost + fine * there[:, d, None, None] for cost, there in zip(made.chain.cost, held,
                                                                                          strict=True))
                 few = candidates.solve(replace(made.chain, cost=costs), case.floors,
-                                       cutoff=candidates.cutoff + 2 * fine)
+                                       cutoff=candidates.cutoff + 2 * fine, effort="bound")
                 bounds.append(math.inf if few is None else few.bound - 2 * fine)
         if not bounds:
             return -math.inf
-        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff)
+        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")
         return min([math.inf if most is None else most.bound, *bounds])
 
+
+    def _by_entered(self, made: Open, bound: float) -> float:
+        """The bound of a case with caches on several devices, or a better one, of paths that have them there.
+
+        The case pays for the inputs that caches read, but the bound by multipliers is a mean of paths, each with caches
+        on some of these devices, and so with fewer copies and splits than one with caches on all of them.
+        """
+        if len(self.tables) > 1 or made.is_raised:
+            return bound
+        made.is_raised = True
+        [table], [chain], [case] = self.tables, made.chains, made.cases
+        required = [d for d, there in enumerate(case.caches) if there]
+        if not 0 < len(required) <= MAX_ENTERED:
+            return bound
+        held = [of[rows] for of, rows in zip(table.holds_caches, chain.rows, strict=True)]
+        room = [budget - floor for budget, floor in zip(self.candidates.budgets, made.floors, strict=True)]
+        return max(bound, relaxed(entered(made.chain, held, required), room)[0].bound)
 
     def _by_phases(self, made: Open) -> float:
         """Another bound of a case, by how long inputs that are read with caches stay copied on a device: from the first
@@ -441,7 +479,7 @@ class Branching:
             floors[d] = need
         if not bounds:
             return -math.inf
-        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff)
+        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")
         return min([math.inf if most is None else most.bound, *bounds])
 
 

@@ -38,8 +38,8 @@ class Chain:
     devices: tuple[tuple[int, ...], ...] = ()
     """For each state its devices; empty where they are not known, which only makes bounds lower."""
     known: dict[tuple[int, int], tuple[NDArray[np.float64], NDArray[np.int64], Any]] = field(default_factory=dict)
-    """What solvers made of tables before: {ids of the seconds and bytes of a class: both arrays, what was made}.  Chains
-    that share tables, which do not change, share it."""
+    """What solvers made of tables before: {ids of the seconds and bytes of a class: both arrays, what was made}.
+    Chains that share tables, which do not change, share it."""
 
 
 @dataclass(frozen=True, eq=False)

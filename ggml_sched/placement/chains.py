@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Choice
 
-__all__ = ["dearer", "fined", "joined", "parted", "phased"]
+__all__ = ["dearer", "entered", "fined", "joined", "parted", "phased"]
 
 ChainT = TypeVar("ChainT", bound=Chain)
 
@@ -123,3 +123,31 @@ def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]
         memory.append(np.concatenate([out_memory[free], out_memory[caching], in_memory[between]]))
     start = np.concatenate([outer.start, np.full(2 * n, np.inf)])
     return Chain(outer.classes, tuple(costs), tuple(memory), start, outer.devices * 3)
+
+
+def entered(chain: Chain, held: Sequence[NDArray[np.bool_]], required: Sequence[int]) -> Chain:
+    """A chain of the paths that have a stage with caches on every one of the `required` devices.
+
+    Its states also say on which of these devices a stage with caches came before.  `held`: for each class whether its
+    rows have caches on each device [rows, devices].  State `s` of the chain is `states * m + s` after stages with
+    caches on the required devices of the bits of `m`.  The last stage, which leads to all of them, has a class of its own.
+    """
+    n, every = len(chain.start), (1 << len(required)) - 1
+    bits = [there[:, list(required)] @ (1 << np.arange(len(required))) for there in held]
+
+    def widened(number: int, ends: Sequence[int]) -> NDArray[np.float64]:
+        table = chain.cost[number]
+        wide = np.full((len(table), (every + 1) * n, (every + 1) * n), np.inf)
+        for own in np.unique(bits[number]).tolist():
+            rows = np.flatnonzero(bits[number] == own)
+            for before in range(every + 1):
+                after = before | own
+                if after in ends:
+                    wide[rows, before * n:(before + 1) * n, after * n:(after + 1) * n] = table[rows]
+        return wide
+
+    cost = [widened(number, range(every + 1)) for number in range(len(chain.cost))]
+    cost.append(widened(chain.classes[-1], (every,)))
+    return Chain((*chain.classes[:-1], len(chain.cost)), tuple(cost),
+                 (*chain.memory, chain.memory[chain.classes[-1]]),
+                 np.concatenate([chain.start, np.full(every * n, np.inf)]), chain.devices * (every + 1))

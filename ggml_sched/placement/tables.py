@@ -402,8 +402,8 @@ class Tables:
         where_caches = (None,) * len(self.devices) if caches is None else tuple(
             None if held is None else bool(held) for held in caches)
         for c, each in enumerate(self._classes):
-            kept, table, taken, chosen = self._table(c, each, where_caches, fixed, None if limits is None else tuple(limits),
-                                              within)
+            kept, table, taken, chosen = self._table(c, each, where_caches, fixed,
+                                                     None if limits is None else tuple(limits), within)
             rows.append(kept)
             cost.append(table)
             memory.append(taken)

@@ -1,8 +1,8 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), the
-paths that it visits, repaired and improved by exchanges (`search`), the bound by runs (`runs`), paths by labels
-(`labels`), and counts of equal stages by an integer program (`counts`) where HiGHS is installed.
+paths that it visits, repaired and improved by exchanges (`search`), the bound by runs (`runs`), paths by labels and a
+bound by merged ones (`labels`), and counts of equal stages by an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 """Multiples of the best multipliers, at which paths take fewer bytes."""
 
 EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
-    "few": ((8, 40_000),), "some": ((64, 300_000),), "all": ((64, 300_000), (1024, 1_500_000)),
+    "few": ((8, 40_000),), "bound": ((8, 40_000),), "some": ((64, 300_000),),
+    "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """Labels kept after a stage, and columns tried, of each search, by effort."""
+MERGED = {"few": 1 << 18, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 26, "more": 1 << 24,
+          "most": 1 << 24}
+"""Columns tried of the bound by merged labels, about, by effort."""
 ROUNDS, NODES = 4, 1000
 """The most integer programs that are solved one after the other, and the nodes of each."""
 SMALL = 300
@@ -54,7 +58,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
     search ends: then `path` is None, unless a path below `cutoff` was found.
 
-    `effort`: "few" searches with few labels; "some" with more of them, and without the bound by runs; "all" with labels
+    `effort`: "few" searches with few labels; "bound" does, too, and bounds better; "proof" bounds with
+    more labels than any other; "some" with more of them, and without the bound by runs; "all" with labels
     for some tenths of a second, and by counts; "more" with labels for up to a second, "most" for some seconds.
 
     `solver`: "own" uses this package alone, "highs" HiGHS for what labels do not prove (the extra `fit`), "auto" the
@@ -85,8 +90,13 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
             by_runs.raise_(bound, stop, effort == "few")
     if not is_near(problem, bound, path, within) and bound.value < cutoff:
         labels = Labels(problem, bound)
-        path = search_labels(labels, path, within, cutoff, EFFORTS[effort])
-        if effort == "all" and solver != "own" and has_highs() and not is_done(labels, path, within, cutoff):
+        path = search_labels(labels, path, within, cutoff, EFFORTS[effort][:1])
+        if effort in MERGED and not is_done(labels, path, within, cutoff):
+            bound.value = max(bound.value, labels.merged(stop_at(problem, path, within, cutoff), MERGED[effort]))
+        if not is_done(labels, path, within, cutoff):
+            path = search_labels(labels, path, within, cutoff, EFFORTS[effort][1:])
+        if (effort in ("all", "bound", "proof") and solver != "own" and has_highs()
+                and not is_done(labels, path, within, cutoff)):
             path = search_counts(labels, path, within, cutoff, SMALL if solver == "auto" else None)
     return answer(problem, bound, path)
 

@@ -254,8 +254,8 @@ cdef bint inverted(const double[:, ::1] planes, const int64_t[::1] basis, double
 @cython.wraparound(False)
 def simplex(const double[:, ::1] planes not None, const double[::1] prices not None, int64_t[::1] basis not None,
             double tolerance, Py_ssize_t most):
-    """(duals f64 [rows], parts f64 [rows]) after a revised simplex: minimise prices . x where planes.T @ x is (1, 0, ..)
-    and x >= 0.  `basis` [rows] has to be feasible, and changes in place; `parts` are its values.
+    """(duals f64 [rows], parts f64 [rows]) after a revised simplex: minimise prices . x where planes.T @ x is
+    (1, 0, ..) and x >= 0.  `basis` [rows] has to be feasible, and changes in place; `parts` are its values.
 
     Of the columns of `planes` [columns, rows] the one of the least reduced price enters; after `most` pivots the first
     one, by Bland's rule, and after twice as many the simplex ends.
@@ -514,8 +514,6 @@ cdef class _Stage:
         self.drop(self.width)
 
 
-
-
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def labels(const int32_t[::1] classes not None, const double[::1] start not None, const int64_t[::1] ranges not None,
@@ -627,6 +625,120 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
         columns[stage] = used[stage, best]
         best = earlier[stage, best]
     return path, made.lowest, effort
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+def merged_labels(const int32_t[::1] classes not None, const double[::1] start not None,
+                  const int64_t[::1] ranges not None, const double[::1] cost not None,
+                  const double[::1] reduced not None, const int64_t[:, ::1] memory not None,
+                  const int32_t[::1] after not None, const int64_t[::1] budget not None,
+                  const double[:, ::1] multipliers not None, const double[::1] constants not None,
+                  const double[:, :, ::1] suffix not None, const int64_t[:, :, ::1] least not None, double stop,
+                  const int64_t[::1] parts not None, int64_t effort):
+    """(bound, effort left): no path that fits costs less than the bound, which is at most `stop`, and -infinite if
+    `effort` columns are too few.
+
+    Arguments as for `labels`.  Each budget is divided into `parts` [scarce] equal parts.  The labels of a state whose
+    bytes are in the same parts of all budgets are merged: one is left, with the least seconds, reduced seconds and
+    bytes of all.
+    """
+    cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0], n_bounds = constants.shape[0]
+    cdef Py_ssize_t size = states, stage, at, row, k, slot, n_labels, n_found = 0
+    for row in range(rows):
+        size *= parts[row]
+    slot_of_ = np.full(size, -1, np.int32)
+    place_, found_place_ = np.empty(size, np.int64), np.empty(size, np.int64)
+    cost_, found_cost_, reduced_, found_reduced_ = (np.empty(size) for _ in range(4))
+    bytes_, found_bytes_ = np.empty((size, max(rows, 1)), np.int64), np.empty((size, max(rows, 1)), np.int64)
+    scale_, new_ = np.empty(max(rows, 1)), np.zeros(max(rows, 1), np.int64)
+    cdef int32_t[::1] label_at = slot_of_
+    cdef int64_t[::1] place = place_, found_place = found_place_, new_bytes = new_
+    cdef double[::1] label_cost = cost_, found_cost = found_cost_, label_reduced = reduced_
+    cdef double[::1] found_reduced = found_reduced_, scale = scale_
+    cdef int64_t[:, ::1] label_bytes = bytes_, found_bytes = found_bytes_
+    cdef int64_t column, cell
+    cdef int32_t number, before, state
+    cdef double through, seconds, other, best = INFINITY, lowest
+    cdef bint fits
+    with nogil:
+        for row in range(rows):
+            scale[row] = <double>parts[row] / (<double>budget[row] + 1.0)
+        for at in range(states):
+            fits = start[at] < INFINITY
+            for row in range(rows):
+                fits = fits and least[0, at, row] <= budget[row]
+            if fits and start[at] + constants[0] + suffix[0, 0, at] < stop:
+                found_place[n_found], found_cost[n_found], found_reduced[n_found] = at, start[at], start[at]
+                for row in range(rows):
+                    found_bytes[n_found, row] = 0
+                n_found += 1
+        for stage in range(n + 1):
+            n_labels = n_found
+            for at in range(n_labels):
+                label_cost[at], label_reduced[at] = found_cost[at], found_reduced[at]
+                place[at] = found_place[at]
+                if stage:
+                    label_at[found_place[at]] = -1
+                    for row in range(rows):
+                        place[at] //= parts[row]
+                for row in range(rows):
+                    label_bytes[at, row] = found_bytes[at, row]
+            if stage == n:
+                break
+            n_found, number, lowest = 0, classes[stage], INFINITY
+            for at in range(states):
+                lowest = min(lowest, suffix[0, stage + 1, at])
+            for at in range(n_labels):
+                before = <int32_t>place[at]
+                for column in range(ranges[number * states + before], ranges[number * states + before + 1]):
+                    through = label_reduced[at] + reduced[column]
+                    if through + constants[0] + lowest >= stop:
+                        break
+                    effort -= 1
+                    state = after[column]
+                    if through + constants[0] + suffix[0, stage + 1, state] >= stop:
+                        continue
+                    fits, slot = True, state
+                    for row in range(rows):
+                        new_bytes[row] = label_bytes[at, row] + memory[column, row]
+                        if new_bytes[row] + least[stage + 1, state, row] > budget[row]:
+                            fits = False
+                            break
+                        cell = <int64_t>(<double>new_bytes[row] * scale[row])
+                        slot = slot * parts[row] + min(cell, parts[row] - 1)
+                    if not fits:
+                        continue
+                    seconds = label_cost[at] + cost[column]
+                    for k in range(1, n_bounds):
+                        other = seconds + constants[k] + suffix[k, stage + 1, state]
+                        for row in range(rows):
+                            other += multipliers[k, row] * <double>new_bytes[row]
+                        if other >= stop:
+                            fits = False
+                            break
+                    if not fits:
+                        continue
+                    k = label_at[slot]
+                    if k < 0:
+                        k = n_found
+                        label_at[slot], found_place[k] = <int32_t>k, slot
+                        found_cost[k], found_reduced[k] = seconds, through
+                        for row in range(rows):
+                            found_bytes[k, row] = new_bytes[row]
+                        n_found += 1
+                    else:
+                        found_cost[k] = min(found_cost[k], seconds)
+                        found_reduced[k] = min(found_reduced[k], through)
+                        for row in range(rows):
+                            found_bytes[k, row] = min(found_bytes[k, row], new_bytes[row])
+                if effort < 0:
+                    break
+            if effort < 0:
+                break
+        for at in range(n_labels):
+            best = min(best, max(label_cost[at], label_reduced[at] + constants[0]))
+    return -INFINITY if effort < 0 else min(stop, best), effort
 
 
 @cython.boundscheck(False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ggml_sched.placement.solve._chain import exchanges, labels, prefixes, suffixes
+from ggml_sched.placement.solve._chain import exchanges, labels, merged_labels, prefixes, suffixes
 from ggml_sched.placement.solve.bound import Bound, cheapest, constant
 from ggml_sched.placement.solve.problem import LARGEST, Problem
 from ggml_sched.placement.solve.twins import Twins, find_twins
@@ -27,6 +27,8 @@ SCALES = (0.8, 1.25)
 """The best multipliers are used at these multiples, too: for labels that took more bytes than their part, or fewer."""
 NEAREST = 3
 """How many of the multipliers that were visited are used beside the best ones: those with the best bounds."""
+FEWEST_SLOTS, MOST_SLOTS, FINER = 1 << 12, 1 << 20, 4
+"""Places for merged labels after a stage: at first, at most, and how many times more each time."""
 MOST_KEPT = 1 << 23
 """The most labels that are kept, of all stages together."""
 
@@ -85,6 +87,28 @@ class Labels:
             return None, proven
         path = self.unfolded(kept[found])
         return path, min(proven, problem.cost_of(path))
+
+    def merged(self, stop: float, effort: int) -> float:
+        """A bound in seconds, at most `stop`, by labels that are merged where they are near each other in bytes: of
+        finer and finer parts of the budgets, as long as about `effort` columns allow."""
+        problem = self.problem
+        n = len(problem.scarce)
+        reduced = problem.cost + problem.bytes @ self.multipliers[0]
+        kept = self.kept(stop)
+        pairs = problem.group[kept] // problem.n_states
+        kept = kept[np.lexsort((reduced[kept], pairs))]
+        counts = np.bincount(pairs, minlength=problem.n_classes * problem.n_states)
+        arguments = (problem.classes, problem.start, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                     problem.cost[kept], reduced[kept], problem.memory[kept], problem.after[kept].astype(np.int32),
+                     problem.budget, self.multipliers, self.constants, self.suffix, self.least, stop)
+        best, slots = -np.inf, FEWEST_SLOTS
+        while best < stop and slots <= MOST_SLOTS:
+            parts = max(1, int((slots / problem.n_states) ** (1 / max(n, 1))))
+            value, left = merged_labels(*arguments, np.full(n, parts, np.int64), effort)
+            best, tried, effort, slots = max(best, value), effort - left, left, slots * FINER
+            if left < FINER * tried // 2:
+                break
+        return best
 
     def least_around(self) -> Floats:
         """For each group the least reduced seconds of all other stages of a path that has a column of the group."""
