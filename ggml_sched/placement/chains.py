@@ -130,7 +130,8 @@ def entered(chain: Chain, held: Sequence[NDArray[np.bool_]], required: Sequence[
 
     Its states also say on which of these devices a stage with caches came before.  `held`: for each class whether its
     rows have caches on each device [rows, devices].  State `s` of the chain is `states * m + s` after stages with
-    caches on the required devices of the bits of `m`.  The last stage, which leads to all of them, has a class of its own.
+    caches on the required devices of the bits of `m`.  The last stage, which leads to all of them, has a class of its
+    own.
     """
     n, every = len(chain.start), (1 << len(required)) - 1
     bits = [there[:, list(required)] @ (1 << np.arange(len(required))) for there in held]

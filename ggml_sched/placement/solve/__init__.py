@@ -36,8 +36,7 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """Labels kept after a stage, and columns tried, of each search, by effort."""
-MERGED = {"few": 1 << 18, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 26, "more": 1 << 24,
-          "most": 1 << 24}
+MERGED = {"few": 1 << 18, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 26}
 """Columns tried of the bound by merged labels, about, by effort."""
 ROUNDS, NODES = 4, 1000
 """The most integer programs that are solved one after the other, and the nodes of each."""

@@ -55,15 +55,15 @@ class _Class:
         found = self._made.get(scarce)
         if found is None:
             states = self.cost.shape[1]
-            pattern, before, after = np.nonzero(np.isfinite(self.cost))
-            seconds, scarce_bytes = self.cost[pattern, before, after], self.memory[:, list(scarce)]
-            order = np.lexsort((pattern, scarce_bytes.sum(1)[pattern], seconds, after, before))
-            pattern, before, after, seconds = (of[order] for of in (pattern, before, after, seconds))
-            memory = np.ascontiguousarray(scarce_bytes[pattern])
+            entries = np.nonzero(np.isfinite(self.cost))
+            scarce_bytes, cost = self.memory[:, list(scarce)], self.cost[entries]
+            order = np.lexsort((entries[0], scarce_bytes.sum(1)[entries[0]], cost, entries[2], entries[1]))
+            before, after = entries[1][order], entries[2][order]
+            memory = np.ascontiguousarray(scarce_bytes[entries[0][order]])
             counts = np.bincount(before * states + after, minlength=states ** 2)
-            kept = undominated(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), memory)
-            found = self._made[scarce] = _Columns(*(np.ascontiguousarray(of[kept]) for of in (
-                pattern.astype(np.int64), before.astype(np.int64), after.astype(np.int64), seconds, memory)))
+            kept = np.flatnonzero(undominated(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), memory))
+            pattern, before, after = (of[order[kept]].astype(np.int64) for of in entries)
+            found = self._made[scarce] = _Columns(pattern, before, after, cost[order[kept]], memory[kept])
         return found
 
 
