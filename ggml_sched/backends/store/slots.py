@@ -260,5 +260,3 @@ class ExpertSlots:
             self.store.slots = None
         for bank in self.banks:
             bank.close()
-
-
