@@ -36,7 +36,7 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """Labels kept after a stage, and columns tried, of each search, by effort."""
-MERGED = {"few": 1 << 18, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 26}
+MERGED = {"few": 1 << 17, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 25}
 """Columns tried of the bound by merged labels, about, by effort."""
 ROUNDS, NODES = 4, 1000
 """The most integer programs that are solved one after the other, and the nodes of each."""
@@ -94,7 +94,7 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
             bound.value = max(bound.value, labels.merged(stop_at(problem, path, within, cutoff), MERGED[effort]))
         if not is_done(labels, path, within, cutoff):
             path = search_labels(labels, path, within, cutoff, EFFORTS[effort][1:])
-        if (effort in ("all", "bound", "proof") and solver != "own" and has_highs()
+        if (effort in ("all", "bound") and solver != "own" and has_highs()
                 and not is_done(labels, path, within, cutoff)):
             path = search_counts(labels, path, within, cutoff, SMALL if solver == "auto" else None)
     return answer(problem, bound, path)
