@@ -33,9 +33,6 @@ class SchedulerArenas:
         """The sizes for which `hold` last returned True, when `buffers` was `_checked`: the same two objects need no
         new comparison."""
 
-    def occupy(self) -> None:
-        """Called before tensors get addresses here: nothing to do, because no other scheduler uses these buffers."""
-
     def held(self) -> list[int]:
         """Bytes of each backend's open buffers."""
         return [sum(buffer.size for buffer in buffers if not buffer.closed) for buffers in self.buffers]

@@ -105,7 +105,8 @@ class Scheduler:
                                 reorder, ahead, self._bytes_of("bound of work", host_work))
         if not isinstance(arenas, Arenas | None):
             raise TypeError(f"arenas are gs.Arenas(), not {arenas!r}")
-        self._arenas = SchedulerArenas(backends) if arenas is None else Leased(arenas, backends)
+        self._leased = None if arenas is None else Leased(arenas, backends)
+        self._arenas = self._leased or SchedulerArenas(backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
@@ -114,9 +115,9 @@ class Scheduler:
                            "callbacks"),
             partial(Error, "this scheduler is closed"))
         self._lock: OneAtATime | LockAndLease = lock
-        if isinstance(self._arenas, Leased):
-            self._arenas.serve(self._allocations, self._pipeline)
-            self._lock = LockAndLease(lock, self._arenas)
+        if self._leased is not None:
+            self._leased.serve(self._allocations, self._pipeline)
+            self._lock = LockAndLease(lock, self._leased)
 
     def _bytes_of(self, what: str, given: Mapping[Backend, int] | None) -> dict[int, int]:
         """{position of a backend: bytes} of an argument {backend: bytes}; else TypeError and ValueError."""
@@ -143,7 +144,7 @@ class Scheduler:
         windows = {self.backends[i]: n for i, n in self._planner.windows.items() if i not in gone}
         other = Scheduler(rest, self.policy, self.copies, self._planner.cache_size, budgets, self.reorder, self.zero,
                           windows, {self.backends[i]: n for i, n in self._planner.host_work.items() if i not in gone},
-                          self._arenas.shared if isinstance(self._arenas, Leased) else None)
+                          None if self._leased is None else self._leased.shared)
         for t, backend in self._assigned.items():
             if backend in rest:
                 other.set_tensor_backend(t, backend)
@@ -208,7 +209,8 @@ class Scheduler:
             return self._alloc(graph).plan
 
     def _alloc(self, graph: Graph) -> Tracked:
-        self._arenas.occupy()
+        if self._leased is not None:
+            self._leased.occupy()
         return self._allocations.find(graph) or self._alloc_anew(graph)
 
     def _alloc_anew(self, graph: Graph) -> Tracked:
@@ -239,7 +241,7 @@ class Scheduler:
 
         It waits as the calls of a scheduler do.  Error where that would not end (see `Arenas`).
         """
-        return self._arenas if isinstance(self._arenas, Leased) else nullcontext()
+        return self._leased or nullcontext()
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena that the scheduler has on a backend now."""
