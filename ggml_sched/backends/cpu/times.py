@@ -7,11 +7,12 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ggml_sched._graph import Tensor
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ggml_sched.backends.cpu._kernels import CallList
 
 __all__ = ["NodeTime", "NodeTimes"]
