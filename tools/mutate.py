@@ -52,6 +52,7 @@ TESTS = {
     "ggml_sched/graph": "graph core planning",
     "ggml_sched/planning": "planning execution",
     "ggml_sched/placement": "placement cli",
+    "ggml_sched/experts": "planning execution llama",
     "ggml_sched/execution": "execution planning threads",
     "ggml_sched/threads": "threads execution backends",
     "ggml_sched/remote": "remote",
