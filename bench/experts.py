@@ -28,7 +28,7 @@ from ggml_sched.experts import (
     LeastRecentlyUsed,
     Mixture,
     Policy,
-    Recording,
+    Routing,
     Static,
     Visit,
     bound,
@@ -47,12 +47,12 @@ SPEED = {"n_vocab": 2048, "n_embd": 512, "n_layer": 4, "n_head": 8, "n_head_kv":
 
 
 def synthetic(layers: int, n_experts: int, n_used: int, skew: float, locality: float, n_tokens: int,
-              seed: int) -> Recording:
+              seed: int) -> Routing:
     """A routing with Gumbel's noise, so that without locality the preferences are those of a softmax."""
     rng = np.random.default_rng(seed)
     base = skew * rng.gumbel(size=(layers, n_experts))
     drift = np.zeros((layers, n_experts))
-    made = Recording([Bank(f"blk.{b}", n_experts, 1) for b in range(layers)])
+    made = Routing([Bank(f"blk.{b}", n_experts, 1) for b in range(layers)])
     for _ in range(n_tokens):
         drift = locality * drift + np.sqrt(1 - locality**2) * rng.standard_normal((layers, n_experts))
         scores = base + 2 * drift * (locality > 0) + rng.gumbel(size=(layers, n_experts))
@@ -61,7 +61,7 @@ def synthetic(layers: int, n_experts: int, n_used: int, skew: float, locality: f
     return made
 
 
-def of_model(source: str | bytes, n_tokens: int, temperature: float, seed: int = 0) -> Recording:
+def of_model(source: str | bytes, n_tokens: int, temperature: float, seed: int = 0) -> Routing:
     """What the layers of a model use while it continues a short prompt."""
     rng = np.random.default_rng(seed)
     with llama.load(source, n_ctx=n_tokens + 16, n_batch=8) as model, model.record_experts() as recording:
@@ -72,7 +72,7 @@ def of_model(source: str | bytes, n_tokens: int, temperature: float, seed: int =
     return recording
 
 
-def routings(args: argparse.Namespace) -> Iterator[tuple[str, str, Recording]]:
+def routings(args: argparse.Namespace) -> Iterator[tuple[str, str, Routing]]:
     """(kind, name, routing)."""
     for path in args.model:
         for temperature in (0.0, 1.0):
@@ -90,8 +90,8 @@ def routings(args: argparse.Namespace) -> Iterator[tuple[str, str, Recording]]:
                    synthetic(layers, n_experts, n_used, skew, locality, args.tokens, seed))
 
 
-def policies(recording: Recording) -> dict[str, Policy]:
-    half = Recording(recording.banks, recording.visits[: len(recording.visits) // 2])
+def policies(recording: Routing) -> dict[str, Policy]:
+    half = Routing(recording.banks, recording.visits[: len(recording.visits) // 2])
     return {"lru": LeastRecentlyUsed(), "lfu": LeastFrequentlyUsed(), "mixture": Mixture(),
             "static, from the first half": Static(half.profile)}
 

@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table.  FileFormatError, OSError, ValueError."""
-    from ggml_sched.experts import Policy, Recording, Static, bound, policy_named, replay
+    from ggml_sched.experts import Policy, Routing, Static, bound, policy_named, replay
     from ggml_sched.planning.tables import table
 
-    recording = Recording.load(args.file)
+    recording = Routing.load(args.file)
     total = sum(bank.n_experts for bank in recording.banks)
     least = max((len(visit.used) for visit in recording.visits), default=1)
-    profile = (Recording.load(args.profile).profile if args.profile else
-               Recording(recording.banks, recording.visits[: len(recording.visits) // 2]).profile)
+    profile = (Routing.load(args.profile).profile if args.profile else
+               Routing(recording.banks, recording.visits[: len(recording.visits) // 2]).profile)
     policies: dict[str, Policy] = {name: Static(profile) if name == "static" else policy_named(name)
                                    for name in args.policy}
     rows: list[tuple[object, ...]] = [("slots", "policy", "hits", "misses", "bytes read", "/ bound")]

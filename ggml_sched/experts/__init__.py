@@ -1,7 +1,7 @@
 """Experts by the slot: policies, recordings of which experts tokens used, and replays of these over policies.
 
 `LeastRecentlyUsed`, `LeastFrequentlyUsed`, `Mixture` and `Static` are policies, values that say which experts of a
-model stay in memory when there are more than slots.  `Recording` is what `Model.record_experts` makes and
+model stay in memory when there are more than slots.  `Routing` is what `Model.record_experts` makes and
 `ggml-sched experts` reads; `replay` counts hits under a policy, `bound` those of Belady, who knows the future.
 """
 
@@ -11,12 +11,10 @@ from ggml_sched.experts.policies import (
     Mixture,
     Policy,
     Static,
-    checked_policy,
     policy_named,
 )
-from ggml_sched.experts.recording import Bank, Recording, Visit
 from ggml_sched.experts.replay import Hits, bound, replay
-from ggml_sched.experts.table import SlotTable
+from ggml_sched.experts.routing import Bank, Routing, Visit
 
-__all__ = ["Bank", "Hits", "LeastFrequentlyUsed", "LeastRecentlyUsed", "Mixture", "Policy", "Recording", "SlotTable",
-           "Static", "Visit", "bound", "checked_policy", "policy_named", "replay"]
+__all__ = ["Bank", "Hits", "LeastFrequentlyUsed", "LeastRecentlyUsed", "Mixture", "Policy", "Routing", "Static",
+           "Visit", "bound", "policy_named", "replay"]

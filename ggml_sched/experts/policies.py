@@ -123,7 +123,7 @@ class _Frequent(_Visits):
 class Mixture:
     """A part `fixed` of the slots is for the experts that are used most, the others go as by `LeastRecentlyUsed`.
 
-    `profile`, i64 [banks, experts], has the uses of each expert by which those are chosen (`Recording.profile`); None:
+    `profile`, i64 [banks, experts], has the uses of each expert by which those are chosen (`Routing.profile`); None:
     those counted so far.
     """
 

@@ -15,7 +15,7 @@ from ggml_sched.experts.table import SlotTable
 
 if TYPE_CHECKING:
     from ggml_sched.experts.policies import Order, Policy
-    from ggml_sched.experts.recording import Recording
+    from ggml_sched.experts.routing import Routing
 
 __all__ = ["Hits", "bound", "replay"]
 
@@ -35,7 +35,7 @@ class Hits(NamedTuple):
         return self.hits / max(self.hits + self.misses, 1)
 
 
-def replay(recording: Recording, policy: Policy, n_slots: int) -> Hits:
+def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
     """What a run of these visits would have read, with so many slots that are empty at first.
 
     ValueError for a visit that uses more experts than there are slots.
@@ -52,7 +52,7 @@ def replay(recording: Recording, policy: Policy, n_slots: int) -> Hits:
     return Hits(hits, misses, nbytes)
 
 
-def bound(recording: Recording, n_slots: int) -> Hits:
+def bound(recording: Routing, n_slots: int) -> Hits:
     """What Belady's algorithm would have read; raises as `replay`."""
     return replay(recording, _Belady(recording), n_slots)
 
@@ -60,7 +60,7 @@ def bound(recording: Recording, n_slots: int) -> Hits:
 class _Belady:
     """The policy that knows the visits: an expert costs as much as it is far from its next use."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Routing) -> None:
         self._recording = recording
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
@@ -68,7 +68,7 @@ class _Belady:
 
 
 class _Future:
-    def __init__(self, recording: Recording, n_banks: int, n_experts: int) -> None:
+    def __init__(self, recording: Routing, n_banks: int, n_experts: int) -> None:
         visits = recording.visits
         self._next: np.ndarray = np.full((n_banks, n_experts), float(len(visits)))
         self._later: list[list[float]] = [[] for _ in visits]

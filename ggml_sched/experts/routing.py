@@ -16,7 +16,7 @@ import numpy as np
 
 from ggml_sched.errors import FileFormatError
 
-__all__ = ["Bank", "Recording", "Visit"]
+__all__ = ["Bank", "Routing", "Visit"]
 
 FORMAT = "ggml-sched experts"
 VERSION = 1
@@ -45,8 +45,8 @@ class Visit(NamedTuple):
 
 
 @dataclass
-class Recording:
-    """The visits of the banks of a model, in order."""
+class Routing:
+    """Which experts tokens used: the visits of the banks of a model, in order."""
 
     banks: list[Bank]
     visits: list[Visit] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Recording:
             file.write("\n".join(lines) + "\n")
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Recording:
+    def load(path: str | os.PathLike[str]) -> Routing:
         """Read a file that `save` has written.  OSError, FileFormatError."""
         with open(path, encoding="utf-8", errors="replace") as file:
             try:
@@ -85,12 +85,12 @@ class Recording:
         return made
 
 
-def _with_banks(header: Any) -> Recording:
+def _with_banks(header: Any) -> Routing:
     if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") != VERSION:
         raise ValueError("the first line describes no banks")
     banks = [Bank(str(bank["name"]), _number(bank["n_experts"], 1, MAX_EXPERTS), _number(bank["nbytes"], 0, 1 << 62))
              for bank in header["banks"]]
-    return Recording(banks)
+    return Routing(banks)
 
 
 def _visit(line: Any, banks: Sequence[Bank]) -> Visit:

@@ -16,7 +16,7 @@ from ggml_sched._graph import Tensor, Type
 from ggml_sched.backend import Backend
 from ggml_sched.backends.cpu import CpuBackend
 from ggml_sched.errors import OutOfMemory
-from ggml_sched.experts import checked_policy
+from ggml_sched.experts.policies import checked_policy
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count

@@ -29,7 +29,7 @@ from ggml_sched.llama.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from ggml_sched.backends.store import ExpertSlots, Store
     from ggml_sched.execution.scheduler import Scheduler
-    from ggml_sched.experts import Recording
+    from ggml_sched.experts import Routing
     from ggml_sched.llama.batchgraph import BatchGraph
     from ggml_sched.llama.hparams import Hparams
     from ggml_sched.llama.kvcache import KVCache
@@ -134,7 +134,7 @@ class Model:
         return self.weights.slots
 
     @contextmanager
-    def record_experts(self) -> Iterator[Recording]:
+    def record_experts(self) -> Iterator[Routing]:
         """Record which experts each layer uses for which tokens in a `with` block: `with model.record_experts() as r`.
 
         `r.save(path)` writes a file that `ggml-sched experts` replays.  Nodes that choose experts are observed, which

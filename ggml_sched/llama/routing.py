@@ -7,18 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.experts import Bank, Recording, Visit
+from ggml_sched.experts import Bank, Routing, Visit
 from ggml_sched.llama.expert_slots import bank_name, banks_of
 
 __all__ = ["Recorder"]
 
 
 class Recorder:
-    """The callback of computes that makes a `Recording`; `tensors` are the weights of the model, by name."""
+    """The callback of computes that makes a `Routing`; `tensors` are the weights of the model, by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         banks = banks_of(tensors)
-        self.recording: Recording = Recording([Bank(bank.name, bank.n_experts, bank.nbytes) for bank in banks])
+        self.recording: Routing = Routing([Bank(bank.name, bank.n_experts, bank.nbytes) for bank in banks])
         self._numbers = {bank.name: k for k, bank in enumerate(banks)}
         self._first: dict[str, str] = {}
         """{bank: its weight that a node reads first}."""

@@ -5,7 +5,7 @@ import pytest
 from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import main
 from ggml_sched.cli.run_report import _fetched
-from ggml_sched.experts import LeastRecentlyUsed, Recording, bound, replay
+from ggml_sched.experts import LeastRecentlyUsed, Routing, bound, replay
 from ggml_sched.llama import load, random_llama
 
 pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
@@ -25,7 +25,7 @@ def recording(tmp_path, capsys):
 def test_a_recording_is_replayed_over_policies_and_slots(recording, capsys):
     assert main(["experts", recording, "--slots", "6", "12", "--policy", "lru"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    made = Recording.load(recording)
+    made = Routing.load(recording)
     for n_slots in (6, 12):
         best, found = bound(made, n_slots), replay(made, LeastRecentlyUsed(), n_slots)
         assert [str(n_slots), "bound", f"{best.rate:.1%}", str(best.misses), f"{best.nbytes:,}", "1.00"] in rows

@@ -24,17 +24,19 @@ if not (DOCS / "conf.py").exists():
 
 
 def public_names() -> set[str]:
-    """Full names of everything in `__all__` of the package, of models, of the hook and of the tools for backends."""
+    """Full names of everything in `__all__` of the package, of models, of the hook, of tools for backends, of stores,
+    of experts and of measurements."""
     rooms = {"ggml_sched": gs, "ggml_sched.llama": gs.llama, "ggml_sched.remote": gs.remote}
     names = {f"{room}.{name}" for room, module in rooms.items() for name in module.__all__}
     hook = (ROOT / "ggml_sched" / "llama_cpp" / "__init__.py").read_text(encoding="utf-8")
     hooked = re.search(r"^__all__ = \[(.*?)\]", hook, re.M | re.S)
     names |= {f"ggml_sched.llama_cpp.{name}" for name in re.findall(r'"(\w+)"', hooked[1])}
-    for module in pkgutil.iter_modules(gs.testing.__path__, "ggml_sched.testing."):
-        if not module.name.rpartition(".")[2].startswith("_"):
-            found = importlib.import_module(module.name)
-            names |= {f"{module.name}.{name}" for name in getattr(found, "__all__", ())
-                      if getattr(gs, name, None) is not getattr(found, name)}
+    tools = [module.name for module in pkgutil.iter_modules(gs.testing.__path__, "ggml_sched.testing.")
+             if not module.name.rpartition(".")[2].startswith("_")]
+    for module in (*tools, "ggml_sched.experts", "ggml_sched.backends.store", "ggml_sched.backends.cpu.times"):
+        found = importlib.import_module(module)
+        names |= {f"{module}.{name}" for name in getattr(found, "__all__", ())
+                  if getattr(gs, name, None) is not getattr(found, name)}
     return names
 
 

@@ -11,14 +11,14 @@ from ggml_sched.experts import (
     LeastFrequentlyUsed,
     LeastRecentlyUsed,
     Mixture,
-    Recording,
-    SlotTable,
+    Routing,
     Static,
     Visit,
     bound,
-    checked_policy,
     replay,
 )
+from ggml_sched.experts.policies import checked_policy
+from ggml_sched.experts.table import SlotTable
 
 HEADER = '{"format": "ggml-sched experts", "version": 1, "banks": [{"name": "a", "n_experts": 2, "nbytes": 1}]}'
 POLICIES = [LeastRecentlyUsed(), LeastFrequentlyUsed(), LeastFrequentlyUsed((0.5,)), Mixture(), Mixture(0.25)]
@@ -28,7 +28,7 @@ def recording(seed, n_banks=3, n_experts=6, n_used=2, n_tokens=30, skew=1.0, tog
     """A recording of a router with a static preference: each token's experts are drawn by scores of Gumbel's."""
     rng = np.random.default_rng(seed)
     base = skew * rng.gumbel(size=(n_banks, n_experts))
-    made = Recording([Bank(f"blk.{b}", n_experts, 1000 + b) for b in range(n_banks)])
+    made = Routing([Bank(f"blk.{b}", n_experts, 1000 + b) for b in range(n_banks)])
     for _ in range(n_tokens):
         for b in range(n_banks):
             tokens = [np.argsort(-base[b] - rng.gumbel(size=n_experts))[:n_used].tolist() for _ in range(together)]
@@ -37,7 +37,7 @@ def recording(seed, n_banks=3, n_experts=6, n_used=2, n_tokens=30, skew=1.0, tog
 
 
 def visits(*of):
-    return Recording([Bank("a", 4, 10), Bank("b", 4, 10)], [Visit(bank, (tuple(experts),)) for bank, experts in of])
+    return Routing([Bank("a", 4, 10), Bank("b", 4, 10)], [Visit(bank, (tuple(experts),)) for bank, experts in of])
 
 
 def kept(policy, made, n_slots):
@@ -57,7 +57,7 @@ def test_the_least_recently_used_goes():
 def test_of_experts_of_equal_age_the_one_whose_layer_comes_last_goes():
     """Layer b is next when layer a has been: what b used last time is needed sooner than what a used just now."""
     assert kept(LeastRecentlyUsed(), visits((0, [0]), (1, [0]), (0, [0, 1])), 2) == {(0, 0), (0, 1)}
-    three = Recording([Bank(name, 4, 10) for name in "abc"],
+    three = Routing([Bank(name, 4, 10) for name in "abc"],
                       [Visit(0, ((0,),)), Visit(1, ((0,),)), Visit(2, ((0,),)), Visit(0, ((0,),)), Visit(1, ((1,),))])
     # The expert of layer a was used later than that of c, and c comes before a.
     assert kept(LeastRecentlyUsed(), three, 3) == {(0, 0), (1, 1), (2, 0)}
@@ -146,7 +146,7 @@ def test_bytes_are_those_of_the_banks():
 def test_recordings_are_written_and_read(tmp_path):
     made = recording(1, together=3)
     made.save(tmp_path / "r")
-    assert Recording.load(tmp_path / "r") == made
+    assert Routing.load(tmp_path / "r") == made
     assert made.profile.sum() == 3 * 2 * len(made.visits)
 
 
@@ -161,7 +161,7 @@ def test_recordings_are_written_and_read(tmp_path):
 def test_other_files_are_no_recordings(tmp_path, text):
     (tmp_path / "r").write_text(text)
     with pytest.raises(gs.FileFormatError, match="not a recording"):
-        Recording.load(tmp_path / "r")
+        Routing.load(tmp_path / "r")
 
 
 def test_policies_are_checked():
