@@ -199,7 +199,6 @@ class _Maker:
         late: dict[int, list[Load]] = {}
         early: list[Load] = []
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
-        touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
         id_of: Callable[[Any], int] = self.graph.id_of
         touched.update(int(self.memory[id_of(t)]) for kept in self.graph.deps.values() for t in kept)
         ids = np.array(sorted(touched), np.int64)
