@@ -38,7 +38,7 @@ from ggml_sched.placement.facts import facts, is_resident, is_weight
 from ggml_sched.planning.tables import markdown
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", "-pthread")
+OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 READ = 512 << 20
 """Bytes that are read to measure bandwidth: many times what caches hold."""
 ROUNDS_OF_PRODUCTS = 1_000_000
