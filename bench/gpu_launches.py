@@ -253,7 +253,7 @@ def _ahead(launch: Launch) -> int:
 def _cells_ahead(launch: Launch) -> int:
     """Of each split of the cells as many as a block has threads."""
     a = launch.args[0][0]
-    cells = min(int(a["cells"]), launch.block[0] * int(a["splits"]))
+    cells = min(int(a["cells"]), launch.block[0] * int(a["shares"]))
     rows = ((int(a["d_k"]), gs.Type(int(a["k_kind"]))), (int(a["d_v"]), gs.Type(int(a["v_kind"]))))
     return cells * int(a["matrices"]) * sum(min(512, n // kind.block_size * kind.type_size) for n, kind in rows)
 
@@ -304,7 +304,7 @@ def _attention(launch: Launch) -> tuple[int, int]:
     caches = 0
     for width, kind in ((int(a["d_k"]), gs.Type(int(a["k_kind"]))), (int(a["d_v"]), gs.Type(int(a["v_kind"])))):
         caches += int(a["cells"]) * width // kind.block_size * kind.type_size * int(a["matrices"])
-    splits = int(a["splits"])
+    splits = int(a["shares"])
     partial = 4 * splits * columns * (int(a["d_v"]) + 2) if splits > 1 else 0
     mask = int(a["cells"]) * int(a["rows"]) * 2 if launch.args[4] else 0
     out = columns * int(a["d_v"])

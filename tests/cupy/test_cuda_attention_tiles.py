@@ -259,7 +259,7 @@ def test_shared_memory_is_what_every_device_has(ctx):
 # -- planted bugs -----------------------------------------------------------------------------------------------------
 
 WAIT = "                wait_copies();\n"
-KEYS, VALUES = (f"                __syncthreads();           // {what} are" for what in ("keys", "values"))
+KEYS, VALUES = (f"                __syncthreads();           // the {what} have" for what in ("keys", "values"))
 BUGS = {
     "": ("", ""),
     "keys are not waited for": (WAIT + KEYS, KEYS),

@@ -339,7 +339,7 @@ def test_a_file_that_changes_between_its_header_and_its_weights_is_refused(path,
     import importlib
     import os
 
-    loading = importlib.import_module("ggml_sched.llama.load")
+    loading = importlib.import_module("ggml_sched.llama.limited")
     (limit,) = limits_between(path, [0.5], n_ctx=64, n_threads=1, n_batch=16)
     hold, files = loading.hold, len(os.listdir("/proc/self/fd"))
 

@@ -137,7 +137,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(load, token):
 
 
 def test_what_failed_before_does_not_touch_what_is_restored(load, monkeypatch):
-    def failing(graph):
+    def failing(graph, wait):
         raise ZeroDivisionError
 
     with load(SMALL, n_ctx=16) as model:

@@ -132,7 +132,7 @@ def test_running_a_model_loads_no_module_that_prints_saves_or_checks_plans():
 
 
 def test_running_a_model_loads_no_module_that_writes_files_limits_memory_or_counts_without_memory():
-    code = ("import sys; from ggml_sched import llama; model = llama.load(sys.argv[1]); model.generate('a', 1).read(); "
+    code = ("import sys; from ggml_sched import llama; model = llama.load(sys.argv[1]); model.generate([1], 1).read(); "
             "print([m for m in sys.modules if m.startswith(('ggml_sched.llama.gguf_write', 'ggml_sched.llama.limited', "
             "'ggml_sched.llama.residency', 'ggml_sched.llama.synthetic', 'ggml_sched.llama.unloaded', "
             "'ggml_sched.llama.small', 'ggml_sched.backends.dry', 'ggml_sched.testing'))])")
