@@ -418,7 +418,7 @@ class _Same:
 
 
 _Runs: TypeAlias = list[dict[int, _Run]]
-"""For each node: {an earlier node from which on all may be in one split with it: the run from there to it}."""
+"""For each node i: {t: the run of the nodes t .. i}, for each earlier node t such that t .. i may be one split."""
 
 _MOST_JOINED = 5        # columns of a split that are followed before the reader of a copy
 _SMALL_COPY = 1 / 16    # of the largest copy: smaller ones begin at their first reader

@@ -159,7 +159,7 @@ class Device:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Device:
-        """The device of `to_dict`; ValueError for a field that a device does not have, or has to have."""
+        """The device of `to_dict`.  ValueError for an unknown field, or if a required one is missing."""
         unknown, missing = set(fields) - set(_FIELDS), {"name", "memory", "bandwidth", "flops"} - set(fields)
         if unknown or missing:
             raise ValueError(f"device {fields.get('name')!r}: unknown fields {sorted(unknown)}, missing fields "

@@ -1,7 +1,7 @@
 """`fit`: where every weight and cache of some graphs should live, with a bound of how much better it could be.
 
-Puts together `tables`, which price patterns of stages, `branching`, which searches them, and `candidates`, which plans
-what it finds; and makes the answer.  Owns what is tried where the search finds nothing.
+It puts together `tables`, which price patterns of stages, `branching`, which searches the tables, and `candidates`,
+which plans the placements found; and it makes the answer.  It also has the fallbacks for when the search finds nothing.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Refit(NamedTuple):
 
 
 class Refits:
-    """Searches for other placements of a fit's graphs, of one model: other pins, less room.  Facts are made once, and
-    tables once for the same pins."""
+    """Searches for other placements of a fit, which must be of one model: with other pins ({name: device}), or with
+    less room on the devices.  Facts are made once, and tables once for each set of pins."""
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit

@@ -1,19 +1,19 @@
 """A bound that holds for every placement: for each device of each weight and cache, and each device of each node.
 
-A plan's price is at least that of a relaxation.  Of the copies of an activation only those for one of its readers
-count, of a resident's only those for its largest reader; so what is counted is a forest of nodes and residents whose
-edges have prices by the devices at both ends, and the cheapest devices are found exactly.  Along one path of dependent
-nodes each change of device begins a split, and those splits count.  The bytes of the residents are held to the budgets
-by multipliers, which cutting planes choose, as for chains (`solve.bound`).  A resident that several graphs with a
-weight read may be on another device in each: its bytes are shared among them, and the shares add up to one resident.
+A plan's price is at least that of a relaxation, which counts fewer copies: of an activation the copy for one of its
+readers, of a resident the copy for its largest reader.  What it counts is a forest: the entries are nodes and
+residents, an edge has a price for each pair of devices at its ends, and the cheapest devices are found exactly.  Along
+one path of dependent nodes each change of device begins a split, and these splits count.  Multipliers, which cutting
+planes choose as for chains (`solve.bound`), hold the bytes of the residents to the budgets.  A resident that several
+graphs of the goal read may be on another device in each: its bytes are divided among these graphs.
 
-A graph without a weight costs nothing and takes memory: where a product runs, the arena holds what it reads and writes,
-as it does for each product of the other graphs.  Cases by the largest product of each device cover all placements, and
-the bound is the least of theirs.
+A graph of weight 0 in the goal costs no seconds, but memory: while one of its products (`PRODUCTS`) runs, the arena
+holds what the product reads and writes.  The same counts for products of the other graphs.  The placements are
+divided into cases by the largest such product on each device; the bound is the least of the bounds of all cases.
 
-What is taken for granted: a device reads no memory but its own without a copy; inputs, leafs with the input flag, start
-on the host, which is the last backend of a plan; products of graphs without a weight run where their largest resident
-is.  A placement that computes these elsewhere, where their time does not count, may be cheaper than the bound.
+Assumptions: a device reads the memory of another one only through a copy; inputs, leafs with the input flag, start on
+the host, which is the last backend of a plan; products of graphs of weight 0 run on the device of their largest
+resident.  A placement that runs such a product elsewhere, where its time does not count, may be below the bound.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Key: TypeAlias = "str | tuple[int, str] | Tensor"
 
 EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-6
-"""Cutting planes end when they promise no more than this part above the bound."""
+"""Cutting planes end when the bound that they promise is above the present one by at most this part of it."""
 STEEPEST = 1e6
 """The largest multiplier: this many times the seconds of the dearest labels, divided by the bytes of all residents."""
 
@@ -59,7 +59,7 @@ class NodeBound:
 def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
                room: Sequence[int], allowed: Mapping[Key, Sequence[bool]] | None = None,
                models: Sequence[int] | None = None) -> NodeBound:
-    """The least seconds, sum of `weights[i]` times those of `graphs[i]`, over all placements within `room`.
+    """A bound for every placement within `room`: of the sum of `weights[i]` times the seconds of `graphs[i]`.
 
     `room`: bytes of each device for residents and arenas.  `allowed`: for the names of some residents, whether each
     device may hold them.  A graph of weight 0 counts for its residents and for what its products hold in the arena of
@@ -94,7 +94,7 @@ MOST_CASES = 64
 
 
 def held_by_products(graphs: Sequence[Facts], keys: Mapping[Tensor, Key]) -> dict[Key, float]:
-    """{resident: bytes that the largest product which it is the largest resident of holds in its device's arena}."""
+    """{resident: bytes that products of which it is the largest resident hold in its device's arena, at most}."""
     needs: dict[Key, float] = {}
     for graph in graphs:
         nodes = set(graph.nodes)
@@ -110,7 +110,8 @@ def held_by_products(graphs: Sequence[Facts], keys: Mapping[Tensor, Key]) -> dic
 
 
 def held_by(node: Tensor, activations: Sequence[Tensor], nodes: set[Tensor]) -> float:
-    """Bytes that an arena holds at least while a product runs: its result, and what it reads of other nodes."""
+    """Bytes that an arena holds at least while `node` runs: its result, and what it reads of other nodes; 0 for a node
+    that is no product."""
     if node.op not in PRODUCTS:
         return 0.0
     return float(node.nbytes) + sum(read(node, root) for root in activations if root in nodes)
@@ -121,7 +122,8 @@ PRODUCTS = {"MUL_MAT", "MUL_MAT_ID"}
 
 
 def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
-    """For each case and device (bytes that its arena holds at least, the largest need of an entry there)."""
+    """The cases: for each device (bytes that its arena holds at least, the most that `Forest.held` of an entry on this
+    device may be)."""
     values = np.unique(np.append(forest.needs, 0.0))
     tight = [bytes_ < forest.fixed_bytes + values[-1] for bytes_ in room]
     levels = int(MOST_CASES ** (1 / max(1, sum(tight))) + 1e-9)
@@ -132,9 +134,9 @@ def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float]
 
 
 class Forest:
-    """The nodes and residents of all graphs with a weight, as the entries of a forest: each has a parent or is a root.
+    """The nodes and residents of all graphs of the goal, as the entries of a forest: each has a parent or is a root.
 
-    `by_bytes`: of the readers of an activation the one counts that reads most bytes of residents; else the first one.
+    `by_bytes`: which reader of an activation is its parent: the one that reads most bytes of residents; else the first.
     """
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
@@ -146,11 +148,13 @@ class Forest:
         self.own: list[Floats] = []
         """For each entry its seconds on each device."""
         self.under: list[tuple[int, Floats] | None] = []
-        """For each entry its parent, and the price of their edge [its device, the parent's device]; None for a root."""
+        """For each entry (its parent, seconds of the edge to it [device of the entry, device of the parent]); None for
+        a root."""
         self.nbytes: list[float] = []
-        """Bytes of a resident's share, 0 for nodes."""
+        """For each entry the bytes that it counts.  A resident that several graphs use has an entry in each, and its
+        bytes are divided among them (`shares_of`).  0 for a node."""
         self.held: list[float] = []
-        """Bytes that the arena of an entry's device holds at least."""
+        """For each entry the bytes that the arena of its device holds at least."""
         used = [(graph, weight) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
         self.keys: Mapping[Tensor, Key] = keys
         shares = shares_of(used, devices, keys)
@@ -158,13 +162,13 @@ class Forest:
         sizes = {keys[root]: root.nbytes for graph in graphs for roots in graph.residents for root in roots}
         for number, (graph, weight) in enumerate(used):
             self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, needs, allowed)
-        for key in sizes.keys() - shares.keys():        # read by graphs without a weight alone
+        for key in sizes.keys() - shares.keys():        # residents that only graphs of weight 0 read
             self._add(may_hold(key, allowed, n), float(sizes[key]), needs.get(key, 0.0))
         self._order()
         self.fixed_bytes: float = float(sum(sizes.values()))
 
     def _add(self, own: Floats, nbytes: float = 0.0, held: float = 0.0) -> int:
-        """Add an entry of the lists that `__init__` describes; returns its index."""
+        """Add an entry that is a root to the lists of `__init__`; returns its index."""
         self.own.append(own)
         self.under.append(None)
         self.nbytes.append(nbytes)
@@ -172,7 +176,7 @@ class Forest:
         return len(self.own) - 1
 
     def _copied(self, nbytes: float, weight: float) -> Floats:
-        """Seconds of a copy [from, to]."""
+        """The seconds of a copy, times the graph's weight [from, to]."""
         return weight * (self.links.latency + self.links.per_byte * nbytes)
 
     def _add_graph(self, graph: Facts, weight: float, shares: Mapping[Key, float], needs: Mapping[Key, float],
@@ -213,7 +217,7 @@ class Forest:
                 node = graph.nodes[i]
                 if i != reader and node.root is root and self.under[at[i]] is None and not self._is_below(at[reader],
                                                                                                         at[i]):
-                    self.under[at[i]] = (entry, self._copied(node.nbytes, weight))      # it is written back
+                    self.under[at[i]] = (entry, self._copied(node.nbytes, weight))      # the result is written back
 
     def _is_below(self, entry: int, other: int) -> bool:
         """Whether `other` is `entry` or one of its ancestors."""
@@ -225,7 +229,8 @@ class Forest:
         return True
 
     def _add_input(self, graph: Facts, root: Tensor, found: list[int], at: list[int], weight: float) -> None:
-        """Add the seconds of copying an input from the host, divided among its readers: none for those on the host."""
+        """Add the seconds of copying an input from the host to the seconds of its readers, divided among them; a reader
+        on the host adds none."""
         host = next((i for i, device in enumerate(self.devices) if device.host), None)
         if host is None:
             return
@@ -252,7 +257,7 @@ class Forest:
         self.own[at[i]] = self.own[at[i]] + begin
 
     def _order(self) -> None:
-        """Make arrays of the entries, each after its parent."""
+        """Make arrays of the lists of `__init__`, with each entry after its parent."""
         n, count = len(self.devices), len(self.own)
         children: list[list[int]] = [[] for _ in range(count)]
         order = []
@@ -275,8 +280,11 @@ class Forest:
 
 
 def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) -> NodeBound:
-    """The best bound of a forest over all multipliers, nearly, with `more` seconds [entries, devices]; the search ends
-    at a bound of `enough` seconds."""
+    """The bound of a forest by multipliers that are nearly the best.
+
+    `more` [entries, devices]: seconds that are added to those of each entry.  The search for multipliers ends once the
+    bound is `enough` seconds.
+    """
     n = len(room)
     prices = forest.prices + more
     finite = np.where(np.isfinite(prices), prices, 0.0)
@@ -310,8 +318,8 @@ def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) ->
 
 
 def keys_of(graphs: Sequence[Facts], models: Sequence[int] | None) -> dict[Tensor, Key]:
-    """The key of each resident, equal in all graphs: its name, with its model's number where there are several models,
-    or the tensor itself if it has no name."""
+    """The key of each resident, which is equal in all graphs: its name, or (number of its model, name) if there are
+    several models; the tensor itself if it has no name."""
     found: dict[Tensor, Key] = {}
     for graph, model in zip(graphs, models or (None,) * len(graphs), strict=True):
         for roots in graph.residents:
@@ -327,15 +335,15 @@ def may_hold(key: Key, allowed: Mapping[Key, Sequence[bool]], n: int) -> Floats:
 
 
 def read(node: Tensor, root: Tensor) -> float:
-    """The fewest bytes that a copy has with which `node` can read `root`: of its sources, the smallest view."""
+    """Bytes of the smallest source of `node` that is `root` or a view of it: a copy for the node has no fewer."""
     return float(min((source.nbytes for source in node.src if source is not None and source.root is root),
                      default=0))
 
 
 def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device],
               keys: Mapping[Tensor, Key]) -> dict[Key, list[float]]:
-    """For each resident the share of its bytes in each graph: in proportion to the most seconds by which the time of
-    one of its readers there differs between devices."""
+    """For each resident the parts of its bytes that the graphs count; they sum to 1.  The part of a graph is in
+    proportion to the seconds by which a reader's time differs between devices, of the reader with most."""
     matters: dict[Key, list[float]] = {}
     for number, (graph, weight) in enumerate(used):
         seconds = weight * np.array([graph.seconds(device) for device in devices]).reshape(len(devices), -1)

@@ -82,7 +82,7 @@ class Nodes(NamedTuple):
     """Whether its result may take the memory of a source that it is the last to read."""
     values: tuple[Value, ...]
     out: int
-    """The node whose result the next stage reads; -1: none, -2: what came in."""
+    """The node whose result the next stage reads; -1: none, -2: the incoming activation is passed on."""
 
 
 @dataclass(frozen=True)

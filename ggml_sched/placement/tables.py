@@ -429,8 +429,10 @@ class Tables:
 
     def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
                limits: tuple[float, ...] | None, within: int) -> _Kept:
-        """The patterns of a class that no other beats, their cost [patterns, states, states] and bytes, and for each
-        graph with a weight its best variant [all patterns, in, out]."""
+        """(The patterns of a class that no other beats; their seconds [patterns, states, states]; their bytes
+        [patterns, devices]; for each graph that counts in the goal the variant of fewest seconds [all patterns, device
+        of the incoming activation, device of the one passed on]).  A variant is a rule, and perhaps a device to stream
+        to: costs.py."""
         usable = np.ones(len(each.patterns), bool)
         usable &= ~self._caches(each)[:, [held is False for held in caches]].any(1)
         for r, resident in enumerate(each.outline.residents):

@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""The loops of exchanges, without the GIL: columns of a path replaced by others of their groups, and parts of it.
+"""The loops of exchanges, without the GIL: they replace columns of a path by others of their groups, or a part of it.
 
-Owns no memory: every array is NumPy's, so nothing is left where a call raises.  The callers, in this folder, check
-shapes and ranges.  Columns first[g] .. first[g + 1] - 1 are those of group g, by rising `cost`; `memory` [columns,
-rows] has their bytes on the scarce devices, those whose budgets a path may exceed.  Reduced seconds are seconds plus
-the worth of the bytes at some multipliers.  A path is an array with a column for each stage; equal columns are
-interchangeable, so exchanges are tried once for each column in use.
+This module owns no memory: every array is NumPy's, so nothing leaks if a call raises.  The callers, in this folder,
+check shapes and ranges.  Columns first[g] .. first[g + 1] - 1 are those of group g, by rising `cost`; `memory`
+[columns, rows] has their bytes on the scarce devices, those whose budgets a path may exceed.  Reduced seconds are
+seconds plus the bytes times the multipliers.  A path is an array with a column for each stage; stages of the same
+column are interchangeable, so exchanges are tried once for each column in use.
 """
 
 cimport cython
@@ -77,7 +77,7 @@ cdef class _Path:
         self.n_columns = kept
 
     cdef void exchange(self, int64_t old, int64_t new) noexcept nogil:
-        # Replaces the first `old` of the path; `find` has to follow.
+        # Replaces the first `old` of the path by `new`; a call of `find` has to follow.
         cdef Py_ssize_t stage, row
         for stage in range(self.path.shape[0]):
             if self.path[stage] == old:
@@ -93,7 +93,7 @@ cdef class _Path:
         return count > 1
 
     cdef double single(self, double least, int64_t *old, int64_t *new) noexcept nogil:
-        # Finds the exchange of one stage that wins most, and more than `least` seconds; returns the change of the
+        # Finds the exchange of one stage that saves most seconds, and more than `least`; returns the change of the
         # path's seconds, which is negative, or -least if there is no such exchange.
         cdef Py_ssize_t at, row
         cdef int64_t column, other
@@ -118,9 +118,10 @@ cdef class _Path:
 def repaired(const int64_t[::1] first not None, const int64_t[::1] group not None, const double[::1] cost not None,
              const int64_t[:, ::1] memory not None, const int64_t[::1] budget not None, int64_t[::1] path not None,
              const double[::1] multipliers not None, const double[::1] unit not None):
-    """Whether the path fits after exchanges, each the one that frees most bytes for the fewest reduced seconds.
+    """Exchange columns of `path`, in place, until it fits; returns whether it does.
 
-    `path` changes in place; `multipliers` [rows] are seconds a byte, `unit` [rows] the bytes that count as one.
+    Each exchange is the one of the fewest reduced seconds for each unit that it frees of what is above the budgets.
+    `multipliers` [rows] are seconds a byte; `unit` [rows]: how many bytes of each device are one unit.
     """
     cdef _Path at = _Path(first, group, cost, memory, budget, path)
     cdef Py_ssize_t _step, k, row, rows = at.rows, steps = 4 * path.shape[0]
@@ -160,10 +161,10 @@ def repaired(const int64_t[::1] first not None, const int64_t[::1] group not Non
 def improved(const int64_t[::1] first not None, const int64_t[::1] group not None, const double[::1] cost not None,
              const int64_t[:, ::1] memory not None, const int64_t[::1] budget not None, int64_t[::1] path not None,
              const double[::1] multipliers not None, double least, Py_ssize_t paired):
-    """Exchanges of one or of two stages that win more than `least` seconds and fit, the best first, until none is left.
+    """Exchange the columns of one or of two stages of `path`, in place: again and again the exchange that saves most
+    seconds within the budgets, until none saves more than `least`.
 
-    `path` changes in place; it has to fit.  Of a pair of stages only the `paired` alternatives of the fewest reduced
-    seconds are tried.
+    `path` has to fit.  For each stage of a pair only the `paired` columns of the fewest reduced seconds are tried.
     """
     cdef _Path at = _Path(first, group, cost, memory, budget, path)
     cdef Py_ssize_t _step, k, other_k, i, j, row, rows = at.rows, steps = 8 * path.shape[0] + 64, most = 0
@@ -234,11 +235,12 @@ def spliced(const int32_t[::1] classes not None, const int64_t[::1] before not N
             const double[::1] cost not None, const int64_t[:, ::1] memory not None, const int64_t[::1] budget not None,
             const double[:, :, :, ::1] tables not None, const int64_t[:, :, :, ::1] columns not None,
             int64_t[::1] path not None, double least):
-    """Whether a part of the path was replaced: by the one between the same states that is the cheapest at some
-    multipliers, where that wins most, and more than `least` seconds, and fits.
+    """Replace one part of `path` in place by another between the same states; returns whether it did.
 
-    `path` changes in place; it has to fit.  `tables` [multipliers, classes, states, states] has the least reduced
-    seconds of a stage, `columns` the columns that have them.
+    Candidates: for each part and each row of multipliers, the stages of the least reduced seconds.  Of those that keep
+    the budgets the one that saves most seconds is taken, if that is more than `least`.  `path` has to fit.  `tables`
+    [rows of multipliers, classes, states, states] has the least reduced seconds of a stage, `columns` the columns that
+    have them.
     """
     cdef Py_ssize_t n = classes.shape[0], states = tables.shape[2], rows = budget.shape[0], k, i, j, row, a, b, chosen
     cdef Py_ssize_t best_k = -1, best_i = -1, best_j = -1
@@ -296,7 +298,7 @@ def spliced(const int32_t[::1] classes not None, const int64_t[::1] before not N
                         if fits:
                             best, best_k, best_i, best_j = taken[now, b] - old_seconds, k, i, j
         if best_k >= 0:
-            # Computes the best part again, and now keeps the states that it passes.
+            # Computes the best part again, this time with the state before each of its stages.
             now = 0
             for a in range(states):
                 reached[0, a] = INFINITY
