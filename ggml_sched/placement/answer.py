@@ -52,7 +52,7 @@ class Usage(NamedTuple):
     """Bytes of its arena; see `Fit.arenas`."""
     reserve: int
     left: int
-    """What nothing takes."""
+    """Bytes of the budget that nothing takes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,8 +72,8 @@ class Fit:
     seconds: float
     """The price of the plans: for each graph the seconds of its real plan, times its weight in the goal."""
     bound: float
-    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  In
-    graphs without a weight in the goal products run where their largest weight or cache is."""
+    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  It
+    is assumed that products of graphs of weight 0 in the goal run where their largest weight or cache is."""
     rules_bound: float
     """No placement of the tables takes less: proven by multipliers, with the least arenas that such a placement has.
 
@@ -241,9 +241,9 @@ class Fit:
                   compute: Callable[[Stock], Mapping[str, int]] | None = None, **settings: object) -> Stock:
         """What an unmodified llama.cpp must be given for this placement, or for the nearest that it can have.
 
-        It has first layers on the host, then each device's in one piece; caches follow their layer, and weights may be
-        named.  Where it cannot have the caches as they are here, or its larger arenas exceed a budget, the rest is
-        fitted again around what it can have.
+        llama.cpp has the first layers on the host, then the layers of each device in one piece; caches are where their
+        layer is, and single weights may be placed by name.  Where it cannot have the caches as they are here, or its
+        larger arenas exceed a budget, the rest is fitted again around what it can have.
 
         `names`: {name of a device here: llama.cpp's name}, such as {"GPU0": "CUDA0"}; the host is "CPU".  `compute`: a
         function that returns {llama.cpp's name of a device: bytes of its compute buffers} for a `Stock`, such as
@@ -353,7 +353,7 @@ Key: TypeAlias = tuple[str, str, int]
 
 
 def _keyed(graph: Graph) -> Iterator[tuple[Key, Tensor]]:
-    """The nodes that compute, with a key: name, op, and how many of these came before."""
+    """The nodes that compute, each with a key: name, op, and how many nodes of this name and op came before."""
     seen: Counter[tuple[str, str]] = Counter()
     for t in graph.nodes:
         if t.computes:
@@ -373,8 +373,8 @@ def register_fit_methods(**functions: Callable[..., Any]) -> None:
 
 def backends_of(fit: Fit, backends: Sequence[Backend] | None,
                 driver: Callable[[str], Backend]) -> tuple[Backend, ...]:
-    """For each device of a fit the backend that stands for it: of `backends` the one of that name, else its own.
-    `driver`: makes the backend of the host that `fit` has added, of this name.
+    """For each device of a fit the backend that stands for it: the one of its name in `backends`, or its own if
+    `backends` is None.  `driver`: a function that makes, under a name, the backend of the host that `fit` has added.
 
     PlacementError where `backends` lacks another device of the fit.
     """

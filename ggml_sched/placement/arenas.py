@@ -1,9 +1,9 @@
 """Cases of arenas: what the arena of each device may need, from the least to the most, as floors and limits.
 
 The arena of a device depends on what is placed there: it has to hold what is alive at the heaviest node.  A case allows
-patterns that need at most its `limits`, and its arenas take at least its `floors`.  The first case allows everything; a
-case is cut in two at what a solution of it needs, or at whether a device has caches: the inputs that are read with
-caches are copied there once then, however few they are.  Every placement belongs to the case of its own largest needs
+patterns that need at most its `limits`, and its arenas take at least its `floors`.  The first case allows everything.
+A case is cut in two at what a solution of it needs, or by whether a device has caches: if it has, however few, the
+inputs that are read with caches are copied to it once.  Every placement belongs to the case of its own largest needs
 and caches, so the least bound over all cases that are left is a bound of all placements (branch and bound: Land and
 Doig, 1960).
 """
@@ -23,7 +23,8 @@ __all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors"]
 
 
 NEAR = 0.75
-"""A level is near what a solution needs of an arena if it is at least this part of it, both counted from the floor."""
+"""A level, a number of bytes that some pattern needs of an arena, is near what a solution needs if it is at least this
+part of it, both counted from the floor."""
 
 
 class Case(NamedTuple):
@@ -34,7 +35,8 @@ class Case(NamedTuple):
     floors: tuple[int, ...]
     """The least that an arena has in this case."""
     caches: tuple[bool | None, ...] = ()
-    """Whether caches may be on each device, whose inputs are copied there then; None, or nothing: not decided."""
+    """For each device whether caches may be on it; if so, the price has one copy of their inputs to it.  None: not
+    decided; an empty tuple: not decided for any device."""
 
 
 def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Case:
@@ -46,13 +48,14 @@ def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Ca
 
 def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int],
            levels: Sequence[NDArray[np.int64]]) -> tuple[float, tuple[Case, Case]] | None:
-    """(Seconds that the bound may rise, the case cut in two where these are most): a part with arenas of at least
-    nearly what a solution needs on one device, and a part with patterns that need less there.  None where no cut raises
-    the bound.
+    """(Seconds by which the bound may rise, the two parts of the case), cut on the device where the bound may rise
+    most.  The first part has arenas of nearly what a solution needs there, or more; the second has patterns that need
+    less.  None where no cut raises the bound.
 
-    `used`: what the solution needs on each device; `worth`: seconds of a byte of each device; `spare`: bytes above the
-    floor of each device that the arenas have anyway; `levels`: for each device what patterns need, rising.  The cut is
-    at the least level that is near what the solution needs: between levels that differ little it is made last.
+    `used`: what the solution needs on each device; `worth`: for each device the seconds that one more byte is worth;
+    `spare`: bytes above the floor of each device that the arenas have anyway; `levels`: for each device what patterns
+    need, rising.  The cut is at the least level that is near what the solution needs, so that levels which differ
+    little are separated last.
     """
     cuts = [int(of[np.searchsorted(of, floor + NEAR * (need - floor))]) if need > floor else need
             for need, floor, of in zip(used, case.floors, levels, strict=True)]

@@ -2,14 +2,14 @@
 
 * Residents that one node reads are one atom, and so are all caches of the stage.
 * A weight is an atom of its own if it has at least 0.2 % of the stage's bytes, and is large (`stages.large_bytes`); the
-  caches of the stage are one if they have at least 1/32 of them.
+  caches of the stage are an atom if they have at least 1/32 of these bytes.
 * A smaller weight joins the atom of a matrix near the node that reads it: a bias that of the matrix before it, a norm
   that of the matrix after it.
-  A small router of experts is an atom too while the stage has few, `FEW_ATOMS` by default; otherwise
-  it goes with the smallest atom, such as an expert that every token uses.
-* What the caller pinned is an atom that has one device.
-* More than `MAX_ATOMS` atoms: the smallest joins the smaller of its neighbours in the order of execution, until
-  `MAX_ATOMS` are left.
+* A small router of experts is an atom if the stage then has few atoms, `FEW_ATOMS` by default; otherwise it joins the
+  smallest atom, such as an expert that every token uses.
+* What the caller pinned to a device is an atom that can be on this device only.
+* If there are more than `MAX_ATOMS` atoms, the smallest joins the smaller of its neighbours in the order of execution,
+  until `MAX_ATOMS` are left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["FEW_ATOMS", "MAX_ATOMS", "Atoms", "find_atoms"]
 MAX_ATOMS = 7
 """The most atoms of a stage that are not pinned."""
 FEW_ATOMS = 4
-"""Small routers are atoms of their own only in a stage that has at most this many unpinned atoms, them included."""
+"""Small routers are atoms only in a stage that has at most this many unpinned atoms, the routers included."""
 _SHARE, _CACHE_SHARE = 0.002, 1 / 32
 _FARTHEST = 64      # nodes between a small weight and the atom that it joins, at most
 
@@ -64,8 +64,8 @@ class _Group:
 
 
 def find_atoms(outline: Outline, large: int, with_routers: int = FEW_ATOMS) -> Atoms:
-    """The atoms of a stage of a model in which residents of `large` bytes are large; small routers are atoms too while
-    the stage has at most `with_routers`."""
+    """The atoms of a stage of a model in which residents of `large` bytes are large; small routers are atoms if the
+    stage then has at most `with_routers` unpinned atoms."""
     groups = _together(outline)
     total = sum(group.nbytes for group in groups)
     anchors = [group for group in groups if group.pin >= 0
@@ -109,7 +109,8 @@ def _join(into: _Group, group: _Group) -> None:
 
 
 def _together(outline: Outline) -> list[_Group]:
-    """Residents that one node reads, and all caches, as groups; different pins stay apart."""
+    """The residents in groups: those that one node reads are together, and so are all caches; residents with different
+    pins are apart."""
     of = list(range(len(outline.residents)))
     pins = [resident.pin for resident in outline.residents]
 

@@ -1,9 +1,9 @@
 """Branch and bound over the cases of arenas: a bound of all placements of the tables, and candidates on the way.
 
-Owns the cases that are left.  Each is bounded with its floors as arenas, the one with the least bound comes first; its
-solution is planned for real where it may fit, and the case is cut in two at what the solution needs of an arena.  While
-the bound is far below the best, a case is cut without a search, and the path of its bound is planned with the arenas
-that this path needs: the arenas that were assumed are wrong then, not the patterns.
+Each case is bounded with its floors as arenas, and the one with the least bound comes first; its solution is planned
+for real where it may fit, and the case is cut in two at what the solution needs of an arena.  While the bound is far
+below the best, a case is cut without a search, and the path of its bound is planned with the arenas that this path
+needs: then it is the assumed arenas that are wrong, not the patterns.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ MAX_CUTS = 160
 FAR = 0.01
 """A bound is far below the best if the best is more than this part of the bound above it."""
 MAX_BEYOND = 4
-"""Cases that are searched, at most, although the bound of all cannot rise any more."""
+"""The most cases that are searched after the bound of all cases can rise no more."""
 EFFORTS = {"more": 8, "most": 2}
 """{effort of `solve`: the most cases that are solved once more with it}."""
 MAX_DEVICES = 2
 """With more devices no case is solved with `EFFORTS`: that takes five seconds, and proves little."""
 MAX_PROOFS = 2
-"""Of these, with more than `MAX_DEVICES` devices, the most that are bounded with the effort "proof"."""
+"""With more than `MAX_DEVICES` devices, the most cases that are bounded with the effort "proof"."""
 MAX_FINEST = 12
-"""Cases, at most, whose bounds are made better at the end: the least ones."""
+"""The most cases whose bounds are improved at the end: those with the least bounds."""
 MAX_ROUNDS = 12
-"""Solving and planning for one case, at most; each round's assumed arenas are larger."""
+"""How often one case is solved and planned, at most; each round assumes larger arenas."""
 MAX_WITHOUT = 6
 """Searches for one case, at most, that exclude the patterns at the peaks of arenas (see `_without`)."""
 FEW_CACHES = 0.02
@@ -53,9 +53,9 @@ FEW_CACHES = 0.02
 WORTH = 0.04
 """A case is cut by where caches are only if the copies of inputs cost more than this part of `within`."""
 POLISHED = 0.1
-"""The part of `within` that a search with the arenas of the best placement may leave."""
+"""The gap at which the search with the arenas of the best placement ends, as a part of `within`."""
 MAX_ENTERED = 3
-"""Devices with caches of a case that is bounded by `_by_entered`, at most."""
+"""The most devices with caches that a case may have for `_by_entered`."""
 MAX_WAYS = 32
 """Ways to place what several stages read, such as an embedding that is the output matrix, at most."""
 
@@ -71,11 +71,11 @@ class Open:
     floors: Sequence[int]
     """Bytes that the arenas of all models have at least."""
     solution: Solution
-    """The bound with the floors as arenas, and the path that has it, which may exceed the budgets."""
+    """The bound with the floors as arenas, and the path at its multipliers, which may exceed the budgets."""
     mixture: tuple[tuple[Choice, ...], ...]
-    """The paths that keep the budgets together, of which the bound is a mean."""
+    """Paths whose bytes keep the budgets on the mean; the bound is nearly the mean of their seconds."""
     is_raised: bool = False
-    """Whether `_by_entered` has bounded it."""
+    """Whether `_by_entered` was called for this case."""
 
 
 class Branching:
@@ -96,7 +96,7 @@ class Branching:
         self._assumed: set[tuple[object, ...]] = set()
 
     def run(self) -> float:
-        """Search until all bounds are near the best, or the cases are too many; returns the bound of all."""
+        """Search until all bounds are near the best, or the cases are too many; returns the bound of all cases."""
         candidates, budgets, table = self.candidates, self.candidates.budgets, self.tables[0]
         self._orders = mirrors(table.devices, table.links, {d for of in self.pins for d in of.values()})
         cases = tuple(first_case(each.needs, budgets) for each in self.tables)
@@ -124,7 +124,7 @@ class Branching:
         return self._raised()
 
     def _raised(self) -> float:
-        """The bound of all cases, after the least ones were bounded with more effort."""
+        """The bound of all cases, after those with the least bounds were bounded with more effort."""
         cases, searched = [*self.left, *self._weak], {count for _, count, _ in self._weak}
         heapify(cases)
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
@@ -176,7 +176,8 @@ class Branching:
             self._count += 1
 
     def _cut(self, bound: float, made: Open) -> bool:
-        """Cut one case in two, with a placement of what its bound needs, if its bound is far below the best."""
+        """If the bound of a case is far below the best, cut the case in two, and plan the path of its bound (`_dive`);
+        returns whether it was cut."""
         best = self.candidates.best
         if best is None or bound * (1 + FAR) > best.seconds:
             return False
@@ -190,7 +191,7 @@ class Branching:
 
     def _dive(self, made: Open, solution: Solution) -> None:
         """Solve a case again with exactly the arenas that the path of `solution` needs, and with patterns that need no
-        more; plan what is found."""
+        larger ones; plan the solution found."""
         candidates = self.candidates
         assert solution.path is not None
         cases = []
@@ -252,8 +253,8 @@ class Branching:
             solution.memory, needs, made.floors, self.candidates.budgets, strict=True))
 
     def _halves(self, made: Open, paths: Sequence[Sequence[Choice]]) -> tuple[tuple[Case, ...], ...] | None:
-        """The case cut in two where that may raise its bound most; None where no cut at what one of these paths needs
-        raises it."""
+        """The two parts of the case, cut where that may raise its bound most; None if no cut at what these paths need
+        raises the bound."""
         if not paths:
             return None
         best: tuple[float, int, tuple[Case, Case]] | None = None
@@ -278,8 +279,8 @@ class Branching:
 
     def _raised_by_floors(self, made: Open, used: Sequence[Sequence[int]],
                           least: float) -> tuple[float, int, tuple[Case, Case]] | None:
-        """As `halves`, for budgets that do not bind beside the floors, so that no byte has a worth: each cut is tried,
-        and the one whose larger floor raises the bound most is returned, if that is by more than `least`.
+        """As `halves`, for when no budget binds with these floors, so that every multiplier is 0: each cut is tried;
+        the one whose larger floor raises the bound most is returned, if it raises the bound by more than `least`.
 
         `used`: for each model what paths need on each device.
         """
@@ -300,7 +301,8 @@ class Branching:
         return best
 
     def _most(self, made: Open, bound: float) -> Solution | None:
-        """A case solved with more effort, a few times, where its bound is farther from the best than wanted."""
+        """The solution of a case with more effort, if that raises `bound`; None if not.  It is tried only where the
+        best is above the bound by more than `within`, and for few cases (`EFFORTS`, `MAX_DEVICES`)."""
         candidates, best = self.candidates, None
         if len(candidates.budgets) > MAX_DEVICES:
             return None
@@ -316,8 +318,8 @@ class Branching:
     # -- candidates ---------------------------------------------------------------------
 
     def _explore(self, made: Open, solution: Solution | None) -> Found | None:
-        """Plan a solution of a case; while the plan's arenas do not fit, solve again with arenas that are as large, and
-        plan that.  Returns the first plans if their arenas did not fit, else None."""
+        """Plan a solution of a case; while the arenas of the plans do not fit, solve again with arenas that are as
+        large, and plan the new solution.  Returns the first placement if its arenas did not fit, else None."""
         candidates, first = self.candidates, None
         assumed: Sequence[int] = made.floors
         for _ in range(MAX_ROUNDS):
@@ -335,7 +337,7 @@ class Branching:
         return first
 
     def _is_tried(self, cases: Sequence[Case], shared: Sequence[Mapping[str, int]], arenas: Sequence[int]) -> bool:
-        """Whether the patterns of some cases were solved with these arenas before."""
+        """Whether the patterns of some cases were solved with these arenas before; from now on they count as solved."""
         key = (*((case.limits, case.caches) for case in cases), *arenas,
                *(tuple(sorted(fixed.items())) for fixed in shared))
         if key in self._assumed:
@@ -440,10 +442,11 @@ class Branching:
 
 
     def _by_entered(self, made: Open, bound: float) -> float:
-        """The bound of a case with caches on several devices, or a better one, of paths that have them there.
+        """A better bound of a case that has caches on some devices: over paths with caches on all of these devices; or
+        `bound`, if that is better or the devices are too many.
 
-        The case pays for the inputs that caches read, but the bound by multipliers is a mean of paths, each with caches
-        on some of these devices, and so with fewer copies and splits than one with caches on all of them.
+        Each path of the case pays for copies of inputs to all of these devices, but may have caches on fewer of them,
+        and so fewer copies of activations and fewer splits.  The bound by multipliers is a mean of such paths.
         """
         if len(self.tables) > 1 or made.is_raised:
             return bound
@@ -516,8 +519,8 @@ def _node_at_peak(plan: Plan, d: int, nodes: Sequence[Tensor]) -> int:
 
 def _ways(shared: Sequence[Sequence[str]], model: Trials, devices: Sequence[Device],
           pins: Mapping[str, int]) -> list[dict[str, int]]:
-    """The ways to place residents that several stages read: the largest groups of them everywhere, the others on the
-    host."""
+    """The ways to place residents that several stages read, as {first name of a group: its device}: all combinations of
+    devices for the largest groups, with the others on the host."""
     fixed = {group[0]: next((pins[name] for name in group if name in pins), len(devices) - 1) for group in shared}
     free = [group for group in shared if not any(name in pins for name in group)]
     free.sort(key=lambda group: (-sum(model.sizes[name] for name in group), group))

@@ -41,7 +41,7 @@ class Found:
     """Bytes by which each device's budget is exceeded."""
     solution: Solution
     cases: tuple[Case, ...]
-    """For each model the case that it was found in; empty where no solution has it."""
+    """For each model the case that it was found in; empty for a placement that the solver has not found."""
     shared: tuple[Mapping[str, int], ...]
     """For each model the devices of residents that several stages read."""
     fined: float
@@ -54,7 +54,7 @@ class Found:
 
     @property
     def splits(self) -> int:
-        """Splits of the graphs with a weight in the goal."""
+        """Splits of the graphs that count in the goal."""
         return sum(trial.splits for trial in self.trials)
 
 
@@ -86,14 +86,14 @@ class Candidates:
         return self.best is not None and self.best.seconds <= bound * (1 + self.within / 2)
 
     def joined(self, arenas: Sequence[Sequence[int]]) -> list[int]:
-        """Bytes of each device's arena where the models have these [models, devices]."""
+        """Bytes of each device's arena of all models together; `arenas` [models, devices] has those of each model."""
         join = max if self.turns else sum
         return [join(sizes) for sizes in zip(*arenas, strict=True)]
 
     def solve(self, chain: Chain, arenas: Sequence[int], *, cutoff: float = math.inf, effort: str = "all",
               part: float = 0.5) -> Solution | None:
-        """The solution of a chain within what these arenas leave of the budgets; None where the arenas alone exceed
-        one.  The search ends when the gap of the solution is proven to be at most `part` * `within`."""
+        """The solution of a chain within what these arenas leave of the budgets; None where the arenas alone exceed a
+        budget.  The search ends when the gap of the solution is proven to be at most `part` * `within`."""
         room = [budget - arena for budget, arena in zip(self.budgets, arenas, strict=True)]
         return None if min(room) < 0 else solve(chain, room, self.within * part, cutoff=cutoff,
                                                 effort=effort)
@@ -101,7 +101,8 @@ class Candidates:
     def plan(self, tables: Sequence[Tables], chains: Sequence[TableChain], solution: Solution, cases: tuple[Case, ...],
              shared: Sequence[Mapping[str, int]]) -> Found:
         """Plan a solution for real, with its nodes assigned and with its residents alone, and keep it if it is
-        better than the best.  Returns the plans with the nodes assigned: the solution's price is that of these."""
+        better than the best.  Returns the placement with the nodes assigned, which is what the solution has a price
+        for."""
         assert solution.path is not None
         own, trials, residents, nodes = [], [], [], []
         for model, table, chain, part in zip(self.models, tables, chains, parted(solution.path, chains), strict=True):
@@ -146,8 +147,8 @@ def chains_of(tables: Sequence[Tables], cases: Sequence[Case],
 
 
 def grown(assumed: Sequence[int], found: Found) -> list[int]:
-    """The arenas to assume next, where the plan for `assumed` does not fit: of each device the larger of both; where
-    the plan has none that is larger, the assumed ones and the missing bytes."""
+    """The arenas to assume next, after the plan for the arenas `assumed` did not fit: for each device the larger one of
+    `assumed` and of the plan; if no arena of the plan is larger, the assumed ones plus the missing bytes."""
     larger = [max(pair) for pair in zip(assumed, found.arenas, strict=True)]
     return larger if larger != list(assumed) else [size + more for size, more in zip(assumed, found.missing,
                                                                                    strict=True)]

@@ -36,10 +36,10 @@ class Chain:
     start: NDArray[np.float64]
     """Seconds to begin in each state [states]; infinite where the first stage cannot begin."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """For each state its devices; empty where they are not known, which only makes bounds lower."""
+    """For each state its devices; empty where they are not known: then bounds are lower."""
     known: dict[tuple[int, int], tuple[NDArray[np.float64], NDArray[np.int64], Any]] = field(default_factory=dict)
-    """What solvers made of tables before: {ids of the seconds and bytes of a class: both arrays, what was made}.
-    Chains that share tables, which do not change, share it."""
+    """What solvers have made of the tables, which do not change: {(id of a class's seconds, id of its bytes): (both
+    arrays, what was made of them)}.  Chains with the same tables share this dictionary."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ def joined(chains: Sequence[Chain]) -> Chain:
         cost += [_widened(table, states) for table in chain.cost]
         memory += chain.memory
         if k + 1 < len(chains):
-            # The last stage has a class of its own, which leads to the states in which the next chain may begin.
+            # The last stage has a class of its own, whose states after it are those in which the next chain may begin.
             own[-1] = len(cost)
             last = chain.cost[chain.classes[-1]]
             ends = np.full((len(last), states, states), np.inf)
@@ -59,7 +59,7 @@ def parted(path: Sequence[Choice], chains: Sequence[Chain]) -> list[tuple[Choice
         part = list(path[at : at + len(chain.classes)])
         at += len(chain.classes)
         if k + 1 < len(chains):
-            # The state after the last stage is the next chain's first: put back the one that this chain ends in.
+            # The state after the last stage is where the next chain begins: put back the one in which this chain ends.
             last = part[-1]
             ends = chain.cost[chain.classes[-1]][last.pattern, last.state_in]
             part[-1] = last._replace(state_out=int(ends.argmin()))
@@ -68,7 +68,7 @@ def parted(path: Sequence[Choice], chains: Sequence[Chain]) -> list[tuple[Choice
 
 
 def _widened(table: NDArray[np.float64], states: int) -> NDArray[np.float64]:
-    """A table [patterns, states before, states after] with so many states; those that are new have no price."""
+    """A table [patterns, states before, states after] with `states` states; no pattern joins the new ones."""
     if table.shape[1] == states:
         return table
     wide = np.full((len(table), states, states), np.inf)
@@ -77,8 +77,11 @@ def _widened(table: NDArray[np.float64], states: int) -> NDArray[np.float64]:
 
 
 def fined(chain: Chain, states: Sequence[Sequence[int]], fine: float) -> Chain:
-    """The same chain where each stage costs `fine` seconds more for each device but one that it uses: devices with its
-    bytes, and those of the states before and after; `states` has the devices of each state."""
+    """The same chain where each stage costs `fine` seconds more for each device that it uses, except for one of them.
+
+    A stage uses the devices with its bytes, and those of the states before and after it; `states` has the devices of
+    each state.
+    """
     n_devices = chain.memory[0].shape[1]
     there = np.zeros((len(states), n_devices), bool)
     for row, devices in zip(there, states, strict=True):
@@ -130,8 +133,8 @@ def entered(chain: Chain, held: Sequence[NDArray[np.bool_]], required: Sequence[
 
     Its states also say on which of these devices a stage with caches came before.  `held`: for each class whether its
     rows have caches on each device [rows, devices].  State `s` of the chain is `states * m + s` after stages with
-    caches on the required devices of the bits of `m`.  The last stage, which leads to all of them, has a class of its
-    own.
+    caches on the required devices of the bits of `m`.  The last stage has a class of its own, after which every one of
+    the required devices has had such a stage.
     """
     n, every = len(chain.start), (1 << len(required)) - 1
     bits = [there[:, list(required)] @ (1 << np.arange(len(required))) for there in held]

@@ -10,8 +10,8 @@ for the variant:
 * copies: once for each tensor and device that reads it; an input that several stages read counts in each of them with
   its part of the price, unless it is one that only nodes with caches read (`held_back`: its price depends on which
   devices hold caches, not on how many stages do);
-* splits: where the device changes between a node and the one that runs before it.  Where that is a node of another
-  stage, the device of the incoming activation is taken for it.
+* splits: where the device changes between a node and the one that runs before it.  If the latter is a node of another
+  stage, it is taken to be on the device of the incoming activation.
 
 What arenas need is a lower bound: the bytes that are alive at once among what the stage makes, reads and copies, where
 a result may reuse in place the memory of a source whose last reader it is.
@@ -48,8 +48,8 @@ __all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
 Where: TypeAlias = list[NDArray[np.int8]]
 """For each column its device, in arrays that broadcast to [patterns, devices of the incoming activation]."""
 Streamed: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
-"""Weights of an atom that may be streamed: the device that they go to, whether they are streamed there [patterns, in],
-and the bytes of them that each node reads.  An axis `in` has the devices that the incoming activation may be on."""
+"""Weights of an atom that may be streamed: (the device that they go to, whether they are streamed [patterns, in], their
+bytes that each node reads [nodes]).  An axis `in` has the devices that the incoming activation may be on."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _source(value: Value, column: Sequence[int], comes_in: int) -> int:
     return column[value.number] if value.origin == NODE else comes_in + (value.origin != COMES_IN)
 
 
-_POSITIONS = 32     # nodes of a stage at which the bytes that are alive are counted
+_POSITIONS = 32     # the most nodes of a stage at which the bytes that are alive are counted
 
 
 class _Ledger:
@@ -182,10 +182,10 @@ class _Ledger:
 
 def _stream(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
             device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], list[Streamed]]:
-    """Streams all weights on the host to `device`: (the device of each column then, seconds of the copies and further
-    splits, whether there is such a weight, the streamed weights).  `column`: the column of each node.
+    """Stream all weights on the host to `device`; returns (the new device of each column, seconds of the copies and of
+    further splits, whether any weight is streamed, the streamed weights).  `column`: the column of each node.
 
-    A streamed weight opens a split of its own, so that all of them can use the same memory.
+    A streamed weight opens a split of its own, so that all streamed weights can use the same memory.
     """
     here = list(at)
     extra: NDArray[np.float64] = np.zeros((1, 1))
@@ -230,8 +230,8 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
     """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
 
     `column`: the column of each node; `at`: the device of each column; `shape`: (patterns, in).  `lasting`: inputs, by
-    id, whose copies are alive before and after the stage.  `native`: the device of each column if
-    no weight were streamed; None: none may be.  `streamed`: the weights that are, each of which may open a split.
+    id, whose copies are alive before and after the stage.  `native`: the device of each column without streaming; None
+    if no weight may be streamed.  `streamed`: the streamed weights, each of which may open a split.
     """
     if not len(nodes.kinds):
         return np.zeros((*shape, devices), np.int64)
@@ -241,7 +241,7 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
         return np.zeros((*shape, devices), np.int64)
     live = _fullest(np.array(rows, np.float64))
     if native is None or not streamed and all(one is other for one, other in zip(at, native, strict=True)):
-        # The bytes depend on which columns share a device, not on which device that is: few combinations differ so.
+        # The bytes depend on which columns share a device, not on which device that is: so there are few cases.
         together = _Together(at, sorted(set(column) | {len(at) - 2, len(at) - 1}), shape, devices)
         held = _held(groups, together.on, together.on, together.pair)
         return together.spread((np.stack(np.broadcast_arrays(*held), 0).reshape(len(held), -1).T @ live).max(1))
@@ -357,9 +357,9 @@ class _Copy(NamedTuple):
     source: int
     """The column that holds the values themselves."""
     before: tuple[int, ...]
-    """The columns of which a node up to the present one reads them."""
+    """The columns of those nodes up to the present one that read the values."""
     after: tuple[int, ...]
-    """The columns of which the present node or a later one reads them."""
+    """The columns of those nodes from the present one on that read the values."""
     ahead: tuple[_Run, ...]
     """Runs from the present node to a later reader: copies are made when the split of their reader begins."""
 
@@ -381,9 +381,9 @@ class _Kept(NamedTuple):
 
     source: int
     readers: tuple[int, ...]
-    """Columns of which the present node or a later one reads them: without a copy, if on the device of `source`."""
+    """Columns of those nodes from the present one on that read the results: without a copy, if on `source`'s device."""
     copied: tuple[_Copied, ...]
-    """Copies of them for readers on other devices: results are needed until all of these are made."""
+    """Copies of the results for readers on other devices: the results are needed until all copies are made."""
 
     def still(self, pair: Callable[[int, int], NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """Where the results still take memory; `pair`: whether two columns are on one device."""
@@ -420,8 +420,8 @@ class _Same:
 _Runs: TypeAlias = list[dict[int, _Run]]
 """For each node i: {t: the run of the nodes t .. i}, for each earlier node t such that t .. i may be one split."""
 
-_MOST_JOINED = 5        # columns of a split that are followed before the reader of a copy
-_SMALL_COPY = 1 / 16    # of the largest copy: smaller ones begin at their first reader
+_MOST_JOINED = 5        # the most columns of a split that are followed back from the reader of a copy
+_SMALL_COPY = 1 / 16    # of the largest copy: a smaller one counts from its first reader on, not from the split's begin
 
 
 def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
@@ -449,8 +449,9 @@ def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
 
 def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset[int], streams: bool) -> tuple[
         list[NDArray[np.float64]], list[_Group]]:
-    """Bytes alive while each node runs, by `_Group`: a copy is on a device from the beginning of the split of its first
-    reader there to its last reader; a result until its last reader there, and until its copies are made."""
+    """(For each group the bytes alive while each node runs [nodes]; the groups.)  A copy is on a device from the
+    beginning of the split of its first reader there to its last reader; a result is until its last reader there, and
+    until its copies are made."""
     n, comes_in = len(nodes.kinds), columns - 2
     own = np.zeros((columns, n))
     held: dict[_Copy | _Kept, NDArray[np.float64]] = {}

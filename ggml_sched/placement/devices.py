@@ -28,7 +28,7 @@ DRIVER = "driver"
 _HOST_LAUNCH, _LAUNCH = 4e-6, 2.5e-6
 _HOST_SPLIT, _SPLIT = 5e-6, 10e-6
 _FASTEST, _LONGEST = 1e30, 1e6
-"""The largest rate a second and the largest time in seconds: every price of a plan is finite, and none is nothing."""
+"""The largest rate a second and the largest time in seconds, so that every price of a plan is finite and above 0."""
 
 
 class Rates(Mapping[str, float]):

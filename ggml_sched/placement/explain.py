@@ -18,8 +18,8 @@ __all__ = ["explain"]
 
 
 def explain(fit: Fit, name: str) -> str:
-    """A text of a line for its place, one for each other device, and one for each device with a multiplier; for each
-    model that has the name."""
+    """The text of `Fit.explain`: a line for where the weight or cache is, one for each other device, and one for each
+    device with a multiplier; the same for each model that has the name."""
     entries = fit.entries(name)
     if max(fit.models) == 0:
         return _explained(fit, entries[0])

@@ -3,7 +3,7 @@
 Views are free and left out.  The rules are those of a roofline: a node takes as long as moving its bytes or computing
 its operations does, whichever is longer, and its launch (Williams, Waterman, Patterson: Roofline, 2009).
 
-Bytes are those of every source once and of what is written:
+Bytes are those of every source, once, and of the result:
 
 * a view of a tensor moves its own elements, not all of the tensor;
 * GET_ROWS reads as many rows as it gets;
@@ -37,7 +37,7 @@ _CACHES = {"MUL_MAT": (0, 1), "FLASH_ATTN_EXT": (1, 2)}
 _TOKENS = {"MUL_MAT": 1, "FLASH_ATTN_EXT": 2}
 """{op of attention: the axis of its result along which the tokens are}."""
 _FEW = 8
-"""Attention for more tokens than this is that of a prompt, for which kernels are others."""
+"""Attention for more tokens than this is that of a prompt, which other kernels compute."""
 _PER_STATE = 6
 """Operations for each number of a recurrent state and each token: a product and a sum to decay, update and read it."""
 

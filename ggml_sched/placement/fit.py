@@ -115,7 +115,7 @@ class Refits:
 
     @cached_property
     def model(self) -> Trials:
-        """The graphs of the fit: plans of theirs are valid until the next search or plan."""
+        """The graphs of the fit; plans of these graphs are valid until the next search or plan."""
         fit = self._fit
         return Trials([plan.graph for plan in fit.plans], fit.devices, self._links, fit.goal, fit.fill)
 
@@ -186,8 +186,8 @@ class _Search:
                 for model, stream, pins in zip(self.models, streams, self.pins, strict=True)]
 
     def _spare_host(self) -> Found:
-        """Where nothing was found: the placement that leaves the least on the host, nearly, if that fits; else raises
-        the error that says what it would need."""
+        """For when nothing was found: nearly the placement with the fewest bytes on the host, if it fits; else raises
+        the error that says what that placement would need."""
         host = self.devices[-1]
         endless = (*self.devices[:-1], host.replace(memory=ENDLESS, reserve=0))
         if host.budget >= endless[-1].budget:
@@ -206,7 +206,7 @@ class _Search:
         return found
 
     def _every_one(self, most: int) -> None:
-        """Plan every placement of models of few residents: of at most `most` placements each."""
+        """Plan every placement, if each model has at most `most`."""
         n, candidates = len(self.devices), self.candidates
         free = [[name for name in model.sizes if name not in pins]
                 for model, pins in zip(self.models, self.pins, strict=True)]
@@ -228,8 +228,8 @@ class _Search:
             candidates.keep(candidates.found([trial for trial, _ in pairs], [placed for _, placed in pairs]))
 
     def _by_size(self) -> None:
-        """Plan placements without the solver, for when it has found none: residents, the largest first, each on the
-        device with the most room.  The second and third placement leave room for the arenas of the plans before."""
+        """Plan three placements without the solver, for when it has found none: each resident, the largest first, goes
+        to the device with the most room.  The second and third leave room for the arenas of the plans before."""
         held = [0] * len(self.devices)
         for _ in range(3):
             room = [budget - arena for budget, arena in zip(self.candidates.budgets, held, strict=True)]

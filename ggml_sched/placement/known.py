@@ -5,8 +5,8 @@ device has them; FP32 for Apple's chips and for processors.  Each entry names th
 and the page of what it was computed from.
 
 Names are read without spaces, punctuation, capitals and the maker's name: "4090", "RTX 4090" and "NVIDIA GeForce
-RTX 4090" are one device.  A size in a name, "3060 12GB", is that of the device or, where the system's memory comes in
-several, at most that.
+RTX 4090" are one device.  A size in a name, "3060 12GB", has to be that of the device; for a device with the system's
+memory, which comes in several sizes, it may also be a smaller one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Known(NamedTuple):
 
 @cache
 def known_devices() -> tuple[Known, ...]:
-    """All of them, in the order of the file."""
+    """All well-known devices, in the order of the file."""
     text = files("ggml_sched.placement").joinpath("known_devices.json").read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     return tuple(_known(row, data["reserve_mib"]) for row in data["devices"])
@@ -83,7 +83,7 @@ def _by_name() -> dict[str, Known]:
 
 
 def _short(name: str) -> str:
-    """A name as names are compared."""
+    """A name in the form in which names are compared."""
     return _MAKERS.sub("", re.sub(r"[^a-z0-9+]", "", name.lower()))
 
 

@@ -1,8 +1,8 @@
-"""Measures a real backend: chains of products, and of attention, give bandwidth, launch and operations; copies links.
+"""Measures a real backend: products and attention give bandwidth, launch and operations a second; copies give links.
 
-A chain has several products one after the other: a single node would mostly show what a call of the backend costs.  Two
-sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to warm up and then up to
-five times; the median counts.  The weights together are larger than the caches of processors.
+A chain is here a graph of several equal nodes, as a single one would mostly show what a call of the backend costs.
+Chains of two sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to warm up
+and then up to five times; the median counts.  The weights together are larger than the caches of processors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LENGTH = 4096
 _SMALL = (256, 2)
 """Elements of a row, and rows, of each weight of a small chain."""
 _HEAD, _HEADS, _GROUP = 128, 8, 8
-"""Elements of a head of attention; heads of the cache; how many heads share one of these where operations count."""
+"""Elements of a head of attention; heads of the cache; how many heads share a head of the cache where operations are
+measured for one token."""
 _FEW_CELLS = 8
 """Cells of each cache of a small chain."""
 _LEAST = 4 << 20
@@ -51,14 +52,14 @@ _COPIES = (4 << 10, 64 << 20)
 
 def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None = None, seconds: float = 2.0,
             clock: Callable[[], float] = perf_counter) -> Device:
-    """The `Device` that describes `backend`, which is its `backend`; takes about `seconds`.
+    """The `Device` that describes `backend`, and has it as its field `backend`; measuring takes about `seconds`.
 
     Products of one token and weights of each of `types` give `bandwidths` and `launch`, products of 512 tokens give
     `flops_of`; `bandwidth` and `flops` are the largest of them.  Attention of one token and of 512 over caches of f16
     gives the entries "attention" and "attention of prompts".  What the backend does not support is left out.
     `memory`: bytes left on the device (default: what the backend says is available, on a host what the system has).
-    `measured` names these fields; `split` stays assumed, but for a backend of another process: there it is what a split
-    of one node takes beside a round trip, which is a matter of links.
+    `measured` names these fields.  `split` stays assumed, except for a backend of another process: its `split` is what
+    a compute of one node takes beside the node and a round trip, which the links count.
 
     Raises ValueError for a dry backend, for no `types`, and where the memory is unknown; BackendError if the backend
     supports products of none of the types; OutOfMemory, if it has no room for a few MiB.
@@ -114,10 +115,11 @@ def measure_links(backends: Iterable[Backend], seconds: float = 1.0, clock: Call
                   anew: bool = False) -> dict[tuple[str, str], Link]:
     """The `Link` from each backend to each other, by names, as `link=` accepts them; takes about `seconds`.
 
-    What is `known`, or a backend states (`Backend.link_to`; not with `anew`), is not measured.  Copies of 4 KiB and of
-    `most` bytes, or as many as there is room for, give latency and bandwidth.  A copy is waited for here: half a round
-    trip to each of the two backends is no part of the latency.  Where none of the backends is a host, and some are of
-    other processes, this process is one end, too, under the name "driver".  Raises as `measure`.
+    Links that are `known`, or that a backend states (`Backend.link_to`; not with `anew`), are not measured.  Copies of
+    4 KiB and of `most` bytes, or as many as there is room for, give latency and bandwidth.  The time until this process
+    knows that a copy has ended includes half a round trip to each of the two backends, which is subtracted from the
+    latency.  Where none of the backends is a host, and some are of other processes, links to and from this process are
+    measured, too, under the name "driver".  Raises as `measure`.
     """
     given = list(backends)
     for backend in given:
@@ -255,7 +257,7 @@ def _median(call: Callable[[], object], wait: Callable[[], object], slot: float,
 
 
 def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outside: float, most: int) -> Link:
-    """The link from one backend to another; `outside`: seconds of each copy that are no part of it."""
+    """The link from one backend to another; `outside`: seconds of each copy that are no part of the link."""
     taken, sizes = [], []
     for size in (_COPIES[0], most):
         there, here = _allocated(a, size, memory_left(a)), _allocated(b, size, memory_left(b))
@@ -271,7 +273,7 @@ def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outsi
 
 
 def _way(backend: Backend, is_up: bool, slot: float, clock: Callable[[], float], outside: float, most: int) -> Link:
-    """The link from this process to a backend, or from there to here; `outside` as for `_link`."""
+    """The link from this process to a backend, or from it to this process (not `is_up`); `outside` as for `_link`."""
     taken, sizes = [], []
     for wished in (_COPIES[0], most):
         memory, size = _allocated(backend, wished, memory_left(backend))

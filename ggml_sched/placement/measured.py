@@ -1,4 +1,4 @@
-"""Keeps what was measured in a file that a user can read and edit: JSON, in bytes, seconds, and both a second.
+"""Keeps what was measured in a file that a user can read and edit: JSON, in bytes, seconds, and rates a second.
 
     {"format": "ggml-sched devices", "version": 1,
      "devices": [{"name": "CPU", "memory": 67000000000, "bandwidth": 6.1e10, "flops": 1.2e12, "host": true, ...}],

@@ -51,8 +51,8 @@ class Value(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Tensors of one graph that several stages read: id to number of stages, and the nodes that compute such tensors
-    from inputs alone."""
+    """Tensors of one graph that several stages read, {id: number of these stages}, and the nodes that compute such
+    tensors from inputs alone."""
 
     stages: dict[int, int]
     nodes: frozenset[int]
@@ -62,11 +62,11 @@ class Nodes(NamedTuple):
     """The nodes of one graph in a stage; each list has an entry for each node."""
 
     kinds: tuple[int, ...]
-    """Equal numbers: equal ops and layouts."""
+    """A number for each node, which is equal for nodes of equal ops and layouts."""
     amounts: tuple[bytes, bytes]
     """Bytes and FLOPs of all nodes, as float64."""
     reads: tuple[tuple[int, ...], ...]
-    """Values."""
+    """The values that the node reads, as indices into `values`."""
     residents: tuple[tuple[int, ...], ...]
     """Residents that the node reads or writes, each once."""
     memory: tuple[int, ...]
@@ -74,10 +74,10 @@ class Nodes(NamedTuple):
     writes: tuple[int, ...]
     """The node of the stage whose memory this one writes to; -1: none."""
     previous: tuple[int, ...]
-    """The node that runs before it, or FROM_...  For a node of another stage that equals the one at its place in this
-    stage, the latter: neighbouring stages are taken to have the same pattern."""
+    """The node that runs before it, or FROM_...  If that is a node of another stage, and an equal node has the same
+    place in this stage, the latter stands for it: neighbouring stages are taken to have the same pattern."""
     on_host: tuple[bool, ...]
-    """Whether it is computed where the inputs are."""
+    """Whether the node is computed on the host, where the inputs are."""
     reuses: tuple[bool, ...]
     """Whether its result may take the memory of a source that it is the last to read."""
     values: tuple[Value, ...]

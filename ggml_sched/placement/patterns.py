@@ -22,7 +22,7 @@ from ggml_sched.placement.outline import NODE, Nodes, Outline
 __all__ = ["MAX_PATTERNS", "Columns", "columns", "patterns"]
 
 MAX_PATTERNS = 2187
-"""The most patterns of a stage, as many as three devices give for seven atoms; `patterns` says where there are more."""
+"""The most patterns of a stage, as many as three devices give for seven atoms; of more `patterns` leaves some out."""
 
 Columns = tuple[tuple[int, ...], ...]
 """For each graph the column of each node."""
@@ -32,8 +32,8 @@ def patterns(atoms: int, devices: int, host: int) -> NDArray[np.int8]:
     """Patterns as devices [patterns, atoms]: all of them, if those are at most `MAX_PATTERNS`.
 
     Otherwise those with at most two devices in the stage; if these are too many as well, those on one device, or on one
-    and the host.  With more than some 16 devices and seven atoms even these exceed `MAX_PATTERNS`, and grow with the
-    devices, not with a power of them.  So with many devices a placement is missed that spreads one stage over three.
+    and the host.  The latter exceed `MAX_PATTERNS` with more than some 16 devices and seven atoms, but their number
+    grows with that of the devices, not with a power of it.  So with many devices no stage is spread over three.
     """
     if devices ** atoms <= MAX_PATTERNS:
         return np.array(list(product(range(devices), repeat=atoms)), np.int8).reshape(devices ** atoms, atoms)
@@ -55,8 +55,8 @@ def columns(outline: Outline, atoms: Atoms) -> list[Columns]:
 
 
 def _rule(nodes: Nodes, atoms: Atoms, forward: bool, back_in: bool) -> tuple[int, ...]:
-    """The column of each node of a graph.  `forward`: with what it feeds, else with what feeds it; `back_in`: a node
-    that feeds no node with residents has the column of the incoming activation."""
+    """The column of each node of a graph.  `forward`: a node has the column of what it feeds, else of what feeds it;
+    `back_in`: a node that feeds no node with residents has the column of the incoming activation."""
     comes_in, on_host = len(atoms.members), len(atoms.members) + 1
     n = len(nodes.kinds)
     before = [[nodes.values[v].number for v in reads if nodes.values[v].origin == NODE] for reads in nodes.reads]

@@ -1,4 +1,4 @@
-"""Prefers fewer splits: of placements with nearly the least seconds, takes one with the fewest splits.
+"""Prefers fewer splits: of the placements with nearly the least seconds, one with the fewest splits becomes the best.
 
 Such placements are found by solving with a fine (chains.py) for each further device of a stage, a larger one each time.
 """
@@ -22,7 +22,7 @@ as the cheapest, by half of that."""
 FEW_SPLITS = 3
 """A placement with at most this many splits for each device is not replaced."""
 ROUNDS = 4
-"""Solving and planning for one fine, at most; each round's assumed arenas are larger."""
+"""How often one fine is solved and planned with, at most; each round assumes larger arenas."""
 
 
 def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:

@@ -1,8 +1,8 @@
 """The price of any plan on any devices: seconds of one compute, by device, for copies, and for splits.
 
 A node takes what `Facts.seconds` says, a copy its latency and its bytes over the link, a split a fixed price.  None of
-these overlap: a token's path is sequential, and the price is the sum.  What a store fetches is read beside them, one
-weight after another: it costs the seconds for which a step waits for a fetch, which a walk over the program gives.
+these overlap: a token's path is sequential, and the price is the sum.  A store fetches while these run, one weight
+after another: fetches cost the seconds for which a step waits for one, which a walk over the program gives.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Price:
     splits: float
     """Seconds to begin the splits."""
     fetches: float = 0.0
-    """Seconds of reading weights from stores, which overlaps with the others."""
+    """Seconds of reading weights from stores, while other steps run."""
     stalled: float = 0.0
-    """Seconds for which the others wait for `fetches`."""
+    """Seconds for which other steps wait for fetches."""
 
     @property
     def seconds(self) -> float:
-        """All of it: nothing overlaps but `fetches`, of which only `stalled` counts."""
+        """The sum: nothing overlaps but `fetches`, of which only `stalled` counts."""
         return sum(self.compute) + self.copies + self.splits + self.stalled
 
 
@@ -69,8 +69,9 @@ def price_steps(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fi
 
     A run takes the seconds of its nodes, and the fixed price of each split that begins with it; a copy, and a load to
     another backend than the one that holds the leaf, those of its link; other loads are free; a fetch takes its bytes
-    over the bandwidth of the store's device.  Without fetches, which overlap with the others, the sum is what `price`
-    says, less the copies that `plan.copies` lists again and a compute does not make again, and splits of views alone.
+    over the bandwidth of the store's device.  Without fetches, which overlap with other steps, the sum is the price,
+    except that two things count in `price` alone: copies that `plan.copies` lists again but a compute makes once, and
+    splits that consist of views.
     """
     return Pricer(facts(plan.graph, fill), devices, Links(devices, link)).steps(plan)
 
@@ -134,7 +135,7 @@ class Pricer:
         """(seconds of all fetches, seconds for which other steps wait for them) in a compute that begins when nothing
         runs.  Each store is a queue, and all other steps are one after another, in the order of the program."""
         ends: list[float] = []
-        free: dict[int, float] = {}         # when each store has read what it was asked for
+        free: dict[int, float] = {}         # when each store has read all that was queued
         now = total = stalled = 0.0
         for step, taken in zip(plan.program.steps, self.steps(plan), strict=True):
             # Earlier computes have ended: their steps are no longer awaited.

@@ -126,8 +126,8 @@ def notes(fit: Fit) -> str:
 
 
 def more_memory(fit: Fit) -> list[str]:
-    """A line for each device with a multiplier: what a GB more is worth, or a MB or KB: at most a quarter
-    of the device, and worth no more than all the seconds, because a multiplier holds for small changes alone."""
+    """A line for each device with a multiplier: what one more GB, MB or KB is worth.  The unit is the largest that is
+    at most a quarter of the device, and worth at most the fit's seconds: a multiplier holds for small changes alone."""
     lines = []
     for device, worth in zip(fit.devices, fit.worth, strict=True):
         if worth > 0:

@@ -1,9 +1,10 @@
-"""Stages: the nodes of all graphs of a model, cut where a single activation passes from what is before to the rest.
+"""Stages: the nodes of all graphs of a model, cut where a single activation passes from the nodes before to the rest.
 
 A vertex is a node that every path from the first to the last activation goes through (an articulation point).  A cut
-is after a vertex, and all graphs have it: up to there they have read the same residents.  So stages follow from what
-reads what, not from names or positions: attention and feed-forward of sequential blocks, whole layers where both run in
-parallel, one layer of a recurrent model although its states are read early and written late.
+is after a vertex, and all graphs have it: before it they have read the same residents.  So stages follow from which
+nodes read what, not from names or positions.  A stage is the attention or the feed-forward of a sequential block, or a
+whole layer where both run in parallel, or a layer of a recurrent model although its states are read early and written
+late.
 
 Nodes beside these paths: what inputs and caches alone feed belongs to the stage of its first reader, a sink to the
 stage of what it reads, and what is connected by a resident alone to the stage of that resident's other readers.
@@ -49,10 +50,11 @@ class Model:
 
 
 class _Cuts(NamedTuple):
-    """Every possible cut of one graph: cut j is after segment j, whose last node on the paths is vertices[j]."""
+    """Every possible cut of one graph.  A segment is here the nodes between two possible cuts; cut j is after segment
+    j, whose last node on the paths is vertices[j]."""
 
     vertices: list[int]
-    segments: list[int]     # of each node
+    segments: list[int]     # for each node its segment
 
 
 def large_bytes(total: int) -> int:
@@ -124,7 +126,7 @@ def _cuts(w: Wiring) -> _Cuts:
         if not reached[i]:
             continue
         segments[i] = len(vertices)
-        if furthest <= i:           # no edge leads from before node i to after it: every path goes through it
+        if furthest <= i:           # no edge leads from a node before i to one after i: every path goes through i
             vertices.append(i)
         furthest = max(furthest, reader[i])
     _spread(w, segments)
@@ -132,7 +134,7 @@ def _cuts(w: Wiring) -> _Cuts:
 
 
 def _spread(w: Wiring, segments: list[int]) -> None:
-    """Give the nodes beside the paths (-1) a segment."""
+    """Give the nodes beside the paths, whose segment is -1, a segment: as the first lines of this file say."""
     n = len(w)
     readers: list[list[int]] = [[] for _ in range(n)]
     for i, before in enumerate(w.before):
@@ -167,7 +169,7 @@ def _residents_of(w: Wiring, node: int) -> list[int]:
 
 
 def _model(graphs: tuple[int, ...], wirings: list[Wiring], sizes: dict[str, int]) -> Model:
-    """The model of these graphs; `wirings` are theirs, `sizes` {resident: bytes}."""
+    """The model of these graphs; `wirings`: for each graph its wiring; `sizes`: {resident: bytes}."""
     cuts = [_cuts(w) for w in wirings]
     reads = [_reads(w, c) for w, c in zip(wirings, cuts, strict=True)]
     kept = _common(wirings, cuts, reads)
@@ -198,11 +200,11 @@ def _reads(w: Wiring, cuts: _Cuts) -> list[set[str]]:
 
 
 def _common(wirings: list[Wiring], cuts: list[_Cuts], reads: list[list[set[str]]]) -> list[tuple[int, ...]]:
-    """The cuts that all graphs have, in order: for each graph the segment before it.
+    """The cuts that all graphs have, in order; a cut is given by the segment before it in each graph.
 
-    A cut is known by the residents read before it, of those that all graphs read.  Of several cuts that are equal a
-    graph takes the one where the fewest bytes pass; of these the last, so that nodes without residents stay with what
-    they read.
+    Cuts of two graphs are equal if the same residents are read before them, of those that all graphs read.  Of several
+    equal cuts of one graph the one counts where the fewest bytes pass; of several such the last, so that nodes without
+    residents are in the stage of what they read.
     """
     names = set.intersection(*(set().union(*read) for read in reads))
     code = {name: int.from_bytes(blake2b(name.encode(), digest_size=16).digest()) for name in names}
@@ -221,7 +223,8 @@ def _common(wirings: list[Wiring], cuts: list[_Cuts], reads: list[list[set[str]]
 
 
 def _worth(cuts: list[tuple[int, ...]], reads: list[list[set[str]]], sizes: dict[str, int]) -> list[tuple[int, ...]]:
-    """The cuts without those after a stage that reads less than `large_bytes`, which becomes a part of the next."""
+    """The cuts that are kept: a stage that reads less than `large_bytes` becomes a part of the next one, so that the
+    cut after it is dropped."""
     least = large_bytes(sum(sizes[name] for name in set().union(*(segment for read in reads for segment in read))))
 
     def small(start: Sequence[int], stop: Sequence[int]) -> bool:

@@ -45,9 +45,9 @@ they stay where the first placement has them."""
 HOST_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the layers whose caches are on the host, one tried after the other where caches leave no room."""
 PINNED = 1 << 40
-"""A byte of a cache that the caller pinned counts as this many others where `assign` moves the fewest bytes."""
+"""A byte of a cache that the caller pinned counts as this many bytes where `assign` looks for the fewest to move."""
 MOST_ORDERS = 6
-"""Devices whose orders are all tried: 720 of them.  Of more, the order in which layers meet them is taken."""
+"""Of up to this many devices all orders are tried, which are 720; of more, only the order of their first layers."""
 _WEIGHT = re.compile(r"blk\.(\d+)\.(.+)")
 _CACHE = re.compile(r"_l(\d+)$")
 _OUTPUT = re.compile(r"output(_norm)?\.(weight|bias)")
@@ -72,7 +72,7 @@ class StockUsage:
 
 @dataclass(frozen=True)
 class Stock:
-    """A placement that an unmodified llama.cpp can have: what to give it, what it takes, and what it costs."""
+    """A placement that an unmodified llama.cpp can have: its arguments, the bytes on each device, and the seconds."""
 
     arguments: Mapping[str, object]
     """Of `llama_cpp.Llama`: n_gpu_layers, tensor_split, n_ctx, n_batch, n_ubatch, type_k, type_v, flash_attn, ..."""
@@ -84,7 +84,7 @@ class Stock:
     exact: bool
     """Whether every weight and cache is where the fit has it."""
     moved: Mapping[str, str]
-    """{weight or cache: its device} of those that are elsewhere than the fit has them."""
+    """{weight or cache: its device} of the weights and caches that are elsewhere than the fit has them."""
     residents: Mapping[str, str]
     """{weight or cache: its device}."""
     memory: tuple[StockUsage, ...]
@@ -315,8 +315,8 @@ def _layer_of(pattern: re.Pattern[str], name: str) -> int:
 
 def _cheapest(order: Sequence[str], caches: Sequence[Mapping[str, int]], weights: Sequence[Mapping[str, int]],
               ) -> tuple[tuple[int, int], list[str]]:
-    """The devices of layers, none before that of the layer before in `order`, with the least bytes of caches and then
-    of weights that are elsewhere."""
+    """(bytes of caches and of weights that are not where they were wanted, the device of each layer): the least bytes
+    of caches, and then of weights, for devices that follow `order` from layer to layer."""
     best: list[tuple[tuple[int, int], list[int]]] = [((0, 0), [])] * len(order)
     for cache, weight in zip(caches, weights, strict=True):
         least = best[0]
@@ -373,9 +373,9 @@ def _context(graph: Graph, residents: Mapping[str, Tensor]) -> int:
 
 
 def _overrides(layers: _Layers, residents: Mapping[str, str], layer_of: Sequence[str], host: str) -> dict[str, str]:
-    """{regular expression: device} of the weights that llama.cpp would place elsewhere without these.
+    """{regular expression: device} for the weights that llama.cpp would place elsewhere without the expression.
 
-    Each weight is matched by at most one.  Of a tied embedding llama.cpp makes a copy for the output, unless an
+    At most one expression matches a weight.  Of a tied embedding llama.cpp makes a copy for the output, unless an
     expression matches the embedding.
     """
     found: dict[str, str] = {}

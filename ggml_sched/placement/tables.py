@@ -1,10 +1,10 @@
 """Tables: from graphs and devices to the chain that the solver reads, and from its solution back to tensors.
 
 A chain has a stage for every stage of every model, and a table for every class of stages; models stand one after
-another.  A state is a device for each graph with a weight in the goal; state 0, the host for each, is where a model
-begins and ends.  `Tables` depends on graphs, devices and the goal alone.  What differs between the chains of one
-search - devices that may hold caches, bytes of arenas, devices of residents that several stages read - selects among
-the patterns, and costs little.
+another.  A state is a device for each graph that counts in the goal (its weight is not 0); in state 0, the host for
+each, a model begins and ends.  `Tables` depends on graphs, devices and the goal alone.  What differs between the chains
+of one search - devices that may hold caches, bytes of arenas, devices of residents that several stages read - selects
+among the patterns, and costs little.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class TableChain(Chain):
     rows: tuple[NDArray[np.intp], ...] = field(default=())
     """For each class the pattern of each row."""
     variants: tuple[tuple[NDArray[np.int16], ...], ...] = field(default=())
-    """For each class and each of its graphs with a weight the variant [patterns, in, out]."""
+    """For each class, for each of its graphs that count in the goal, the variant [patterns, device of the incoming
+    activation, device of the one passed on]."""
 
 
 _Kept: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64], tuple[NDArray[np.int16], ...]]
@@ -73,11 +74,11 @@ class _Class:
     devices: NDArray[np.int8]       # [patterns, atoms], pinned ones included
     memory: NDArray[np.int64]       # [patterns, devices]
     ins: tuple[int, ...]            # devices that the activation from the stage before may be on
-    active: tuple[int, ...]         # graphs with a weight, as indices into the model's
-    costs: tuple[Costs, ...]        # of those
-    within: tuple[NDArray[np.int64], ...]   # `needs` of costs, and the copies of all inputs that are read with caches
-    held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, for caches there
-    needs: NDArray[np.int64]        # [patterns, devices]
+    active: tuple[int, ...]         # graphs that count in the goal, as indices into the model's graphs
+    costs: tuple[Costs, ...]        # of the active graphs
+    within: tuple[NDArray[np.int64], ...]   # of each `Costs.needs`, plus `_lasting_bytes` on devices but the host
+    held_back: NDArray[np.float64]  # [devices] seconds for the stage's part of `_held_back` inputs, if caches are there
+    needs: NDArray[np.int64]        # [patterns, devices] bytes of arenas that every variant needs
 
 
 class Tables:
@@ -87,9 +88,9 @@ class Tables:
     count with their memory alone.  `devices`: exactly one is a host.  `stream`: for each graph whether weights on the
     host may be streamed to another device.  `pins`: {name of a resident: index of its device}.
 
-    Raises ValueError for lengths that differ, a weight that is no finite number from 0 on, a goal without any, devices
-    without a host or with several; GraphError for residents without a name, or of one name and different sizes;
-    PlacementError for a pin to a device that there is not.
+    Raises ValueError for lengths that differ, a weight that is no finite number from 0 on, weights that are all 0,
+    devices without a host or with several; GraphError for residents without a name, or of one name and different sizes;
+    PlacementError for a pin to a device that does not exist.
     """
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
@@ -114,8 +115,8 @@ class Tables:
         self.shared: tuple[tuple[str, ...], ...] = ()
         """Groups of residents that the same several stages read; each group is on one device."""
         self.states: tuple[tuple[int, ...], ...] = self._states(stream)
-        """For each state, for each graph with a weight, the device of the activation that passes from one stage to
-        the next."""
+        """For each state, for each graph that counts in the goal, the device of the activation that passes from one
+        stage to the next."""
         self._stream_to = self._find_stream_to()
         self._reusing: dict[str, bool] = {}
         self._sizes: dict[tuple[str, int], int] = {}
@@ -152,10 +153,10 @@ class Tables:
                 raise PlacementError(f"{name!r} is pinned to device {device}; there are {len(self.devices)}")
 
     def _states(self, stream: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
-        """The combinations of devices for the graphs with a weight of one model.
+        """The combinations of devices for the graphs of one model that count in the goal.
 
-        With many devices or graphs: one device for all graphs, and one device for the graphs that stream weights,
-        with the host for the others.
+        If these are more than `_MAX_STATES`: those with one device for all graphs, and those with one device for the
+        graphs that stream weights and the host for the others.
         """
         streams = max(([bool(stream[g]) for g in model.graphs if self.weights[g]] for model in self.models), key=len)
         order = [self._host, *(d for d in range(len(self.devices)) if d != self._host)]
@@ -206,7 +207,7 @@ class Tables:
                 self._of_stage.append((m, k))
         self.classes = tuple(of_stage)
         prepared = []
-        # Routers are worth their patterns while those are few.
+        # Routers that are atoms of their own multiply the patterns, which are few for two devices.
         most = MAX_ATOMS if len(self.devices) == 2 else FEW_ATOMS
         for m, k in first:
             atoms = find_atoms(self._outlines[k], large[m], most)
@@ -234,8 +235,8 @@ class Tables:
         return groups
 
     def _held_back(self, prepared: Sequence[tuple[int, int, Outline, Atoms, list[Columns]]]) -> list[set[int]]:
-        """For each graph the inputs that several stages read, all at nodes that have the column of the caches under
-        every rule."""
+        """For each graph the inputs that several stages read, and that only nodes read which have the column of the
+        caches under every rule."""
         found = [set(self._shared_values[g].stages) for g in range(len(self.graphs))]
         for m, _, made, atoms, rules in prepared:
             for n, g in enumerate(self.models[m].graphs):
@@ -248,7 +249,7 @@ class Tables:
         return found
 
     def _price_inputs(self, held: Sequence[set[int]]) -> NDArray[np.float64]:
-        """Seconds to copy the inputs of `_held_back` to each device, once for each graph [devices]."""
+        """Seconds to copy the inputs of `_held_back` to each device once for each graph, times its weight [devices]."""
         total: NDArray[np.float64] = np.zeros(len(self.devices))
         for g, inputs in enumerate(held):
             if inputs and self.weights[g]:
@@ -293,7 +294,7 @@ class Tables:
         within = [cost.needs + self._lasting[model.graphs[n]] * lasts
                   for n, cost in zip(active, made_costs, strict=True)]
         if made_costs:
-            # Graphs without a weight follow the rule of the first that has one: its variants need their arenas, too.
+            # Graphs of weight 0 follow the rule of the first active graph: its variants need their arenas, too.
             shape = (len(found), len(ins))
             at = where(found, atoms, ins, self._host)
             for n in range(len(model.graphs)):
@@ -338,15 +339,17 @@ class Tables:
 
     @cached_property
     def levels(self) -> tuple[NDArray[np.int64], ...]:
-        """For each device what any variant of a pattern needs of its arena, rising."""
+        """For each device the bytes of its arena that variants of patterns need: each number once, rising."""
         found = [cost.needs.reshape(-1, len(self.devices)) for each in self._classes for cost in each.costs]
         return tuple(np.unique(np.concatenate([needs[:, d] for needs in found])) for d in range(len(self.devices)))
 
     @cached_property
     def cached(self) -> tuple[int, ...]:
-        """For each device the bytes that its arena has to hold at least if three or more stages have caches there: the
-        inputs that are copied there for all of them are alive from the first to the last, and so in those between.  0
-        for the host, and where fewer stages have caches."""
+        """For each device the bytes that its arena has to hold at least if three or more stages have caches there.
+
+        Copies of the inputs that all of these stages read are alive from the first of the stages to the last, so also
+        while a stage between them runs.  0 for the host, and if fewer stages have caches.
+        """
         found = []
         for m, model in enumerate(self.models):
             classes = [each for each in self._classes if each.model == m and self._caches(each).any()]
@@ -386,10 +389,10 @@ class Tables:
         `limits` bytes on each device; `within`: a device where the copies of inputs that are read with caches are alive
         before and after each stage, -1: none.
 
-        Inputs that are read with caches are copied once to each device where `caches` is True: the start costs that.
-        Where it is None, as on every device without `caches`, each stage costs its part.  A group that `shared` does
-        not name may be on a different device in every stage, and its bytes count in the first: such a chain bounds from
-        below.
+        Copies of inputs that are read with caches: for each device where `caches` is True the start costs one copy;
+        where it is None, as on every device without `caches`, each stage with caches there costs a part of the copy.  A
+        group that `shared` does not name may be on a different device in every stage, and its bytes count in the first
+        stage alone: such a chain gives lower bounds only.
 
         A class without an allowed pattern has a single row of infinite cost.
         """
@@ -464,7 +467,7 @@ class Tables:
         n, s = len(each.patterns), len(self.states)
         model = self.models[each.model]
         ins = {d: i for i, d in enumerate(each.ins)}
-        # Where the last activation is does not matter: it leaves in state 0.
+        # No stage reads the last activation, so that its device does not matter: a model ends in state 0.
         leave = [seconds.min(2, keepdims=True) for seconds in best] if each.outline.last else best
         total = np.full((n, s, s), np.inf)
         width = len(each.active)
@@ -515,8 +518,8 @@ class Tables:
         return [int(nbytes) for nbytes in most]
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
-        """For each device the seconds by which a path costs less for inputs that are read with caches than one copy of
-        them does: 0 where it has no caches.  Valid for devices for which `caches` of the chain is None."""
+        """For each device the seconds of one copy of the inputs that are read with caches, less what the path's cost
+        has for it; 0 where the path has no caches.  Valid for devices for which `caches` of the chain is None."""
         paid: list[list[float]] = [[] for _ in self.devices]
         for choice, c in zip(path, self.classes, strict=True):
             each = self._classes[c]
@@ -527,8 +530,8 @@ class Tables:
                 for price, parts in zip(self._inputs, paid, strict=True)]
 
     def _variant(self, chain: TableChain, each: _Class, c: int, row: int, choice: Choice, j: int) -> tuple[int, int]:
-        """(The variant of graph j under a choice, the index in `ins` of the device of the incoming activation).  Graphs
-        are counted among those of the class that have a weight."""
+        """(The variant of a graph under a choice, the index in `ins` of the device of the incoming activation).  `j`:
+        the index of the graph in `_Class.active`."""
         enters = each.ins.index(self.states[choice.state_in][j])
         chosen = chain.variants[c][j][row, enters]
         if each.outline.last:       # no stage reads the result: it may be on any device

@@ -42,9 +42,9 @@ class Trial:
     seconds: float
     """The prices of the graphs, each times its weight in the goal."""
     splits: int
-    """Splits of the graphs with a weight in the goal."""
+    """Splits of the graphs that count in the goal."""
     assigned: bool
-    """Whether nodes were assigned, or the scheduler's own rules placed all of them."""
+    """Whether nodes were assigned; False: the scheduler's own rules placed all of them."""
     plans: tuple[Plan, ...]
 
     @property
@@ -54,7 +54,7 @@ class Trial:
 
 
 class Trials:
-    """Some graphs with the same residents, on some devices; `weights`: those of the graphs in the goal.
+    """Some graphs with the same residents, on some devices; `weights`: the weight of each graph in the goal.
     `graphs`, `facts`: the copies.  `sizes`: {name of a resident: bytes}.  `unread`: {resident that no node reads: its
     device}, the host unless `_Search` has a pin for it.  Raises GraphError for residents without a name, or of one name
     and different sizes.
