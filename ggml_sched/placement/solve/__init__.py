@@ -35,11 +35,11 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "few": ((8, 40_000),), "bound": ((8, 40_000),), "some": ((64, 300_000),),
     "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
-"""Labels kept after a stage, and columns tried, of each search, by effort."""
+"""{effort: for each search by labels (labels kept after a stage, columns tried), at most}."""
 MERGED = {"few": 1 << 17, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 25}
-"""Columns tried of the bound by merged labels, about, by effort."""
+"""{effort: columns that the bound by merged labels tries, about}."""
 ROUNDS, NODES = 4, 1000
-"""The most integer programs that are solved one after the other, and the nodes of each."""
+"""The most integer programs that are solved one after another, and the most nodes of the search for each."""
 SMALL = 300
 """Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""
 NEAR_STOP = 1.01
@@ -57,12 +57,13 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
     search ends: then `path` is None, unless a path below `cutoff` was found.
 
-    `effort`: "few" searches with few labels; "bound" does, too, and bounds better; "proof" bounds with
-    more labels than any other; "some" with more of them, and without the bound by runs; "all" with labels
-    for some tenths of a second, and by counts; "more" with labels for up to a second, "most" for some seconds.
+    `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels, without the
+    bound by runs; "proof" with as many labels as "some", and with the most columns for the bound by merged labels;
+    "all" with labels for some tenths of a second, and by counts; "more" with labels for up to a second; "most" with
+    labels for some seconds.
 
-    `solver`: "own" uses this package alone, "highs" HiGHS for what labels do not prove (the extra `fit`), "auto" the
-    latter if it is installed, and for small programs, which take less than a second.
+    `solver`: "own" uses this package alone; "highs" uses HiGHS (the extra `fit`) for what labels do not prove; "auto"
+    uses HiGHS if it is installed, for programs so small that they take less than a second.
 
     ValueError or TypeError for arrays of wrong shapes or types, NaN, negative seconds or bytes, a chain without stages,
     an unknown `solver` or `effort`, and "highs" where it is not installed.
@@ -111,12 +112,12 @@ def is_done(labels: Labels, path: Ints | None, within: float, cutoff: float) -> 
 
 
 def stop_at(problem: Problem, path: Ints | None, within: float, cutoff: float) -> float:
-    """Seconds from which on a path is of no use: it is not below `cutoff`, or `path` is near enough to it."""
+    """Seconds from which on another path is of no use: it is not below `cutoff`, or `path` is within the gap of it."""
     return cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
 
 
 def cheaper(problem: Problem, bound: Bound, path: Ints | None, found: Ints | None) -> Ints | None:
-    """The cheaper of a path and of another after exchanges and splices."""
+    """The cheaper of `path` and of `found` after exchanges; each may be None."""
     if found is None:
         return path
     found = improve(problem, found, bound.multipliers)
@@ -182,7 +183,7 @@ def first_paths(problem: Problem, bound: Bound) -> Ints | None:
 
 
 def distinct(visits: Sequence[Visit], most: int) -> list[Visit]:
-    """The first `most` visits, of those equal in seconds and bytes only the first."""
+    """The first `most` of these visits; of several with equal seconds and bytes only the first counts."""
     return list({(one.cost, *one.memory.tolist()): one for one in reversed(visits)}.values())[::-1][:most]
 
 

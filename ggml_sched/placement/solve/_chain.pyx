@@ -1,9 +1,9 @@
 # cython: language_level=3
 """The loops of the solver over columns, stages and labels, without the GIL.
 
-Owns no memory: every array is NumPy's, so nothing is left where a call raises.  The callers, in this folder, check
-shapes and ranges.  A label is a path up to some stage: its state, its seconds and its bytes on the scarce devices,
-those whose budgets a path may exceed.  Reduced seconds are seconds plus the worth of the bytes at some multipliers.
+This module owns no memory: every array is NumPy's, so nothing leaks if a call raises.  The callers, in this folder,
+check shapes and ranges.  A label is a path up to some stage: its state, its seconds and its bytes on the scarce
+devices, those whose budgets a path may exceed.  Reduced seconds are seconds plus the bytes times the multipliers.
 """
 
 cimport cython
@@ -69,7 +69,10 @@ def undominated(const int64_t[::1] first not None, const int64_t[:, ::1] memory 
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def unbeaten(const double[:, ::1] rows not None):
-    """bool [rows]: whether no earlier row is at most as large everywhere; a row that beats another comes before it."""
+    """bool [rows]: False where an earlier row is at most as large everywhere.
+
+    `rows` has to be sorted so that a row which is at most as large as another comes before it.
+    """
     kept = np.ones(rows.shape[0], np.uint8)
     cdef uint8_t[::1] keep = kept
     cdef Py_ssize_t one, other, column, n = rows.shape[1]
@@ -162,7 +165,7 @@ def shortest(const int32_t[::1] classes not None, const double[::1] start not No
              const double[::1] cost not None, const int64_t[:, ::1] memory not None,
              const double[::1] multipliers not None):
     """The path of the least reduced seconds: (reduced seconds, columns i64 [stages], seconds, bytes i64 [scarce]);
-    infinite, and None, if no states join.
+    with infinite seconds, and None for the columns, if there is no path.
 
     Columns first[g] .. first[g + 1] - 1 are those of the group g = (class * states + before) * states + after.
     """
@@ -312,8 +315,8 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
 @cython.wraparound(False)
 cdef int32_t ordered(int64_t *bytes_, int32_t state, const int32_t[:, ::1] swaps, const int32_t[:, ::1] state_swaps,
                      int32_t *done, int32_t *n_done) noexcept nogil:
-    # Exchanges equal devices until their bytes fall, and until the state is low where bytes are equal; the new state.
-    # `done`, if not NULL, receives the exchanges.
+    # Exchanges equal devices until their bytes are in falling order, and until no exchange of equal bytes gives a lower
+    # state; returns the new state.  `done`, if not NULL, receives the exchanges.
     cdef Py_ssize_t swap
     cdef int64_t kept
     cdef int32_t a, b
@@ -336,7 +339,7 @@ cdef int32_t ordered(int64_t *bytes_, int32_t state, const int32_t[:, ::1] swaps
 
 def exchanges(int64_t[::1] bytes_ not None, int32_t state, const int32_t[:, ::1] swaps not None,
               const int32_t[:, ::1] state_swaps not None):
-    """(state, exchanges): what puts equal devices in order, as `labels` does; `bytes_` [scarce] changes in place.
+    """Put equal devices in order, as `labels` does: (the new state, the exchanges); `bytes_` [scarce] changes in place.
 
     `swaps` and `state_swaps` as for `labels`.
     """
@@ -388,7 +391,7 @@ cdef class _Stage:
         memset(&self.slots[0], 0xff, self.n_slots * sizeof(int32_t))
 
     cdef int32_t *slot_of(self, int32_t state, const int64_t *memory, int shift) noexcept nogil:
-        # The slot of a label of this state and these bytes, in units of 2^shift: it holds its index, or -1.
+        # The slot for labels of this state and these bytes, in units of 2^shift: it has the index of one, or -1.
         cdef uint64_t seen = mixed(0, <uint64_t>state)
         cdef Py_ssize_t row, slot
         cdef int32_t other
@@ -526,12 +529,13 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
     """The cheapest path below `stop` seconds that fits, by labels: (columns i32 [stages] or None, bound, effort left).
 
     Columns ranges[c * states + s] .. are those of class c from state s, by rising `reduced` seconds at the first
-    multipliers.  For each row of `multipliers` [rows, scarce] a label's bound is its seconds, its bytes' worth, the
-    suffix [rows, stages + 1, states] and the constant of the row.  `least` [stages + 1, states, scarce]: the bytes that
-    the later stages take at least.  At most `width` labels are kept after a stage, of each state and range of bytes the
-    one of the lowest bound, and so few that about `effort` columns are tried.  No path that fits costs less than the
-    smaller of `bound` and `stop`, unless it is the one returned.  The two devices of a pair of `swaps` are equal:
-    `state_swaps` [pairs, states] has for each state the one with these devices exchanged.
+    multipliers.  Each row of `multipliers` [rows, scarce] gives a bound of a label, the sum of its seconds, its bytes
+    times the multipliers, the suffix [rows, stages + 1, states] and the constant of the row; the largest counts.
+    `least` [stages + 1, states, scarce]: the bytes that the later stages take at least.  At most `width` labels are
+    kept after a stage, of each state and range of bytes the one of the lowest bound, and so few that about `effort`
+    columns are tried.  No path that fits costs less than the smaller of `bound` and `stop`, unless it is the one
+    returned.  The two devices of a pair of `swaps` are equal: `state_swaps` [pairs, states] has for each state the one
+    with these devices exchanged.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0], n_bounds = constants.shape[0]
     cdef Py_ssize_t stage, at, row, k, n_labels = 0, best = -1
@@ -610,7 +614,7 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
                         continue
                     state = ordered(&new_memory[0], state, swaps, state_swaps, NULL, NULL)
                     made.add(state, &new_memory[0], seconds, bound, <int32_t>at, <int32_t>column)
-            # What is left of the effort is for the stages that are left.
+            # The effort that is left is divided among the stages that are left.
             tried = max((tried - effort) // max(n_labels, 1), <int64_t>1)
             made.width = min(width, max(<int64_t>FEWEST, effort // (n - stage) // tried))
             made.end()
@@ -749,11 +753,11 @@ def runs(const int32_t[::1] classes not None, const double[::1] start not None, 
          double stop, Py_ssize_t cells):
     """The least reduced seconds, below `stop`, of paths whose runs keep the budgets: (seconds, columns i32 [stages]).
 
-    A run goes from where the stream enters a scarce device to where it enters another one: `row_of` [states] is the row
-    of a state's scarce device, or -1.  Its bytes on that device alone are counted.  Columns as for `labels`, `suffix`
-    [stages + 1, states] the least reduced seconds from each stage on.  Of the labels of a state and a device whose
-    bytes are in the same of `cells` parts of the budget one is left, with the least bytes and seconds of all: so the
-    seconds may be less than the path's.  Infinite, and None, if there is no such path.
+    A run goes from where the activation between stages enters a scarce device to where it enters another one: `row_of`
+    [states] is the row of a state's scarce device, or -1.  Only the bytes of a run on its device count.  Columns as for
+    `labels`; `suffix` [stages + 1, states]: the least reduced seconds from each stage on.  Labels of one state and
+    device are merged if their bytes are in the same of `cells` parts of the budget: one is left, with the least bytes
+    and seconds of all, so that the seconds may be less than the path's.  (infinite, None) if there is no such path.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0]
     cdef Py_ssize_t size = states * (rows + 1) * cells, stage, at, slot, n_labels = 0, key, cell, column, best = -1
@@ -776,7 +780,7 @@ def runs(const int32_t[::1] classes not None, const double[::1] start not None, 
                 slot = (at * (rows + 1) + row_of[at] + 1) * cells
                 found[slot], found_bytes[slot], source[slot], chosen[slot] = start[at], 0, -1, -1
         for stage in range(n + 1):
-            # Of each state and device: labels by rising bytes, each cheaper than those before it.
+            # For each state and device: labels by rising bytes; one that is not cheaper than those before is dropped.
             n_labels = 0
             for key in range(states * (rows + 1)):
                 least = INFINITY

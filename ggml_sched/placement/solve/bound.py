@@ -1,9 +1,9 @@
-"""The bound by multipliers: what no choices within the budgets can undercut.
+"""The bound by multipliers: seconds that no path within the budgets undercuts.
 
-For multipliers l >= 0, seconds a byte, every choice that fits costs at least the least of cost + l . (bytes - budget)
-over all choices, which a dynamic program over stages and states finds.  The reduced seconds of a column are its cost
-plus l . bytes.  Cutting planes choose l (Kelley 1960; for constrained paths: Handler and Zang 1980).  Every value is
-lowered by the largest error that its sums can have.
+For multipliers l >= 0, seconds a byte, every path that fits costs at least the minimum of cost + l . (bytes - budget)
+over all paths, which a dynamic program over stages and states finds.  The reduced seconds of a column are its cost plus
+l . bytes.  Cutting planes choose l (Kelley 1960; for constrained paths: Handler and Zang 1980).  Every value is lowered
+by the largest error that its sums can have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-7
-"""Cutting planes end when they promise no more than this part above the bound."""
+"""Cutting planes end when the bound that they promise is above the present one by at most this part of it."""
 STEEPEST = 1e6
 """The largest multiplier of a device, in units of the seconds of the dearest path over the most bytes that a path takes
 there."""
@@ -36,7 +36,7 @@ class Visit:
 
     multipliers: Floats
     value: float
-    """A bound in seconds."""
+    """The bound that these multipliers give, in seconds."""
     path: Ints
     cost: float
     """Seconds of the path."""
@@ -52,12 +52,12 @@ class Bound:
     multipliers: Floats
     visits: list[Visit] = field(default_factory=list)
     mixture: list[Visit] = field(default_factory=list)
-    """The paths that keep the budgets together, by the mean of their bytes: the bound is nearly the mean of their
+    """Paths whose bytes keep the budgets on the mean, each with some part of it; the bound is nearly the mean of their
     seconds."""
 
 
 def visit(problem: Problem, multipliers: Floats) -> Visit | None:
-    """The cheapest path at these multipliers, seconds a byte [scarce]; None if no states join."""
+    """The cheapest path at these multipliers, seconds a byte [scarce]; None if there is no path."""
     value, path, cost, memory = shortest(problem.classes, problem.start, problem.first, problem.cost, problem.memory,
                                          multipliers)
     if path is None:
@@ -68,7 +68,8 @@ def visit(problem: Problem, multipliers: Floats) -> Visit | None:
 
 
 def constant(problem: Problem, multipliers: Floats, value: float) -> float:
-    """What turns the least reduced seconds, about `value`, into a bound: the budgets' worth, and the largest error."""
+    """Seconds to add to the least reduced seconds, which are about `value`, for a bound: less the budgets times the
+    multipliers, and less the largest error."""
     allowed = float(multipliers @ problem.budget)
     error = 2 * (len(problem.classes) + len(multipliers) + 2) * EPSILON * (value + abs(allowed))
     return -allowed - error
@@ -82,7 +83,7 @@ def cheapest(problem: Problem, reduced: Floats) -> tuple[Floats, Ints]:
 
 
 def best_bound(problem: Problem) -> Bound:
-    """The best bound over all multipliers, nearly; infinite where it is proven that no choices fit."""
+    """Nearly the best bound over all multipliers; infinite if it is proven that no path fits."""
     n = len(problem.scarce)
     best = Bound(-np.inf, np.zeros(n))
     first = visit(problem, best.multipliers)

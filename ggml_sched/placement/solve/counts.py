@@ -1,10 +1,11 @@
 """Counts: how often each column is used, as an integer program that does not see the order of equal stages.
 
-Stages of a class are interchangeable, so only counts matter: as many columns of a class as it has stages; what comes
-into a state between two stages goes out of it; bytes within the budgets.  A place is before or after the stages of a
-class; where one class follows another, the place after the one is the place before the other.  A solution whose columns
-are connected is an Euler trail, which gives the order (Hierholzer 1873); a part without connection to the beginning is
-excluded by a row: its columns are used only if something comes into it.  Counts bound every path from below.
+Stages of a class are interchangeable, so only counts matter.  The rows of the program say: a class has as many columns
+as stages; as many columns end in a state at a place as begin there; bytes are within the budgets.  A place is before or
+after the stages of a class; where one class follows another, the place after the one is the place before the other.  If
+the columns of a solution are connected, they form an Euler trail, which gives the order (Hierholzer 1873).  If some are
+not connected to the beginning, one more row excludes that: they are used only if a column leads to them.  The least
+cost of counts bounds that of every path from below.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Counts:
         return path
 
     def cut(self, counts: Ints) -> bool:
-        """Adds a row that excludes what is not reached from where the chain begins; False if everything is."""
+        """Add a row that excludes the columns in use that are not reached from where the chain begins; returns False if
+        all of them are reached."""
         n = len(self.kept)
         used = np.flatnonzero(counts[:n])
         begin = self.begins[int(counts[n:n + len(self.begins)].argmax())]
@@ -129,7 +131,8 @@ class Counts:
 
 
 def places(problem: Problem) -> Ints:
-    """For each class the place before (2 c) and after (2 c + 1) its stages; classes that follow another share one."""
+    """The numbers of places: entry 2 c is the place before the stages of class c, entry 2 c + 1 the place after them;
+    where one class follows another, two entries are equal."""
     above = list(range(2 * problem.n_classes))
 
     def top(place: int) -> int:
@@ -149,7 +152,8 @@ def has_highs() -> bool:
 
 
 def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]:
-    """(counts or None, bound) by HiGHS, which ends at this relative gap or after `nodes` nodes; both are repeatable.
+    """(counts or None, bound) by HiGHS, which ends at this relative gap or after `nodes` nodes, so that its results are
+    repeatable.
 
     The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.  Presolve is off: HiGHS
     prints a line, to standard output, for each solution of the reduced program that does not fit the whole one.

@@ -1,4 +1,4 @@
-"""Labels: paths stage by stage, those kept that no other beats and that the multipliers' bounds do not rule out.
+"""Labels: paths that grow stage by stage, and dropped if another beats them or the multipliers' bounds rule them out.
 
 A constrained shortest path by label setting (Desrochers and Soumis 1988), with the bounds of several multipliers, the
 fewest bytes that later stages take, and without columns whose reduced seconds rule them out.  Equal devices are kept in
@@ -24,11 +24,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SCALES = (0.8, 1.25)
-"""The best multipliers are used at these multiples, too: for labels that took more bytes than their part, or fewer."""
+"""Multiples at which the best multipliers are used, too: for labels that took more bytes than others, or fewer."""
 NEAREST = 3
 """How many of the multipliers that were visited are used beside the best ones: those with the best bounds."""
 FEWEST_SLOTS, MOST_SLOTS, FINER = 1 << 12, 1 << 20, 4
-"""Places for merged labels after a stage: at first, at most, and how many times more each time."""
+"""The most merged labels after a stage: in the first try, in the last, and how many times more in each try."""
 MOST_KEPT = 1 << 23
 """The most labels that are kept, of all stages together."""
 
@@ -66,8 +66,8 @@ class Labels:
         return np.flatnonzero(reduced + self.least_around()[problem.group] + self.constants[0] < stop)
 
     def search(self, stop: float, width: int, effort: int, among: Ints | None = None) -> tuple[Ints | None, float]:
-        """(path or None, bound): no path that fits costs less than the bound.  Only paths below `stop` are sought, of
-        the columns `among` if given, to which the bound is limited then."""
+        """(path or None, bound): no path that fits costs less than the bound.  Only paths below `stop` are sought; with
+        `among` only paths of these columns, and then the bound holds for such paths alone."""
         problem = self.problem
         width = max(1, min(width, MOST_KEPT // len(problem.classes)))
         reduced = problem.cost + problem.bytes @ self.multipliers[0]
@@ -89,8 +89,8 @@ class Labels:
         return path, min(proven, problem.cost_of(path))
 
     def merged(self, stop: float, effort: int) -> float:
-        """A bound in seconds, at most `stop`, by labels that are merged where they are near each other in bytes: of
-        finer and finer parts of the budgets, as long as about `effort` columns allow."""
+        """A bound in seconds, at most `stop`, by labels that are merged if their bytes are in the same parts of the
+        budgets.  Parts become finer and finer, until about `effort` columns were tried."""
         problem = self.problem
         n = len(problem.scarce)
         reduced = problem.cost + problem.bytes @ self.multipliers[0]

@@ -52,6 +52,6 @@ class Master:
         return float(dual[0]), np.clip(-dual[1:], 0.0, self.limit)
 
     def shares(self) -> list[tuple[int, float]]:
-        """The planes that the last solution is a mixture of, each with its part of it."""
+        """(number of the plane, its part) for each plane that the last solution is a mixture of."""
         return [(k - 2 * self.n, float(part)) for k, part in zip(self._basis.tolist(), self._parts, strict=True)
                 if k >= 2 * self.n and part > 1e-6]

@@ -50,8 +50,8 @@ class _Class:
         self._made: dict[tuple[int, ...], _Columns] = {}
 
     def columns(self, scarce: tuple[int, ...]) -> _Columns:
-        """The finite entries, sorted by state before, state after, seconds, without those that an earlier one of the
-        group beats in the bytes of all scarce devices."""
+        """The finite entries, sorted by state before, state after, seconds; without an entry if an earlier one of its
+        group takes no more bytes on any scarce device."""
         found = self._made.get(scarce)
         if found is None:
             states = self.cost.shape[1]
@@ -172,7 +172,7 @@ def checked_rows(chain: Chain, scarce: Sequence[int], n_states: int) -> NDArray[
 
 
 def class_of(chain: Chain, number: int, n_states: int, n_devices: int) -> _Class:
-    """The class of a chain, as an earlier problem of the same tables made it, or checked and made."""
+    """A class of a chain: the one that an earlier problem made of the same tables, or a new one of checked tables."""
     cost, memory = chain.cost[number], chain.memory[number]
     kept = chain.known.get((id(cost), id(memory)))
     if kept is None or kept[0] is not cost or kept[1] is not memory:

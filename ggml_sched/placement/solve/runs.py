@@ -52,7 +52,7 @@ class RunBound:
 
     @property
     def helps(self) -> bool:
-        """Whether there are several scarce devices, few enough, and states on them."""
+        """Whether the bound by runs may be better: there are several scarce devices, few enough, and states on them."""
         return len(self.problem.scarce) > 1 and self.cells > 1 and bool((self.problem.row_of >= 0).any())
 
     def visit(self, multipliers: Floats, stop: float) -> tuple[float, Ints | None]:

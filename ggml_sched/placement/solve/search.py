@@ -1,8 +1,9 @@
-"""Paths that fit, from paths that nearly do: repair, exchanges of the patterns of one and of two stages, splices.
+"""Paths that fit, from paths that nearly do, and cheaper ones: repair, exchanges in one and in two stages, splices.
 
 An exchange replaces a column by another of its group, so that states stay as they are.  Stages with the same column are
-interchangeable, so an exchange is tried once for each column in use.  A splice replaces a part of the path by the one
-between the same states that is the cheapest at some multipliers.  The loops are compiled, in `_exchange`.
+interchangeable, so an exchange is tried once for each column in use.  A splice replaces a part of the path by another
+between the same states: the one of the fewest reduced seconds at some multipliers.  The loops are compiled, in
+`_exchange`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_GAIN = 1e-12
-"""Part of a path's seconds that an exchange has to win."""
+"""Part of a path's seconds that an exchange has to save."""
 PAIRED = 32
 """The most alternatives of each stage that are tried in pairs."""
 SPLICES = 24
@@ -32,7 +33,8 @@ NEAREST = 6
 
 
 def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:
-    """A path that fits: the exchange that frees most bytes for the fewest reduced seconds, again and again; or None."""
+    """A path that fits, after exchanges in `path` that free the most bytes for the fewest reduced seconds; None if the
+    exchanges end before it fits."""
     path = path.copy()
     fits = repaired(problem.first, problem.group, problem.cost, problem.memory, problem.budget, path, multipliers,
                     np.maximum(problem.total, 1.0))
@@ -40,9 +42,9 @@ def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:
 
 
 def improve(problem: Problem, path: Ints, multipliers: Floats) -> Ints:
-    """A path at which no exchange of one or two stages is cheaper and fits; `path` has to fit.
+    """`path`, which has to fit, after exchanges of one or two stages, until none saves seconds within the budgets.
 
-    Of a pair of stages only the alternatives of the fewest reduced seconds are tried.
+    For each stage of a pair only the columns of the fewest reduced seconds are tried.
     """
     path = path.copy()
     improved(problem.first, problem.group, problem.cost, problem.memory, problem.budget, path, multipliers,
@@ -51,8 +53,7 @@ def improve(problem: Problem, path: Ints, multipliers: Floats) -> Ints:
 
 
 def splice(problem: Problem, path: Ints, bound: Bound) -> Ints:
-    """A path that fits, with parts replaced by cheaper ones between the same states, as long as one of those tried fits
-    into the room that the path leaves in the budgets: SPLICES times at most."""
+    """`path`, which has to fit, after splices that save seconds within the budgets: at most SPLICES of them."""
     near = sorted(bound.visits, key=lambda one: -one.value)[:NEAREST]
     rows = np.unique([*(bound.multipliers * scale for scale in SCALES), *(one.multipliers for one in near)], axis=0)
     found = [cheapest(problem, problem.cost + problem.bytes @ row) for row in rows]

@@ -1,6 +1,6 @@
 """Equal devices: pairs that may be exchanged in the whole problem, so that of mirrored paths one is enough.
 
-A pair is equal if the budgets are and an exchange maps the columns of every class onto themselves.
+Two devices are equal if their budgets are, and if exchanging them maps the columns of every class onto themselves.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def exchange(problem: Problem, one: int, two: int) -> tuple[Ints, Ints] | None:
 
 
 def swapped_states(problem: Problem, one: int, two: int) -> Ints | None:
-    """For each state the one with two devices exchanged; None where there is none, or states have no devices."""
+    """For each state the one with two devices exchanged; None if that is no state, or the devices of states are not
+    known."""
     number = {devices: state for state, devices in enumerate(problem.states)}
     device = list(range(len(problem.all_budgets)))
     device[one], device[two] = two, one
