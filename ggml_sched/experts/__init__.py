@@ -1,8 +1,9 @@
-"""Experts by the slot: policies, recordings of which experts tokens used, and replays of these over policies.
+"""Experts by the slot: policies, recordings of which experts tokens used, and replays of recordings under policies.
 
 `LeastRecentlyUsed`, `LeastFrequentlyUsed`, `Mixture` and `Static` are policies, values that say which experts of a
 model stay in memory when there are more than slots.  `Routing` is what `Model.record_experts` makes and
-`ggml-sched experts` reads; `replay` counts hits under a policy, `bound` those of Belady, who knows the future.
+`ggml-sched experts` reads; `replay` counts hits under a policy, `bound` those of Belady's algorithm, which knows the
+future.
 """
 
 from ggml_sched.experts.policies import (

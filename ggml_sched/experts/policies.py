@@ -23,7 +23,7 @@ __all__ = ["LeastFrequentlyUsed", "LeastRecentlyUsed", "Mixture", "Order", "Poli
            "policy_named"]
 
 NEVER = 1e12
-"""The cost of an expert that was never used, and more than any other."""
+"""The least cost of an expert that was never used: more than that of any other."""
 NAMES = ("lfu", "lru", "mixture")
 
 
@@ -38,7 +38,7 @@ class Order(Protocol):
 
 
 class Policy(Protocol):
-    """What `LeastRecentlyUsed` and the others have in common."""
+    """What all policies have: `LeastRecentlyUsed`, `LeastFrequentlyUsed` and `Mixture`."""
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
         """The order of a model with so many banks, of at most `n_experts` experts each, and so many slots."""
@@ -61,7 +61,7 @@ class _Visits:
         return ((np.arange(n) - bank - 1) % n + 1)[:, None] / n
 
     def ages(self, bank: int) -> Floats:
-        """f64 [banks, experts]: visits of its bank since an expert was used last, and what `ahead` adds to them."""
+        """f64 [banks, experts]: how often the expert's bank was visited since it was used last, plus `ahead`."""
         ages = np.where(self.last < 0, NEVER, (self.count[:, None] - self.last - 1).astype(np.float64))
         aged: Floats = ages + self.ahead(bank)
         return aged
@@ -69,7 +69,8 @@ class _Visits:
 
 @dataclass(frozen=True)
 class LeastRecentlyUsed:
-    """The expert that its layer has not used for the most tokens goes; of several the one whose layer comes last."""
+    """The expert that its layer has not used for the most visits gives up its slot; of several the one whose layer is
+    visited again last."""
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
         return _Recent(n_banks, n_experts)
@@ -82,7 +83,7 @@ class _Recent(_Visits):
 
 @dataclass(frozen=True)
 class LeastFrequentlyUsed:
-    """The expert that is used in the smallest part of the tokens goes.
+    """The expert that is used in the smallest part of the visits gives up its slot.
 
     A use counts `decay` times as much for each later visit of its layer (0 < decay < 1).  The part is the mean over
     `decays`: a fast one follows what a text is about, a slow one knows which experts are used most on the whole.
@@ -103,7 +104,7 @@ class _Frequent(_Visits):
         super().__init__(n_banks, n_experts)
         self._decays: Floats = np.array(decays)[:, None]
         self._sums: Floats = np.zeros((len(decays), n_banks, n_experts))
-        """For each decay the sums of what uses count."""
+        """For each decay and expert the sum of what its uses count [decays, banks, experts]."""
 
     def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
         super().use(bank, experts)
@@ -114,17 +115,17 @@ class _Frequent(_Visits):
         # What uses at every visit so far would count.
         most = (1 - self._decays ** self.count) / (1 - self._decays)
         parts = (self._sums / np.maximum(most, 1)[:, :, None]).mean(axis=0)
-        # A part of p of all tokens is one token in 1 / p.
+        # An expert that is used in the part p of the visits is used once in 1 / p visits.
         costs: Floats = 1 / np.maximum(parts, 1 / NEVER) + self.ahead(bank)
         return costs
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A part `fixed` of the slots is for the experts that are used most, the others go as by `LeastRecentlyUsed`.
+    """A part `fixed` of the slots is for the experts that are used most; the others are used as by `LeastRecentlyUsed`.
 
-    `profile`, i64 [banks, experts], has the uses of each expert by which those are chosen (`Routing.profile`); None:
-    those counted so far.
+    `profile`, i64 [banks, experts], has the uses of each expert that decide which are used most (`Routing.profile`);
+    None: the uses counted so far decide.
     """
 
     fixed: float = 0.5
@@ -145,7 +146,7 @@ class Mixture:
 def Static(profile: npt.NDArray[np.int64]) -> Mixture:
     """The policy that keeps the experts with the most uses in a profile, i64 [banks, experts].
 
-    The others go at once; they have the slots that are left while a layer needs them.
+    An expert that is not kept has one of the other slots only while its layer needs it.
     """
     return Mixture(1.0, profile)
 
@@ -158,7 +159,7 @@ class _Mixed(_Visits):
         self._profile = profile
 
     def _fixed(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """The experts with the most uses, as many as slots are for them; none that was never used."""
+        """bool [banks, experts]: the experts with the most uses, as many as have fixed slots; none without a use."""
         fixed = np.zeros(counts.size, bool)
         if self._n_fixed:
             fixed[np.argpartition(-counts.ravel(), self._n_fixed - 1)[: self._n_fixed]] = True

@@ -1,4 +1,4 @@
-"""Replays of recordings: how many experts a run would have found in so many slots, and how many it would have read.
+"""Replays of recordings: how many experts a run would have found in a number of slots, and how many it would have read.
 
 `bound` is what Belady's algorithm reads, which knows the future and gives up the expert that is used again last
 (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966): with
@@ -36,7 +36,7 @@ class Hits(NamedTuple):
 
 
 def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
-    """What a run of these visits would have read, with so many slots that are empty at first.
+    """What a run of the recorded visits would have read with `n_slots` slots, which are empty at first.
 
     ValueError for a visit that uses more experts than there are slots.
     """
@@ -72,7 +72,7 @@ class _Future:
         visits = recording.visits
         self._next: np.ndarray = np.full((n_banks, n_experts), float(len(visits)))
         self._later: list[list[float]] = [[] for _ in visits]
-        """For each visit the next use of each of its experts after it."""
+        """For each visit, for each expert that it uses, the number of the next visit that uses it."""
         for k in range(len(visits) - 1, -1, -1):
             used = visits[k].used
             self._later[k] = self._next[visits[k].bank, used].tolist()

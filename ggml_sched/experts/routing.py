@@ -33,7 +33,7 @@ class Bank:
 
 
 class Visit(NamedTuple):
-    """One use of a bank: `experts` has for each token the numbers of those that it uses."""
+    """One use of a bank: `experts` has for each token the numbers of the experts that it uses."""
 
     bank: int
     experts: tuple[tuple[int, ...], ...]

@@ -1,7 +1,7 @@
-"""The table of slots: which experts of a model are in memory, and what has to come and to go for the next use.
+"""The table of slots: which experts of a model are in slots, and which have to be read or removed for the next use.
 
-Only numbers: execution and replays use the same table, so that a replay counts what a run would have read.
-Invariants: there are never more experts than slots, and none that a visit uses goes during that visit.
+It has numbers alone, no memory: execution and replays use the same table, so that a replay counts what a run would have
+read.  Invariants: there are never more experts than slots, and no expert that a visit uses is removed during it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class SlotTable:
         self._order = policy.begin(n_banks, n_experts, n_slots)
 
     def visit(self, bank: int, experts: Iterable[int]) -> Iterator[tuple[int, tuple[int, int] | None]]:
-        """Use these experts of a bank: (an expert that is missing, (bank, expert) that must give up its slot or None)
-        for each that is missing, in ascending order.
+        """Use these experts of a bank: yields (the expert, (bank, expert) that must give up its slot, or None) for each
+        one that is in no slot, in ascending order.
 
-        The expert that gives up its slot is removed when the pair is yielded; call `put` once the other is there.
+        The expert that gives up its slot is removed when the pair is yielded; call `put` once the other was read.
         ValueError, with nothing changed, for more experts than slots.
         """
         used = np.unique(np.fromiter(experts, np.intp))
@@ -54,7 +54,7 @@ class SlotTable:
             yield expert, gone
 
     def _going(self, bank: int, used: np.ndarray, n: int) -> list[tuple[int, int]]:
-        """The experts that go first, as many as `n` missing ones need."""
+        """The (bank, expert) pairs that give up their slots, in order, as many as `n` missing experts need."""
         n -= self.n_slots - int(self.held.sum())
         if n <= 0:
             return []
@@ -64,9 +64,9 @@ class SlotTable:
         return [(int(k) // costs.shape[1], int(k) % costs.shape[1]) for k in first]
 
     def put(self, bank: int, expert: int) -> None:
-        """Note that an expert is there now."""
+        """Note that an expert is in a slot now."""
         self.held[bank, expert] = True
 
     def clear(self) -> None:
-        """Note that no expert is there."""
+        """Note that no expert is in a slot."""
         self.held[:] = False

@@ -8,7 +8,7 @@
     file      FileStore: weights in files
 
 A store is given to a scheduler like any backend, before the last one.  Weights that it holds are fetched to the backend
-that computes with them, while that computes what comes before (core/plan/fetching.pxi).
+that computes with them, while that backend computes earlier nodes (core/plan/fetching.pxi).
 """
 
 from ggml_sched.backends.store.file import FileBuffer, FileStore

@@ -1,7 +1,7 @@
-"""FileStore: weights in files, of which a process needs no memory but that of the weights that are being used.
+"""FileStore: weights in files; only the weights that are being used take memory.
 
-A buffer stands for a whole file, and the offset of a weight in it is that in the file.  Several files, such as the
-parts of a split model, are several buffers.
+A buffer stands for a whole file, and a weight has the same offset in both.  Several files, such as the parts of a model
+that was divided, are several buffers.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class FileBuffer(Buffer):
 class FileStore(Store):
     """A store whose weights are in files, which `open_file` opens.
 
-    `direct`: reads go past the page cache; True: FetchError for a file that does not allow it; None: where the file
-    system allows it.  `rows` and `memory` as for `Store`.
+    `direct`: whether reads go past the page cache.  True: always, and FetchError for a file that does not allow it;
+    None: where the file system allows it.  `rows` and `memory` as for `Store`.
     """
 
     n_readers = 2
-    """A disk that has its next read before it has done the last one is never idle."""
+    """So that a disk has its next read before it has done the last one, and is never idle."""
 
     def __init__(self, name: str = "file", rows: HostBackend | None = None, memory: int | None = None,
                  direct: bool | None = None) -> None:

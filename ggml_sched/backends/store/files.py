@@ -31,8 +31,8 @@ CHUNK = 8 << 20
 
 
 class StoredFile:
-    """A file that is open for reading.  `direct`: past the page cache; None: where the file system allows it.
-    `status`: what `os.fstat` has said of the file, if it was opened before.
+    """A file that is open for reading.  `direct`: whether reads go past the page cache; None: where the file system
+    allows it.  `status`: what `os.fstat` has said of the file, if it was opened before.
 
     OSError if it cannot be opened, FetchError if it is no regular file, if it is not the file of `status` or was
     changed since, or if `direct` is True and not possible.  A file that is freed is closed.
@@ -53,7 +53,7 @@ class StoredFile:
             self._identity = _identity(found)
             if direct is not False:
                 self._open_direct(direct is True)
-            with suppress(AttributeError, OSError):     # not every system has it
+            with suppress(AttributeError, OSError):     # not every system has this call
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
         except BaseException:
             self.close()
@@ -188,7 +188,7 @@ class StoredFile:
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    """Which file it is, and what changes when it is written."""
+    """(device, inode, size, time of the last change): equal for the same file if it was not changed."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

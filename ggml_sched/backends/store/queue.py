@@ -48,7 +48,7 @@ class _Reads:
         self._marks: list[Mark] = []
         self._since = 0.0
         self.seconds: float = 0.0
-        """For how long one or more ran, so far."""
+        """The seconds so far in which at least one read ran."""
 
     def begin(self) -> object:
         """Note that a read begins; returns what `end` takes."""
@@ -91,7 +91,7 @@ class _Reads:
 class StoreQueue:
     """The queue of a store of this name, with `n_threads` threads.
 
-    `stalled`: seconds that threads have waited for it so far.
+    `stalled`: seconds for which threads have waited for points of the queue so far.
     """
 
     def __init__(self, name: str, n_threads: int = 1) -> None:
@@ -109,7 +109,7 @@ class StoreQueue:
         self._threads().put(partial(self._execute, task))
 
     def put_wait(self, wait: Task) -> None:
-        """Queue a wait for something outside the queue, beside which the reads before it go on; raises as `put`."""
+        """Queue a wait for something outside the queue, during which the reads queued before go on; raises as `put`."""
         self._threads().put(partial(self._try, wait))
 
     def put_reads(self, parts: Sequence[Task]) -> None:
@@ -125,13 +125,13 @@ class StoreQueue:
             mark.latch.open()                   # no task was queued in this process, or the threads have ended
             return mark
         crew.put(partial(self._reads.reach, mark))
-        if self.is_closing:                     # by another thread: those that read may have ended before
+        if self.is_closing:                     # by another thread: the store's threads may have ended already
             crew.close()
             mark.latch.open()
         return mark
 
     def wait(self, mark: Mark) -> None:
-        """Wait until the queue has come to a point; BackendError for one of the parent of this process."""
+        """Wait until the queue has come to a mark; BackendError for a mark of this process's parent."""
         if not mark.latch.is_open:
             if mark.pid != os.getpid():
                 raise BackendError(f"backend {self.name!r}: the process forked while it read weights")
@@ -149,7 +149,7 @@ class StoreQueue:
 
     @property
     def seconds(self) -> float:
-        """For how long it has read: time in which several parts were read together counts once."""
+        """The seconds for which the queue has read: time in which several parts were read together counts once."""
         return self._seconds_before + self._reads.seconds
 
     def close(self) -> None:

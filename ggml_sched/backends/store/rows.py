@@ -1,7 +1,7 @@
 """GET_ROWS of stored weights: reads the rows whose numbers the ids are, and lets another backend convert them.
 
-The rows are read to a compact weight, and a twin of the node gets all of its rows in order.  A row's result does not
-depend on the other rows, so that it has the bits that the other backend computes from the whole weight.
+The rows are read to a compact weight, and a twin of the node gets all rows of the compact weight in order.  A row's
+result does not depend on the other rows, so that it has the bits that the other backend computes from the whole weight.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["RowsPlan", "fits", "read_together", "rows_size"]
 
 GAP = 128 << 10
-"""Bytes between two rows that are read with them: what disks read in the time that another read would take beside its
-bytes."""
+"""The most bytes between two rows that are read together: what disks read in the time that one more read would take
+beside its bytes."""
 
 
 def fits(node: Tensor) -> bool:
@@ -38,15 +38,16 @@ def fits(node: Tensor) -> bool:
 
 
 def rows_size(nodes: Sequence[Tensor], margin: int) -> int:
-    """The bytes of work memory that a store with this margin takes for the GET_ROWS among these nodes: for the rows as
-    they are read together, without repetitions and in order, and for the numbers of the rows."""
+    """The bytes of work memory that a store with this margin takes for the GET_ROWS among these nodes: for each the
+    rows as read with those between them, without repetitions, and in order; and the numbers of the rows."""
     return sum(node.src[1].n_elements * (3 * _row_size(node.src[0]) + 4) + margin + 256
                for node in nodes if node.op == "GET_ROWS")
 
 
 def read_together(rows: Sequence[int], size: int, most: int) -> Iterator[tuple[int, int]]:
-    """[first, stop) of the parts of ascending numbers of rows, each `size` bytes, that are read at once: with what lies
-    between where that is less than GAP bytes, and `most` rows at most."""
+    """Divide ascending numbers of rows, each of `size` bytes, into parts that are read at once: yields the indices
+    [first, stop) of each.  Between two rows of a part there are at most GAP bytes, and a part spans at most `most`
+    rows."""
     first = 0
     for k in range(1, len(rows) + 1):
         if (k == len(rows) or (rows[k] - rows[k - 1] - 1) * size > GAP or rows[k] - rows[first] >= most):
@@ -88,7 +89,7 @@ class RowsPlan:
 class _Rows:
     """One GET_ROWS node, and its twin that reads the compact weight.
 
-    All nodes of a store have that in the same memory, one after the other: `Store.rows_memory`.
+    The compact weights of all nodes of a store are in the same memory, one after another: `Store.rows_memory`.
     """
 
     def __init__(self, store: Store, rows: HostBackend, node: Tensor) -> None:
@@ -102,7 +103,7 @@ class _Rows:
         self._twin = context.get_rows(self._compact, self._order)
         self._graph = Graph(self._twin)
         self._behind = -(-self._compact.nbytes // 64) * 64
-        """Where the numbers of the rows are in that memory, after the rows."""
+        """The offset of the numbers of the rows in `Store.rows_memory`, after the rows."""
         self._result: Buffer | None = None
         self._bound: Buffer | None = None
         self._plan: object = None

@@ -2,11 +2,11 @@
 
 A bank, the weights of one layer from which the same numbers choose, is a buffer of the backend that computes with it:
 addresses are reserved for all of its experts, and the pages of those that are in a slot have memory.  So kernels find
-an expert where they find it without slots, on every backend over host memory, and dense weights cost nothing.  A page
+an expert where they find it without slots, on every backend over host memory, and other weights are as before.  A page
 that two neighbours share has memory while one of them has a slot; `slot_nbytes` counts such pages for each of both.
 
-Experts stay from one compute to the next.  The store's thread reads those that are missing; what it reads is counted
-as present only when all weights of an expert are there, so that after an error the next visit reads it again.
+Experts stay from one compute to the next.  The store's thread reads those that are in no slot; an expert counts as
+present only when all of its weights were read, so that after an error the next visit reads it again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
     tensor: Tensor
     source: BufferBase
     start: int
-    """Of its first byte in `source`."""
+    """The offset of its first byte in `source`."""
 
 
 class ExpertTraffic(NamedTuple):
@@ -76,7 +76,7 @@ class ExpertTraffic(NamedTuple):
 
 
 class ExpertBank:
-    """The experts of one layer: `buffer` has the addresses of all of them.  `number` is that in `slots.banks`."""
+    """The experts of one layer: `buffer` has the addresses of all of them.  `number`: the index in `slots.banks`."""
 
     def __init__(self, slots: ExpertSlots, number: int, name: str, weights: Sequence[Stored]) -> None:
         self.slots, self.number, self.name = slots, number, name
@@ -86,7 +86,8 @@ class ExpertBank:
         self._memory: np.ndarray
         self._starts = self._reserve()
         self._users: np.ndarray = np.zeros(-(-self._memory.nbytes // PAGE), np.int32)
-        """For each page the number of weights' experts that are in it and in a slot."""
+        """For each page of memory the number of its users: a user is an expert that is in a slot, once for each of its
+        weights that has bytes in the page."""
         self.buffer: Buffer = slots.home.buffer_from_ptr(self._memory, usage="weights")
         self.buffer.experts = self
         for weight, start in zip(self.weights, self._starts, strict=True):
@@ -98,7 +99,7 @@ class ExpertBank:
         return self.slots.store
 
     def _reserve(self) -> list[int]:
-        """Reserve addresses, without memory; the offset of each weight, at which its store can read directly."""
+        """Reserve addresses, without memory; returns for each weight an offset to which the store can read directly."""
         store, starts, at = self.slots.store, [], 0
         size = sum(weight.tensor.nbytes + 4 * EDGE for weight in self.weights)
         try:
@@ -122,8 +123,8 @@ class ExpertBank:
         return start + expert * tensor.nb[2], start + (expert + 1) * tensor.nb[2]
 
     def read(self, expert: int) -> int:
-        """Read all weights of an expert, on the store's thread; returns how many bytes.  Raises as the store does:
-        then the expert has no memory."""
+        """Read all weights of an expert, on the store's thread; returns how many bytes were read.  Raises as the store
+        does: then the expert has no memory."""
         try:
             for k, weight in enumerate(self.weights):
                 self._read(k, weight, expert)
@@ -151,7 +152,7 @@ class ExpertBank:
         self._use(expert, -1)
 
     def _use(self, expert: int, change: int) -> None:
-        """Change the number of users of an expert's pages; give back those that have none."""
+        """Add `change` to the number of users of an expert's pages; give back the pages that have none."""
         for k in range(len(self.weights)):
             start, stop = self.range_of(k, expert)
             first, last = start // PAGE, -(-stop // PAGE)
@@ -176,7 +177,7 @@ class ExpertBank:
 class ExpertSlots:
     """`n_slots` slots of a store for the experts of banks, which the backend `home` computes with.
 
-    `banks` has for each bank its name and its weights, of as many experts each; they get their addresses here.
+    `banks` has for each bank its name and its weights, of equal numbers of experts; they get their addresses here.
     `policy` says which expert gives up its slot (`ggml_sched.experts`).  A compute that needs more experts of a layer
     than there are slots fails with a BackendError; computes of one scheduler at a time use them.  OutOfMemory if no
     addresses can be reserved, BackendError where the system cannot give memory back (`has_slots`).
@@ -229,7 +230,7 @@ class ExpertSlots:
     def fetch(self, bank: ExpertBank, ids: Tensor) -> None:
         """Queue: read the experts of a bank that the tensor `ids` names and that are in no slot.
 
-        `ids` is in host memory, and read when the store comes to it.  Numbers that name no expert are left to the
+        `ids` is in host memory, and is read when the store executes this.  Numbers that name no expert are left to the
         kernel, which refuses them.
         """
         self.store.put(partial(self._bring, bank, ids))

@@ -38,7 +38,7 @@ class Traffic(NamedTuple):
     """What a store has read since it was made."""
 
     fetches: int
-    """Weights that were fetched, each time they were."""
+    """How many fetches of weights have ended."""
     nbytes: int
     """Bytes of the weights and of the rows that were read, and of what lies between rows that were read together."""
     seconds: float
@@ -80,8 +80,8 @@ class _Fetch:
         self._lock = threading.Lock()
 
     def parts(self, size: int) -> list[Callable[[], object]]:
-        """The functions that read a part each, of `size` bytes where no part begins or ends elsewhere in the buffer
-        than at a multiple of it."""
+        """A function for each part that reads it.  Parts begin and end at multiples of `size` bytes in the buffer, but
+        for the begin of the first and the end of the last one; less than twice `size` bytes are one part."""
         stop = self.first + self.size
         cuts = [self.first, *range((self.first // size + 1) * size, stop, size), stop]
         if self.size < 2 * size:
@@ -115,7 +115,7 @@ class Store(HostBackend):
     is_store = True
     asynchronous = True
     n_readers: int = 1
-    """How many threads read.  With more than one, `read` is called on several at the same time."""
+    """How many threads read.  With more than one, `read` is called on several threads at the same time."""
 
     def __init__(self, name: str = "store", rows: HostBackend | None = None, memory: int | None = None) -> None:
         super().__init__(name, ALIGNMENT)
@@ -171,7 +171,7 @@ class Store(HostBackend):
 
     def _fetch_through(self, weight: Tensor, source: BufferBase, first: int, target: BufferBase, at: int,
                        size: int) -> None:
-        """Fetch to memory that the host cannot address: the bytes are written by its buffer."""
+        """Fetch to memory that the host cannot address: the target's buffer writes the bytes."""
         staging = np.empty(size + self.margin, np.uint8)
         place = self.shift_at(source, first, address_of(staging))
         began = time.perf_counter()
