@@ -1,12 +1,13 @@
 """Arenas that several schedulers share: `Arenas` is the value that they are given, `Leased` the view of one of them.
 
-Computes of schedulers that never overlap lease the same buffers, which are as large as the largest of them needs.  A
-scheduler takes buffers for the time of a call, or of a `with scheduler.lease()`; while another thread has them, it
-waits, or gets others.  The first call that gives tensors addresses makes it the lessee: then computes of the lessee
-before are waited for, and its tensors lose their addresses.
+Schedulers whose computes never overlap lease the same buffers, which are as large as the largest scheduler needs.  A
+scheduler takes buffers for the time of a call, or of a `with scheduler.lease()`; while another thread has them, the
+scheduler waits, or gets other buffers.  The first call that gives tensors addresses makes the scheduler the lessee: the
+call waits for the computes of the lessee before, whose tensors lose their addresses.
 
-Invariants: at most one scheduler has buffers, and one, the lessee, has addresses in them.  The lessee changes, and
-buffers are replaced, only by a scheduler that has them, after the allocations in them were suspended or released.
+Invariants: at most one scheduler at a time has a set of buffers (`_Buffers`), and at most one, the lessee, has
+addresses in them.  The lessee changes, and buffers are replaced, only by the scheduler that has them, after the
+allocations in them were suspended or released.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ __all__ = ["Arenas", "Leased", "LockAndLease"]
 
 
 class _Buffers:
-    """The buffers that one scheduler at a time has, by backend."""
+    """Buffers, by backend, that at most one scheduler has at a time."""
 
     def __init__(self) -> None:
         self.of: dict[Backend, tuple[Buffer, ...]] = {}
         self.users: weakref.WeakSet[Leased] = weakref.WeakSet()
-        """The schedulers that have had these buffers; `Leased.at` says which their allocations are in."""
+        """The arenas of the schedulers that have had these buffers; `Leased.at` are those with their allocations."""
         self.lessee: weakref.ref[Leased] | None = None
-        """The scheduler whose tensors have addresses."""
+        """The arenas of the scheduler whose tensors have addresses in these buffers."""
         self.drain: Callable[[], None] | None = None
         """Waits for the computes of the lessee, even if it was freed."""
         self.taken: list[object] = []
-        """An object for each call, or block, of the scheduler that has the buffers."""
+        """An object (holder) for each call, or `with` block, of the scheduler that has the buffers; empty: none has."""
         self.taker: weakref.ref[Leased] | None = None
         self.thread, self.pid = 0, 0
 
     def is_taken(self) -> bool:
         if self.taken and self.pid != os.getpid() and self.thread != threading.get_ident():
-            self.taken.clear()          # by a thread of the parent of this process
+            self.taken.clear()          # taken by a thread of the parent of this process, which is not in this one
         return bool(self.taken)
 
     def prune(self) -> None:
-        """Close the buffers of backends that no scheduler here has."""
+        """Close the buffers on backends that no scheduler with allocations in these buffers has."""
         used = {backend for user in self.users if user.at is self for backend in user.backends}
         gone = [self.of.pop(backend) for backend in [*self.of] if backend not in used]
         each(buffer.close for buffers in gone for buffer in buffers)
@@ -63,11 +64,12 @@ class Arenas:
     """Compute memory that several schedulers share: `gs.Scheduler(backends, arenas=arenas)`, or `llama.load(...,
     arenas=arenas)`.
 
-    Schedulers that have a backend in common lease the same buffers on it, which are as large as the largest of them
-    needs.  When another scheduler allocates or computes, the tensors of the one before lose their addresses, as they do
-    when it allocates another graph itself, after its queued computes have ended; results are read before that, or
-    inside `with scheduler.lease()`.  While another thread uses the buffers, a call waits (`when_busy="wait"`), or gets
-    buffers of its own, which it keeps (`"own"`): then there are as many as threads that compute at the same time.
+    Schedulers that have a backend in common lease the same buffers on it, which are as large as the largest scheduler
+    needs.  When another scheduler allocates or computes, the tensors of the scheduler before lose their addresses, once
+    its queued computes have ended, as they do when it allocates another graph itself; results are read before that, or
+    inside `with scheduler.lease()`.  While another thread uses the buffers, a call waits (`when_busy="wait"`), or its
+    scheduler gets other buffers, and keeps them (`"own"`): then there are as many sets of buffers as threads that
+    compute at the same time.
 
     Buffers are closed with the last scheduler that uses them, or by `close`.  A limit or budget of a scheduler counts
     shared buffers in full.  ValueError for another `when_busy`.
@@ -88,7 +90,8 @@ class Arenas:
                    if not buffer.closed)
 
     def close(self) -> None:
-        """Close all buffers; idempotent.  Tensors in them lose their addresses; schedulers need other arenas then.
+        """Close all buffers; idempotent.  Tensors in them lose their addresses, and their schedulers cannot compute any
+        more.
 
         Error while a scheduler is at work.
         """
@@ -115,9 +118,10 @@ class Arenas:
     # -- for Leased ------------------------------------------------------------------
 
     def take(self, user: Leased, holder: object) -> _Buffers:
-        """The buffers that a scheduler has from now on, until `give_back(holder)`: those that it had, if they are free.
+        """Take buffers for a scheduler until `give_back(holder)`, and return them: those that it had last, if no other
+        scheduler has them.
 
-        Error where waiting would not end.  Of closed arenas a scheduler gets buffers that it cannot use.
+        Error if waiting would not end.  After `close` the buffers returned are of no use (`Leased._usable`).
         """
         while True:
             with self._lock:
@@ -150,7 +154,7 @@ class Arenas:
         return self._all[-1]
 
     def give_back(self, buffers: _Buffers, holder: object) -> None:
-        """End what `take` with this holder began; nothing for another holder."""
+        """Undo `take` with this holder; without effect for another holder."""
         with self._lock:
             with suppress(ValueError):
                 buffers.taken.remove(holder)
@@ -160,7 +164,7 @@ class Arenas:
 
 
 class Leased(SchedulerArenas):
-    """The arenas of one scheduler over shared buffers; a context manager that has them in its block.
+    """The arenas of one scheduler over shared buffers; a context manager that has the buffers in its block.
 
     `buffers` are those of the last `take`.
     """
@@ -173,9 +177,9 @@ class Leased(SchedulerArenas):
         self._allocations: Callable[[], Allocations | None] = lambda: None
         self._pipeline: Pipeline | None = None
         self._changing = ForkLock()
-        """Held while allocations are released because other buffers are taken, or another scheduler takes these."""
+        """Held while allocations are suspended or released: other buffers are taken, or another scheduler has these."""
         self._holders: list[tuple[object, _Buffers]] = []
-        """What `take` has returned for each holder, the last one last."""
+        """(holder, its buffers) for each `take` that was not undone, in order."""
 
     def serve(self, allocations: Allocations, pipeline: Pipeline) -> None:
         """Name the allocations in these arenas, and the pipeline of their computes."""
@@ -184,7 +188,8 @@ class Leased(SchedulerArenas):
     # -- having the buffers -------------------------------------------------------------
 
     def take(self, holder: object) -> None:
-        """Have buffers until `drop(holder)`; waits, or takes others, while another scheduler has them."""
+        """Have buffers until `drop(holder)`: those of the last `take`; while another scheduler has these, wait, or take
+        others."""
         found = self.shared.take(self, holder)
         self._holders.append((holder, found))
         if found is not self.at:
@@ -197,7 +202,7 @@ class Leased(SchedulerArenas):
         self._show(found)
 
     def drop(self, holder: object) -> None:
-        """Undo `take(holder)`, if it was called."""
+        """Undo `take(holder)`; without effect if it was not called."""
         for entry in self._holders:
             if entry[0] is holder:
                 self._holders.remove(entry)
@@ -220,7 +225,7 @@ class Leased(SchedulerArenas):
         self.drop(self._holders[-1][0])
 
     def _show(self, found: _Buffers) -> None:
-        """Let `buffers` be those that are there, which another scheduler may have replaced."""
+        """Set `buffers` to those in `found`, which another scheduler may have replaced since."""
         now = tuple(found.of.get(backend, ()) for backend in self.backends)
         if any(a is not b for mine, theirs in zip(self.buffers, now, strict=True)
                for a, b in zip(mine, theirs, strict=False)) or [*map(len, now)] != [*map(len, self.buffers)]:
@@ -229,7 +234,7 @@ class Leased(SchedulerArenas):
     # -- addresses in them --------------------------------------------------------------------
 
     def occupy(self) -> None:
-        """Become the lessee: wait for the computes of the one before, and end the addresses of its tensors."""
+        """Become the lessee: wait for the computes of the lessee before, and end the addresses of its tensors."""
         at = self._usable()
         before = None if at.lessee is None else at.lessee()
         if before is self:
@@ -247,9 +252,10 @@ class Leased(SchedulerArenas):
         return self.at
 
     def give_way(self, at: _Buffers, ended_by: str | None = None) -> None:
-        """Suspend the allocations in these buffers after their queued computes; called by the scheduler that has them.
+        """Suspend this scheduler's allocations in `at`, or release them, after their queued computes; called by the
+        scheduler that has `at`.
 
-        `ended_by`: release them, because the buffers are closed; "" where others replace them.
+        `ended_by`: None: suspend; else release: the reason for errors, or "" if other buffers replace these.
         """
         with self._changing:
             allocations = self._allocations()
@@ -275,7 +281,7 @@ class Leased(SchedulerArenas):
             self.at.of.update(zip(self.backends, buffers, strict=True))
 
     def close(self) -> None:
-        """Leave the buffers to the others; close those that none of them has."""
+        """Leave the buffers to the other schedulers; close those that no other one uses."""
         at = self.at
         if at is not None:
             if at.lessee is not None and at.lessee() is self:
@@ -286,7 +292,7 @@ class Leased(SchedulerArenas):
 
 
 class LockAndLease:
-    """The lock of a scheduler with shared arenas: its calls are made one at a time, and have the buffers."""
+    """The lock of a scheduler with shared arenas: its calls are made one at a time, and have the buffers meanwhile."""
 
     def __init__(self, lock: OneAtATime, arenas: Leased) -> None:
         self._lock, self._arenas = lock, arenas
