@@ -66,7 +66,7 @@ def bank_name(weight: str) -> str:
 
 
 def banks_of(tensors: Mapping[str, Tensor]) -> tuple[BankSpec, ...]:
-    """The banks of a model, of weights by name, in the order of the weights' names there."""
+    """The banks of a model, in the order of its weights; `tensors`: {name: weight}."""
     found: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         if name.endswith(SUFFIX) and tensor.ne[2] > 1:
@@ -76,8 +76,8 @@ def banks_of(tensors: Mapping[str, Tensor]) -> tuple[BankSpec, ...]:
 
 
 def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
-    """The most experts of a bank that a node of these graphs can use; None if nodes read weights of banks, whose names
-    are given, in another way than by expert."""
+    """The most experts of a bank that a node of these graphs can use; None if a node reads a weight of a bank in
+    another way than by expert.  `names`: those of the weights of all banks."""
     most = 1
     for graph in graphs:
         for node in graph.nodes:
@@ -92,7 +92,7 @@ def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
 
 def slots_for(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo], graphs: Sequence[Graph],
               policy: Policy) -> tuple[SlotsSpec, int] | None:
-    """(as many slots as the model has experts, the fewest with which these graphs can be computed).
+    """(slots for all experts of the model, the fewest slots with which these graphs can be computed).
 
     None for a model without experts, and where experts cannot be read one by one.
     """
@@ -113,7 +113,8 @@ def slots_for(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, 
 
 def make_slots(spec: SlotsSpec, store: Store, files: Sequence[Buffer], infos: Mapping[str, TensorInfo],
                weights: Weights) -> ExpertSlots:
-    """The slots of a model, whose weights get their addresses, over the files of a store."""
+    """Make the slots of a model, whose experts are read from the files of a store; adds the weights of the banks, with
+    addresses, to `weights`."""
     context = weights.contexts.setdefault(store, Context(f"weights in {store.name}"))
     for name in (name for bank in spec.banks for name in bank.weights):
         info = infos[name]

@@ -1,5 +1,4 @@
-"""Loads a model under a limit of memory: plans its graphs, chooses which weights stay in memory, and leaves the others
-in a store.
+"""Plans a model under limits of memory: which weights stay in memory, and which are left in a store.
 
 Everything that the model allocates counts: weights that stay, the window of those that are fetched, cache and states,
 arenas, work memory of kernels, and what the store needs for rows.  The bytes of the arenas are those of plans: of one
@@ -37,20 +36,21 @@ __all__ = ["Held", "graphs_of", "hold", "store_for"]
 
 BATCHES = (512, 256, 128, 64, 32)
 """Numbers of tokens that are evaluated together where the caller gives none: the first one that the limit allows is
-used.  The first of these is used without a limit, too, and then results are equal to the bit."""
+used.  The first of all is used without a limit, too: where it fits, results are those without a limit, to the bit."""
 PART_OF_OUTPUTS = 8
 """The graph of a prompt whose tokens are all outputs is reserved only if its arenas take at most 1 / PART_OF_OUTPUTS of
 the limit."""
 FEW = (2, 3, 5, 7)
 """Numbers of tokens for which kernels may need more work memory than for more tokens."""
 ROUNDS = 8
+"""How often weights are chosen and the graphs planned, at most; each round counts the arenas of the plans before."""
 NO_MEMORY = 1 << 62
 """Bytes of the buffers of weights that exist for planning only."""
 
 
 @dataclass
 class Held:
-    """The choice under limits: the weights that are fetched, and the bytes that are left for the arenas of each
+    """The choice under limits: the weights that are in the store, and the bytes that are left for arenas on each
     backend."""
 
     store: Store | None
@@ -107,7 +107,7 @@ class Outline:
         self.put({})
 
     def size_on(self, backend: Backend) -> int:
-        """The bytes of all weights of a backend, whether it allocates them or maps the file."""
+        """Enough bytes for all weights of a backend, whether it allocates them or maps the file."""
         infos = self._groups.get(backend, ())
         sizes = (self.size_of(info.name) for info in infos)
         spans = (max(info.offset + info.nbytes for info in infos if info.part == part)
@@ -140,11 +140,11 @@ def graphs_of(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVC
 def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
          backends: Sequence[Backend], limits: Mapping[Backend, int], n_seq: int, n_batch: int | None,
          policy: str, experts: Policy | None = None) -> tuple[Held, int]:
-    """Choose what stays under the limits: (what is held, the number of tokens of a batch).
+    """Choose which weights stay in memory under the limits: (the choice, the number of tokens of a batch).
 
     `experts` is the policy of slots of experts; None: weights of experts are fetched as a whole.
 
-    OutOfMemory, which says the least limit that would suffice.
+    Raises OutOfMemory, which says the least limit that would suffice.
     """
     made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts)
     rows = cache.padded(cache.n_ctx)
@@ -167,7 +167,7 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
 
 
 class _Limited:
-    """The choice under limits: plans of graphs for sets of weights in the store."""
+    """Makes the choice under limits: plans the graphs with some weights in the store, and compares bytes."""
 
     def __init__(self, outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
                  backends: Sequence[Backend], limits: Mapping[Backend, int], policy: str,
@@ -187,7 +187,7 @@ class _Limited:
         return self._graphs[shape]
 
     def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
-        """The plans of graphs with some weights in the store, in these windows."""
+        """The plans of the graphs of these shapes with some weights in the store; `windows`: {backend: bytes}."""
         self.outline.put(dict.fromkeys(stored, self.store))
         ahead = {backend: windows.get(backend, 0) for backend in self.order if backend is not self.store}
         with gs.Scheduler(self.order, policy=self.policy, windows=ahead, plan_cache=1) as scheduler:
@@ -200,8 +200,8 @@ class _Limited:
             return plans
 
     def assigned(self, graph: Graph, stored: Iterable[str]) -> list[tuple[Tensor, Backend]]:
-        """Nodes that read weights of the store, and the backends that the placement chose for these weights; none where
-        there is only one backend that computes."""
+        """(node, backend) for each node that reads a weight of the store: the backend that the placement chose for the
+        weight.  Empty if only one backend computes."""
         return assigned(graph, {name: self.outline.homes[name] for name in stored}) if len(self.order) > 2 else []
 
     def arenas(self, plans: Sequence[Plan], backend: Backend) -> int:
@@ -221,15 +221,15 @@ class _Limited:
         return max(backend.host_work(self.graph(shape).nodes) for shape in (*shapes, *fewer))
 
     def is_small(self, shape: Shape, part: int) -> bool:
-        """Whether the arenas of a shape, without fetched weights, take one `part` of each limit at most."""
+        """Whether the arenas of a shape, without fetched weights, take at most 1 / `part` of each limit."""
         plans = self.plans([shape], (), {})
         return all(self.arenas(plans, backend) <= limit // part for backend, limit in self.limits.items())
 
     # -- the choice --------------------------------------------------------------------------------------
 
     def uses(self, shapes: Iterable[Shape]) -> tuple[dict[Backend, list[Use]], list[str]]:
-        """({limited backend: uses of the weights that nodes read, in the order of the token graph}, the names of the
-        weights of which nodes read single rows only, or nothing)."""
+        """({limited backend: uses of the weights that nodes read as a whole, in the order of the first shape's graph};
+        the names of the other weights, of which nodes read single rows or nothing)."""
         tensors = self.outline.weights.tensors
         counts: dict[str, int] = {}
         for shape in shapes:
@@ -280,7 +280,7 @@ class _Limited:
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
             plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()})
-            # Bytes that the arenas take beside the window: a few more or fewer than without fetched weights.
+            # The arenas beside the window take a few bytes more or fewer than without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
             if all(beside[b] + choices[b].window <= budgets[b] for b in self.limits):
@@ -294,8 +294,8 @@ class _Limited:
 
     def held_in_slots(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
                       fixed: Mapping[Backend, int], work: dict[Backend, int]) -> Held | None:
-        """The choice with slots for experts, where all other weights stay; None where the limit leaves fewer slots than
-        a layer needs at once, and where experts cannot be read one by one."""
+        """The choice with slots for experts, where all other weights stay; None if the limit leaves fewer slots than a
+        layer needs at once, or if experts cannot be read one by one."""
         if self.experts is None or self.host is None or len(self.order) > 2:
             return None
         b, tensors, infos = self.host, self.outline.weights.tensors, self.outline.infos
@@ -318,7 +318,7 @@ class _Limited:
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
               stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None) -> Held:
-        """The result of the choice; the bytes that the store needs are subtracted from the budget of the host."""
+        """The choice as a `Held`; subtracts the bytes that the store needs from the budget of the host."""
         if stored or slots is not None:
             s = self.order.index(self.store)
             budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)

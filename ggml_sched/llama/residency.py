@@ -1,11 +1,12 @@
 """Which weights of a model stay in memory under a limit, and which a store fetches in each compute.
 
-Without the future no cache beats a fixed set: every evaluation uses each weight once, in the same order.  So as many
-bytes stay as the limit leaves beside the window, in which the others are fetched one after another, and those that
-do not stay are spread evenly over the order, so that fetching and computing overlap all the time.  Small weights stay
-first, as each fetch has a price of its own, and so do weights that several nodes read, as their copies would lie in the
-window in between.  The window holds each pair of neighbours among the fetched weights: one is read while the other is
-fetched.  Larger weights need a larger window, which costs as many bytes that could stay; `choose` compares.
+No cache that does not know the future reads less than one of a fixed set of weights: every evaluation uses each weight
+once, in the same order.  So as many bytes stay as the limit leaves beside the window, to which the other weights are
+fetched one after another.  The fetched weights are spread evenly over the order, so that fetching and computing
+overlap all the time.  Small weights are the first to stay, as each fetch has a price of its own, and so are weights
+that several nodes read, as their copies would be in the window from the first of these nodes to the last.  The window
+holds each pair of neighbours among the fetched weights: a node reads one while the other is fetched.  Larger fetched
+weights need a larger window, at the cost of weights that could stay; `choose` compares.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Residency", "Use", "choose", "least_choice"]
 
 LATENCY = 2e-4
-"""Seconds that a fetch takes beside its bytes: what disks of all kinds are near to."""
+"""Seconds that a fetch takes beside its bytes: about what all kinds of disks need."""
 BANDWIDTH = 1e9
-"""Bytes of a fetch for each second.  Only its ratio to the latency matters: choices are compared."""
+"""Bytes of a fetch for each second.  Only the product with the latency matters, as choices are compared."""
 GIB = 1 << 30
 
 
 class Use(NamedTuple):
-    """A weight as a choice sees it: where it is used first in the order of an evaluation, and how often.
+    """A weight that a choice keeps or fetches; uses are listed in the order of an evaluation.
 
-    `nbytes` is what it takes where it stays, `fetched` what its copy takes in a window.
+    `nbytes`: bytes that it takes where it stays; `fetched`: bytes that its copy takes in a window; `n_uses`: the number
+    of nodes that read it.
     """
 
     name: str
@@ -40,13 +42,13 @@ class Use(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The weights that are fetched, in the order of their uses, and what goes with them, in bytes."""
+    """The weights that are fetched, in the order of their uses, and the bytes that the choice takes."""
 
     fetched: tuple[Use, ...]
     resident: int
-    """Of the weights that stay."""
+    """Bytes of the weights that stay."""
     window: int
-    """Of the largest pair of neighbours among those that are fetched."""
+    """Bytes of the largest pair of neighbours among those that are fetched."""
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +57,7 @@ class Choice(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The price of fetching them, by which choices are compared."""
+        """Seconds of the fetches of an evaluation, by which choices are compared."""
         return sum(LATENCY + use.nbytes / BANDWIDTH for use in self.fetched)
 
 
@@ -94,7 +96,8 @@ def _candidates(uses: Sequence[Use]) -> Iterator[list[int]]:
 
 
 def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: int) -> Choice | None:
-    """A choice of candidates only, as few bytes as fit, evenly spread; None if not even all of them are enough."""
+    """A choice that fetches candidates only, with as few bytes as the room allows, spread evenly over the order; None
+    if it is not enough to fetch all candidates."""
     available = sum(uses[k].nbytes for k in candidates)
     everything = _made(uses, candidates, total)
     if everything.resident + everything.window > room:
@@ -112,11 +115,11 @@ def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: in
     rest = [k for k in candidates if k not in set(picked)]
     while found.resident + found.window > room:
         missing = found.resident + found.window - room
-        # The smallest that is enough, else the largest.
+        # The smallest weight that is enough, else the largest.
         rest.sort(key=lambda k: (uses[k].nbytes < missing, abs(uses[k].nbytes - missing)))
         picked = sorted([*picked, rest.pop(0)])
         found = _made(uses, picked, total)
-    # What is left over may hold more, and so may the window, where one of its largest pair stays.
+    # Weights of the set may stay in the room that is left; if one of the largest pair stays, the window shrinks, too.
     for k in sorted(picked, key=lambda k: -uses[k].nbytes):
         left = room - found.resident - found.window
         if uses[k].nbytes > left + (found.window if 2 * uses[k].fetched >= found.window else 0):
