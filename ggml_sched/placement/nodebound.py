@@ -8,7 +8,7 @@ planes choose as for chains (`solve.bound`), hold the bytes of the residents to 
 graphs of the goal read may be on another device in each: its bytes are divided among these graphs.
 
 A graph of weight 0 in the goal costs no seconds, but memory: while one of its products (`PRODUCTS`) runs, the arena
-holds what the product reads and writes.  The same counts for products of the other graphs.  The placements are
+holds what the product reads and writes.  So products of the other graphs are counted, too.  The placements are
 divided into cases by the largest such product on each device; the bound is the least of the bounds of all cases.
 
 Assumptions: a device reads the memory of another one only through a copy; inputs, leafs with the input flag, start on
