@@ -34,6 +34,7 @@ from report import processor
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.backend import dense_bytes
 from ggml_sched.placement.facts import facts, is_resident, is_weight
 from ggml_sched.planning.tables import markdown
 
@@ -113,8 +114,7 @@ def read_from_memory(graph: gs.Graph, fill: float) -> float:
             if node.op == "GET_ROWS" and k == 0:
                 total += node.n_elements / source.type.block_size * source.type.type_size
             else:
-                dense = source.n_elements / source.type.block_size * source.type.type_size
-                total += dense * (1.0 if is_weight(source.root) else fill)
+                total += dense_bytes(source) * (1.0 if is_weight(source.root) else fill)
     return total
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import dense_bytes
 from ggml_sched.placement.devices import ATTENTION, PROMPT_ATTENTION, Device
 from ggml_sched.threads.cached import cached_property
 
@@ -110,11 +111,6 @@ def is_weight(root: Tensor) -> bool:
     return root.resident == "weight" if root.resident else root.buffer.usage == "weights"
 
 
-def _dense(t: Tensor) -> int:
-    """Bytes of a tensor's elements, without gaps."""
-    return t.n_elements // t.type.block_size * t.type.type_size
-
-
 def _read_caches(node: Tensor) -> tuple[int, ...]:
     """The slots of the caches that attention reads at this node."""
     return tuple(k for k in _CACHES.get(node.op, ()) if k < len(node.src) and node.src[k] is not None
@@ -129,7 +125,7 @@ def _bytes_of(node: Tensor, fill: float) -> float:
     for k, source in enumerate(node.src):
         if source is None or k == written or source in node.src[:k]:
             continue
-        n = float(_dense(source))
+        n = float(dense_bytes(source))
         if node.op == "GET_ROWS" and k == 0:
             n = node.n_elements / source.type.block_size * source.type.type_size
         elif _OF_EXPERTS.get(node.op) == k:
@@ -140,7 +136,7 @@ def _bytes_of(node: Tensor, fill: float) -> float:
         read[root] = min(read.get(root, 0.0) + n, float(max(root.nbytes, 0)))
     if written is not None:
         return sum(read.values()) + node.src[0].n_elements / node.type.block_size * node.type.type_size
-    return sum(read.values()) + _dense(node)
+    return sum(read.values()) + dense_bytes(node)
 
 
 def _share_of_experts(n_experts: int, ids: Tensor) -> float:
