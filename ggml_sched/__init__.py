@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os as _os
-import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -14,6 +13,8 @@ except ImportError as _error:
 
     raise_explained(_error)
 
+from ggml_sched._late import homes_of as _homes_of
+from ggml_sched._late import late as _late
 from ggml_sched.errors import (
     BackendError,
     BackendLost,
@@ -111,7 +112,7 @@ def _host_memory(memory: Memory) -> Buffer:
 
 
 # All else loads when its name is first used: the hook under llama.cpp needs little of it.
-_NAMES = {
+_HOMES = _homes_of({
     "ggml_sched._core": ("Allocator", "Context", "Graph", "GraphAllocator", "Packing", "Tensor", "TensorAllocator",
                          "pack"),
     "ggml_sched.backend": ("Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "tensor_copy"),
@@ -134,8 +135,7 @@ _NAMES = {
     "ggml_sched.planning.planfile": ("load_plan",),
     "ggml_sched.planning.program": ("Program",),
     "ggml_sched.testing.compare": ("NodeDifference",),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+})
 _MODULES = {"compare": "ggml_sched.testing.compare",
             **{name: f"ggml_sched.{name}" for name in ("backend", "backends", "execution", "graph", "llama",
                                                        "placement", "planning", "remote", "testing", "threads")}}
@@ -168,17 +168,15 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES and name not in _MODULES:
-        # With a name and an object Python suggests similar names.
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
     try:
-        value = getattr(_import_module(_HOMES[name]), name) if name in _HOMES else _import_module(_MODULES[name])
+        if name not in _MODULES:
+            return _late(__name__, _HOMES, name)
+        value = globals()[name] = _import_module(_MODULES[name])
+        return value
     except ImportError as error:
         from ggml_sched._build_errors import raise_explained
 
         raise_explained(error)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -21,10 +21,10 @@
 
 from __future__ import annotations
 
-import sys as _sys
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from ggml_sched._late import homes_of as _homes_of
+from ggml_sched._late import late as _late
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.errors import (
     ChatTemplateError,
@@ -84,15 +84,14 @@ __all__ = [
 ]
 
 # What most programs that run a model do not use loads when its name is first used.
-_NAMES = {
+_HOMES = _homes_of({
     "ggml_sched.llama.gguf_write": ("write_gguf",),
     "ggml_sched.llama.installed": ("installed_model",),
     "ggml_sched.llama.residency": ("Residency",),
     "ggml_sched.llama.small": ("SMALL_PROMPT", "small_model"),
     "ggml_sched.llama.synthetic": ("random_llama",),
     "ggml_sched.llama.unloaded": ("model_graphs",),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+})
 
 if _TYPE_CHECKING:
     from ggml_sched.llama.gguf_write import write_gguf
@@ -104,11 +103,7 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        # With a name and an object Python suggests similar names.
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
-    value = globals()[name] = getattr(_import_module(_HOMES[name]), name)
-    return value
+    return _late(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

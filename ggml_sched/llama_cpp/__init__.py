@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ggml_sched._late import homes_of as _homes_of
+from ggml_sched._late import late as _late
 from ggml_sched.llama_cpp.install import (
     HookError,
     check,
@@ -53,19 +55,17 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMemory", "DryRun", "DryRunError", "Held", "HookError", "Memory", "Piece", "Resident", "check",
            "clear_counters", "compare", "compute_buffers", "compute_of", "counters", "dry_run", "install", "installed",
            "last_error", "memory", "overriding", "plans", "saved", "served"]
-_MODULES = {"open_memory": ("DeviceMemory", "Memory", "memory"), "held": ("Held",),
-            "dryrun": ("DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"),
-            "overrides": ("overriding",)}
-"""Modules that are imported when one of these names is first used: a hooked process takes less memory without them."""
+_HOMES = _homes_of({
+    "ggml_sched.llama_cpp.open_memory": ("DeviceMemory", "Memory", "memory"),
+    "ggml_sched.llama_cpp.held": ("Held",),
+    "ggml_sched.llama_cpp.dryrun": ("DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"),
+    "ggml_sched.llama_cpp.overrides": ("overriding",),
+})
+"""{name: its module}, which is imported when the name is first used: a hooked process takes less memory without."""
 
 
 def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    for module, names in _MODULES.items():
-        if name in names:
-            return globals().setdefault(name, getattr(import_module(f"ggml_sched.llama_cpp.{module}"), name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _late(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:
