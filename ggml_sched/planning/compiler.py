@@ -30,6 +30,7 @@ from ggml_sched.planning.program import (
     Run,
     Step,
     WriteBack,
+    bank_of,
 )
 from ggml_sched.planning.waits import Access, order
 from ggml_sched.threads.cached import cached_property
@@ -137,8 +138,7 @@ class _Maker:
 
     def _banks(self) -> dict[int, Any]:
         residents = np.unique(self.memory[self.offset[self.memory] < 0]).tolist()
-        buffers = [(i, getattr(self.graph.tensors[i], "buffer", None)) for i in residents]
-        banks = [(i, getattr(buffer, "experts", None)) for i, buffer in buffers]
+        banks = [(i, bank_of(getattr(self.graph.tensors[i], "buffer", None))) for i in residents]
         found = {i: bank for i, bank in banks if bank is not None}
         for i, bank in found.items():
             if not any(b is bank.store for b in self.backends):

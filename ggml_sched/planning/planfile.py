@@ -24,7 +24,7 @@ from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import program_values
+from ggml_sched.planning.program import bank_of, program_values
 from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_backends
 
 __all__ = ["load_plan", "plan_from_dict", "plan_to_dict", "save_plan"]
@@ -221,7 +221,7 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
         if buffer not in known:
             readers = [k for k, b in enumerate(backends) if buffer.backend is b or b.supports_buffer(buffer)]
             known[buffer] = [buffer.usage, readers]
-            bank = getattr(buffer, "experts", None)
+            bank = bank_of(buffer)
             if bank is not None:
                 store = next((k for k, b in enumerate(backends) if b is bank.store), -1)
                 known[buffer].append([store, bank.number])

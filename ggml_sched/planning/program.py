@@ -20,7 +20,7 @@ from ggml_sched.planning.waits import Wait
 from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Copy", "CopyExperts", "Fetch", "FetchExperts", "Load", "Location", "Program", "Read", "Run", "Step", "Wait",
-           "WriteBack", "describe", "program_values"]
+           "WriteBack", "bank_of", "describe", "program_values"]
 
 
 class Location(NamedTuple):
@@ -116,6 +116,12 @@ class CopyExperts(NamedTuple):
     @property
     def if_changed(self) -> bool:
         return False
+
+
+def bank_of(buffer: object) -> Any:
+    """The bank of experts whose weights a buffer holds, in slots (`ExpertBank`, or what a plan file has recorded);
+    None for any other buffer, and for none."""
+    return getattr(buffer, "experts", None)
 
 
 class FetchExperts(NamedTuple):

@@ -12,7 +12,7 @@ from itertools import islice
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import measure_buffer
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import describe
+from ggml_sched.planning.program import bank_of, describe
 from ggml_sched.planning.tables import table
 
 __all__ = ["explain", "names_of", "program", "shape_text", "summary"]
@@ -265,7 +265,7 @@ def _memory(plan: Plan, i: int) -> list[str]:
     if t.view_src is not None:
         lines.append(f"a view of {_describe(plan, t.view_src)}, from byte {t.view_offs:,}")
     if holder < 0 or data.offset(i) < 0:
-        bank = getattr(t.root.buffer, "experts", None)
+        bank = bank_of(t.root.buffer)
         if bank is not None:
             home = "-" if t.backend is None else t.backend.name
             lines.append(f"memory: of {t.nbytes:,} bytes on {home} those of the experts that are in slots, outside the "

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, BufferBase, Graph, Tensor, Type, measure_buffer
-from ggml_sched.planning.program import Program, Read, Run, Transfer
+from ggml_sched.planning.program import Program, Read, Run, Transfer, bank_of
 from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "location_id", "readable"]
@@ -181,9 +181,8 @@ class Facts:
             inner=frozenset(i for i in range(n) if data.is_inner(i)),
             overwritten=frozenset(i for i in range(n) if data.is_overwritten(i)),
             stores=stores,
-            banks={i: (backends.index(t.buffer.experts.store), t.buffer.experts.number)
-                   for i, t in enumerate(tensors) if t.view_src is None
-                   and getattr(t.buffer, "experts", None) is not None},
+            banks={i: (backends.index(bank.store), bank.number) for i, t in enumerate(tensors)
+                   if t.view_src is None and (bank := bank_of(t.buffer)) is not None},
         )
 
     def label(self, i: int) -> str:
