@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 
-NAMES = ("lru", "lfu", "mixture")
+POLICIES = ("lru", "lfu", "mixture")
+"""The names that `policy_named` accepts, which takes NumPy to import."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recording")
     parser.add_argument("--slots", type=int, nargs="+", metavar="N",
                         help="numbers of slots (default: a quarter, half and three quarters of all experts)")
-    parser.add_argument("--policy", nargs="+", choices=(*NAMES, "static"), default=[*NAMES, "static"],
+    parser.add_argument("--policy", nargs="+", choices=(*POLICIES, "static"), default=[*POLICIES, "static"],
                         help="policies; static keeps the experts that --profile, or the first half of the recording, "
                              "uses most (default: all)")
     parser.add_argument("--profile", metavar="FILE", help="another recording of the same model, for static")

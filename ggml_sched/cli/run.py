@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from ggml_sched.cli.experts import POLICIES
 from ggml_sched.cli.run_progress import Compiling, Progress
 from ggml_sched.cli.run_report import report
 from ggml_sched.errors import Error
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", metavar="SIZE",
                        help="what this process may hold at most, such as 4GiB: weights that do not fit stay in the "
                             "file, and every token fetches them while it computes with others (default: no limit)")
-    group.add_argument("--experts", choices=("lfu", "lru", "mixture", "whole"), default="lfu",
+    group.add_argument("--experts", choices=(*sorted(POLICIES), "whole"), default="lfu",
                        help="which experts stay where --memory does not hold all: used often, used last, or half of "
                             "each; whole: all of a layer are fetched together (%(default)s)")
     group.add_argument("--n-ctx", "--context", type=int, default=0, metavar="N",

@@ -14,8 +14,9 @@ from ggml_sched.experts.policies import (
     Static,
     policy_named,
 )
-from ggml_sched.experts.replay import Hits, bound, replay
+from ggml_sched.experts.replay import bound, replay
 from ggml_sched.experts.routing import Bank, Routing, Visit
+from ggml_sched.experts.table import Hits
 
 __all__ = ["Bank", "Hits", "LeastFrequentlyUsed", "LeastRecentlyUsed", "Mixture", "Policy", "Routing", "Static",
            "Visit", "bound", "policy_named", "replay"]

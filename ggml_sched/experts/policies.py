@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 import numpy as np
 
 if TYPE_CHECKING:
-
     import numpy.typing as npt
 
     Floats: TypeAlias = npt.NDArray[np.float64]
@@ -24,7 +23,6 @@ __all__ = ["LeastFrequentlyUsed", "LeastRecentlyUsed", "Mixture", "Order", "Poli
 
 NEVER = 1e12
 """The least cost of an expert that was never used: more than that of any other."""
-NAMES = ("lfu", "lru", "mixture")
 
 
 class Order(Protocol):
@@ -174,12 +172,14 @@ class _Mixed(_Visits):
         return np.where(self._fixed(counts), -counts, self.ages(bank))
 
 
+NAMED: dict[str, Policy] = {"lfu": LeastFrequentlyUsed(), "lru": LeastRecentlyUsed(), "mixture": Mixture()}
+
+
 def policy_named(name: str) -> Policy:
     """The policy with this name: "lru", "lfu" or "mixture"; ValueError for another."""
-    if name not in NAMES:
-        raise ValueError(f"{name!r} is no policy for experts: {', '.join(NAMES)}")
-    named: dict[str, Policy] = {"lru": LeastRecentlyUsed(), "lfu": LeastFrequentlyUsed(), "mixture": Mixture()}
-    return named[name]
+    if name not in NAMED:
+        raise ValueError(f"{name!r} is no policy for experts: {', '.join(NAMED)}")
+    return NAMED[name]
 
 
 def checked_policy(policy: object) -> Policy:
@@ -187,5 +187,5 @@ def checked_policy(policy: object) -> Policy:
     if isinstance(policy, str):
         return policy_named(policy)
     if not callable(getattr(policy, "begin", None)):
-        raise TypeError(f"a policy for experts has a method begin, or is one of {', '.join(NAMES)}, not {policy!r}")
+        raise TypeError(f"a policy for experts has a method begin, or is one of {', '.join(NAMED)}, not {policy!r}")
     return cast("Policy", policy)

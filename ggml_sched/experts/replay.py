@@ -7,32 +7,17 @@ experts of one size no other choice reads less.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ggml_sched.experts.table import SlotTable
+from ggml_sched.experts.table import Hits, SlotTable
 
 if TYPE_CHECKING:
     from ggml_sched.experts.policies import Order, Policy
     from ggml_sched.experts.routing import Routing
 
-__all__ = ["Hits", "bound", "replay"]
-
-
-class Hits(NamedTuple):
-    """What a replay has counted."""
-
-    hits: int
-    """Experts that a visit used and found in a slot."""
-    misses: int
-    nbytes: int
-    """Bytes of the experts that were read."""
-
-    @property
-    def rate(self) -> float:
-        """The part of the uses that were hits; 0 without uses."""
-        return self.hits / max(self.hits + self.misses, 1)
+__all__ = ["bound", "replay"]
 
 
 def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
@@ -41,15 +26,12 @@ def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
     ValueError for a visit that uses more experts than there are slots.
     """
     table = SlotTable(len(recording.banks), recording.n_experts, n_slots, policy)
-    hits = misses = nbytes = 0
+    nbytes = 0
     for visit in recording.visits:
-        used, missed = visit.used, 0
-        for expert, _ in table.visit(visit.bank, used):
+        for expert, _ in table.visit(visit.bank, visit.used):
             table.put(visit.bank, expert)
-            missed += 1
-        hits, misses = hits + len(used) - missed, misses + missed
-        nbytes += missed * recording.banks[visit.bank].nbytes
-    return Hits(hits, misses, nbytes)
+            nbytes += recording.banks[visit.bank].nbytes
+    return table.counted(nbytes)
 
 
 def bound(recording: Routing, n_slots: int) -> Hits:

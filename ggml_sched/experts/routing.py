@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ggml_sched._files import write_text
 from ggml_sched.errors import FileFormatError
 
 __all__ = ["Bank", "Routing", "Visit"]
@@ -69,8 +70,7 @@ class Routing:
         """Write the recording to a file, which is replaced if it exists.  OSError."""
         header = {"format": FORMAT, "version": VERSION, "banks": [asdict(bank) for bank in self.banks]}
         lines = [json.dumps(header), *(json.dumps([visit.bank, visit.experts]) for visit in self.visits)]
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+        write_text(path, "\n".join(lines) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Routing:

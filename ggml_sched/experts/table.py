@@ -7,14 +7,32 @@ read.  Invariants: there are never more experts than slots, and no expert that a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ggml_sched.experts.policies import Policy
 
-__all__ = ["SlotTable"]
+__all__ = ["Hits", "SlotTable"]
+
+
+class Hits(NamedTuple):
+    """What slots have counted, in a run or in a replay."""
+
+    hits: int
+    """Experts that a visit of a layer used and found in a slot."""
+    misses: int
+    """Experts that were read."""
+    nbytes: int
+    """Bytes of the experts that were read."""
+    evictions: int
+    """Experts that gave up their slot."""
+
+    @property
+    def rate(self) -> float:
+        """The part of the uses that were hits; 0 without uses."""
+        return self.hits / max(self.hits + self.misses, 1)
 
 
 class SlotTable:
@@ -27,6 +45,11 @@ class SlotTable:
         self.n_slots = n_slots
         self.held: np.ndarray = np.zeros((n_banks, n_experts), bool)
         self._order = policy.begin(n_banks, n_experts, n_slots)
+        self._hits = self._misses = self._evictions = 0
+
+    def counted(self, nbytes: int) -> Hits:
+        """What was counted so far, with the bytes that were read for it."""
+        return Hits(self._hits, self._misses, nbytes, self._evictions)
 
     def visit(self, bank: int, experts: Iterable[int]) -> Iterator[tuple[int, tuple[int, int] | None]]:
         """Use these experts of a bank: yields (the expert, (bank, expert) that must give up its slot, or None) for each
@@ -48,10 +71,13 @@ class SlotTable:
         going = iter(self._going(bank, used, len(missing)))
         for expert in missing.tolist():
             gone = None
+            self._misses += 1
             if int(self.held.sum()) >= self.n_slots:
                 gone = next(going)
                 self.held[gone] = False
+                self._evictions += 1
             yield expert, gone
+        self._hits += len(used) - len(missing)
 
     def _going(self, bank: int, used: np.ndarray, n: int) -> list[tuple[int, int]]:
         """The (bank, expert) pairs that give up their slots, in order, as many as `n` missing experts need."""

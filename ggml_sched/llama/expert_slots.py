@@ -99,16 +99,14 @@ def slots_for(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, 
     if not has_slots() or not home.is_host or getattr(home, "buffer_from_ptr", None) is None:
         return None
     banks = banks_of(tensors)
-    names = frozenset(name for bank in banks for name in bank.weights)
-    if not banks or any(infos[name].offset % ELEMENT_ALIGNMENT for name in names):
-        return None
     if any(tensors[name].ne[2] != bank.n_experts for bank in banks for name in bank.weights):
         return None
-    most = most_experts(graphs, names)
-    if most is None:
+    size = max((slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks), default=0)
+    spec = SlotsSpec(home, banks, sum(bank.n_experts for bank in banks), size, policy)
+    if not banks or any(infos[name].offset % ELEMENT_ALIGNMENT for name in spec.names):
         return None
-    size = max(slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks)
-    return SlotsSpec(home, banks, sum(bank.n_experts for bank in banks), size, policy), most
+    most = most_experts(graphs, spec.names)
+    return None if most is None else (spec, most)
 
 
 def make_slots(spec: SlotsSpec, store: Store, files: Sequence[Buffer], infos: Mapping[str, TensorInfo],

@@ -271,7 +271,7 @@ class _Limited:
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
             return self._held(shapes, uses, everything, rooms, budgets, work, [], plans)
-        by_slots = self.held_in_slots(shapes, uses, idle, fixed, work)
+        by_slots = self._held_in_slots(shapes, uses, idle, fixed, work)
         if by_slots is not None:
             return by_slots
         others = arenas
@@ -292,7 +292,7 @@ class _Limited:
         b = max(self.limits, key=lambda b: beside[b] + choices[b].window - budgets[b])
         raise self._refusal(b, uses[b], fixed[b], others[b])
 
-    def held_in_slots(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
+    def _held_in_slots(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
                       fixed: Mapping[Backend, int], work: dict[Backend, int]) -> Held | None:
         """The choice with slots for experts, where all other weights stay; None if the limit leaves fewer slots than a
         layer needs at once, or if experts cannot be read one by one."""

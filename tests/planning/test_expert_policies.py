@@ -139,7 +139,7 @@ def test_the_bound_is_the_least_of_all_choices(seed):
 def test_bytes_are_those_of_the_banks():
     made = visits((0, [0, 1]), (1, [2]), (0, [0, 1]))
     made.banks[1] = Bank("b", 4, 7)
-    assert replay(made, LeastRecentlyUsed(), 4) == (2, 3, 27)
+    assert replay(made, LeastRecentlyUsed(), 4) == (2, 3, 27, 0)
     assert replay(made, LeastRecentlyUsed(), 4).rate == 0.4 and replay(visits(), LeastRecentlyUsed(), 4).rate == 0
 
 

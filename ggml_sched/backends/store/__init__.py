@@ -12,8 +12,8 @@ that computes with them, while that backend computes earlier nodes (core/plan/fe
 """
 
 from ggml_sched.backends.store.file import FileBuffer, FileStore
-from ggml_sched.backends.store.slots import ExpertBank, ExpertSlots, ExpertTraffic, Stored, has_slots, slot_nbytes
+from ggml_sched.backends.store.slots import ExpertBank, ExpertSlots, Stored, has_slots, slot_nbytes
 from ggml_sched.backends.store.store import Fetched, Store, Traffic
 
-__all__ = ["ExpertBank", "ExpertSlots", "ExpertTraffic", "Fetched", "FileBuffer", "FileStore", "Store", "Stored",
+__all__ = ["ExpertBank", "ExpertSlots", "Fetched", "FileBuffer", "FileStore", "Store", "Stored",
            "Traffic", "has_slots", "slot_nbytes"]

@@ -24,14 +24,14 @@ from ggml_sched._graph import BufferBase, Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.backends.cpu.buffer import CpuBuffer, HostBackend, address_of
 from ggml_sched.errors import BackendError, FetchError, OutOfMemory
-from ggml_sched.experts.table import SlotTable
+from ggml_sched.experts.table import Hits, SlotTable
 from ggml_sched.graph.hostdata import array_over
 
 if TYPE_CHECKING:
     from ggml_sched.backends.store.store import Store
     from ggml_sched.experts.policies import Policy
 
-__all__ = ["ExpertBank", "ExpertSlots", "ExpertTraffic", "Stored", "has_slots", "slot_nbytes"]
+__all__ = ["ExpertBank", "ExpertSlots", "Stored", "has_slots", "slot_nbytes"]
 
 PAGE = mmap.PAGESIZE
 EDGE = max(PAGE, 4096)
@@ -55,24 +55,6 @@ class Stored(NamedTuple):
     source: BufferBase
     start: int
     """The offset of its first byte in `source`."""
-
-
-class ExpertTraffic(NamedTuple):
-    """What slots have counted since they were made."""
-
-    hits: int
-    """Experts that a visit of a layer used and found in a slot."""
-    misses: int
-    """Experts that were read."""
-    nbytes: int
-    """Bytes of the experts that were read."""
-    evictions: int
-    """Experts that gave up their slot."""
-
-    @property
-    def rate(self) -> float:
-        """The part of the uses that were hits; 0 without uses."""
-        return self.hits / max(self.hits + self.misses, 1)
 
 
 class ExpertBank:
@@ -192,7 +174,7 @@ class ExpertSlots:
         if store.slots is not None:
             raise BackendError(f"backend {store.name!r} has slots for experts already")
         self.banks: list[ExpertBank] = []
-        self._hits = self._misses = self._nbytes = self._evictions = 0
+        self._nbytes = 0
         try:
             for k, (name, weights) in enumerate(banks):
                 self.banks.append(ExpertBank(self, k, name, weights))
@@ -219,9 +201,9 @@ class ExpertSlots:
         return sum(bank.nbytes for bank in self.banks)
 
     @property
-    def traffic(self) -> ExpertTraffic:
+    def traffic(self) -> Hits:
         """What was counted so far."""
-        return ExpertTraffic(self._hits, self._misses, self._nbytes, self._evictions)
+        return self._table.counted(self._nbytes)
 
     def holds(self, bank: int, expert: int) -> bool:
         """Whether an expert of a bank is in a slot."""
@@ -244,16 +226,11 @@ class ExpertSlots:
             missing = self._table.visit(bank.number, used)
         except ValueError as error:
             raise BackendError(f"backend {self.store.name!r}: {bank.name}: {error}") from error
-        n_missed = 0
         for expert, gone in missing:
-            n_missed += 1
-            self._misses += 1
             if gone is not None:
-                self._evictions += 1
                 self.banks[gone[0]].drop(gone[1])
             self._nbytes += bank.read(expert)
             self._table.put(bank.number, expert)
-        self._hits += len(used) - n_missed
 
     def close(self) -> None:
         """Close the buffers of all banks; idempotent."""
