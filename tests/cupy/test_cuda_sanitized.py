@@ -105,7 +105,7 @@ PLANTED = {
         "attention_mma.cuh", "const bool whole = cell0 + i < end;", "const bool whole = cell0 + i <= end;",
         "cuda_attention_tiles", "test_cells", "heap-buffer-overflow"),
     "a cell behind those of a tile": (
-        "attention_mma.cuh", "(values + 9 * pitch)", "(values + 99 * pitch)", "cuda_attention_tiles", "test_columns",
+        "attention_mma.cuh", "(values + 9 * pitch)", "(values + 10 * pitch)", "cuda_attention_tiles", "test_columns",
         "heap-buffer-overflow"),
     "a place that is counted in too few bits": (
         "rows.cu", "if (row < 0 || row >= a.ne[1]) {", "if (row < 0 || (int)row * 4 >= a.ne[1] * 4) {",
