@@ -26,9 +26,9 @@ import samples
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.launch import Launch
-from ggml_sched.backends.cupy.locations import Location
 from ggml_sched.backends.cupy.ops.matrix import PRODUCT_AT
 from ggml_sched.backends.cupy.plan import DevicePlan
+from ggml_sched.backends.cupy.regions import Region
 from ggml_sched.planning.tables import markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -164,9 +164,9 @@ def _launched(launch: Launch) -> Launched:
                     asked, goes_on)
 
 
-def _size(view: Location | np.ndarray) -> int:
+def _size(view: Region | np.ndarray) -> int:
     """Bytes of the elements of a view; a view that repeats a row counts it once."""
-    if isinstance(view, Location):
+    if isinstance(view, Region):
         ne, nb = view.ne, view.nb
     else:
         ne, nb = view["ne"].ravel().tolist(), view["nb"].ravel().tolist()
@@ -178,7 +178,7 @@ def _size(view: Location | np.ndarray) -> int:
 
 def _views(launch: Launch) -> tuple[int, int]:
     """The last view is written, the others are read."""
-    views = [arg for arg in launch.args if isinstance(arg, Location)]
+    views = [arg for arg in launch.args if isinstance(arg, Region)]
     if not views:
         return 0, 0
     distinct = {view.address: view for view in views[:-1] if view.address != views[-1].address}
@@ -187,7 +187,7 @@ def _views(launch: Launch) -> tuple[int, int]:
 
 def _rows_of_a_table(launch: Launch) -> tuple[int, int]:
     """get_rows: as many bytes as it writes, at most; of set_rows: as many as it reads."""
-    views = [arg for arg in launch.args if isinstance(arg, Location)]
+    views = [arg for arg in launch.args if isinstance(arg, Region)]
     if launch.kernel == "rows.get_rows" or launch.kernel.startswith("packed_rows"):
         return _size(views[2]) + _size(views[1]), _size(views[2])
     if launch.kernel == "rows.claim_rows":

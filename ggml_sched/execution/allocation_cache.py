@@ -147,7 +147,8 @@ class Allocations:
                 and self._devices.unchanged(graph, found.watched, found.epoch, found.support_epoch))
 
     def _suspend_current(self) -> None:
-        """Suspend the current allocation; release it if its graph was freed or it has no bound steps worth keeping."""
+        """Suspend the current allocation, so that its bound steps can be used again; release it if its graph was freed,
+        or if no step was bound yet."""
         if self.current is None:
             return
         self.drain()

@@ -115,7 +115,7 @@ class Trace(Recorder):
 
         It has rows for what each backend runs, sends, receives and waits for, and for nodes where they were recorded;
         loads and copies are arrows with their bytes.  With `devices` (and `link` and `fill`, as for `gs.price`) a
-        further row has the times that the model of cost predicts.  An existing file is replaced atomically.
+        further row has the times that `gs.price` predicts.  An existing file is replaced atomically.
         """
         _METHODS["save"](self, path, devices, link, fill)
 

@@ -1,12 +1,12 @@
 """Which weights of a model stay in memory under a limit, and which a store fetches in each compute.
 
-No cache that does not know the future reads less than one of a fixed set of weights: every evaluation uses each weight
-once, in the same order.  So as many bytes stay as the limit leaves beside the window, to which the other weights are
-fetched one after another.  The fetched weights are spread evenly over the order, so that fetching and computing
-overlap all the time.  Small weights are the first to stay, as each fetch has a price of its own, and so are weights
-that several nodes read, as their copies would be in the window from the first of these nodes to the last.  The window
-holds each pair of neighbours among the fetched weights: a node reads one while the other is fetched.  Larger fetched
-weights need a larger window, at the cost of weights that could stay; `choose` compares.
+A fixed set of weights stays.  To evict and fetch on demand would not read fewer bytes, because every evaluation goes
+through all weights in the same order.  As many bytes stay as the limit leaves beside the window, to which the other
+weights are fetched one after another.  The fetched weights are spread evenly over the order, so that fetching and
+computing overlap all the time.  Small weights are the first to stay, as each fetch has a price of its own, and so are
+weights that several nodes read, as their copies would be in the window from the first of these nodes to the last.  The
+window holds each pair of neighbours among the fetched weights: a node reads one while the other is fetched.  Larger
+fetched weights need a larger window, at the cost of weights that could stay; `choose` compares.
 """
 
 from __future__ import annotations

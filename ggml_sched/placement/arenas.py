@@ -71,10 +71,12 @@ def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Seque
 
 
 def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, Case]] | None:
-    """As `halves`, with the case cut by whether a device has caches, where that is not decided.
+    """Cut a case in two: one in which a device has caches, and one in which it has none.
 
-    `unpaid`: for each device with caches the seconds of copying their inputs that a solution's cost lacks, else 0; None
-    is returned where all are 0.
+    `unpaid`: for each device that a solution gives caches, the seconds of copying to it the inputs that are read with
+    caches, as far as the solution's cost leaves them out; 0 for other devices.  The device is the one with the most
+    of them among those for which the case does not decide.  Returns its seconds and the two cases; None if there is
+    no such device.
     """
     open_ = [0.0 if decided is not None else price for decided, price in zip(case.caches, unpaid, strict=True)]
     d = max(range(len(open_)), key=lambda d: open_[d])

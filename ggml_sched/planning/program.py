@@ -204,7 +204,7 @@ Transfer: TypeAlias = Load | Copy | CopyExperts | Fetch | FetchExperts | WriteBa
 """A step that writes data to `locations`, or from there back to its tensor; fetched experts have their own memory."""
 Step: TypeAlias = Transfer | Run
 Named: TypeAlias = Callable[[int], str]
-"""The function that names an id or a backend."""
+"""Gives the name of the tensor with an id, or of the backend with an index."""
 
 
 @dataclass(frozen=True, repr=False)

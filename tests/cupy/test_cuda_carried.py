@@ -11,8 +11,8 @@ import pytest
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError
 from ggml_sched.backends.cupy.launch import AT_ROWS, ROW_ELEMENTS, STATE, Launch, RowState
-from ggml_sched.backends.cupy.locations import Scratch
 from ggml_sched.backends.cupy.ops import carried
+from ggml_sched.backends.cupy.regions import Scratch
 from ggml_sched.llama import load, random_llama
 
 RNG = np.random.default_rng(29)

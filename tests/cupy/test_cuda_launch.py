@@ -8,14 +8,14 @@ import pytest
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
 from ggml_sched.backends.cupy.launch import Builder, ErrorWord, Launch
-from ggml_sched.backends.cupy.locations import VIEW, Location, Scratch
+from ggml_sched.backends.cupy.regions import VIEW, Region, Scratch
 
 RNG = np.random.default_rng(25)
 
 
 def test_addresses_are_put_in_when_they_are_known():
     launch = Launch("m.f", (1, 1, 1), (32, 1, 1), (
-        np.int32(3), Scratch(512), Location(256, (1,) * 4, (4,) * 4, scratch=True), ErrorWord()))
+        np.int32(3), Scratch(512), Region(256, (1,) * 4, (4,) * 4, scratch=True), ErrorWord()))
     number, pointer, view, word = launch.bound(1 << 40, 77)
     assert number.dtype == np.int32 and pointer == np.uint64((1 << 40) + 512) and word == np.uint64(77)
     assert pointer.dtype == word.dtype == np.uint64
@@ -72,15 +72,15 @@ def test_every_op_that_needs_scratch_says_how_much(ctx):
 def test_neighbours_are_copied_as_wide_elements():
     b = Builder()
     n, dense = (16, 3, 2, 1), (4, 64, 192, 384)
-    b.move(Location(4096, n, dense), Location(8192, n, dense), n, 4)
+    b.move(Region(4096, n, dense), Region(8192, n, dense), n, 4)
     assert b.launches[-1].args[3] == 16 and b.launches[-1].args[2] == 24
-    b.move(Location(4096, n, dense), Location(8196, n, dense), n, 4)
+    b.move(Region(4096, n, dense), Region(8196, n, dense), n, 4)
     assert b.launches[-1].args[3] == 4
-    b.move(Location(4096, n, (4, 68, 204, 408)), Location(8192, n, dense), n, 4)
+    b.move(Region(4096, n, (4, 68, 204, 408)), Region(8192, n, dense), n, 4)
     assert b.launches[-1].args[3] == 4 and b.launches[-1].args[2] == 96
-    b.move(Location(4096, n, (64, 4, 192, 384)), Location(8192, n, dense), n, 4)
+    b.move(Region(4096, n, (64, 4, 192, 384)), Region(8192, n, dense), n, 4)
     assert b.launches[-1].args[3] == 4
-    b.move(Location(4096, (0, 3, 1, 1), dense), Location(8192, (0, 3, 1, 1), dense), (0, 3, 1, 1), 4)
+    b.move(Region(4096, (0, 3, 1, 1), dense), Region(8192, (0, 3, 1, 1), dense), (0, 3, 1, 1), 4)
     assert len(b.launches) == 4
 
 
@@ -120,7 +120,7 @@ def test_extents_beyond_32_bits(axis):
     n = int(np.prod(ne[: axis + 1]))
     ne[axis] = (1 << 33) + 1
     b = Builder()
-    b.flat("copies.move", n, *(Location(array.ctypes.data, tuple(ne), nb) for array in (data, out)), np.int64(n),
+    b.flat("copies.move", n, *(Region(array.ctypes.data, tuple(ne), nb) for array in (data, out)), np.int64(n),
            np.int32(4))
     cupy_kernels.run(b)
     assert np.array_equal(out.ravel()[:n], data.ravel()[:n]) and not out.ravel()[n:].any()

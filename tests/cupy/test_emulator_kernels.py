@@ -6,7 +6,7 @@ from cuda_emulator import EmulatedDevice
 from cupy_sources import Bench, needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError, KernelArguments
-from ggml_sched.backends.cupy.locations import VIEW
+from ggml_sched.backends.cupy.regions import VIEW
 
 pytestmark = needs_compiler
 

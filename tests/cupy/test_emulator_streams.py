@@ -11,7 +11,7 @@ from cuda_emulator import EmulatedDevice, Simulator
 from cupy_sources import Bench, needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, Stream
-from ggml_sched.backends.cupy.locations import VIEW
+from ggml_sched.backends.cupy.regions import VIEW
 from ggml_sched.errors import BackendError
 
 SEEDS = range(12)

@@ -17,7 +17,7 @@ import numpy as np
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched._graph import label as label_of
 from ggml_sched.backends.cupy.device import ALIGNMENT, block_of
-from ggml_sched.backends.cupy.locations import Location, Pointer, Scratch, joined, unit_of
+from ggml_sched.backends.cupy.regions import Pointer, Region, Scratch, joined, unit_of
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.graph.hostdata import endless
 
@@ -81,7 +81,7 @@ class RowState(NamedTuple):
 
 Value: TypeAlias = np.generic | np.ndarray
 """An argument with its final bytes: a NumPy scalar, or a struct as an array of shape (1,)."""
-Argument: TypeAlias = Value | Location | Scratch | ErrorWord | Counters | RowState
+Argument: TypeAlias = Value | Region | Scratch | ErrorWord | Counters | RowState
 
 
 class Launch(NamedTuple):
@@ -98,7 +98,7 @@ class Launch(NamedTuple):
         return tuple(np.uint64(error) if isinstance(arg, ErrorWord)
                      else np.uint64(error + ALIGNMENT) if isinstance(arg, Counters)
                      else np.uint64(error + arg.offset) if isinstance(arg, RowState)
-                     else arg.bound(work) if isinstance(arg, (Location, Scratch)) else arg for arg in self.args)
+                     else arg.bound(work) if isinstance(arg, (Region, Scratch)) else arg for arg in self.args)
 
 
 def scratch_size(*sizes: int) -> int:
@@ -140,10 +140,10 @@ class Builder:
         self.work_size: int = 0
         self.position: np.int32 = np.int32(0)
         self._node: Tensor | None = None
-        self._locations: dict[Tensor, Location] = {}
+        self._regions: dict[Tensor, Region] = {}
         self._tolerated = 0
         self._used = 0
-        self._kept: tuple[object, Location, int, tuple[Scratch, ...], int] | None = None
+        self._kept: tuple[object, Region, int, tuple[Scratch, ...], int] | None = None
 
     # -- nodes ------------------------------------------------------------------
 
@@ -164,15 +164,15 @@ class Builder:
 
     # -- memory -----------------------------------------------------------------
 
-    def location(self, t: Tensor) -> Location:
-        """The location of a tensor, which is the same for as long as launches are built; PlacementError, BackendError
+    def region(self, t: Tensor) -> Region:
+        """The region of a tensor, which is the same for as long as launches are built; PlacementError, BackendError
         naming it."""
-        found = self._locations.get(t)
+        found = self._regions.get(t)
         if found is None:
-            found = self._locations[t] = self._location(t)
+            found = self._regions[t] = self._region(t)
         return found
 
-    def _location(self, t: Tensor) -> Location:
+    def _region(self, t: Tensor) -> Region:
         buffer = t.buffer
         label = self.describe(self._node if self._node is not None else t)
         if buffer is None:
@@ -189,31 +189,31 @@ class Builder:
         if t.n_elements and address % unit_of(t):
             raise BackendError(f"{label}: {label_of(t)} of type {t.type} lies at {address}, no multiple of "
                                f"{unit_of(t)} bytes")
-        return Location(address, t.ne, t.nb)
+        return Region(address, t.ne, t.nb)
 
-    def source(self, node: Tensor, i: int) -> Location:
-        """The location from which to read source i of the node: a copy, made here, if the source overlaps the result in
+    def source(self, node: Tensor, i: int) -> Region:
+        """The region from which to read source i of the node: a copy, made here, if the source overlaps the result in
         a way that the op does not tolerate."""
         t = node.src[i]
-        location = self.location(t)
-        if not self._clashes(node, i, location.address):
-            return location
+        region = self.region(t)
+        if not self._clashes(node, i, region.address):
+            return region
         size, block = t.type.type_size, t.type.block_size
         nb, total = [], size
         for n in (t.ne[0] // block, *t.ne[1:]):
             nb.append(total)
             total *= n
-        copy = Location(self.scratch(total).offset, t.ne, tuple(nb), scratch=True)
-        self.move(location, copy, (t.ne[0] // block, *t.ne[1:]), size)
+        copy = Region(self.scratch(total).offset, t.ne, tuple(nb), scratch=True)
+        self.move(region, copy, (t.ne[0] // block, *t.ne[1:]), size)
         return copy
 
     def pointer(self, t: Tensor) -> Pointer:
         """The device address of a tensor."""
-        return self.location(t).pointer()
+        return self.region(t).pointer()
 
     def _clashes(self, node: Tensor, i: int, address: int) -> bool:
         """Whether writing the result may change source i before it has been read completely."""
-        t, start = node.src[i], self.location(node).address
+        t, start = node.src[i], self.region(node).address
         if address >= start + node.nbytes or start >= address + t.nbytes:
             return False
         same = address == start and (t.type, t.ne, t.nb) == (node.type, node.ne, node.nb)
@@ -232,14 +232,14 @@ class Builder:
         """Let the next node use the scratch memory from its start."""
         self._used = 0
 
-    def keep(self, what: object, location: Location, nbytes: int, value: tuple[Scratch, ...]) -> None:
-        """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `location`: `kept(what,
-        location)` returns `value`, until a node allocates scratch memory from its start, or writes to these bytes."""
-        self._kept = (what, location, nbytes, value, self._used)
+    def keep(self, what: object, region: Region, nbytes: int, value: tuple[Scratch, ...]) -> None:
+        """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `region`: `kept(what,
+        region)` returns `value`, until a node allocates scratch memory from its start, or writes to these bytes."""
+        self._kept = (what, region, nbytes, value, self._used)
 
-    def kept(self, what: object, location: Location) -> tuple[Scratch, ...] | None:
+    def kept(self, what: object, region: Region) -> tuple[Scratch, ...] | None:
         """The value that an earlier node has kept: see `keep`.  This node's own scratch memory begins after it."""
-        if self._kept is None or self._kept[:2] != (what, location):
+        if self._kept is None or self._kept[:2] != (what, region):
             return None
         _, _, _, value, end = self._kept
         self._used = max(self._used, end)
@@ -249,9 +249,9 @@ class Builder:
         """Drop kept data that was computed from memory that a node writes."""
         if self._kept is None or node.buffer is None:
             return
-        _, location, nbytes, *_ = self._kept
-        start = self.location(node).address
-        if location.scratch or (start < location.address + nbytes and location.address < start + node.nbytes):
+        _, region, nbytes, *_ = self._kept
+        start = self.region(node).address
+        if region.scratch or (start < region.address + nbytes and region.address < start + node.nbytes):
             self._kept = None
 
     # -- launches ---------------------------------------------------------------
@@ -261,7 +261,7 @@ class Builder:
         for arg in args:
             is_struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
             if not is_struct and not isinstance(
-                    arg, (np.generic, Location, Scratch, ErrorWord, Counters, RowState)):
+                    arg, (np.generic, Region, Scratch, ErrorWord, Counters, RowState)):
                 raise TypeError(f"{kernel}: {arg!r} is no kernel argument: numpy scalars and structs have a width")
         self.launches.append(Launch(kernel, block_of(grid, kernel), block_of(block, kernel), args, shared))
 
@@ -274,7 +274,7 @@ class Builder:
     def each(self, kernel: str, node: Tensor, *args: Argument) -> None:
         """Append a launch over the node's elements: views of its sources and of the node, their number, and `args`."""
         n = node.n_elements
-        self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.location(node), np.int64(n),
+        self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.region(node), np.int64(n),
                   *args)
 
     def rows(self, kernel: str, n: int, width: int, *args: Argument, shared: int = 0, each: int = 4,
@@ -285,7 +285,7 @@ class Builder:
             threads = min(most, max(32, -(-width // (32 * each)) * 32))
             self.launch(kernel, (min(n, MAX_BLOCKS),), (threads,), *args, shared=shared)
 
-    def move(self, a: Location, d: Location, ne: Sequence[int], size: int, repeat: bool = False) -> None:
+    def move(self, a: Region, d: Region, ne: Sequence[int], size: int, repeat: bool = False) -> None:
         """Append a copy of elements of `size` bytes from a to d, whose extents are `ne`; with `repeat`, a repeats to
         them.
 

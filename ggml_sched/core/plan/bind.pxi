@@ -67,8 +67,8 @@ def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, 
 
 
 def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease not None):
-    """A node like `node` that reads other sources, such as copies, and computes into the same memory, or, unless it is
-    None, into `memory`, as a view of it."""
+    """A node like `node` that reads the sources `src`, such as copies.  It computes into the memory of `node`; if
+    `memory` is a tensor, it is a view of that instead."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.context_state = ContextState.__new__(ContextState)
     t._name, t.endings = node._name, node.endings

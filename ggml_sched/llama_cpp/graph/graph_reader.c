@@ -119,8 +119,9 @@ static inline bool is_input(const gh_item *item)
     return item->role == GH_ROLE_PLACED && is_node(item) && item->tensor->flags & GH_FLAG_INPUT;
 }
 
-/* Choose the op with which a tensor appears in the planner's graph, and whether it is an alias.  An op that the planner
- * does not have, and a view that lacks its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
+/* Choose the op with which a tensor appears in the planner's graph, and whether it is an alias: a view without an op, in
+ * whose place its readers read the tensor that it views.  An op that the planner does not have, and a view that lacks
+ * its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
 static void classify(gh_reader *r, gh_item *item)
 {
     const gx_tensor *t = item->tensor;

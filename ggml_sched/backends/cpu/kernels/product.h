@@ -84,7 +84,7 @@ struct gs_product {
     int64_t tile;               /* columns of a tile                                     */
     int64_t few;                /* the most columns of a group for the kernel `few`      */
     int64_t groups;             /* how many groups; MUL_MAT_ID: the most experts that can be chosen */
-    int64_t columns;            /* how many columns a group has; MUL_MAT_ID: all groups together */
+    int64_t columns;            /* columns of a group; MUL_MAT_ID, whose groups differ: of all groups together */
     int64_t r2, r3;             /* MUL_MAT: how many matrices of b share one of a, along dimensions 2 and 3 */
     int64_t cells;              /* offset in `shared`: where converted columns begin     */
     int64_t row_step;           /* rows of weights in an item of work (matmul.c)         */

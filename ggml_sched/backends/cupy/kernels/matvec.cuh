@@ -305,7 +305,8 @@ __device__ __forceinline__ float root_before(const Norm& norm, const float* squa
     return sqrtf(warp_reduce<Sum>(sum) / (float)norm.n + norm.eps);
 }
 
-// Writes the result of the norm before the product: the first blocks do.
+// Writes the norm's result, which the product reads, to norm.out, unless that is null.  The blocks of the first column
+// and batch do it together.
 __device__ __forceinline__ void store_normed(const Norm& norm, float root) {
     if (norm.out == nullptr || blockIdx.y + blockIdx.z != 0) return;
     UNROLL_BY(1)

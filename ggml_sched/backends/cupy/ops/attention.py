@@ -14,10 +14,10 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import MAX_GRID, N_COUNTERS, Builder, Counters, scratch_size, struct
-from ggml_sched.backends.cupy.locations import Location, Pointer
 from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, optional
+from ggml_sched.backends.cupy.regions import Pointer, Region
 from ggml_sched.backends.cupy.repack import is_packed
 
 ATTENTION = np.dtype([(name, "<i8", 3) for name in "qkvmd"]
@@ -79,14 +79,14 @@ class Tile(NamedTuple):
                              4 * self.columns * MAX_SHARES if shares > 1 else 0)
 
 
-def _cache(b: Builder, node: Tensor, i: int) -> tuple[Location, Type]:
-    t, location = node.src[i], b.source(node, i)
+def _cache(b: Builder, node: Tensor, i: int) -> tuple[Region, Type]:
+    t, region = node.src[i], b.source(node, i)
     if t.type in READ and not is_packed(t):
-        return location, t.type
+        return region, t.type
     dense = b.scratch(4 * t.n_elements)
-    to_dense(b, t, location, dense, Type.F32)
+    to_dense(b, t, region, dense, Type.F32)
     nb = (4, 4 * t.ne[0], 4 * t.ne[0] * t.ne[1], 4 * t.ne[0] * t.ne[1] * t.ne[2])
-    return Location(dense.offset, t.ne, nb, scratch=True), Type.F32
+    return Region(dense.offset, t.ne, nb, scratch=True), Type.F32
 
 
 def _blocks(node: Tensor) -> tuple[int, int]:
@@ -150,7 +150,8 @@ def _work(node: Tensor) -> int:
 
 
 def _fits(node: Tensor) -> bool:
-    """Whether masks and results have rows without gaps, and heads are within the kernels' largest size."""
+    """Whether masks and results have rows without gaps, k and v are aligned for whole blocks, and heads are within the
+    kernels' largest size."""
     q, k, v = node.src[:3]
     mask, sinks = optional(node, 3), optional(node, 4)
     return (k.ne[0] <= 1024 and v.ne[0] <= 512 and max(k.ne[1], q.ne[1] * q.ne[2]) < 1 << 30
@@ -186,10 +187,10 @@ def _flash(b: Builder, node: Tensor) -> None:
     sinks_at: Pointer = NONE
     partial: Pointer = NONE
     if mask is not None:
-        location = b.source(node, 3)
-        mask_at, a["mask_kind"], a["m"] = location.pointer(), mask.type, location.nb[1:]
+        region = b.source(node, 3)
+        mask_at, a["mask_kind"], a["m"] = region.pointer(), mask.type, region.nb[1:]
         a["heads_of_mask"], a["batches_of_mask"] = mask.ne[2:]
-        a["m_wide"] = mask.type == Type.F16 and is_multiple(location, 16)
+        a["m_wide"] = mask.type == Type.F16 and is_multiple(region, 16)
     if sinks is not None:
         sinks_at = b.source(node, 4).pointer()
     if shares > 1:

@@ -8,13 +8,13 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder
-from ggml_sched.backends.cupy.locations import Location, Scratch, is_aligned
+from ggml_sched.backends.cupy.regions import Region, Scratch, is_aligned
 from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["is_multiple", "loads_whole", "to_dense"]
 
 
-def to_dense(b: Builder, t: Tensor, part: Location, out: Scratch, to: Type) -> None:
+def to_dense(b: Builder, t: Tensor, part: Region, out: Scratch, to: Type) -> None:
     """Append the launch that writes rows of a tensor, which are at `part`, without gaps as f32 or f16."""
     n, units = prod(part.ne), prod(part.ne) // 32
     if t.type.is_quantized:
@@ -30,7 +30,7 @@ def loads_whole(t: Tensor) -> bool:
     return not t.type.is_quantized or is_aligned(t, min(size & -size, 16))
 
 
-def is_multiple(location: Location, unit: int) -> bool:
+def is_multiple(region: Region, unit: int) -> bool:
     """Whether all rows start at multiples of `unit` bytes."""
-    outer = zip(location.ne[1:], location.nb[1:], strict=True)
-    return location.address % unit == 0 and not any(nb % unit for n, nb in outer if n > 1)
+    outer = zip(region.ne[1:], region.nb[1:], strict=True)
+    return region.address % unit == 0 and not any(nb % unit for n, nb in outer if n > 1)

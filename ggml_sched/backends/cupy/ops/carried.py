@@ -20,9 +20,9 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 
 from ggml_sched.backends.cupy.launch import N_COUNTERS, ROW_ELEMENTS, ROWS, Argument, Launch, RowState
-from ggml_sched.backends.cupy.locations import Location, Scratch
 from ggml_sched.backends.cupy.ops.matrix import NORM, PRODUCT_AT
 from ggml_sched.backends.cupy.ops.norm import ADDED, KEPT, NORM_AT, SCALED, SHIFTED
+from ggml_sched.backends.cupy.regions import Region, Scratch
 
 __all__ = ["carry"]
 
@@ -113,7 +113,7 @@ def _norm_between(product: Launch, norm: Launch) -> _Between | None:
             or rows % (4 * SQUARES) or rows // SQUARES > N_COUNTERS or rows > ROW_ELEMENTS):
         return None
     names = ("a", "b", "factor", "d", *(("kept",) if around & KEPT else ()))
-    views = {name: cast("Location", norm.args[NORM_AT[name]]) for name in names}
+    views = {name: cast("Region", norm.args[NORM_AT[name]]) for name in names}
     if any(view.scratch or view.ne[0] != rows or view.nb[0] != 4 for view in views.values()):
         return None
     at = {name: view.address for name, view in views.items()}

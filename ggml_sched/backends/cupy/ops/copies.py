@@ -6,8 +6,8 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, struct
-from ggml_sched.backends.cupy.locations import Location
 from ggml_sched.backends.cupy.ops.registry import computes, int_param, kind
+from ggml_sched.backends.cupy.regions import Region
 
 __all__ = ["WRITABLE"]
 
@@ -31,7 +31,7 @@ def _copy_fits(node: Tensor) -> bool:
 @computes("CPY", "DUP", "CONT", only=_copy_fits)
 def _copy(b: Builder, node: Tensor) -> None:
     """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
-    a, d = b.source(node, 0), b.location(node)
+    a, d = b.source(node, 0), b.region(node)
     source = node.src[0]
     if source.type != node.type:
         _convert(b, a, d, node)
@@ -48,7 +48,7 @@ def _copy(b: Builder, node: Tensor) -> None:
             b.flat("copies.reorder", int(n), a.shaped(_units(source)[0]), d.shaped(ne), n, np.int32(size))
 
 
-def _convert(b: Builder, a: Location, d: Location, node: Tensor) -> None:
+def _convert(b: Builder, a: Region, d: Region, node: Tensor) -> None:
     kinds = kind(node.src[0]), kind(node)
     if node.type.is_quantized:
         ne, _ = _units(node)
@@ -77,7 +77,7 @@ def _set(b: Builder, node: Tensor) -> None:
     """The result is a copy of the first source, or is that source itself in place; then the second source is copied to
     a window of it."""
     size = node.type.type_size
-    whole, part, d = b.source(node, 0), b.source(node, 1), b.location(node)
+    whole, part, d = b.source(node, 0), b.source(node, 1), b.region(node)
     if not int_param(node, 4) and whole != d:
         b.move(whole, d, node.ne, size)
     window = d.moved(int_param(node, 3)).shaped(part.ne, (size, *(int_param(node, i) for i in range(3))))
@@ -86,14 +86,14 @@ def _set(b: Builder, node: Tensor) -> None:
 
 @computes("REPEAT")
 def _repeat(b: Builder, node: Tensor) -> None:
-    a, d = b.source(node, 0), b.location(node)
+    a, d = b.source(node, 0), b.region(node)
     if a != d:
         b.move(a, d, node.ne, node.type.type_size, repeat=True)
 
 
 @computes("CONCAT")
 def _concat(b: Builder, node: Tensor) -> None:
-    axis, d = int_param(node, 0), b.location(node)
+    axis, d = int_param(node, 0), b.region(node)
     # Both are located before the first write, because `source` copies a source that overlaps the result.
     first, second = b.source(node, 0), b.source(node, 1)
     behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)

@@ -6,11 +6,11 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, scratch_size, struct
-from ggml_sched.backends.cupy.locations import Location, joined, spread
 from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.blocks import is_multiple
 from ggml_sched.backends.cupy.ops.matrix import PRODUCTS, is_few, most_work
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, kind, optional
+from ggml_sched.backends.cupy.regions import Region, joined, spread
 
 PARAMETERS = np.dtype([("p", "<f4", 4)])
 """`struct Parameters` of elementwise.cu."""
@@ -38,34 +38,34 @@ def _parameters(node: Tensor) -> np.ndarray:
     return struct(PARAMETERS, p=[float_param(node, first + i) for i in range(4)])
 
 
-def _locations(node: Tensor, *locations: Location) -> list[Location]:
-    """The locations of sources and result with neighbouring extents joined where layouts allow it, so that kernels
+def _regions(node: Tensor, *regions: Region) -> list[Region]:
+    """The regions of sources and result with neighbouring extents joined where layouts allow it, so that kernels
     compute indices with fewer divisions.
 
-    If a source repeats along an extent that is longer than 1, the locations are returned as they are.
+    If a source repeats along an extent that is longer than 1, the regions are returned as they are.
     """
-    full = [whole for location in locations if (whole := spread(location, node.ne)) is not None]
-    return joined(node.ne, full, 0)[1] if len(full) == len(locations) else list(locations)
+    full = [whole for region in regions if (whole := spread(region, node.ne)) is not None]
+    return joined(node.ne, full, 0)[1] if len(full) == len(regions) else list(regions)
 
 
-def _by_4(node: Tensor, locations: list[Location]) -> list[Location] | None:
-    """Locations of the same elements in groups of four f32, if all lie at multiples of 16 bytes; None otherwise."""
+def _by_4(node: Tensor, regions: list[Region]) -> list[Region] | None:
+    """Regions of the same elements in groups of four f32, if all lie at multiples of 16 bytes; None otherwise."""
     if any(t.type != Type.F32 for t in (node, *node.src) if t is not None):
         return None
-    for location in locations:
-        if (location.ne != locations[0].ne or location.ne[0] % 4 or location.nb[0] != 4
-                or not is_multiple(location, 16)):
+    for region in regions:
+        if (region.ne != regions[0].ne or region.ne[0] % 4 or region.nb[0] != 4
+                or not is_multiple(region, 16)):
             return None
-    return [location.shaped((location.ne[0] // 4, *location.ne[1:]), (16, *location.nb[1:])) for location in locations]
+    return [region.shaped((region.ne[0] // 4, *region.ne[1:]), (16, *region.nb[1:])) for region in regions]
 
 
-def _by_element(b: Builder, node: Tensor, kernel: str, sources: tuple[Location, Location], *options: np.int32,
+def _by_element(b: Builder, node: Tensor, kernel: str, sources: tuple[Region, Region], *options: np.int32,
                 kinds: tuple[np.int32, ...], parameters: tuple[np.ndarray, ...] = ()) -> None:
     """Append a launch over the elements of two sources; or over groups of four, by the kernel without `kinds`."""
-    locations = _locations(node, *sources, b.location(node))
-    fours, n = _by_4(node, locations), node.n_elements
+    regions = _regions(node, *sources, b.region(node))
+    fours, n = _by_4(node, regions), node.n_elements
     if fours is None:
-        b.flat(f"elementwise.{kernel}", n, *locations, np.int64(n), *options, *kinds, *parameters)
+        b.flat(f"elementwise.{kernel}", n, *regions, np.int64(n), *options, *kinds, *parameters)
     else:
         b.flat(f"elementwise.{kernel}_by_4", n // 4, *fours, np.int64(n // 4), *options, *parameters)
 
@@ -79,7 +79,7 @@ def _binary(b: Builder, node: Tensor) -> None:
 
 @computes(*_PLAIN, *(f"UNARY:{name}" for name in _FUNCTIONS))
 def _unary(b: Builder, node: Tensor) -> None:
-    b.flat("elementwise.unary", node.n_elements, *_locations(node, b.source(node, 0), b.location(node)),
+    b.flat("elementwise.unary", node.n_elements, *_regions(node, b.source(node, 0), b.region(node)),
            np.int64(node.n_elements), _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node),
            _parameters(node))
 

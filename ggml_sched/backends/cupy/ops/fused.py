@@ -65,10 +65,10 @@ def _norm_group(before: bool, after: bool) -> Group:
         results = (last, add) if add is not None and b.is_needed(add) else (last,)
         if not lies_apart(b, results, (*operands, mul.src[1], *([] if shift is None else [shift])), same=True):
             return False
-        x, *added = map(b.location, operands)
-        kept = [b.location(result) for result in results[1:]]
+        x, *added = map(b.region, operands)
+        kept = [b.region(result) for result in results[1:]]
         emit_norm(b, norm, last, x, added=added[0] if added else None, kept=kept[0] if kept else None,
-                  scale=b.location(mul.src[1]), shift=None if shift is None else b.location(shift))
+                  scale=b.region(mul.src[1]), shift=None if shift is None else b.region(shift))
         return True
 
     return Group((*([_ADD] if before else []), _NORMS, _MUL, *([_ADD] if after else [])), find, build)

@@ -79,9 +79,9 @@ def lies_apart(b: Builder, results: Iterable[Tensor], sources: Iterable[Tensor],
     """Whether no result shares bytes with a source.  `same`: a result may have the very memory and layout of a source,
     as the kernel then reads each element before it writes it."""
     for result in results:
-        start = b.location(result).address
+        start = b.region(result).address
         for source in sources:
-            at = b.location(source).address
+            at = b.region(source).address
             if at >= start + result.nbytes or start >= at + source.nbytes:
                 continue
             layouts = ((t.type, t.ne, t.nb) for t in (result, source))

@@ -14,8 +14,8 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, scratch_size
-from ggml_sched.backends.cupy.locations import Scratch
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, to_dense
+from ggml_sched.backends.cupy.regions import Scratch
 
 __all__ = ["PRODUCT", "multiply", "suits", "work"]
 
@@ -63,7 +63,7 @@ def multiply(b: Builder, node: Tensor) -> None:
     """Append the product: columns to f16; for each piece of the weights, decoding and one call of the library; then
     scales."""
     a, x = node.src[:2]
-    w, columns, result = b.source(node, 0), b.source(node, 1), b.location(node)
+    w, columns, result = b.source(node, 0), b.source(node, 1), b.region(node)
     # Whether the library reads the weights where they are; it does not support rows that share elements.
     direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)

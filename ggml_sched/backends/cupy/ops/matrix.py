@@ -26,10 +26,10 @@ from ggml_sched.backends.cupy.launch import (
     scratch_size,
     struct,
 )
-from ggml_sched.backends.cupy.locations import Location, Pointer, Scratch
 from ggml_sched.backends.cupy.ops import library, rounding
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole, to_dense
 from ggml_sched.backends.cupy.ops.registry import computes
+from ggml_sched.backends.cupy.regions import Pointer, Region, Scratch
 from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["NORM", "PRODUCTS", "PRODUCT_AT", "few", "is_few", "most_work", "together", "work"]
@@ -108,7 +108,7 @@ class Columns:
     in columns where they are rounded to 8 bits.
     """
 
-    def __init__(self, x: Tensor, location: Location, b: Builder, rounded: bool) -> None:
+    def __init__(self, x: Tensor, region: Region, b: Builder, rounded: bool) -> None:
         n = x.n_elements
         self.x: Pointer
         self.runs: Pointer = NONE
@@ -116,24 +116,24 @@ class Columns:
         dense = (1, x.ne[1], x.ne[1] * x.ne[2])
         if rounded:
             self.strides = dense
-            self.x, self.runs = rounding.columns(b, x, location)
-        elif x.type == Type.F32 and (location.nb[0] == 4 or x.ne[0] == 1):
-            self.x, self.strides = location.pointer(), location.nb[1:]
-            self.aligned: bool = is_multiple(location, 16)
+            self.x, self.runs = rounding.columns(b, x, region)
+        elif x.type == Type.F32 and (region.nb[0] == 4 or x.ne[0] == 1):
+            self.x, self.strides = region.pointer(), region.nb[1:]
+            self.aligned: bool = is_multiple(region, 16)
         else:
             out = self.x = b.scratch(4 * n)
             self.strides = tuple(4 * x.ne[0] * s for s in dense)
             self.aligned = x.ne[0] % 4 == 0
-            to_dense(b, x, location, out, Type.F32)
+            to_dense(b, x, region, out, Type.F32)
 
 
 def product(b: Builder, node: Tensor, dst: Tensor | None = None
-            ) -> tuple[np.ndarray, Location, Columns, Location | None]:
+            ) -> tuple[np.ndarray, Region, Columns, Region | None]:
     """The `struct Product` of a node, its weights, its columns and its expert ids (None for MUL_MAT).
 
     `dst`: another tensor than the node, of its extents, that gets the result and shares no memory with the sources.
     """
-    source = b.source if dst is None else lambda node, i: b.location(node.src[i])
+    source = b.source if dst is None else lambda node, i: b.region(node.src[i])
     a, x = node.src[:2]
     ids = source(node, 2) if node.op == "MUL_MAT_ID" else None
     columns = Columns(x, source(node, 1), b, a.type.is_quantized and not b.exact)
@@ -223,9 +223,9 @@ def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]
     rows = _share(b, node.src[0], p, sum(-(-other.ne[0] // (WARPS * ROWS)) for other, _, _ in products))
     first = 0
     for i, (other, to, term) in enumerate(products):
-        at, added = b.location(other.src[0]), 0 if term is None else b.location(term).address
+        at, added = b.region(other.src[0]), 0 if term is None else b.region(term).address
         if i:
-            p["more"][0, i - 1] = (at.address, b.location(to).address, added, other.ne[0], at.nb[1], to.nb[1], first)
+            p["more"][0, i - 1] = (at.address, b.region(to).address, added, other.ne[0], at.nb[1], to.nb[1], first)
             p["wide"] &= is_multiple(at, 16)
         else:
             p["bias"] = added
@@ -306,7 +306,7 @@ def _partial(node: Tensor, n_parts: int) -> int:
     return 4 * n_parts * _tiles(node) * TILE * _tile(node).columns
 
 
-def _grouped(b: Builder, ids: Location, n_experts: int, size: int) -> tuple[Scratch, Scratch, int]:
+def _grouped(b: Builder, ids: Region, n_experts: int, size: int) -> tuple[Scratch, Scratch, int]:
     """The pairs of (token, slot) by expert, the tiles of `size` over them, and how many tiles there are at most."""
     n_pairs = prod(ids.ne[:2])
     n_tiles = n_pairs // size + min(n_experts, n_pairs)

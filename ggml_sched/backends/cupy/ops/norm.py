@@ -6,9 +6,9 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder
-from ggml_sched.backends.cupy.locations import Location
 from ggml_sched.backends.cupy.ops import rounding
 from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_param, n_rows
+from ggml_sched.backends.cupy.regions import Region
 
 __all__ = ["ADDED", "KEPT", "MODES", "NORM_AT", "SCALED", "SHIFTED", "emit_norm"]
 
@@ -26,11 +26,11 @@ NORM_AT = {name: i for i, name in enumerate(
 """{argument of norm_rows: its position}."""
 
 
-def emit_norm(b: Builder, norm: Tensor, result: Tensor, a: Location, *, added: Location | None = None,
-              kept: Location | None = None, scale: Location | None = None, shift: Location | None = None) -> None:
+def emit_norm(b: Builder, norm: Tensor, result: Tensor, a: Region, *, added: Region | None = None,
+              kept: Region | None = None, scale: Region | None = None, shift: Region | None = None) -> None:
     """result = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), also rounded to 8 bits where products read it
     so; extents are those of `norm`."""
-    d = b.location(result)
+    d = b.region(result)
     around = ((added is not None) * ADDED + (kept is not None) * KEPT + (scale is not None) * SCALED
               + (shift is not None) * SHIFTED)
     views = (d if view is None else view for view in (added, kept, scale, shift))
@@ -49,5 +49,5 @@ def _group_norm(b: Builder, node: Tensor) -> None:
     """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
     width = -(-node.ne[2] // int_param(node, 0))
     groups = -(-node.ne[2] // width)
-    b.rows("norm.group_norm", groups * node.ne[3], node.ne[0] * node.ne[1] * width, b.source(node, 0), b.location(node),
+    b.rows("norm.group_norm", groups * node.ne[3], node.ne[0] * node.ne[1] * width, b.source(node, 0), b.region(node),
            np.int64(groups), np.int64(width), float_param(node, 1))

@@ -17,13 +17,13 @@ import numpy as np
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.oracle.rope import Angles
 from ggml_sched.backends.cupy.launch import MAX_BLOCKS, MAX_GRID, Builder, struct
-from ggml_sched.backends.cupy.locations import VIEW, Location
 from ggml_sched.backends.cupy.ops.groups import Wiring
 from ggml_sched.backends.cupy.ops.matrix import is_few, together
 from ggml_sched.backends.cupy.ops.norm import emit_norm
 from ggml_sched.backends.cupy.ops.registry import OPS, float_param, int_param, optional
 from ggml_sched.backends.cupy.ops.rope import PAIRS, emit_rope_set_rows
 from ggml_sched.backends.cupy.ops.wiring import Members, apart
+from ggml_sched.backends.cupy.regions import VIEW, Region
 from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["build", "is_one", "merged"]
@@ -123,8 +123,8 @@ def build(b: Builder, nodes: tuple[Tensor, ...], positions: Sequence[int]) -> bo
     members = Members(b, nodes)
     where = dict(zip(nodes, positions, strict=True))
     products = [node for node in nodes if node.op == "MUL_MAT"]
-    x = b.location(products[0].src[1])
-    if any(b.location(p.src[1]) != x for p in products):
+    x = b.region(products[0].src[1])
+    if any(b.region(p.src[1]) != x for p in products):
         return False
     results: dict[Tensor, Tensor] = {}
     for p in products:
@@ -214,10 +214,10 @@ def _alone(b: Builder, heads: Heads, where: dict[Tensor, int]) -> None:
     rest = list(heads.members)
     if heads.norm is not None and heads.factor is not None:
         norm, mul = rest[:2]
-        if apart(b, mul, (heads.factor,)) and b.location(norm.src[0]).address != b.location(mul).address:
+        if apart(b, mul, (heads.factor,)) and b.region(norm.src[0]).address != b.region(mul).address:
             b.begin(where[mul], mul)
             b.written(norm)
-            emit_norm(b, norm, mul, b.location(norm.src[0]), scale=b.location(heads.factor))
+            emit_norm(b, norm, mul, b.region(norm.src[0]), scale=b.region(heads.factor))
             rest = rest[2:]
     if heads.rope is not None and heads.write is not None and apart(
             b, heads.write, (*(t for t in heads.rope.src if t is not None), heads.write.src[1])):
@@ -286,9 +286,9 @@ def _are_one(b: Builder, members: Members, all_heads: Sequence[Heads], before: S
     one = ropes[0]
     for rope in ropes[1:]:
         if (rope.op_params != one.op_params or rope.ne[0] != one.ne[0] or rope.ne[2] != one.ne[2]
-                or b.location(rope.src[1]) != b.location(one.src[1])
-                or [b.location(t) for t in rope.src[2:] if t is not None]
-                != [b.location(t) for t in one.src[2:] if t is not None]):
+                or b.region(rope.src[1]) != b.region(one.src[1])
+                or [b.region(t) for t in rope.src[2:] if t is not None]
+                != [b.region(t) for t in one.src[2:] if t is not None]):
             return False
     for heads in all_heads:
         mine = [t for t in (heads.factor, *(() if heads.rope is None else heads.rope.src[1:]),
@@ -298,7 +298,7 @@ def _are_one(b: Builder, members: Members, all_heads: Sequence[Heads], before: S
             return False
         # A result may have the memory of the heads that it is made of, if each has the place of its own.
         same = heads.write is None and (heads.result.ne, heads.result.nb) == (heads.source.ne, heads.source.nb) and (
-            b.location(heads.result).address == b.location(heads.source).address)
+            b.region(heads.result).address == b.region(heads.source).address)
         if not same and not apart(b, heads.result, (heads.source,)):
             return False
     shifted = [(node, [m for heads in all_heads for m in heads.members if members.number[m] < members.number[node]])
@@ -331,20 +331,20 @@ def _emit(b: Builder, all_heads: Sequence[Heads], where: dict[Tensor, int]) -> N
     parts += [struct(HEADS)] * (3 - len(parts))
     angles, factors = Angles(rope), optional(rope, 2)
     per_position = np.pad(angles.per_position[:half], (0, PAIRS - half))
-    turn_of = struct(TURNS, positions=_view(b.location(rope.src[1])), neox=int_param(rope, 2) == 2,
-                     factors=_view(b.location(rope if factors is None else factors)),
+    turn_of = struct(TURNS, positions=_view(b.region(rope.src[1])), neox=int_param(rope, 2) == 2,
+                     factors=_view(b.region(rope if factors is None else factors)),
                      has_factors=factors is not None, magnitude=angles.magnitude, per_position=per_position)
     b.launch("rope.turn_heads", (min(tokens, MAX_BLOCKS), n_heads), (min(1024, -(-slots // 32) * 32),), *parts, turn_of,
              b.error)
 
 
-def _view(location: Location) -> np.ndarray:
-    return location.bound(0)
+def _view(region: Region) -> np.ndarray:
+    return region.bound(0)
 
 
 def _heads_struct(b: Builder, heads: Heads, width: int, where: dict[Tensor, int]) -> np.ndarray:
     """The `struct Heads` of `heads`; rows without a rope are divided into heads of `width`, if they are a multiple."""
-    a, d = b.location(heads.source), b.location(heads.result)
+    a, d = b.region(heads.source), b.region(heads.result)
     if heads.rope is None:
         row = heads.source.ne[0]
         width = width if row % width == 0 else row
@@ -354,8 +354,8 @@ def _heads_struct(b: Builder, heads: Heads, width: int, where: dict[Tensor, int]
     part["ids"] = _view(d)
     if heads.write is not None:
         ids = heads.write.src[1]
-        part["ids"], part["wide"] = _view(b.location(ids)), ids.type == Type.I64
+        part["ids"], part["wide"] = _view(b.region(ids)), ids.type == Type.I64
         part["position"] = where[heads.write]
     if heads.norm is not None and heads.factor is not None:
-        part["factor"], part["eps"] = b.location(heads.factor).address, float_param(heads.norm, 0)
+        part["factor"], part["eps"] = b.region(heads.factor).address, float_param(heads.norm, 0)
     return part

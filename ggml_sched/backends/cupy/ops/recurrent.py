@@ -18,5 +18,5 @@ def _ssm_conv(b: Builder, node: Tensor) -> None:
 def _ssm_scan(b: Builder, node: Tensor) -> None:
     x = node.src[1]
     n = x.ne[0] * x.ne[1] * x.ne[3]
-    b.flat("recurrent.ssm_scan", 32 * n, *(b.source(node, i) for i in range(7)), b.location(node), np.int64(n), b.error,
+    b.flat("recurrent.ssm_scan", 32 * n, *(b.source(node, i) for i in range(7)), b.region(node), np.int64(n), b.error,
            b.position)

@@ -24,20 +24,20 @@ def _sum(b: Builder, node: Tensor) -> None:
     partial = b.scratch(8 * parts)
     source = b.source(node, 0)
     b.launch("reduce.sum_parts", (parts,), (THREADS,), source, partial, np.int64(a.n_elements), kind(a))
-    b.launch("reduce.sum_of_parts", (1,), (THREADS,), partial, np.int32(parts), b.location(node), kind(node))
+    b.launch("reduce.sum_of_parts", (1,), (THREADS,), partial, np.int32(parts), b.region(node), kind(node))
 
 
 @computes("SUM_ROWS", "MEAN")
 def _sum_rows(b: Builder, node: Tensor) -> None:
     a = node.src[0]
     rows, divisor = n_rows(a), np.float32(a.ne[0] if node.op == "MEAN" else 1)
-    b.rows("reduce.sum_rows", rows, a.ne[0], b.source(node, 0), b.location(node), np.int64(rows), divisor)
+    b.rows("reduce.sum_rows", rows, a.ne[0], b.source(node, 0), b.region(node), np.int64(rows), divisor)
 
 
 @computes("ARGMAX")
 def _argmax(b: Builder, node: Tensor) -> None:
     a = node.src[0]
-    b.rows("reduce.argmax", a.ne[1], a.ne[0], b.source(node, 0), b.location(node), np.int64(a.ne[1]))
+    b.rows("reduce.argmax", a.ne[1], a.ne[0], b.source(node, 0), b.region(node), np.int64(a.ne[1]))
 
 
 @computes("ARANGE")

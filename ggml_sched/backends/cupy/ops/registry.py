@@ -14,7 +14,7 @@ from ggml_sched._graph import Tensor, label, op_numbers
 from ggml_sched.backends.cpu._kernels import fits, inplace_sources
 from ggml_sched.backends.cpu.oracle.operands import float_param, int_param
 from ggml_sched.backends.cupy.launch import Builder
-from ggml_sched.backends.cupy.locations import is_aligned, unit_of
+from ggml_sched.backends.cupy.regions import is_aligned, unit_of
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
 

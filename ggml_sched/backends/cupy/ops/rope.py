@@ -26,7 +26,7 @@ def _angles(angles: Angles, first: int) -> np.ndarray:
 @computes("ROPE")
 def _rope(b: Builder, node: Tensor) -> None:
     n_dims, angles = int_param(node, 1), Angles(node)
-    half, a, d = n_dims // 2, b.source(node, 0), b.location(node)
+    half, a, d = n_dims // 2, b.source(node, 0), b.region(node)
     positions, has_factors = b.source(node, 1), optional(node, 2) is not None
     factors = b.source(node, 2) if has_factors else d
     for first in range(0, half, PAIRS):
@@ -45,9 +45,9 @@ def emit_rope_set_rows(b: Builder, rope: Tensor, write: Tensor) -> None:
     """Append the launch that computes a contiguous f32 rope and writes its rows where `write`, a SET_ROWS of them, puts
     them; the result of the rope itself is not written."""
     angles, half, n = Angles(rope), int_param(rope, 1) // 2, rope.ne[2]
-    d, ids, factors = b.location(write), write.src[1], optional(rope, 2)
+    d, ids, factors = b.region(write), write.src[1], optional(rope, 2)
     threads = min(1024, -(-(rope.ne[0] - half) // 32) * 32)
-    b.launch("rope.rope_set_rows", (min(n, MAX_BLOCKS), rope.ne[1]), (threads,), b.location(rope.src[0]),
-             b.location(rope.src[1]), d if factors is None else b.location(factors), b.location(ids), d, np.int32(half),
+    b.launch("rope.rope_set_rows", (min(n, MAX_BLOCKS), rope.ne[1]), (threads,), b.region(rope.src[0]),
+             b.region(rope.src[1]), d if factors is None else b.region(factors), b.region(ids), d, np.int32(half),
              np.int32(int_param(rope, 2) == 2), np.int32(factors is not None), np.float32(angles.magnitude),
              kind(write), np.int32(ids.type == Type.I64), b.error, b.position, _angles(angles, 0))

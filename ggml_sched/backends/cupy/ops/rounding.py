@@ -13,8 +13,8 @@ import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder
-from ggml_sched.backends.cupy.locations import Location, Pointer
 from ggml_sched.backends.cupy.ops import library
+from ggml_sched.backends.cupy.regions import Pointer, Region
 
 __all__ = ["beside", "columns", "results", "size"]
 
@@ -47,10 +47,10 @@ def results(nodes: Sequence[Tensor], exact: bool, by_library: bool, tensor: bool
     return frozenset(found)
 
 
-def columns(b: Builder, x: Tensor, location: Location) -> tuple[Pointer, Pointer]:
-    """The levels and scales of columns, at `location`: those that are kept, or of a launch that is appended here."""
+def columns(b: Builder, x: Tensor, region: Region) -> tuple[Pointer, Pointer]:
+    """The levels and scales of columns, at `region`: those that are kept, or of a launch that is appended here."""
     n = x.n_elements
-    where, what = _whole(x, location), ("rounded", x.type)
+    where, what = _whole(x, region), ("rounded", x.type)
     # Columns of inputs are not reused, because the caller may set inputs between nodes; a node's result stays until a
     # node writes to its memory.
     kept = b.kept(what, where) if x.root.computes else None
@@ -58,7 +58,7 @@ def columns(b: Builder, x: Tensor, location: Location) -> tuple[Pointer, Pointer
         q, runs = kept
         return q, runs
     q, runs = value = tuple(map(b.scratch, size(n)))
-    b.flat("activations.quantize", n // 4, location, *value, np.int64(n // 4), np.int32(x.type))
+    b.flat("activations.quantize", n // 4, region, *value, np.int64(n // 4), np.int32(x.type))
     if x.root.computes:
         b.keep(what, where, x.nbytes, value)
     return q, runs
@@ -73,13 +73,13 @@ def beside(b: Builder, node: Tensor) -> tuple[Pointer, Pointer]:
     if node not in b.rounded:
         return NONE, NONE
     value = tuple(map(b.scratch, size(node.n_elements)))
-    b.keep(("rounded", node.type), _whole(node, b.location(node)), node.nbytes, value)
+    b.keep(("rounded", node.type), _whole(node, b.region(node)), node.nbytes, value)
     return value[0], value[1]
 
 
-def _whole(t: Tensor, location: Location) -> Location:
-    """A location of elements without gaps, however rows are counted; that of others is returned as it is."""
+def _whole(t: Tensor, region: Region) -> Region:
+    """A region of elements without gaps, however rows are counted; that of others is returned as it is."""
     if not t.is_contiguous:
-        return location
+        return region
     nb = t.n_elements * t.type.type_size
-    return location.shaped((t.n_elements, 1, 1, 1), (t.type.type_size, nb, nb, nb))
+    return region.shaped((t.n_elements, 1, 1, 1), (t.type.type_size, nb, nb, nb))

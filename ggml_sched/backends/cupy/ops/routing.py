@@ -12,10 +12,11 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder
-from ggml_sched.backends.cupy.locations import Location
 from ggml_sched.backends.cupy.ops.groups import Group, Wiring
 from ggml_sched.backends.cupy.ops.registry import OPS, float_param, int_param, optional
+from ggml_sched.backends.cupy.ops.sort import KEY
 from ggml_sched.backends.cupy.ops.wiring import apart
+from ggml_sched.backends.cupy.regions import Region
 
 __all__ = ["GROUPS", "build_sum", "is_sum", "merged"]
 
@@ -24,7 +25,7 @@ MOST_EXPERTS = 1024
 MOST_USED = 32
 """The most experts of a token: one warp adds their weights, in the order of SUM_ROWS."""
 MOST_ADDED = 32
-KEY = 8
+"""The most experts' results that a weighted sum adds."""
 
 
 def _named(*ops: str) -> tuple[frozenset[str], ...]:
@@ -79,10 +80,10 @@ def _choosing(normalised: bool) -> Group:
             return False
         n, tokens, used = scores.ne[0], scores.ne[1], weights.ne[1]
         padded = 1 << max(0, n - 1).bit_length()
-        to = b.location(last)
+        to = b.region(last)
         clamp = nodes[4] if normalised else None
-        b.rows("sort.choose_experts", tokens, n, b.location(scores.src[0]), b.location(order),
-               Location(to.address, (used, tokens, 1, 1), (4, 4 * used, 4 * used * tokens, 4 * used * tokens)),
+        b.rows("sort.choose_experts", tokens, n, b.region(scores.src[0]), b.region(order),
+               Region(to.address, (used, tokens, 1, 1), (4, 4 * used, 4 * used * tokens, 4 * used * tokens)),
                np.int64(tokens), np.int32(padded), float_param(scores, 0), np.int32(normalised),
                np.float32(0) if clamp is None else float_param(clamp, 0),
                np.float32(0) if clamp is None else float_param(clamp, 1), shared=KEY * padded + 4 * n)
@@ -117,23 +118,25 @@ def merged(wiring: Wiring, found: Sequence[tuple[int, ...]]) -> list[tuple[int, 
 
 
 def _weighted_sum(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
-    """A product and the sums of all its parts, one after the other, which nothing else reads."""
-    sums, parts = [last], [last.src[1]]
+    """The nodes of the weighted sum that ends in the ADD `last`: a MUL of the experts' results by their weights, and
+    the ADDs of its views, one for each expert.  None if the nodes are no such sum, or other nodes read the product or
+    a view."""
+    sums, views = [last], [last.src[1]]
     while (inner := wiring.inner(sums[0].src[0], ("ADD",))) is not None and len(sums) < MOST_ADDED:
         sums.insert(0, inner)
-        parts.insert(0, inner.src[1])
-    parts.insert(0, sums[0].src[0])
-    product = parts[0].src[0] if parts[0].op == "VIEW" else None
+        views.insert(0, inner.src[1])
+    views.insert(0, sums[0].src[0])
+    product = views[0].src[0] if views[0].op == "VIEW" else None
     if (product is None or product.op != "MUL" or product not in wiring.position or "output" in product.flags
-            or product.view_src is not None or wiring.readers[product] != len(parts)):
+            or product.view_src is not None or wiring.readers[product] != len(views)):
         return None
     n, used, tokens, _ = product.ne
     weight = product.src[1]
     same = all(
-        part.op == "VIEW" and part.src[0] is product and wiring.readers[part] == 1 and "output" not in part.flags
-        and part.ne == (n, tokens, 1, 1) and part.nb[0] == 4 and part.nb[1] == product.nb[2]
-        and part.view_offs == i * product.nb[1] for i, part in enumerate(parts))
-    fits = (same and len(parts) == used and product.ne[3] == 1 and product.ne == product.src[0].ne
+        view.op == "VIEW" and view.src[0] is product and wiring.readers[view] == 1 and "output" not in view.flags
+        and view.ne == (n, tokens, 1, 1) and view.nb[0] == 4 and view.nb[1] == product.nb[2]
+        and view.view_offs == i * product.nb[1] for i, view in enumerate(views))
+    fits = (same and len(views) == used and product.ne[3] == 1 and product.ne == product.src[0].ne
             and weight.ne == (1, used, tokens, 1) and last.n_elements > 0
             and all(t.type == Type.F32 for t in (*sums, product, *product.src[:2]))
             and all(t.ne == (n, tokens, 1, 1) and t.view_src is None for t in sums))
@@ -146,6 +149,6 @@ def build_sum(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
     x, w = product.src[:2]
     if any(b.is_needed(node) for node in nodes[:-1]) or not apart(b, last, (x, w)):
         return False
-    b.flat("experts.weighted_sum", last.n_elements, b.location(x), b.location(w), b.location(last),
+    b.flat("experts.weighted_sum", last.n_elements, b.region(x), b.region(w), b.region(last),
            np.int64(last.n_elements))
     return True

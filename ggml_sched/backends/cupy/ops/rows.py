@@ -20,7 +20,7 @@ def _get_rows(b: Builder, node: Tensor) -> None:
     table = node.src[0]
     if is_packed(table):
         n = node.n_elements // 32
-        b.flat(f"packed_rows.{table.type.name.lower()}", n, b.source(node, 0), b.source(node, 1), b.location(node),
+        b.flat(f"packed_rows.{table.type.name.lower()}", n, b.source(node, 0), b.source(node, 1), b.region(node),
                np.int64(n), b.error, b.position)
     else:
         b.each("rows.get_rows", node, kind(table), b.error, b.position)
@@ -35,7 +35,7 @@ def _set_rows(b: Builder, node: Tensor) -> None:
     rows, ids = node.src[:2]
     if rows.n_elements == 0:
         return
-    source, numbers, d = b.source(node, 0), b.source(node, 1), b.location(node)
+    source, numbers, d = b.source(node, 0), b.source(node, 1), b.region(node)
     wide, n = np.int32(ids.type == Type.I64), n_rows(rows)
     if rows.ne[1] <= MANY:
         b.rows("rows.set_rows", n, rows.ne[0], source, numbers, d, np.int64(n), kind(node), wide, b.error, b.position)

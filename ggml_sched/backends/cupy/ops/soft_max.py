@@ -12,7 +12,7 @@ from ggml_sched.backends.cupy.ops.registry import computes, float_param, int_par
 @computes("SOFT_MAX")
 def _soft_max(b: Builder, node: Tensor) -> None:
     mask, sinks = optional(node, 1), optional(node, 2)
-    rows, d = n_rows(node), b.location(node)
+    rows, d = n_rows(node), b.region(node)
     b.rows("soft_max.soft_max", rows, node.ne[0], b.source(node, 0), d if mask is None else b.source(node, 1),
            d if sinks is None else b.source(node, 2), d, np.int64(rows), float_param(node, 0), float_param(node, 1),
            np.int32(-1) if mask is None else kind(mask), np.int32(sinks is not None))

@@ -8,12 +8,12 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder
 from ggml_sched.backends.cupy.ops.registry import computes, int_param, n_rows
 
-__all__ = ["CHUNK"]
+__all__ = ["CHUNK", "KEY"]
 
 CHUNK = 4096
 """The most keys that a block sorts in shared memory; a longer row is sorted in several launches."""
-
 KEY = 8
+"""Bytes of a key: what a row is sorted by, and its position."""
 
 
 def _padded(n: int) -> int:
@@ -30,7 +30,7 @@ def _sort(b: Builder, node: Tensor) -> None:
     a = node.src[0]
     n, rows = _padded(a.ne[0]), n_rows(a)
     descending = np.int32(node.op == "TOP_K" or bool(int_param(node, 0)))
-    source, d = b.source(node, 0), b.location(node)
+    source, d = b.source(node, 0), b.region(node)
     if n <= CHUNK:
         b.rows("sort.sort_rows", rows, n, source, d, np.int64(rows), np.int32(n), descending, shared=KEY * n, each=2)
         return

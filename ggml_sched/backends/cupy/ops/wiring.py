@@ -16,8 +16,8 @@ __all__ = ["Members", "apart"]
 
 def apart(b: Builder, t: Tensor, others: Iterable[Tensor]) -> bool:
     """Whether a tensor shares no byte with any of the others."""
-    start = b.location(t).address
-    return not any(start < (at := b.location(other).address) + other.nbytes and at < start + t.nbytes
+    start = b.region(t).address
+    return not any(start < (at := b.region(other).address) + other.nbytes and at < start + t.nbytes
                    for other in others)
 
 
@@ -46,7 +46,7 @@ class Members:
         if k is None:
             return None
         found, source, b = self.nodes[k], node.src[j], self._builder
-        same = (b.location(found).address == b.location(source).address and found.nbytes == source.nbytes
+        same = (b.region(found).address == b.region(source).address and found.nbytes == source.nbytes
                 and found.is_contiguous and source.is_contiguous)
         return found if same else None
 

@@ -1,6 +1,6 @@
 """Where the elements of a tensor lie (address, extents, strides), as kernels take it, and shorter equal descriptions.
 
-Invariant: a `Location` only describes bytes; the builder checks that kernels may use them.
+Invariant: a `Region` only describes bytes; the builder checks that kernels may use them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 
-__all__ = ["VIEW", "Location", "Pointer", "Scratch", "is_aligned", "joined", "spread", "unit_of"]
+__all__ = ["VIEW", "Region", "Pointer", "Scratch", "is_aligned", "joined", "spread", "unit_of"]
 
 VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
 """`struct View` of common.cuh."""
@@ -31,8 +31,9 @@ Pointer: TypeAlias = np.uint64 | Scratch
 """An argument: an address of the device."""
 
 
-class Location(NamedTuple):
-    """Where elements lie: extents `ne` and strides `nb` in bytes, innermost first; a kernel gets it as a `View`.
+class Region(NamedTuple):
+    """Where elements lie: from `address` on, with extents `ne` and strides `nb` in bytes, innermost first.  A kernel
+    gets it as a `View`.
 
     `scratch`: `address` is an offset in the work memory, whose address is known only when the launch is packed.
     """
@@ -49,11 +50,11 @@ class Location(NamedTuple):
     def pointer(self) -> Pointer:
         return Scratch(self.address) if self.scratch else np.uint64(self.address)
 
-    def moved(self, offset: int) -> Location:
+    def moved(self, offset: int) -> Region:
         """The same extents and strides `offset` bytes further on."""
         return self._replace(address=self.address + offset)
 
-    def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Location:
+    def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Region:
         """Other extents (and strides) from the same address on."""
         return self._replace(ne=tuple(ne), nb=self.nb if nb is None else tuple(nb))
 
@@ -70,12 +71,14 @@ def is_aligned(t: Tensor, unit: int) -> bool:
     return not any(v % unit for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
 
 
-def joined(ne: tuple[int, ...], locations: Sequence[Location], size: int) -> tuple[tuple[int, ...], list[Location]]:
-    """The same elements with fewer extents: neighbouring extents without a gap in any location are joined.  `size`:
-    bytes of an element, the stride of a single element."""
-    extents, strides = [1], [[size] * len(locations)]
+def joined(ne: tuple[int, ...], regions: Sequence[Region], size: int) -> tuple[tuple[int, ...], list[Region]]:
+    """The same elements with fewer extents: neighbouring axes that have no gap between them in any region are joined.
+
+    `size`: bytes of an element, the stride that is given where all extents are 1.
+    """
+    extents, strides = [1], [[size] * len(regions)]
     for axis, n in enumerate(ne):
-        here = [location.nb[axis] for location in locations]
+        here = [region.nb[axis] for region in regions]
         if n == 1:
             continue
         if extents == [1]:
@@ -87,15 +90,15 @@ def joined(ne: tuple[int, ...], locations: Sequence[Location], size: int) -> tup
             strides.append(here)
     more = 4 - len(extents)
     extents += [1] * more
-    strides += [[0] * len(locations)] * more
-    return tuple(extents), [location.shaped(extents, nb)
-                            for location, nb in zip(locations, zip(*strides, strict=True), strict=True)]
+    strides += [[0] * len(regions)] * more
+    return tuple(extents), [region.shaped(extents, nb)
+                            for region, nb in zip(regions, zip(*strides, strict=True), strict=True)]
 
 
-def spread(location: Location, ne: tuple[int, ...]) -> Location | None:
-    """The location with its extents of 1 repeated to extents `ne`, by strides of 0; None if a longer extent would have
+def spread(region: Region, ne: tuple[int, ...]) -> Region | None:
+    """The region with its extents of 1 repeated to extents `ne`, by strides of 0; None if a longer extent would have
     to repeat."""
-    if any(have not in (1, want) for have, want in zip(location.ne, ne, strict=True)):
+    if any(have not in (1, want) for have, want in zip(region.ne, ne, strict=True)):
         return None
-    return location.shaped(ne, [nb if have == want else 0
-                                for have, want, nb in zip(location.ne, ne, location.nb, strict=True)])
+    return region.shaped(ne, [nb if have == want else 0
+                                for have, want, nb in zip(region.ne, ne, region.nb, strict=True)])
