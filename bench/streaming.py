@@ -18,13 +18,14 @@ import json
 import mmap
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Refused(Exception):
 
 
 class Killed(Exception):
-    """A process that has ended: under a limit of its group, because it needs more."""
+    """A process was killed by the kernel, because it needs more than the limit of its group."""
 
 
 class Worker:
@@ -72,7 +73,9 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise Killed(f"a worker ended, with {self.process.wait()}: {' '.join(map(str, self.process.args))}")
+            code = self.close()
+            ended = f"a worker ended, with {code}: {' '.join(map(str, self.process.args))}"
+            raise Killed(ended) if code == -signal.SIGKILL else RuntimeError(ended)
         return json.loads(line)
 
     def ask(self, what: str, *numbers: int) -> dict[str, Any]:
@@ -86,10 +89,11 @@ class Worker:
         self.seconds[what] = min(found["seconds"], self.seconds.get(what, found["seconds"]))
         assert self.logits.setdefault(what, found["logits"]) == found["logits"], f"{what}: other logits than before"
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+    def close(self) -> int:
+        """End the process; returns its exit code.  It may have ended before."""
+        with suppress(BrokenPipeError):
+            self.process.communicate()
+        return self.process.wait()
 
 
 def reading(path: Path, nbytes: int, together: int = 1) -> float:

@@ -84,7 +84,7 @@ def main() -> None:
     threads, limit = map(int, sys.argv[4:6])
     if group != "-":
         memory_group.join(group)
-    engine = LlamaCpp(path, threads) if name == "llama.cpp" else Ours(path, threads, name, limit)
+    engine = LlamaCpp(path, threads, N_CTX) if name == "llama.cpp" else Ours(path, threads, name, limit)
     engine.eval([1])
     answer({"ready": True})
     for line in sys.stdin:

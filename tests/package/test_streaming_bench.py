@@ -47,6 +47,11 @@ def test_a_process_that_was_killed_has_no_times():
     assert streaming.beside({"decode": 0.5}, {"decode": 2.0}, "decode", 1000) == ["2000", "4.0"]
 
 
+def test_a_process_that_ends_with_an_error_is_not_taken_for_killed():
+    with pytest.raises(RuntimeError, match="ended, with 1"):
+        streaming.Worker("cpu", Path("no such file"), 1, 0, None)
+
+
 def test_reading_together_reads_as_many_bytes(tmp_path, monkeypatch):
     path, read = tmp_path / "file", []
     path.write_bytes(bytes(3 * streaming.CHUNK + 4096))
