@@ -7,7 +7,7 @@ Each engine runs in a process of its own, in a control group for memory with the
 groups llama.cpp is left out.  Each has a copy of the file, so that no pages are in memory on another's account.  A
 limit counts all that a process holds.  The bound is what no schedule can beat: the greater of a token's time with
 everything in memory and the time to read what the limit leaves no room for, W - M bytes and the window, which is
-measured between the tokens.  The engines and the disk take turns; of each the fastest token, prompt or reading counts.
+measured between the tokens.  The engines and the disk take turns; medians of tokens, prompts and readings count.
 FOLDER, which must be on a real disk, gets three files of about 43 MiB a layer.
 """
 
@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,14 @@ class Killed(Exception):
 
 
 class Worker:
-    """A process of streaming_worker.py; its best seconds of each command."""
+    """A process of streaming_worker.py, and the seconds of each token and prompt."""
 
     def __init__(self, engine: str, path: Path, threads: int, limit: int, group: Path | None) -> None:
         command = [sys.executable, str(HERE / "streaming_worker.py"), str(group or "-"), engine, str(path),
                    str(threads), str(limit)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, list[float]] = {}
         self.logits: dict[str, int] = {}
         first = self._read()
         if "refused" in first:
@@ -86,8 +87,11 @@ class Worker:
 
     def measure(self, what: str, n: int) -> None:
         found = self.ask(what, n)
-        self.seconds[what] = min(found["seconds"], self.seconds.get(what, found["seconds"]))
+        self.seconds.setdefault(what, []).extend(found["seconds"])
         assert self.logits.setdefault(what, found["logits"]) == found["logits"], f"{what}: other logits than before"
+
+    def medians(self) -> dict[str, float]:
+        return {what: median(seconds) for what, seconds in self.seconds.items()}
 
     def close(self) -> int:
         """End the process; returns its exit code.  It may have ended before."""
@@ -133,7 +137,8 @@ class Case:
 
     def __init__(self, stack: ExitStack, args: argparse.Namespace, path: Path, mapped: Path, part: float) -> None:
         self.part, self.limit = part, int(path.stat().st_size * part)
-        self.missing, self.reading = 0, float("inf")
+        self.missing = 0
+        self.readings: dict[int, list[float]] = {1: [], 2: []}
         groups = [stack.enter_context(memory_group(self.limit)) for _ in range(2)]
         self.refused, self.ours = "", None
         self.theirs: Worker | None = None
@@ -157,6 +162,11 @@ class Case:
     def workers(self) -> Iterator[Worker]:
         yield from (worker for worker in (self.ours, self.theirs) if worker is not None)
 
+    @property
+    def reading(self) -> float:
+        """Seconds to read what the limit leaves no room for, by one read at a time or two, whichever is faster."""
+        return min(map(median, self.readings.values()))
+
     def bound(self, compute: float) -> float:
         """Seconds that a token takes at least, where `compute` are those with everything in memory."""
         return max(compute, self.reading if self.missing else 0.0)
@@ -164,31 +174,32 @@ class Case:
 
 def measured(args: argparse.Namespace, path: Path, mapped: Path, part: float,
              free: Worker) -> tuple[list[str], list[str]]:
-    """The rows of a limit: of its tokens, and of its prompts.  What takes turns is compared: the fastest of as many."""
+    """The rows of a limit: of its tokens, and of its prompts.  What takes turns is compared."""
     free.seconds.clear()
     with ExitStack() as stack:
         case = Case(stack, args, path, mapped, part)
         for _ in range(args.rounds):
             for _ in range(args.tokens if case.missing else 0):
-                case.reading = min(case.reading, *(reading(path, case.missing, n) for n in (1, 2)))
+                for together, seconds in case.readings.items():
+                    seconds.append(reading(path, case.missing, together))
             for worker in (free, *case.workers()):
                 worker.measure("decode", args.tokens)
-        for worker in (free, *case.workers()):
-            worker.measure("prefill", PROMPT)
+            for worker in (free, *case.workers()):
+                worker.measure("prefill", PROMPT)
         head = [f"{part:.2f}", f"{case.limit / MIB:.0f}"]
         if case.ours is None:
             return [*head, case.refused], [*head, case.refused]
         assert case.ours.logits["decode"] == free.logits["decode"], "other bits of tokens than without a limit"
-        figures, ours = case.ours.ask("figures"), case.ours.seconds
-        bound = case.bound(free.seconds["decode"])
+        figures, ours, unlimited = case.ours.ask("figures"), case.ours.medians(), free.medians()
+        bound = case.bound(unlimited["decode"])
         rate = f"{case.missing / case.reading / 1e6:.0f}" if case.missing else "-"
-        theirs = case.theirs.seconds if case.theirs is not None else {} if case.killed else None
+        theirs = case.theirs.medians() if case.theirs is not None else {} if case.killed else None
         tokens = [*head, f"{figures['fetched'] / MIB:.0f}", f"{figures['window'] / MIB:.0f}", rate,
                   f"{ours['decode'] * 1e3:.0f}", f"{1 / ours['decode']:.2f}",
-                  f"{free.seconds['decode'] * 1e3:.0f}", f"{bound * 1e3:.0f}",
+                  f"{unlimited['decode'] * 1e3:.0f}", f"{bound * 1e3:.0f}",
                   f"{ours['decode'] / bound:.2f}",
                   *beside(ours, theirs, "decode", 1000), f"{figures['peak'] / case.limit:.2f}"]
-        prompts = [*head, f"{ours['prefill']:.2f}", f"{free.seconds['prefill']:.2f}",
+        prompts = [*head, f"{ours['prefill']:.2f}", f"{unlimited['prefill']:.2f}",
                    "yes" if case.ours.logits["prefill"] == free.logits["prefill"] else "no, in smaller batches",
                    *beside(ours, theirs, "prefill", 1)]
         return tokens, prompts
