@@ -1,1 +1,1 @@
-"""Worker threads of backends and pipelines, and locks for computes."""
+"""Worker threads of backends and pipelines, locks, and `cached_property` without a lock."""

@@ -16,7 +16,7 @@ cdef extern from "pythread.h" nogil:
 
 cdef class OneAtATime:
     cdef object busy, ended             # functions that make the exceptions for a locked and for a closed lock
-    cdef object holder                  # what `take` was given
+    cdef object holder                  # the argument of `take` while locked
     cdef readonly bint locked
     cdef public bint closed
     cpdef take(self, holder)
@@ -24,8 +24,8 @@ cdef class OneAtATime:
 
 cdef class ForkLock:
     cdef PyThread_type_lock lock        # freed by __dealloc__
-    cdef object holder                  # what `take` was given
-    cdef int pid                        # id of the process that made `lock`: not that of a child process
+    cdef object holder                  # the argument of `take` while locked
+    cdef int pid                        # id of the process that made `lock`; differs from getpid() after a fork
     cdef readonly bint locked
     cpdef take(self, holder)
 

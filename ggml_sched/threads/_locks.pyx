@@ -1,14 +1,15 @@
 # cython: language_level=3
-"""Locks that an exception of a signal handler cannot leave locked, one that is free in the child after a fork, and a
-latch, which threads wait for.
+"""Two locks that an exception of a signal handler cannot leave locked, of which `ForkLock` is also free in a child
+process after a fork; and a latch, for which threads wait.
 
 `__enter__` and `__exit__` are compiled, because a model takes several locks for each token, and with cold caches one
 `__enter__` in Python costs more than all decisions of the scheduler.  Invariant: an exception that a signal handler
 raises, such as KeyboardInterrupt, comes before the lock is taken, inside the `with` block, or after it is released.
 
-The interpreter runs signal handlers where a Python function begins and after each call.  With compiled methods neither
-is between the block and the release, nor, before CPython 3.14, between taking the lock and the block; locks.py is for
-3.14.  `take` is `__enter__` with a `holder`, and `drop` undoes it if this holder has the lock, and nothing else.
+The interpreter runs signal handlers where a Python function begins and after each call.  Because these methods are
+compiled, none runs between the block and the release, nor, before CPython 3.14, between taking the lock and the block;
+locks.py is for 3.14.  `take(holder)` does what `__enter__` does and notes the holder; `drop(holder)` releases the lock
+if this holder has it, and does nothing otherwise.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -29,7 +30,7 @@ cdef class OneAtATime:
         self.take(None)
 
     cpdef take(self, holder):
-        # No other thread runs this meanwhile: the interpreter's lock (GIL) is held.
+        # The interpreter's lock (GIL) is held throughout, so no other thread runs this meanwhile.
         if self.locked:
             raise self.busy()
         if self.closed:
@@ -81,7 +82,7 @@ cdef class ForkLock:
                     break
                 PyErr_CheckSignals()
         try:
-            PyErr_CheckSignals()        # one that came while this thread waited
+            PyErr_CheckSignals()        # run the handler of a signal that came while this thread waited
         except BaseException:
             PyThread_release_lock(self.lock)
             raise
@@ -99,9 +100,9 @@ cdef class ForkLock:
 
 
 cdef class Latch:
-    """Threads wait for it until another has opened it, once and for all.
+    """Threads wait for a latch until another thread opens it; it then stays open.
 
-    It stands in for threading.Event, whose lock an interrupt of `wait` or `set` can leave locked.
+    It is used instead of threading.Event, whose lock an interrupt of `wait` or `set` can leave locked.
     """
 
     def __cinit__(self):
@@ -117,7 +118,7 @@ cdef class Latch:
             PyThread_free_lock(self.lock)
 
     def open(self):
-        """Let all threads go that wait; idempotent."""
+        """Let all waiting threads continue; idempotent."""
         if not self.is_open:
             self.is_open = True
             PyThread_release_lock(self.lock)
@@ -129,6 +130,6 @@ cdef class Latch:
             with nogil:
                 got = PyThread_acquire_lock_timed(self.lock, -1, 1)
                 if got == PY_LOCK_ACQUIRED:
-                    PyThread_release_lock(self.lock)    # the next thread that waits takes it
+                    PyThread_release_lock(self.lock)    # for the next waiting thread
             if got != PY_LOCK_ACQUIRED:
                 PyErr_CheckSignals()

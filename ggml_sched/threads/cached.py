@@ -1,8 +1,8 @@
 """`cached_property`, without the lock that it has in CPython 3.11.
 
-That lock is one for all objects of a class.  A child process that is forked while another thread computes such a
-property would wait for it for ever, whatever object it asks.  Two threads that ask at once may both compute the value,
-as from CPython 3.12 on: functions of such properties change nothing.
+All objects of a class share that lock: a child process that is forked while another thread computes such a property
+would wait for the lock for ever, for any object.  Without the lock, as in CPython 3.12, two threads may both compute
+the value of a property, so the functions of such properties must have no side effects.
 """
 
 import sys

@@ -1,8 +1,9 @@
 """The locks of _locks, with the `__enter__` that the version of CPython needs.
 
 Invariant: a signal handler that raises leaves no lock taken.  Up to CPython 3.13 no handler runs between a compiled
-`__enter__` and the block.  From 3.14 on handlers run after the call of a compiled function, outside the block, but not
-after the return of one in Python: there `__enter__` is in Python, and gives back what it took if a handler raises.
+`__enter__` and the block.  From 3.14 on a handler may run there, because handlers run after calls of compiled
+functions, but not after a Python function returns.  So `__enter__` is a Python function there; it releases the lock if
+a handler raises in it.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Worker threads, which execute functions from a queue.
 
 A crew is a few threads that share one queue.  The threads are daemons and refer only to the queue, so that they end
-with `close`, or when the crew is freed.  After a fork they do not exist in the child: see `is_here`.  A crew in turns
-begins its calls in order, one at a time, and may end them beside each other.
+with `close`, or when the crew is freed.  After a fork they do not exist in the child: see `is_here`.  A crew `in_turns`
+executes its calls in order, one at a time; only what a call leaves for later (`Crew`) runs beside other calls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
 def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
     """On a thread of a crew: execute one call of `todo`, if one is left, and record its begin and its end.
 
-    `Crew.share` compares the lengths of `begun` and `ended` to know whether a call is still running; `done` wakes it.
+    `ended` gets its error, or None.  `Crew.share` compares the lengths of `begun` and `ended` to know whether a call is
+    still running; an entry in `done` wakes it.
     """
     begun.append(None)
     call: Call | None = None
@@ -66,16 +67,16 @@ def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | N
 
 
 class Crew:
-    """Threads that share one queue of calls: one for each name; fewer, or none, if the host starts no more.
+    """Threads that share one queue of calls: one thread for each name; fewer, or none, if the host starts no more.
 
-    `in_turns`: one call after another is taken and executed; it may return another function, or None, which is then
-    called while the next ones are taken.
+    `in_turns`: calls are taken and executed one after another.  A call returns None, or a function: the thread calls
+    this function while other threads execute the next calls.
     """
 
     def __init__(self, names: Sequence[str], in_turns: bool = False) -> None:
         self.threads: list[threading.Thread] = []
         self._ending: tuple[threading.Thread, ...] = ()
-        """Those that `close` waits for."""
+        """The threads that `close` waits for, since `_stop` clears `threads`."""
         self._pid = os.getpid()
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._stop = weakref.finalize(self, _send_stops, self._calls, self.threads)
@@ -88,7 +89,7 @@ class Crew:
                 thread.start()
         except RuntimeError as error:
             if error.__context__ is not None:
-                raise                           # an interrupt during `start`, which waits for the thread
+                raise                           # caused by an interrupt while `start` waited for the thread
             self.threads.pop()
 
     @property
@@ -101,15 +102,15 @@ class Crew:
         self._calls.put(call)
 
     def putting(self, call: Call) -> Callable[[], None]:
-        """A function in C that queues a call as `put` does, so that one C function can queue several."""
+        """A function in C that queues `call`, so that signal handlers cannot run between several of them in a row."""
         return partial(self._calls.put, call)
 
     def share(self, calls: Sequence[Call], own: Call) -> None:
         """Execute calls that may raise on the threads, and `own` on the caller's thread; raises the first error.
 
         Returns or raises only when no call is running any more, even after an interrupt.  An interrupt may come between
-        any two lines of this function, so it may not know how many calls it has queued.  Therefore each thread records
-        that it has begun and ended a call; after an error all are queued again, and a thread that finds no call left
+        any two lines, and then this function does not know how many calls it has queued.  Therefore each thread records
+        that it has begun and ended a call; after an error all calls are queued again, and a thread that finds none left
         does nothing.
         """
         todo = list(calls)
@@ -137,7 +138,7 @@ class Crew:
             raise errors[0]
 
     def close(self) -> None:
-        """Wait until the queued calls are executed, and end the threads; idempotent, from several threads, too."""
+        """Wait until the queued calls are executed, and end the threads; idempotent; several threads may call this."""
         if not self.is_here:
             self._stop.detach()
             return
@@ -151,7 +152,7 @@ class Crew:
 def thread_count(n: int | None, most: int) -> int:
     """The number of threads `n` that a caller gave, checked to be in 1 .. `most`.
 
-    None: as many as the process may use processors, at most `most`.
+    None: the number of processors that the process may use, at most `most`.
     """
     if n is None:
         return min(most, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -252,7 +252,7 @@ def test_rows_lie_behind_the_counters():
     assert RowState(0, "q").offset == AT_ROWS and not any(
         RowState(slot, part).offset % 256 for slot in (0, 1) for part in ("q", "runs", "squares"))
     state = np.zeros(1, STATE)
-    state["rows"]["runs"][0, 1, 3] = 1, 2
+    state["rounded"]["runs"][0, 1, 3] = 1, 2
     flat = state.view(np.uint8)
     assert flat[RowState(1, "runs").offset + 24 :][:8].view(np.float32).tolist() == [1, 2]
 

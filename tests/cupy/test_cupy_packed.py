@@ -81,8 +81,8 @@ def test_bytes_are_those_of_ggml_whatever_part_is_written_or_read(cuda, kind):
 
 
 @pytest.mark.parametrize("kind", PACKED, ids=str)
-def test_whole_units_are_rearranged_by_the_device(kind, monkeypatch):
-    """Whatever the size of a piece; the host rearranges the units at the ends alone."""
+def test_whole_bundles_are_rearranged_by_the_device(kind, monkeypatch):
+    """Whatever the size of a piece; the host rearranges the bundles at the ends alone."""
     monkeypatch.setattr(packed, "PIECE", 3000)
     monkeypatch.setattr(packed, "MAX_BLOCKS", 2)
     rearranged = []

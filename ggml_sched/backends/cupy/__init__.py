@@ -9,7 +9,7 @@
     queue       the device's one queue: copies, launches, waits; fault: invalid data that kernels find
     backend     CupyBackend
 
-Importing this needs neither CuPy nor a GPU; making a backend for a number does.
+Importing this package needs neither CuPy nor a GPU; making a backend for a number needs both.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ __all__ = ["CupyBackend", "CupyEvent"]
 
 ALIGNMENT = 256
 OFFLOAD_COLUMNS = 32
-"""Columns of a matrix product from which on copying its weights to the device pays, as in ggml."""
+"""From this many columns of a matrix product on, copying its weights to the device pays; ggml has the same number."""
 
 
 class CupyBackend(DeviceQueue):
@@ -38,8 +38,8 @@ class CupyBackend(DeviceQueue):
 
     `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products take f32 activations instead
     of rounding them to 8 bits.  `capture=False` launches every kernel by itself instead of replaying CUDA graphs.
-    `overlap`: kernels begin before those before them have ended, and ask for weights and caches meanwhile, on devices
-    from sm_90 on with a driver for CUDA 12.3 or later; elsewhere it has no effect.
+    `overlap`: a kernel may begin before earlier kernels have ended, and prefetches weights and caches meanwhile; this
+    needs a device from sm_90 on and a driver for CUDA 12.3 or later, and has no effect elsewhere.
     `repack`: quantised weights are rearranged, in place, to an order that matrix products read faster, until an op
     needs ggml's order.  `staging`: bytes of pinned host memory for copies to the device, and as many for copies to the
     host.
@@ -64,7 +64,7 @@ class CupyBackend(DeviceQueue):
         self.capture: bool = bool(capture)
         self.repack: bool = bool(repack)
         self.n_straightened: int = 0
-        """How often rearranged weights were converted back to ggml's order, because another op reads them."""
+        """How often rearranged weights were converted back, because an op needed ggml's order."""
         self.used: int = 0
         self.work: WorkMemory = WorkMemory()
         self._functions: dict[str, Function] = {}
@@ -138,12 +138,12 @@ class CupyBackend(DeviceQueue):
         return memory
 
     def _grow_work(self, size: int) -> None:
-        """Let the work memory have `size` bytes or more."""
+        """Replace the work memory by a larger one if it has fewer than `size` bytes."""
         held = self.work.size
         if size <= held:
             return
         self.settle()
-        # The present area is freed first, so that never two are allocated; no queued launch uses it any more.
+        # The old memory is freed first, so that never two are allocated; no queued launch uses it any more.
         self.work.exchange(None)
         self.used -= held
         self.work.exchange(self._take(size, f"work memory of {size} bytes needed"))
@@ -179,7 +179,7 @@ class CupyBackend(DeviceQueue):
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
         there = dst.buffer
         if isinstance(there, DeviceBuffer) or not _is_dense(src, dst):
-            return False        # not dense, or on another device, which cannot read this one's memory
+            return False        # not dense; or a CUDA backend has refused the copy in `cpy_tensor_from`
         data = _host_bytes(dst)
         if data is None or not data.flags.writeable:
             return False
@@ -194,8 +194,8 @@ class CupyBackend(DeviceQueue):
         return self._copy_on_devices(src, dst, there)
 
     def _copy_on_devices(self, src: Tensor, dst: Tensor, other: DeviceBuffer) -> bool:
-        """Queue a copy from or to another buffer, possibly of another backend.  False if it has to go through the host:
-        because the devices do not reach each other, or to convert between the two orders of weights."""
+        """Queue a copy from or to buffer `other`, possibly of another backend.  False if the copy has to go through the
+        host: because the devices do not reach each other, or to convert between the two orders of weights."""
         there = other.backend
         if not _is_dense(src, dst) or _is_packed(src) or _is_packed(dst):
             return False
@@ -239,7 +239,7 @@ class CupyBackend(DeviceQueue):
         return found
 
     def load(self, kernels: Iterable[str]) -> None:
-        """Compile together what these kernels, "module.function", need and is not compiled yet; the lock is held."""
+        """Compile in parallel what these kernels, "module.function", need, unless it is compiled; the lock is held."""
         self.device.load(sorted(kernel for kernel in kernels if kernel not in self._functions), overlap=self.overlap)
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
@@ -265,13 +265,13 @@ class CupyBackend(DeviceQueue):
 
     @queueing
     def pack(self, address: int, size: int, kind: Type) -> None:
-        """Queue the rearrangement of weights of a type: `size` bytes of whole units, which are in ggml's order."""
+        """Queue the rearrangement of `size` bytes of weights, whole bundles of blocks that are in ggml's order."""
         launch = packed.packing(address, size, kind)
         function = self.function(launch.kernel)
         function.launch(launch.grid, launch.block, function.pack(launch.bound(0, 0)), launch.shared, self.stream)
 
     def straighten(self, buffer: DeviceBuffer, part: packed.Part) -> None:
-        """Convert rearranged weights to ggml's order, at once; the lock is held.  Plans that read them are rebuilt."""
+        """Convert a rearranged weight to ggml's order; the lock is held.  Plans are rebuilt before they run again."""
 
         def get(start: int, size: int) -> np.ndarray:
             out = np.empty(size, np.uint8)
@@ -322,7 +322,7 @@ class CupyBackend(DeviceQueue):
             self._done, self._error = self._queued, None
             self.used -= self.work.size
             self._functions.clear()
-            # A device that was lost refuses each of these calls; all are still tried.
+            # A device that was lost refuses these calls; each of them is still tried.
             for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
                               self.faults.free, *([self.blas.close] if self.blas is not None else ())):
                 with suppress(DeviceError):
@@ -335,7 +335,7 @@ class CupyBackend(DeviceQueue):
             self.device.close()
 
 def _open(number: int, name: str) -> Device:
-    """The CUDA device of a number; BackendError that says what is missing."""
+    """The CUDA device of a number; raises BackendError that says what is missing."""
     from ggml_sched.backends.cupy.real import open_device
 
     try:

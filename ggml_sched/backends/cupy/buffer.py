@@ -1,7 +1,7 @@
 """Memory of a CUDA device: one allocation for each buffer, and work memory.
 
-Invariant: memory is freed only after all work queued on it, on any stream, is done.  Weights may be
-rearranged in it (packed.py); bytes that `write` and `read` take and return are always in ggml's order.
+Invariant: memory is freed only after all queued work that uses it, on any stream, is done.  Weights in a buffer may be
+rearranged (packed.py); the bytes that `write` and `read` take and return are always in ggml's order.
 Corresponds to ggml's buffer of the CUDA backend.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["DeviceBuffer", "WorkMemory", "as_bytes"]
 
 
 def as_bytes(data: bytes | memoryview | np.ndarray) -> np.ndarray:
-    """A uint8 array over a contiguous buffer."""
+    """A uint8 array over the same contiguous bytes."""
     return np.frombuffer(data, np.uint8)
 
 
@@ -46,7 +46,7 @@ class DeviceBuffer(Buffer):
         self._memory: Memory | None = memory
 
     def write(self, offset: int, data: memoryview | np.ndarray) -> None:
-        """Queue a copy of bytes for work that is queued later; `data` may change once this returns."""
+        """Queue a copy of `data` into the buffer, from `offset` on; `data` may change once this returns."""
         if not len(data):
             return
         address, given = self.address(offset, len(data)), as_bytes(data)
@@ -65,7 +65,7 @@ class DeviceBuffer(Buffer):
         self.backend.synchronize()
 
     def read_later(self, offset: int, out: memoryview | np.ndarray) -> None:
-        """Queue a copy of bytes into `out`; it is complete after `synchronize`."""
+        """Queue a copy of the buffer's bytes from `offset` on into `out`; it is complete after `synchronize`."""
         if not len(out):
             return
         address, wanted = self.address(offset, len(out)), as_bytes(out)
@@ -80,15 +80,15 @@ class DeviceBuffer(Buffer):
                 packed.read(part, start, piece, self._fetch)
 
     def _put(self, start: int, data: np.ndarray) -> None:
-        """Queue a copy of bytes to the device, without rearranging them."""
+        """Queue a copy of bytes to offset `start`, without rearranging them."""
         self.backend.upload(self.base + start, data)
 
     def _pack(self, part: packed.Part, start: int, size: int) -> None:
-        """Queue the rearrangement of whole units of a part, which are in ggml's order."""
+        """Queue the rearrangement of `size` bytes of a part, whole bundles of blocks in ggml's order."""
         self.backend.pack(self.base + start, size, part.kind)
 
     def _fetch(self, start: int, size: int) -> np.ndarray:
-        """The bytes on the device, without rearranging them."""
+        """Wait for, and return, bytes of the device from offset `start` on as they are stored."""
         out = np.empty(size, np.uint8)
         self.backend.download(out, self.base + start)
         self.backend.synchronize()
@@ -108,7 +108,7 @@ class DeviceBuffer(Buffer):
             self.packed.drop(tensor.offset)
 
     def is_packed(self, root: Tensor) -> bool:
-        """Whether the rows of a tensor, which is no view, are stored in the order of repack.py."""
+        """Whether the rows of `root`, which is no view, are stored in the order of repack.py."""
         return self.packed.find(root) is not None
 
     def free(self) -> None:
@@ -117,17 +117,17 @@ class DeviceBuffer(Buffer):
             self.backend.release(memory, self)
 
     def address(self, offset: int, size: int) -> int:
-        """The device address of a range; BackendError outside the buffer, or when it is closed."""
+        """The device address of a range; BackendError if it is outside the buffer, or the buffer is closed."""
         self._check_range(offset, size)
         return self.base + offset
 
 
 class WorkMemory:
-    """Work memory, which kernels use between the launches of a node: one area for all plans of a backend.
+    """Work memory, in which the launches of a node keep data for each other: one area for all plans of a backend.
 
-    It only grows.  No kernel reads in it what another node's kernels wrote, except where `Builder.keep` allows it
-    within a plan, and a backend has one queue: so all plans share it.  `generation` changes with its address: then
-    arguments that hold the address, and captured graphs, are made anew.  The backend allocates and bounds it.
+    It only grows.  All plans can share it, because a backend has one queue, and kernels read in it only what kernels of
+    the same node wrote (within a plan also of earlier nodes: `Builder.keep`).  `generation` changes with the address:
+    arguments that hold the address, and captured graphs, are then made anew.  The backend allocates and bounds it.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class WorkMemory:
         return 0 if self._memory is None else self._memory.ptr
 
     def exchange(self, memory: Memory | None) -> None:
-        """Replace the area, which no queued work uses any more, by another one."""
+        """Free the area, which no queued work uses any more, and use `memory` instead; None: nothing."""
         old, self._memory = self._memory, memory
         self.generation += 1
         if old is not None:

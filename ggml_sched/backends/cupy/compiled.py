@@ -1,9 +1,9 @@
 """Compiles kernel sources by NVRTC, and keeps the machine code in CuPy's folder of kernels.
 
 CuPy's own compiler wants CUDA's headers, which no kernel of this package includes.  The folder is what CUPY_CACHE_DIR
-names, else ~/.cupy/kernel_cache; where it can not be written, each process compiles.  A file is the machine code and
-its SHA-256; files that do not match theirs are compiled anew.  The logger "ggml_sched.cupy" says at level INFO when
-the compilation of a program begins and ends: it takes seconds, and there is no other sign of it.
+names, else ~/.cupy/kernel_cache; where it cannot be written, each process compiles.  A file has the SHA-256 of the
+machine code, then the code; a program whose file does not match its SHA-256 is compiled anew.  The logger
+"ggml_sched.cupy" says at level INFO when a compilation, which takes seconds, begins and ends.
 Imports nothing of the package: tools/check_cuda.py compiles with the same options where the package is not built.
 """
 
@@ -22,25 +22,26 @@ __all__ = ["COMPILED", "COMPILING", "LOG", "CompileError", "machine_code", "opti
 
 LOG = logging.getLogger("ggml_sched.cupy")
 COMPILING, COMPILED = "compiling %s.cu for %s", "compiled %s.cu for %s in %.1f s"
-"""The log's messages; each program has both, unless it does not compile."""
+"""What is logged before and after the compilation of a program; the second only if it compiles."""
 
 DIGEST = 32
-"""Bytes of a file's digest, which come first."""
+"""Bytes of the SHA-256 with which a file begins."""
 
 
 class CompileError(Exception):
-    """NVRTC refuses a source; the message is its log."""
+    """NVRTC refuses a source; the message is NVRTC's log."""
 
 
 def options(arch: str) -> tuple[str, ...]:
-    """NVRTC's options for an architecture, "sm_90", or "compute_90" for PTX."""
+    """NVRTC's options for an architecture, such as "sm_90", or "compute_90" for PTX."""
     return f"--gpu-architecture={arch}", "--std=c++17"
 
 
 def machine_code(nvrtc: ModuleType, name: str, text: str, arch: str) -> bytes:
-    """The cubin of a source for an architecture, "sm_90", from the folder or compiled; CompileError.
+    """The machine code (cubin) of a source for an architecture such as "sm_90": from CuPy's folder, or compiled.
 
-    `nvrtc`: CuPy's bindings.  May be called from several threads at once: NVRTC runs without the interpreter's lock.
+    `nvrtc`: CuPy's bindings.  Raises CompileError.  Several threads may call this at once: NVRTC runs without the
+    interpreter's lock.
     """
     key = sha256(repr((nvrtc.getVersion(), options(arch), text)).encode()).hexdigest()
     path = _folder() / f"ggml-sched-{name}-{key[:32]}.cubin"

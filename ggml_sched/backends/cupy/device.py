@@ -43,7 +43,7 @@ MAX_ARGUMENTS = 4096
 
 
 class DeviceError(BackendError):
-    """A device refused or failed; the message names the kernel or the call."""
+    """A device refused a call, or failed; the message names the kernel or the call."""
 
 
 class DeviceOutOfMemory(DeviceError):
@@ -116,7 +116,7 @@ class StreamEvent(ABC):
 
 
 class CapturedGraph(ABC):
-    """Captured work: a launch repeats it with the addresses and arguments of the capture, on what memory has then."""
+    """Captured work.  A launch repeats it with the addresses and arguments of the capture, and reads memory anew."""
 
     @abstractmethod
     def launch(self, stream: Stream) -> None:
@@ -150,17 +150,17 @@ class Stream(ABC):
 
     @abstractmethod
     def copy_out(self, host: np.ndarray, memory_ptr: int) -> None:
-        """Device to host: fills a contiguous array, later if it is pinned, before returning otherwise."""
+        """Device to host: fills a contiguous array; if it is pinned, when the copy runs, else before this returns."""
 
     @abstractmethod
     def pinned_in(self, memory_ptr: int, host_ptr: int, n: int) -> None:
-        """As `copy_in` of n bytes, n > 0, from an address in pinned memory, without a check whether the memory is
-        pinned."""
+        """Host to device: n bytes, n > 0, from an address in pinned memory.  Whether it is pinned is not checked,
+        unlike in `copy_in`."""
 
     @abstractmethod
     def pinned_out(self, host_ptr: int, memory_ptr: int, n: int) -> None:
-        """As `copy_out` to n bytes, n > 0, at an address in pinned memory, without a check whether the memory is
-        pinned."""
+        """Device to host: n bytes, n > 0, to an address in pinned memory.  Whether it is pinned is not checked, unlike
+        in `copy_out`."""
 
     @abstractmethod
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
@@ -176,7 +176,7 @@ class Stream(ABC):
 
     @abstractmethod
     def end_capture(self) -> CapturedGraph:
-        """The recorded work; DeviceError after an error during the capture.  The stream is usable again then."""
+        """End the capture, so that the stream is usable again; returns the work, or raises an error of the capture."""
 
 
 class Function(ABC):
@@ -185,7 +185,7 @@ class Function(ABC):
     name: str
 
     def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
-        """Lay arguments out: NumPy scalars of the exact C type; arrays of size 1 are structs by value."""
+        """Pack arguments for launches: NumPy scalars of the exact C type; arrays of size 1 are structs by value."""
         return KernelArguments(args, self.name)
 
     @abstractmethod
@@ -194,8 +194,9 @@ class Function(ABC):
         early: bool = False,
     ) -> None:
         """Queue a launch: blocks of the grid, threads of a block (x, y, z; missing ones are 1), `shared` bytes of
-        dynamic shared memory.  `early`, of a kernel made for it (`Device.function`): it may begin before the launch
-        before it in the stream has ended, and its kernel waits for that end; after other work it has no effect."""
+        dynamic shared memory.  `early`, only for kernels made with `overlap` (`Device.function`): the launch may begin
+        before the previous launch in the stream has ended, and its kernel waits for that end; no effect after work
+        that is no launch."""
 
 
 class Blas(ABC):
@@ -208,9 +209,9 @@ class Blas(ABC):
     ) -> None:
         """c[j][i] = sum over l of a[i][l] * b[j][l], i < m, j < n, l < k: ggml's MUL_MAT of [k, m] and [k, n].
 
-        a and b are f16, c is f32, sums are f32.  `a`, `b`, `c` are addresses; `lda`, `ldb`, `ldc` count elements from
-        row to row, no fewer than a row has, the strides elements from one product of the batch to the next.  May not
-        be captured.
+        a and b are f16, c is f32, sums are f32.  `a`, `b`, `c` are addresses; `lda`, `ldb`, `ldc`: elements from row to
+        row, no fewer than a row has; the strides: elements from one product of the batch to the next.  May not be
+        captured.
         """
 
     def close(self) -> None:  # noqa: B027  # a device may have nothing to give back
@@ -227,11 +228,11 @@ class Device(ABC):
     max_shared: int
     """Bytes of shared memory that one block may have, static and dynamic together."""
     can_overlap: bool = False
-    """Whether launches may be `early`."""
+    """Whether a launch may begin before the previous one has ended (`early` of `Function.launch`)."""
 
     @property
     def has_tensor_cores(self) -> bool:
-        """Whether its warps multiply matrices as tensor.cuh does, of 8-bit integers and of f16: from sm_80 on."""
+        """Whether warps can multiply matrices of 8-bit integers and of f16 as tensor.cuh does: from sm_80 on."""
         number = self.arch.removeprefix("sm_")
         return not number.isdigit() or int(number) >= 80
 
@@ -257,12 +258,12 @@ class Device(ABC):
     @abstractmethod
     def function(self, name: str, *, overlap: bool = False) -> Function:
         """The kernel "module.function" of kernels/<module>.cu, which is compiled when its first kernel is looked up.
-        `overlap`: made for launches that may overlap, where the device `can_overlap`.  DeviceError when there is none,
-        or the source does not compile."""
+        `overlap`: the kernel is made for launches that may overlap, if the device `can_overlap`.  DeviceError if there
+        is no such kernel, or the source does not compile."""
 
     def load(self, kernels: Iterable[str], *, overlap: bool = False) -> None:  # noqa: B027  # `function` compiles, too
-        """Compile what these kernels, "module.function", need, together: `function` would compile one after the other.
-        DeviceError as there."""
+        """Compile in parallel what these kernels, "module.function", need: `function` would compile one after another.
+        DeviceError if a source does not compile."""
 
     @abstractmethod
     def can_access(self, other: Device) -> bool:
@@ -288,7 +289,7 @@ class Device(ABC):
 
 
 def block_of(sizes: Sequence[int], kernel: str) -> tuple[int, int, int]:
-    """Three sizes of a grid or block; those left out are 1."""
+    """The three sizes of a grid or block; 1 for sizes that were left out."""
     if not 1 <= len(sizes) <= 3:
         raise ValueError(f"{kernel}: a grid or block has one to three sizes, not {sizes!r}")
     x, y, z = (*map(index, sizes), 1, 1)[:3]

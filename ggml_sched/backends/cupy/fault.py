@@ -3,8 +3,8 @@
 A kernel cannot raise, so it writes the number of its node to the error word, unless another fault is there already.
 Waits for the device fetch the word, raise a BackendError that names the node, and clear it.  Nodes of different plans
 have different numbers.  Invariants: a number is not given to another node before the word was checked after all work
-that ran with it; a fault is raised once, however many threads have fetched the word before it was cleared. Callers hold
-the backend's lock.
+that ran with it; a fault is raised once, however many threads have fetched the word before it was cleared.  Callers
+hold the backend's lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE = FAULT.itemsize
 
 
 class Numbers:
-    """Consecutive numbers from `first` on, one for each of some nodes.  `is_over`: nothing runs with them any more."""
+    """Consecutive numbers from `first` on, one for each of `nodes`.  `is_over`: no new work will use these numbers."""
 
     __slots__ = ("first", "is_over", "nodes")
 
@@ -40,15 +40,15 @@ class Numbers:
 
 
 class Fetched(NamedTuple):
-    """Copy number `number` of the error word to the host; `ran` is what `Faults._ran` was when it was queued: the runs
-    whose faults it shows."""
+    """Copy number `number` of the error word to the host, as it was queued.  `ran`: the runs whose faults the copy
+    shows, {numbers: the index of their last run}."""
 
     number: int
     ran: Mapping[Numbers, int]
 
 
 class Faults:
-    """The error word of one device, at `address`, and the counters of `STATE` after it."""
+    """The error word of one device, at `address`, and the rest of `STATE` after it."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._stream = stream
@@ -62,7 +62,7 @@ class Faults:
         """{numbers: the index of their last run}, for work queued since the last check of the word."""
         self._runs = 0
         self._fetches = self._n_cleared = 0
-        """How often the word was fetched; and how many of these fetches came before the last fault was cleared."""
+        """How often the word was fetched; and how many of these fetches came before the last clearing of a fault."""
         stream.fill(self._memory.ptr, 0, STATE.itemsize)
 
     @property
@@ -104,7 +104,8 @@ class Faults:
         return Fetched(self._fetches, dict(self._ran))
 
     def check(self, fetched: Fetched, backend_name: str) -> None:
-        """Check the fetched word, or a later one; BackendError for a fault, which is then cleared."""
+        """Check the word in pinned memory, a copy that is `fetched` or later.  A fault is cleared, and raised as a
+        BackendError."""
         if not fetched.ran:
             return
         fault = self._host.view(FAULT)[0]

@@ -1,9 +1,9 @@
-"""Launches, values that each describe one start of a kernel, and the builder to which ops append those of a split.
+"""Launches, each a value that describes one start of a kernel; and `Builder`, to which ops append a split's launches.
 
 Owns the interface between ops and devices.  A launch has a kernel ("module.function"), a grid, a block and arguments.
 All arguments are final except some addresses, which are known later: of the split's work memory (`Scratch`), of the
-error word (`ErrorWord`), and of what lies after it (`Counters`, `RowState`).  Invariant: every argument has the exact
-C type of the kernel's parameter: numpy scalars and structs, never Python numbers, which have no width.
+error word (`ErrorWord`), and of the rest of `STATE` after it (`Counters`, `RowState`).  Invariant: every argument has
+the exact C type of the kernel's parameter: NumPy scalars and structs, never Python numbers, which have no width.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("li
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
 
 N_COUNTERS = 4096
-"""The number of counters.  By a counter a block of threads finds out whether it is the last to end of those that share
-rows or columns."""
+"""The number of counters in `STATE`.  By a counter a block of threads finds out whether it is the last to end of the
+blocks that compute the same rows or columns."""
 
 ROW_ELEMENTS = 1 << 14
 """The longest row that a product rounds for the norm after it (ops/carried.py)."""
 ROWS = 2
-"""How many such rows are kept at once: one is read while the next is written."""
-ROW = np.dtype([("q", "i1", ROW_ELEMENTS), ("runs", "<f4", (ROW_ELEMENTS // 16, 2)),
-                ("squares", "<f4", ROW_ELEMENTS // 32)])
-"""A row rounded to 8 bits, as activations.cu stores it, and the sums of the squares of each 32 elements."""
+"""How many such rounded rows the device keeps: one is read while the next is written."""
+ROUNDED_ROW = np.dtype([("q", "i1", ROW_ELEMENTS), ("runs", "<f4", (ROW_ELEMENTS // 16, 2)),
+                        ("squares", "<f4", ROW_ELEMENTS // 32)])
+"""A row rounded to 8 bits, as activations.cu stores it, and the sum of the squares of each 32 elements."""
 
 AT_PART = {"q": 0, "runs": ROW_ELEMENTS, "squares": ROW_ELEMENTS + ROW_ELEMENTS // 2}
 AT_ROWS = ALIGNMENT + 4 * N_COUNTERS
-STATE = np.dtype({"names": ["fault", "counters", "rows"], "formats": [FAULT, ("<u4", N_COUNTERS), (ROW, ROWS)],
-                  "offsets": [0, ALIGNMENT, AT_ROWS]})
-"""Memory of the device that outlives launches: the error word; counters, which are 0 before and after each launch; and
-rows."""
+STATE = np.dtype({"names": ["fault", "counters", "rounded"],
+                  "formats": [FAULT, ("<u4", N_COUNTERS), (ROUNDED_ROW, ROWS)], "offsets": [0, ALIGNMENT, AT_ROWS]})
+"""Memory of the device that outlives launches: the error word; the counters, which are 0 before and after each launch;
+and the rounded rows that one product leaves for the norm and the product after it."""
 
 MAX_BLOCKS = 1 << 16
 """The most blocks of a grid over elements or rows; kernels loop over the rest."""
 
 MAX_GRID = 65535
-"""The most blocks of a launch in its second and third direction."""
+"""The most blocks of a grid in its second direction, and in its third: CUDA's limit."""
 
 FLAT = 256
-"""Threads of a block, for kernels without barriers."""
+"""Threads of a block in launches over elements (`Builder.flat`), whose kernels have no barriers."""
 
 
 class ErrorWord(NamedTuple):
-    """An argument: the device address of a `FAULT`."""
+    """An argument: the device address of the error word, a `FAULT`."""
 
 
 class Counters(NamedTuple):
@@ -68,15 +68,15 @@ class Counters(NamedTuple):
 
 
 class RowState(NamedTuple):
-    """An argument: the device address of a part of row `slot` of `STATE`."""
+    """An argument: the device address of a field, `part`, of rounded row number `slot` of `STATE`."""
 
     slot: int
     part: str
 
     @property
     def offset(self) -> int:
-        """Bytes from the error word on."""
-        return AT_ROWS + self.slot * ROW.itemsize + AT_PART[self.part]
+        """Bytes from the start of `STATE` to this field."""
+        return AT_ROWS + self.slot * ROUNDED_ROW.itemsize + AT_PART[self.part]
 
 
 Value: TypeAlias = np.generic | np.ndarray
@@ -94,7 +94,8 @@ class Launch(NamedTuple):
     shared: int = 0
 
     def bound(self, work: int, error: int) -> tuple[Value, ...]:
-        """The arguments once the addresses of the work memory and of `STATE`, the error word's, are known."""
+        """The arguments with their final bytes.  `work`: the address of the work memory; `error`: that of the error
+        word, with which `STATE` begins."""
         return tuple(np.uint64(error) if isinstance(arg, ErrorWord)
                      else np.uint64(error + ALIGNMENT) if isinstance(arg, Counters)
                      else np.uint64(error + arg.offset) if isinstance(arg, RowState)
@@ -102,7 +103,7 @@ class Launch(NamedTuple):
 
 
 def scratch_size(*sizes: int) -> int:
-    """Bytes that pieces of scratch memory of these sizes take."""
+    """Bytes that allocations of scratch memory of these sizes take together."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
@@ -118,9 +119,9 @@ class Builder:
     """The launches of one split.
 
     `name`: the backend's, for errors; `owns(buffer)`: whether kernels may use a buffer; `needed`: nodes whose data is
-    read outside of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of
+    read outside of their fusion group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of
     "blas.gemm" are possible (see ops/library.py); `tensor`: `Device.has_tensor_cores`; `rounded`: nodes whose results
-    products read rounded to 8 bits.  All nodes use the same scratch memory: `work_size` is the largest.
+    products read rounded to 8 bits.  All nodes use the same scratch memory; `work_size`: the most bytes that one needs.
     """
 
     error: ErrorWord = ErrorWord()
@@ -148,7 +149,8 @@ class Builder:
     # -- nodes ------------------------------------------------------------------
 
     def begin(self, position: int, node: Tensor, inplace: int = 0) -> None:
-        """Begin `node`, at `position` in the split: later launches belong to it, and its scratch starts empty."""
+        """Begin `node`, number `position` for the error word: later launches belong to it, and its scratch memory is
+        empty.  `inplace`: the sources that the result may overwrite (`Op.inplace`)."""
         self.position = np.int32(position)
         self._node = node
         self._tolerated = inplace
@@ -159,14 +161,14 @@ class Builder:
         return f"backend {self.name!r}: node {label_of(node)} ({node.op})"
 
     def is_needed(self, node: Tensor) -> bool:
-        """Whether a node outside of the group reads the data of `node`, a member: then it must be written."""
+        """Whether a node outside of its fusion group reads the data of `node`: then a fused kernel must write it."""
         return self.needed is None or node in self.needed
 
     # -- memory -----------------------------------------------------------------
 
     def region(self, t: Tensor) -> Region:
-        """The region of a tensor, which is the same for as long as launches are built; PlacementError, BackendError
-        naming it."""
+        """The region of a tensor, computed once; PlacementError or BackendError that names the tensor if kernels cannot
+        use its memory."""
         found = self._regions.get(t)
         if found is None:
             found = self._regions[t] = self._region(t)
@@ -233,12 +235,13 @@ class Builder:
         self._used = 0
 
     def keep(self, what: object, region: Region, nbytes: int, value: tuple[Scratch, ...]) -> None:
-        """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `region`: `kept(what,
-        region)` returns `value`, until a node allocates scratch memory from its start, or writes to these bytes."""
+        """Let later nodes reuse data in scratch memory that this node computed from the `nbytes` bytes at `region`:
+        `kept(what, region)` returns `value`, until a node allocates over the data, or writes to those bytes."""
         self._kept = (what, region, nbytes, value, self._used)
 
     def kept(self, what: object, region: Region) -> tuple[Scratch, ...] | None:
-        """The value that an earlier node has kept: see `keep`.  This node's own scratch memory begins after it."""
+        """The value that an earlier node gave to `keep`; None if there is none.  This node's scratch memory begins
+        after the data."""
         if self._kept is None or self._kept[:2] != (what, region):
             return None
         _, _, _, value, end = self._kept
@@ -246,7 +249,7 @@ class Builder:
         return value
 
     def written(self, node: Tensor) -> None:
-        """Drop kept data that was computed from memory that a node writes."""
+        """Drop what `keep` has kept, if it was computed from memory that `node` writes."""
         if self._kept is None or node.buffer is None:
             return
         _, region, nbytes, *_ = self._kept
@@ -272,24 +275,25 @@ class Builder:
             self.launch(kernel, (min(-(-n // block), MAX_BLOCKS),), (block,), *args)
 
     def each(self, kernel: str, node: Tensor, *args: Argument) -> None:
-        """Append a launch over the node's elements: views of its sources and of the node, their number, and `args`."""
+        """Append a launch over the node's elements, with the regions of its sources and its own, the number of
+        elements, and `args`."""
         n = node.n_elements
         self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.region(node), np.int64(n),
                   *args)
 
     def rows(self, kernel: str, n: int, width: int, *args: Argument, shared: int = 0, each: int = 4,
              most: int = 1024) -> None:
-        """Append a launch with a block for each of `n` rows of `width` elements, of which a thread takes about
-        `each`; a block has `most` threads at most."""
+        """Append a launch with a block for each of `n` rows of `width` elements.  A thread takes about `each` elements;
+        a block has `most` threads at most."""
         if n:
             threads = min(most, max(32, -(-width // (32 * each)) * 32))
             self.launch(kernel, (min(n, MAX_BLOCKS),), (threads,), *args, shared=shared)
 
     def move(self, a: Region, d: Region, ne: Sequence[int], size: int, repeat: bool = False) -> None:
-        """Append a copy of elements of `size` bytes from a to d, whose extents are `ne`; with `repeat`, a repeats to
-        them.
+        """Append a copy of elements of `size` bytes from a to d; both have extents `ne`; with `repeat`, a has its own
+        and repeats to `ne`.
 
-        Neighbours become one wide element where addresses and strides allow.
+        Neighbouring elements are copied as one wider element where addresses and strides allow.
         """
         ne = tuple(ne)
         source = a.ne if repeat else ne

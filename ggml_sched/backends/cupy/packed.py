@@ -1,8 +1,8 @@
 """The weights of a buffer that are rearranged (repack.py), and reads and writes of their bytes in ggml's order.
 
-A `Part` is such a weight.  From the moment that it has an address its bytes are in the other order, until a node needs
-ggml's order, which is then restored for good (`straighten`).  Invariant: reads and writes of the buffer take and return
-bytes in ggml's order; only kernels that are made for the other order read the rearranged bytes.
+A `Part` is such a weight.  As soon as it has an address its bytes are rearranged, until a node needs ggml's order, to
+which they are then converted for good (`straighten`).  Invariant: reads and writes of the buffer take and return bytes
+in ggml's order; only kernels that are made for rearranged weights read the rearranged bytes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ggml_sched.backends.cupy.repack import FIELDS, packs, repack, together, unp
 __all__ = ["PackedRows", "Part", "packing"]
 
 PIECE = 1 << 20
-"""About how many bytes are rearranged at a time."""
+"""About how many bytes the host rearranges at a time."""
 
 FIELD_SIZES = np.dtype([("size", "<i4", 4)])
 """`struct Fields` of repack.cu."""
 BLOCK, BYTES = 256, 8192
-"""Threads of a block of repack.cu, and the bytes that it rearranges at once."""
+"""Threads of a thread block of repack.cu, and the bytes that the block rearranges at once."""
 
 Get = Callable[[int, int], np.ndarray]
-"""`get(start, size)`: bytes of the buffer, as stored."""
+"""`get(start, size)`: bytes of the buffer, as they are stored."""
 Put = Callable[[int, np.ndarray], None]
-"""`put(start, data)`: write bytes to the buffer, as stored."""
+"""`put(start, data)`: store bytes in the buffer as they are."""
 Pack = Callable[[int, int], None]
-"""`pack(start, size)`: rearrange whole units, which were stored in ggml's order."""
+"""`pack(start, size)`: rearrange stored bytes, whole bundles in ggml's order."""
 
 
 class Part(NamedTuple):
     """A rearranged weight: bytes [start, stop) of the buffer; or its last bytes, if `straighten` was interrupted.
 
-    `unit`: bytes of the blocks that are rearranged together.
+    `bundle`: bytes of a bundle, the consecutive blocks that are rearranged together.
     """
 
     start: int
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     ne: tuple[int, ...]
 
     @property
-    def unit(self) -> int:
+    def bundle(self) -> int:
         return together(self.kind) * self.kind.type_size
 
 
@@ -62,19 +62,19 @@ class PackedRows:
         return len(self._parts)
 
     def add(self, tensor: Tensor) -> None:
-        """Add a tensor if its type and rows can be rearranged.  It has no data yet: writes will rearrange the bytes."""
+        """Add a tensor if its type and rows can be rearranged.  It has no data yet: writes will rearrange the data."""
         if tensor.offset not in self._parts and tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
             start = tensor.offset
             self._parts[start] = Part(start, start + tensor.nbytes, tensor.type, tensor.ne)
             insort(self._starts, start)
 
     def find(self, root: Tensor) -> Part | None:
-        """The rearranged part of a tensor, or None."""
+        """The part that is all of `root`, which is no view; None if there is none."""
         part = self._parts.get(root.offset) if self._parts else None
         return part if part is not None and (part.kind, part.ne) == (root.type, root.ne) else None
 
     def drop(self, start: int) -> None:
-        """Remove the part at `start`: its bytes are in ggml's order now."""
+        """Remove the part at `start`, because its tensor is freed."""
         if self._parts.pop(start, None) is not None:
             self._starts.remove(start)
 
@@ -106,61 +106,62 @@ class PackedRows:
             start = end
 
 
-def _in_units(part: Part, start: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """A range of bytes, a piece at a time: (start, size, start of the first unit it touches, end of the last).  A range
-    that begins or ends within a unit has that unit as a piece of its own."""
-    at, stop = start, start + size
+def _in_bundles(part: Part, start: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut a range of bytes of a part into pieces: (start, size, start of the first bundle that the piece touches, end
+    of the last).  A bundle of which the range has only some bytes is a piece of its own."""
+    at, stop, bundle = start, start + size, part.bundle
     while at < stop:
-        first = at - (at - part.start) % part.unit
-        whole = (stop - first) // part.unit * part.unit
-        n = min(whole, max(PIECE // part.unit, 1) * part.unit) if at == first and whole else part.unit - (at - first)
+        first = at - (at - part.start) % bundle
+        whole = (stop - first) // bundle * bundle
+        n = min(whole, max(PIECE // bundle, 1) * bundle) if at == first and whole else bundle - (at - first)
         n = min(n, stop - at)
-        yield at, n, first, at + n + -(at + n - part.start) % part.unit
+        yield at, n, first, at + n + -(at + n - part.start) % bundle
         at += n
 
 
 def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put, pack: Pack) -> None:
-    """Write bytes, given in ggml's order, to a part.  The device rearranges whole units; units that the bytes cover in
-    part are fetched first, and rearranged here."""
-    for at, n, first, last in _in_units(part, start, len(data)):
+    """Write bytes, given in ggml's order, to a part.  The device rearranges whole bundles.  Bundles of which only some
+    bytes are written are fetched first, and rearranged on the host."""
+    for at, n, first, last in _in_bundles(part, start, len(data)):
         if at == first and at + n == last:
             put(at, data[at - start :][:n])
             pack(at, n)
             continue
-        rows = np.empty((last - first) // part.unit * part.unit, np.uint8)
-        for edge in {first, last - part.unit}:
-            if edge < at or edge + part.unit > at + n:
-                rows[edge - first :][: part.unit] = unpack(get(edge, part.unit), part.kind)
+        rows = np.empty((last - first) // part.bundle * part.bundle, np.uint8)
+        for edge in {first, last - part.bundle}:
+            if edge < at or edge + part.bundle > at + n:
+                rows[edge - first :][: part.bundle] = unpack(get(edge, part.bundle), part.kind)
         rows[at - first :][:n] = data[at - start :][:n]
-        put(first, repack(rows.reshape(-1, part.unit), part.kind).reshape(-1))
+        put(first, repack(rows.reshape(-1, part.bundle), part.kind).reshape(-1))
 
 
 def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
     """Fill `out` with the bytes of a part from offset `start` on, in ggml's order."""
-    for at, n, first, last in _in_units(part, start, len(out)):
-        rows = unpack(get(first, last - first).reshape(-1, part.unit), part.kind).reshape(-1)
+    for at, n, first, last in _in_bundles(part, start, len(out)):
+        rows = unpack(get(first, last - first).reshape(-1, part.bundle), part.kind).reshape(-1)
         out[at - start :][:n] = rows[at - first :][:n]
 
 
 def packing(address: int, size: int, kind: Type) -> Launch:
-    """The launch that rearranges weights of a type: `size` bytes of whole units, which are in ggml's order."""
+    """The launch that rearranges `size` bytes of weights of a type, whole bundles in ggml's order."""
     n = together(kind)
-    units = size // (n * kind.type_size)
-    blocks = -(-units // (BYTES // (n * kind.type_size)))
+    bundles = size // (n * kind.type_size)
+    blocks = -(-bundles // (BYTES // (n * kind.type_size)))
     sizes = (*FIELDS[kind], 0, 0, 0)[:4]
     return Launch("repack.pack", (min(blocks, MAX_BLOCKS), 1, 1), (BLOCK, 1, 1), (
-        np.uint64(address), np.int64(units), np.int32(n), np.int32(kind.type_size), struct(FIELD_SIZES, size=sizes)), 0)
+        np.uint64(address), np.int64(bundles), np.int32(n), np.int32(kind.type_size),
+        struct(FIELD_SIZES, size=sizes)), 0)
 
 
 def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> None:
-    """Convert a part to ggml's order, in place; `done(stop)` is called with the end of the converted bytes.
+    """Convert a part to ggml's order, in place; after each piece, `done(stop)` gets the end of the converted bytes.
 
-    After an interrupt a shorter part is left.
+    After an interrupt the rest, which `done` has not reported, is still rearranged.
     """
-    step = max(PIECE // part.unit, 1) * part.unit
+    step = max(PIECE // part.bundle, 1) * part.bundle
     for first in range(part.start, part.stop, step):
         stop = min(first + step, part.stop)
-        rows = unpack(get(first, stop - first).reshape(-1, part.unit), part.kind).reshape(-1)
+        rows = unpack(get(first, stop - first).reshape(-1, part.bundle), part.kind).reshape(-1)
         try:
             put(first, rows)
             done(stop)

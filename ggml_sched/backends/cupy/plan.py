@@ -31,14 +31,14 @@ __all__ = ["DevicePlan"]
 
 
 AGAIN = 4
-"""After a failed capture, the next one is tried once the plan has run AGAIN times as often as before that one."""
+"""After a failed capture or replay in run n of a plan, a capture is tried again in run AGAIN * n."""
 READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 """Ops whose first source may be rearranged weights."""
 
 
 class Staged(NamedTuple):
-    """A pair of `staged_leafs`: load the data of an input that a GraphAllocator placed, or note that it is
-    overwritten."""
+    """A step for an input that a GraphAllocator placed: load its data, or, if `written`, note that a node has
+    overwritten it.  Made from a pair of `staged_leafs`."""
 
     leaf: Tensor
     written: bool
@@ -61,7 +61,7 @@ class _Product(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A launch whose arguments are packed; `early`: it may begin before the launch before it has ended."""
+    """A launch whose arguments are packed; `early`: it may begin before the previous launch has ended."""
 
     function: Function
     grid: tuple[int, int, int]
@@ -154,7 +154,7 @@ class DevicePlan:
         self._straightened = straightened
 
     def refresh(self, backend: CupyBackend) -> None:
-        """Build the launches again if the order of weights has changed since."""
+        """Build the launches again if rearranged weights were converted to ggml's order since they were built."""
         if self._straightened != backend.n_straightened:
             self._drop_graph()
             self._build(backend)
@@ -165,7 +165,7 @@ class DevicePlan:
         return tuple(step for step in self._steps if isinstance(step, Launch))
 
     def __len__(self) -> int:
-        """The number of launches, and of loads and overwrites of inputs."""
+        """The number of steps: launches, and loads and overwrites of inputs."""
         return len(self._steps)
 
     def free(self) -> None:
@@ -205,7 +205,7 @@ class DevicePlan:
         return True
 
     def _fall_back(self) -> None:
-        """Drop the graph for some runs: there may be memory for one later."""
+        """Drop the graph and do without one for some runs: later there may be memory for a graph."""
         self._capture_at = AGAIN * self._runs
         with suppress(DeviceError):
             self._drop_graph()
@@ -223,7 +223,7 @@ class DevicePlan:
                 ready.append(_Product(tuple(map(int, args))))
             else:
                 function = backend.function(step.kernel)
-                # Only after another launch of the plan: the first one waits for all that was queued before the plan.
+                # The plan's first launch is not early: it waits for all that was queued before the plan.
                 early = backend.overlap and bool(ready) and isinstance(ready[-1], _Ready)
                 ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared, early))
         self._drop_graph()

@@ -2,8 +2,8 @@
 
 Owns the stream, the pinned memory of copies, the error word (fault.py), and the lock around them.  Invariant: the
 device never accesses the caller's memory: the host copies bytes between it and pinned memory.  So queued work is done
-when an event recorded after it has passed *and* the host has copied its downloads out of pinned memory, which a wait
-for the event does.
+when an event recorded after it has passed *and* the host has copied its downloads out of pinned memory; a wait for the
+event also makes these copies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def guarded(method: Method) -> Method:
 
     @wraps(method)
     def call(self: DeviceQueue, *args: Any) -> Any:
-        # No helper function: a signal must find the lock either free, or held by this `with`.
+        # The lock is not taken in a helper function: a signal must find it either free, or held by this `with`.
         with self._lock:
             if self._closed or self._pid != os.getpid():
                 self._refuse()
@@ -61,7 +61,7 @@ def queueing(method: Method) -> Method:
 
 
 class CupyEvent(Event):
-    """An event of a CUDA backend: `event` is the device's; before it were queued the first `n_downloads` downloads."""
+    """An event of a CUDA backend.  `event`: the device's; `n_downloads`: how many downloads were queued before it."""
 
     backend: DeviceQueue
 
@@ -123,7 +123,7 @@ class DeviceQueue(Backend):
         """Wait until all queued work is done; BackendError for its errors, and for invalid data that a kernel found
         (an id out of range), naming the node."""
         if self._queued == self._done and self._error is None and self._is_here:
-            return          # a backend that is closed has nothing queued
+            return          # nothing is queued; a closed backend returns here, too
         queued, n_downloads, fetched = self._end_of_queue()
         try:
             self.stream.synchronize()
@@ -139,7 +139,8 @@ class DeviceQueue(Backend):
 
     @guarded
     def _passed(self, queued: int, n_downloads: int, fetched: Fetched) -> None:
-        """Note that the first `queued` operations are done; copy out their downloads, and check the error word."""
+        """Note that the first `queued` operations are done; copy the first `n_downloads` downloads out of pinned
+        memory, and check the error word."""
         self._done = max(self._done, queued)
         error, self._error = self._error, None
         if error is not None:
@@ -243,7 +244,7 @@ class DeviceQueue(Backend):
                                "from it cannot use its device, and opens one of its own")
 
     def _noted(self, error: DeviceError) -> BackendError | OutOfMemory:
-        """The error for `error` that names the backend; it is also noted as a failure."""
+        """Note a device's error as a failure of the backend; returns the exception to raise, naming the backend."""
         failure = self._failure(error)
         self.note_failure(failure)
         return failure

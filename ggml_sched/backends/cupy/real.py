@@ -1,10 +1,10 @@
 """The device layer over CuPy: CUDA's runtime and driver, NVRTC, cuBLAS.  It has not run on a GPU yet: tests run it, and
 CuPy itself, over a stub of CUDA.
 
-Owns nothing but handles, and memory.  The current context of CUDA belongs to a thread: every entry sets it, and
-restores the one before.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies,
-which refuse captures.  Launches call the driver itself, because CuPy's own would pack every argument again.
-Invariant: a process that was forked gives nothing back, for the device is its parent's.
+Owns nothing but handles, and memory.  Each thread has its own current context of CUDA: every method that calls CUDA
+sets it, and restores the one before.  CuPy's memory pool is not used, because it keeps freed arenas, nor are CuPy's
+MemoryPointer copies, which refuse captures.  Launches call the driver itself, because CuPy's launches would pack every
+argument again.  Invariant: a forked process gives nothing back, because the device is its parent's.
 CuPy is imported when a device is opened, not before.
 """
 
@@ -55,7 +55,7 @@ NO_DEVICE = 100         # cudaErrorNoDevice
 IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
 
 
-OVERLAPPING = 12030     # the first driver whose captures keep that a launch may begin early
+OVERLAPPING = 12030     # the first driver, CUDA 12.3, whose captured graphs keep that a launch may begin early
 PROGRAMMATIC_SERIALIZATION = 6      # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -91,7 +91,7 @@ def extended_launch() -> Callable[..., int] | None:
 
 
 def open_device(number: int = 0) -> CupyDevice:
-    """GPU number `number`; BackendError says what is missing: CuPy, a driver, a GPU, that one, or NVRTC."""
+    """GPU number `number`; BackendError says what is missing: CuPy, a driver, any GPU, this GPU, or NVRTC."""
     number = index(number)
     try:
         import cupy
@@ -134,8 +134,8 @@ def _check_compiler(major: int) -> None:
 
 
 class Program(NamedTuple):
-    """Kernels that are compiled together: those of one entry in the lists of a file; `overlap`: see
-    `Device.function`."""
+    """Kernels that are compiled together: those of one entry in the lists of kernels of a file, or, for entry "", those
+    of no list (source.py).  `overlap`: see `Device.function`."""
 
     file: str
     entry: str
@@ -147,7 +147,7 @@ class Program(NamedTuple):
         return "-".join(filter(None, (self.file, self.entry)))
 
     def compiled(self, nvrtc: ModuleType, arch: str) -> bytes:
-        """The machine code, from the folder or compiled; CompileError."""
+        """The machine code: from CuPy's folder of kernels, or compiled; CompileError."""
         return machine_code(nvrtc, self.name, kernel_source(self.file, entry=self.entry, overlap=self.overlap), arch)
 
 
@@ -166,10 +166,10 @@ def _entries(file: str) -> frozenset[str]:
 
 
 class _Entered:
-    """`with`: the device is the thread's current one until the end, and CUDA's errors are DeviceErrors.
+    """In its `with` block the device is the thread's current one, and CUDA's errors are raised as DeviceErrors.
 
-    Each object is for one `with`: `before`, the context that was current before, is that of one thread.  Contexts are
-    set, not devices: setting a device makes its context, of some 500 MB, where a thread had none.
+    Each object serves one `with`, because `before`, the context that was current before, is that of one thread.  A
+    context is restored, not a device: that would make the device's context, of some 500 MB, if there was none.
     """
 
     __slots__ = ("before", "device")
@@ -190,7 +190,7 @@ class _Entered:
                 device.driver.ctxSetCurrent(device.context)
             else:
                 return
-            # A thread without a context has device 0 as its current one, with its context or without.
+            # A thread without a context uses device 0 anyway: if this is device 0, nothing has to be restored.
             if before or device.number:
                 self.before = before
         except device.errors as error:
@@ -241,7 +241,7 @@ class CupyDevice(Device):
         self._pinned: list[tuple[weakref.ref[object], int, int]] = []
         self._peers: dict[int, bool] = {number: True}
         self.capturing: set[int] = set()        # ids of the threads that capture a stream of this device
-        self.collected: list[int] = []          # memory without references, to be freed when no stream is captured
+        self.collected: list[int] = []          # addresses of memory to be freed when no stream is captured
         _keep_in_children(self)
 
     @property
@@ -256,15 +256,16 @@ class CupyDevice(Device):
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that opened it."""
+        """Whether this is the process that opened the device."""
         return self.pid == os.getpid()
 
     def owners(self) -> list[object]:
-        """The live objects that own CUDA memory, pinned arrays included; it is freed with an owner's last reference."""
+        """The live objects that own memory or handles of CUDA, pinned memory included, which are given back with their
+        last reference."""
         return [*self.owned, *(ref() for ref, _, _ in self._pinned)]
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
-        """The DeviceError for an error of CUDA."""
+        """The DeviceError for an error of CUDA; `needed`: the bytes that an allocation wanted."""
         expected = NO_MEMORY if isinstance(error, self.cuda_errors) else BLAS_NO_MEMORY
         if getattr(error, "status", None) != expected:
             return DeviceError(f"{self.name}: {error}")
@@ -398,8 +399,8 @@ class CupyDevice(Device):
 
 
 def _keep_in_children(device: CupyDevice) -> None:
-    """Let processes that are forked from this one keep what the device has then, to their end: CuPy would give back
-    what nothing refers to any more, and there is no CUDA for that."""
+    """Let each forked child process keep references to what the device has at the fork.  Without references CuPy would
+    give these objects back, which calls CUDA, and CUDA does not work in a forked process."""
     opened = weakref.ref(device)
     kept: list[object] = []
 
@@ -412,7 +413,7 @@ def _keep_in_children(device: CupyDevice) -> None:
 
 
 class _Owner:
-    """Owns a handle of CUDA, which is given back by `drop`, with the device, or with the last reference."""
+    """Owns a handle of CUDA, which is given back by `drop`, when the device closes, or with the last reference."""
 
     def _own(self, device: CupyDevice, give_back: Callable[..., object], *args: object) -> None:
         """`give_back(device, *args)` gives the handle back."""
@@ -426,14 +427,14 @@ class _Owner:
 
 
 def _destroy(device: CupyDevice, function: Callable[[int], object], handle: int) -> None:
-    """Destroy an object of CUDA's by a function.  No caller could receive an error here."""
+    """Destroy an object of CUDA by `function(handle)`.  Errors are dropped, as finalizers have no caller for them."""
     if device.is_here:
         with suppress(DeviceError), device.entered:
             function(handle)
 
 
 class CupyMemory(_Owner, Memory):
-    """cudaMalloc itself; `free` gives it back, too, and raises errors."""
+    """Memory of cudaMalloc itself.  Unlike `drop`, `free` raises the errors of giving it back."""
 
     def __init__(self, device: CupyDevice, n: int) -> None:
         self.ptr: int = int(device.runtime.malloc(max(n, 1)))
@@ -455,10 +456,10 @@ class CupyMemory(_Owner, Memory):
 
 
 def _give_back(device: CupyDevice, ptr: int) -> None:
-    """Free memory that nothing refers to any more, or whose device closes.  No caller could receive an error here.
+    """Free memory without references, or of a device that closes; errors are dropped.
 
-    The garbage collector may run at any call, in a capture too, which a cudaFree could invalidate: then the memory is
-    freed at the end of the capture."""
+    The garbage collector may call this at any time.  During a capture, which a cudaFree could invalidate, the memory is
+    freed only at the end of the capture."""
     device.collected.append(ptr)
     device.free_collected()
 
@@ -490,7 +491,7 @@ class CupyStreamEvent(_Made, StreamEvent):
 class CupyCapturedGraph(_Owner, CapturedGraph):
     """An executable graph.
 
-    CuPy's own graph is not used, because it leaks what was captured when no executable can be made of it.
+    CuPy's own graph is not used, because it leaks what was captured if no executable graph can be made of it.
     """
 
     def __init__(self, device: CupyDevice, executable: int) -> None:
@@ -550,7 +551,7 @@ class CupyStream(_Made, Stream):
             device.runtime.memcpyAsync(host_ptr, memory_ptr, n, device.to_host, self.ptr)
 
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
-        self._copy(dst_ptr, src_ptr, n, "memcpyDefault")      # from an address CUDA knows the device
+        self._copy(dst_ptr, src_ptr, n, "memcpyDefault")      # CUDA finds the devices by the addresses
 
     def fill(self, ptr: int, value: int, n: int) -> None:
         if not 0 <= value < 256:
@@ -562,7 +563,7 @@ class CupyStream(_Made, Stream):
         if self.is_capturing:
             raise DeviceError("beginning another capture of a stream")
         with self._device.entered:
-            # Other modes refuse calls that Python's collector may make at any time: destroying events, pinned memory.
+            # Other modes refuse calls that Python's garbage collector may cause: freeing events and pinned memory.
             self.made.begin_capture(self._device.runtime.streamCaptureModeRelaxed)
         self.is_capturing = True
         self._thread = threading.get_ident()
@@ -624,9 +625,9 @@ class CupyFunction(Function):
 class CupyBlas(_Owner, Blas):
     """A handle of cuBLAS.
 
-    CuPy's bindings set the stream of a handle to the thread's current stream in every call.  So the stream that a
-    product belongs to is made the current one for the call.  Both calls together are not atomic: each backend has a
-    handle of its own, under its lock.
+    In every call CuPy's bindings set the stream of the handle to the thread's current stream, so `gemm` makes the
+    product's stream the current one.  Setting the stream and multiplying are not atomic: so each backend has a handle
+    of its own, which it uses under its lock.
     """
 
     def __init__(self, device: CupyDevice, cublas: ModuleType) -> None:

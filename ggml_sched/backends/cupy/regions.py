@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie (address, extents, strides), as kernels take it, and shorter equal descriptions.
+"""Regions: where the elements of an array lie (address, extents, strides), as kernels take them.
 
 Invariant: a `Region` only describes bytes; the builder checks that kernels may use them.
 """
@@ -19,7 +19,7 @@ VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
 
 
 class Scratch(NamedTuple):
-    """An argument: the address `offset` bytes into the work memory."""
+    """An argument: the address `offset` bytes from the start of the work memory."""
 
     offset: int
 
@@ -44,23 +44,23 @@ class Region(NamedTuple):
     scratch: bool = False
 
     def bound(self, work: int) -> np.ndarray:
-        """The View, where work memory begins at address `work`."""
+        """The region as `View`; `work`: the address of the work memory."""
         return np.array([(self.address + self.scratch * work, self.ne, self.nb)], VIEW)
 
     def pointer(self) -> Pointer:
         return Scratch(self.address) if self.scratch else np.uint64(self.address)
 
     def moved(self, offset: int) -> Region:
-        """The same extents and strides `offset` bytes further on."""
+        """The region `offset` bytes further on, with the same extents and strides."""
         return self._replace(address=self.address + offset)
 
     def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Region:
-        """Other extents (and strides) from the same address on."""
+        """A region at the same address with other extents, and strides if given."""
         return self._replace(ne=tuple(ne), nb=self.nb if nb is None else tuple(nb))
 
 
 def unit_of(t: Tensor) -> int:
-    """The bytes of which a tensor's address and strides must be multiples, because general kernels load that many."""
+    """How many bytes general kernels load at once: a tensor's address and strides must be multiples of it."""
     if not t.type.is_quantized:
         return t.type.type_size
     return 2 - t.type.type_size % 2
@@ -72,9 +72,10 @@ def is_aligned(t: Tensor, unit: int) -> bool:
 
 
 def joined(ne: tuple[int, ...], regions: Sequence[Region], size: int) -> tuple[tuple[int, ...], list[Region]]:
-    """The same elements with fewer extents: neighbouring axes that have no gap between them in any region are joined.
+    """Describe regions of equal extents `ne` by fewer extents: neighbouring axes without gaps in all regions are
+    joined.
 
-    `size`: bytes of an element, the stride that is given where all extents are 1.
+    `size`: bytes of an element, which become the stride of axis 0 if all extents are 1.
     """
     extents, strides = [1], [[size] * len(regions)]
     for axis, n in enumerate(ne):
@@ -96,8 +97,8 @@ def joined(ne: tuple[int, ...], regions: Sequence[Region], size: int) -> tuple[t
 
 
 def spread(region: Region, ne: tuple[int, ...]) -> Region | None:
-    """The region with its extents of 1 repeated to extents `ne`, by strides of 0; None if a longer extent would have
-    to repeat."""
+    """The region with extents `ne`: extents of 1 repeat, by strides of 0; None if a longer extent would have to
+    repeat."""
     if any(have not in (1, want) for have, want in zip(region.ne, ne, strict=True)):
         return None
     return region.shaped(ne, [nb if have == want else 0

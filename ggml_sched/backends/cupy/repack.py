@@ -1,12 +1,12 @@
 """Rearranges the bytes of quantised weights so that a GPU loads them 16 bytes at a time, without more memory.
 
-ggml's blocks have odd lengths, such as 18 bytes, so that loads from them are narrow.  Here of 8 (mxfp4: 16) consecutive
-blocks the first field of each block comes first, then the second of each, and so on: together these blocks are as long
-as before, but each field starts at a multiple of 16 bytes.  This module defines that order for the host;
-kernels/blocks.cuh reads it.  Nothing moves from one row to another.  Rows whose number of blocks is no multiple of 8
-(or 16) keep ggml's order, as do types whose fields are aligned already.
+ggml's blocks have odd lengths, such as 18 bytes, so that loads from them are narrow.  Here 8 (mxfp4: 16) consecutive
+blocks of a row form a bundle: the first fields of all its blocks come first, then the second fields, and so on.  A
+bundle is as long as its blocks, but its fields start at multiples of 16 bytes.  This module defines that order for the
+host; kernels/blocks.cuh reads it.  Rows whose number of blocks is no multiple of 8 (or 16) keep ggml's order, as do
+types whose fields are aligned already.
 
-A buffer with such weights has a method `is_packed(root)`; it converts to and from ggml's order on every write and read.
+A buffer with such weights has a method `is_packed(root)`; its reads and writes take and return bytes in ggml's order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MANY = {Type.MXFP4: 16}
 
 
 def together(kind: Type) -> int:
-    """The number of blocks that are rearranged together."""
+    """The number of blocks in a bundle: those that are rearranged together."""
     return _MANY.get(kind, 8)
 
 
@@ -46,12 +46,13 @@ def packs(kind: Type, ne0: int) -> bool:
 
 
 def repack(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """Rows in ggml's order, uint8 [..., bytes of a row], rearranged, as a new array; ValueError for parts of rows."""
+    """A new array with rows in ggml's order, uint8 [..., bytes of a row], rearranged; ValueError unless they are
+    bundles."""
     return _fields(rows, kind, packing=True)
 
 
 def unpack(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """Rearranged rows in ggml's order: the inverse of `repack`."""
+    """Convert rearranged rows to ggml's order: the inverse of `repack`."""
     return _fields(rows, kind, packing=False)
 
 
@@ -78,7 +79,7 @@ def _fields(rows: np.ndarray, kind: Type, packing: bool) -> np.ndarray:
 def is_packed(t: Tensor) -> bool:
     """Whether the rows of a tensor are stored rearranged.
 
-    UnsupportedOp for a view that starts or ends within blocks that were rearranged together.
+    UnsupportedOp for a view whose rows do not start at bundles, or that has another type.
     """
     root = t
     while root.view_src is not None:
@@ -86,8 +87,8 @@ def is_packed(t: Tensor) -> bool:
     says = getattr(root.buffer, "is_packed", None)
     if says is None or not says(root):
         return False
-    unit = together(root.type) * root.type.type_size
-    if t.type != root.type or t.view_offs % unit or any(nb % unit for n, nb in zip(t.ne[1:], t.nb[1:], strict=True)
+    bundle = together(root.type) * root.type.type_size
+    if t.type != root.type or t.view_offs % bundle or any(nb % bundle for n, nb in zip(t.ne[1:], t.nb[1:], strict=True)
                                                         if n > 1):
         raise UnsupportedOp(f"{label(t)} does not view whole rearranged rows of {label(root)} ({root.type})")
     return True

@@ -1,8 +1,8 @@
 """Reads kernel sources and inserts their includes, so that compiler and cache receive one text for each kernel file.
 
 Only quoted includes are inserted, each once, relative to the file that names it; `#line` lets errors name the original
-file and line.  Where a file's kernels come from a list, `#define LIST(X) X(name, ...) X(name, ...)`, a source may keep
-one entry, whose kernels compile in a fraction of the time.
+file and line.  Where a file's kernels come from a list, `#define LIST(X) X(name, ...) X(name, ...)`, all entries but
+one can be left out: the kernels of one entry compile in a fraction of the time.
 Imports nothing of the package: tools/check_cuda.py reads kernels where the package is not built.
 """
 
@@ -22,10 +22,10 @@ _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once.*$", re.M)
 
 
 def kernel_source(name: str, folder: Path = KERNELS, entry: str | None = None, overlap: bool = False) -> str:
-    """The text of <folder>/<name>.cu; OSError when it or what it includes cannot be read.
+    """The text of <folder>/<name>.cu with its includes; OSError if a file cannot be read.
 
-    `entry`: that entry of each list of kernels alone, "" no entry; None all of them.  `overlap`: for launches that may
-    overlap (common.cuh).
+    `entry`: the only entry of lists of kernels that is kept; "": none is kept; None: all are.  `overlap`: for launches
+    that may overlap (common.cuh).
     """
     text = "#define OVERLAP\n" * overlap + _expanded((Path(folder) / f"{name}.cu").resolve(), set())
     if entry is None:
@@ -39,7 +39,7 @@ def entries(text: str) -> frozenset[str]:
 
 
 def entry_of(names: frozenset[str], kernel: str) -> str:
-    """The entry that a kernel comes from, the longest that its name contains; "" for kernels of no list."""
+    """The entry of a list from which a kernel comes: the longest that its name contains; "" for kernels of no list."""
     return max((one for one in names if f"_{one}_" in f"_{kernel}_"), key=len, default="")
 
 
@@ -52,7 +52,7 @@ def _expanded(path: Path, seen: set[Path]) -> str:
         other = (path.parent / found[1]).resolve()
         if other not in seen:
             parts.append(_expanded(other, seen))
-        line = text.count("\n", 0, found.end()) + 2         # that of the line after the include
+        line = text.count("\n", 0, found.end()) + 2         # the number of the line after the include
         parts.append(f'\n#line {line} "{path.name}"')
         end = found.end()
     parts.append(text[end:])

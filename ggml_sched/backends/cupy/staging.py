@@ -1,7 +1,7 @@
-"""Pinned memory between the host and a device, through which all copies between both go.
+"""Pinned memory, through which all copies between the host and a device go.
 
-A queued copy reads pinned memory when it runs.  Invariant: no byte of pinned memory is written or reused before the
-copy that uses it is done.  Addresses in pinned memory are integers, taken once.  Callers hold the backend's lock.
+A queued copy reads or writes pinned memory when it runs.  Invariant: no byte of pinned memory is reused before the copy
+that uses it is done.  Addresses of pinned memory are kept as integers.  Callers hold the backend's lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Uploads:
     device by a queued copy.  When a slot is full, an event is recorded after its copies, and the slot is reused
     only when this event has passed.
 
-    `n_waits` counts how often the host had to wait for such an event.
+    `n_waits` counts how often the host had to wait for an event.
     """
 
     def __init__(self, device: Device, stream: Stream, size: int) -> None:
@@ -49,7 +49,7 @@ class Uploads:
                 room = self._slot
             n = min(size - done, room)
             start = self._at
-            # The piece is reserved before it is used: an interrupt in between must not let another copy overwrite it.
+            # Memory is reserved before it is used, so that after an interrupt no other copy overwrites it.
             self._at = start + -(-n // ALIGNMENT) * ALIGNMENT
             self._memory[start : start + n] = data[done : done + n] if done or n < size else data
             self._stream.pinned_in(address + done, self._address + start, n)
@@ -74,8 +74,8 @@ class Uploads:
 
 
 class Downloads:
-    """Copies to the host: a queued copy goes from the device to pinned memory; later `finish` copies it to its
-    destination, and only then it is complete.
+    """Copies to the host: a queued copy writes data of the device to pinned memory; later `finish` copies them to their
+    destination, and only then the copy is complete.
 
     `number`: how many copies were queued.
     """

@@ -2,13 +2,13 @@
 // rounded to 8 bits (rounded.cuh).
 #include "rounded.cuh"
 
-// A thread rounds four neighbouring elements, eight threads share a scale; n is the number of groups of four elements;
-// x.ne[0] is a multiple of 32.
+// Rounds columns x to levels q, and writes scales and sums to `runs`.  A thread rounds four neighbouring elements, n
+// threads in all; eight threads share a scale.  x.ne[0] is a multiple of 32.
 extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* RESTRICT q, float2* RESTRICT runs,
                                                           int64_t n, int kind) {
     await_inputs();
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    // All lanes of a warp stay: they exchange values.
+    // All lanes of a warp stay in the loop, because they exchange values.
     for (int64_t start = (int64_t)blockIdx.x * blockDim.x; start < n; start += step) {
         const int64_t i = start + threadIdx.x;
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -42,21 +42,21 @@ extern "C" __global__ void __launch_bounds__(256) quantize(View x, int8_t* RESTR
     }
 }
 
-// Converts to dense f32, for kernels that take only that.
+// Converts columns to dense f32, for kernels that take no other type.
 extern "C" __global__ void __launch_bounds__(256) to_f32(View x, float* RESTRICT out, int64_t n, int kind) {
     await_inputs();
     FOR_EACH(i, n) out[i] = load_plain(at(x, split(x, i)), kind);
 }
 
-// Converts to dense f16; values beyond the range of f16 become infinite.
+// Converts columns to dense f16; values beyond the range of f16 become infinite.
 extern "C" __global__ void __launch_bounds__(256) to_f16(View x, uint16_t* RESTRICT out, int64_t n, int kind) {
     await_inputs();
     FOR_EACH(i, n) out[i] = __float_to_half_bits(load_plain(at(x, split(x, i)), kind));
 }
 
-// Converts columns to dense f16, for the device's library.  A column with magnitudes beyond the range of f16 is divided
-// by a power of two that brings them into it: scales[column], 1 for other columns, and for those with an element that
-// is not finite.  One block for each column.
+// Converts columns to dense f16, for the device's library of matrix products.  A column with magnitudes beyond the
+// range of f16 is divided by a power of two, scales[column], that brings them into it; the scale is 1 for all other
+// columns, and for columns with an element that is not finite.  One block for each column.
 extern "C" __global__ void __launch_bounds__(1024) to_scaled_f16(View x, uint16_t* RESTRICT out, float* scales,
                                                                 int64_t columns, int kind) {
     await_inputs();
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(1024) to_scaled_f16(View x, uint16_
     }
 }
 
-// Multiplies the products of each column by its scale.  One block for each column.
+// Multiplies each column of a product by its scale, by which to_scaled_f16 has divided.  One block for each column.
 extern "C" __global__ void __launch_bounds__(1024) scale_columns(View d, const float* RESTRICT scales,
                                                                 int64_t columns) {
     await_inputs();

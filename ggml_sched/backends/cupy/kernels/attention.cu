@@ -1,4 +1,4 @@
-// attention.cuh where K and V are f16.
+// The kernels of attention.cuh for K and V in f16, aligned for wide loads.
 #include "attention.cuh"
 
 #define HALF(NAME, SIZE, COLUMNS) ATTEND(half_##NAME, true, SIZE, COLUMNS)

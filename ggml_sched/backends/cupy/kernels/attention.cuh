@@ -1,17 +1,17 @@
 // Attention over a KV cache without storing the scores of all cells: FLASH_ATTN_EXT, in f32.
 //
-// A block has four warps, which take 32 cells each in turn (attention_common.cuh has columns and shares).  A warp reads
-// the mask first and skips cells that no column sees.  For scores eight lanes share a cell; for the soft max every lane
-// has one cell of each column; for values every lane has two neighbouring elements of each 64.  Invariant: no result
-// depends on the contents of a masked cell, NaN included.
+// A block computes some columns over one share of the cells (attention_common.cuh).  Its four warps take 16 or 32 cells
+// (a.chunk) each in turn.  A warp first reads the mask, and skips cells that are masked for all columns.  For scores
+// eight lanes share a cell; for the soft max a lane has one cell, with all columns; for values a lane has two
+// neighbouring elements of each 64.  Invariant: no result depends on the contents of a masked cell, NaN included.
 #pragma once
 
 #include "attention_common.cuh"
 
 enum { CELLS = 32 };
 
-// Sums of COLUMNS values over the eight lanes that share a cell, by halving the columns of a lane while there are
-// several: lane `part` (0 .. 7) returns the sum of column part / (8 / COLUMNS).
+// Adds up a value for each of COLUMNS columns over the eight lanes that share a cell.  Lane `part` (0 .. 7) returns the
+// sum of column part / (8 / COLUMNS): in each round it gives half of its columns away, while it has several.
 template <int COLUMNS>
 __device__ __forceinline__ float sum_of_eight(float (&v)[COLUMNS], int part) {
     UNROLL
@@ -27,8 +27,9 @@ __device__ __forceinline__ float sum_of_eight(float (&v)[COLUMNS], int part) {
     return v[0];
 }
 
-// PAIRS: pairs of elements of a value that a lane has, so that dv <= 64 * PAIRS.  COLUMNS: columns of a block, at most
-// 8. HALVES: K and V are f16, aligned for wide loads, and their rows are multiples of eight elements.
+// The body of the kernels.  PAIRS: pairs of neighbouring elements of a value that a lane has, so dv <= 64 * PAIRS.
+// COLUMNS: columns of a block, at most 8.  HALVES: K and V are f16, aligned for wide loads, and have multiples of eight
+// elements.
 template <bool HALVES, int PAIRS, int COLUMNS>
 __device__ __forceinline__ void attend(const Attention& a, const char* q, const char* k, const char* v,
                                        const char* mask, const float* sinks, char* dst, float* partial,
@@ -39,7 +40,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
     const int end = begin + a.share < a.cells ? begin + a.share : a.cells;
     DYNAMIC_SHARED(float, memory);
     float* queries = memory;                                       // [COLUMNS][padded]
-    float* factors = queries + COLUMNS * padded;                   // [A_WARPS][COLUMNS][CELLS], of all warps
+    float* factors = queries + COLUMNS * padded;                   // of all warps: [A_WARPS][COLUMNS][CELLS]
     float* weights = factors + warp * COLUMNS * CELLS;             // of this warp: [COLUMNS][CELLS]
     float* joined = queries + COLUMNS * padded + A_WARPS * COLUMNS * CELLS; // [COLUMNS][64 * PAIRS]
     float* tops = joined + COLUMNS * 64 * PAIRS;                   // [A_WARPS][COLUMNS]
@@ -77,7 +78,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
         for (int cell0 = begin + warp * a.chunk; cell0 < end; cell0 += A_WARPS * a.chunk) {
             const int cell = cell0 + lane;
             float bias[COLUMNS];
-            unsigned mine = 0;             // columns that see this lane's cell
+            unsigned mine = 0;             // bit c: whether column c sees this lane's cell
             UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 bias[c] = 0.0f;
@@ -89,8 +90,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             const unsigned live = __ballot_sync(ALL_LANES, mine != 0);
             if (live == 0) continue;
-            // Scores: of four cells at once, each by eight lanes; the keys of PASSES times four cells are loaded
-            // together.  Where no column sees a cell, one that is seen is loaded in its place, and not used.
+            // Scores of four cells at once, each by eight lanes; the keys of PASSES times four cells are loaded
+            // together.  In place of a cell that no column sees, one that is seen is loaded, and its score not used.
             enum { PASSES = 4 };
             const int part = lane & 7, lowest = __popc((live - 1) & ~live);
             UNROLL_BY(1)
@@ -125,8 +126,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            // The soft max: each lane has one cell.  A cell that a column does not see gets a negative weight as a
-            // mark.
+            // The soft max: each lane has one cell.  Weight -1 marks a cell that is masked for a column.
             UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 const bool seen = mine >> c & 1;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            // How many cells' values are loaded before they are used.
+            // AHEAD: of how many cells the values are loaded before they are used.
             enum {
                 LOADS = (HALVES && COLUMNS == 1 ? 32 : HALVES || COLUMNS == 1 ? 16 : 8) / PAIRS,
                 AHEAD = LOADS < 2 ? 2 : LOADS > 16 ? 16 : LOADS
@@ -178,7 +178,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                     }
                 }
             }
-            __syncwarp();                  // the next cells' weights go where these were
+            __syncwarp();                  // before the next cells' weights overwrite these
         }
         // Combine the warps' results, one after the other.
         if (lane == 0) {
@@ -222,7 +222,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-// X(part of kernel names, SIZE, COLUMNS): kernels for values of up to SIZE elements, with COLUMNS columns in a block.
+// X(NAME, SIZE, COLUMNS) for each kernel, half_NAME or any_NAME: for values of up to SIZE elements, with COLUMNS
+// columns in a block.
 #define ATTEND_SIZES(X)                                          \
     X(64_1, 64, 1) X(64_4, 64, 4) X(64_8, 64, 8)                 \
     X(128_1, 128, 1) X(128_4, 128, 4) X(128_8, 128, 8)           \

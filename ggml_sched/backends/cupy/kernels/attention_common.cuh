@@ -1,9 +1,9 @@
-// What the kernels of attention share: columns and their masks, sinks, the results of warps and of shares.
+// Code common to the kernels of attention: columns and their masks, sinks, and how results are joined.
 //
-// A `column` is one query: a row of queries in one of the heads that share a key head.  A `share` is a part of the
-// cells.  A block computes some columns over one share, its warps different cells.  The results of warps are joined in
-// a fixed order, and then those of shares, by the block that ends last of those with the same columns: a counter
-// shows which it is.  Invariants: a column without any cell is 0; a counter is 0 before and after a launch.
+// A column is one query of one head; it sees a cell unless its mask is -inf there.  A share is a part of the cells.  A
+// block computes some columns over one share; its warps take different cells.  The results of the warps are joined in a
+// fixed order.  Of the blocks with the same columns, the one that ends last (a counter shows it) joins the results of
+// the shares.  Invariants: a column that sees no cell has result 0; a counter is 0 before and after a launch.
 #pragma once
 
 #include "caches.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ float slope_of(const Attention& a, int head) {
     return exp2f(-a.max_bias * e);
 }
 
-// One query, a column: its row of queries, and its query head, one of those that share a key head.
+// A column: the query's row among the queries of a head, and its query head.
 struct Column {
     int row, head;
 };
@@ -37,7 +37,7 @@ __device__ __forceinline__ Column column_of(const Attention& a, int matrix, int 
     return r;
 }
 
-// The mask of a column, a row of it; null where there is none.
+// The row of the mask for column number c of key head `matrix`; null without a mask.
 __device__ __forceinline__ const char* mask_of(const Attention& a, const char* mask, int matrix, int c) {
     const Column at = column_of(a, matrix, c);
     const uint32_t head = (uint32_t)at.head % (uint32_t)a.heads_of_mask;
@@ -49,13 +49,13 @@ __device__ __forceinline__ const char* mask_of(const Attention& a, const char* m
 // such a sum is multiplied when `top` changes from `from` to `to`: exp(from - to); both may be -inf.
 __device__ __forceinline__ float carry(float from, float to) { return from == to ? 1.0f : expf(from - to); }
 
-// The weighted sum of values divided by the total of the weights; 0 where there was no cell.
+// The weighted sum of values divided by the total of the weights; 0 if the column saw no cell.
 __device__ __forceinline__ float finished(float sum, float total) {
     return total != 0.0f || total != total ? sum / total : 0.0f;
 }
 
-// A sink is one more score of a head that has a weight and no value.  Adds it to a column's total, and returns the
-// factor for the column's sums so far.
+// A sink is one more score of a head, which has a weight but no value.  Adds the weight of a column's sink to `total`,
+// and returns the factor by which the column's weighted sum is multiplied.  `top`: the largest score without the sink.
 __device__ __forceinline__ float with_sink(const float* sinks, int head, float top, float& total) {
     if (sinks == nullptr) return 1.0f;
     const float sink = sinks[head], to = sink > top ? sink : top, factor = carry(top, to);
@@ -69,8 +69,8 @@ __device__ __forceinline__ float with_sink(const float* sinks, int head, float t
         int8_t *RESTRICT rounded, float2 *RESTRICT runs
 #define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial, counters, rounded, runs
 
-// Writes element e of a column's result; and rounded to 8 bits, where `rounded` is not null: then whole warps come here
-// with 32 neighbours.
+// Writes element e of a column's result; if `rounded` is not null, also rounded to 8 bits: then all lanes of a warp
+// call this together, with 32 neighbouring elements.
 __device__ __forceinline__ void store_value(const Attention& a, const Column& at, int batch, int e, float v, char* dst,
                                             int8_t* rounded, float2* runs) {
     const int64_t row = at.head * a.d1 + at.row * a.d2 + batch * a.d3;
@@ -78,14 +78,14 @@ __device__ __forceinline__ void store_value(const Attention& a, const Column& at
     if (rounded != nullptr) store_rounded(v, (row >> 2) + e, rounded, runs);
 }
 
-// Where the results of the shares of a column are: for each share the largest score, the total of the weights, and the
-// weighted sum of values.  They are volatile: other blocks write them during the launch.
+// The address in `partial` of the results of a column's shares: for each share the largest score, the total of the
+// weights, and the weighted sum of values.  They are volatile because other blocks write them during the launch.
 __device__ __forceinline__ volatile float* partial_of(const Attention& a, float* partial, int matrix, int column) {
     return partial + ((int64_t)matrix * a.group * a.rows + column) * a.shares * (a.dv + 2);
 }
 
-// Joins the results of the shares of the block's columns, and writes theirs.  `factors`: [COLUMNS][MAX_SHARES] of
-// shared memory.
+// Joins the results of all shares for the block's columns, and writes the columns' results.  `factors`,
+// [COLUMNS][MAX_SHARES], `tops` and `totals`: shared memory to work in.
 template <int COLUMNS>
 __device__ __forceinline__ void join_shares(const Attention& a, int matrix, int first, float* partial,
                                             const float* sinks, char* dst, float* factors, float* tops,
@@ -128,10 +128,10 @@ __device__ __forceinline__ void join_shares(const Attention& a, int matrix, int 
     }
 }
 
-// Writes the results of the block's columns, or of its share of the cells, where the last block of these columns joins
-// them.  From WARPS warps with cells of their own: `tops`, `totals`, [WARPS][COLUMNS]: of each column the largest
-// score, and the total of the weights relative to it; `joined`, [COLUMNS][pitch]: the weighted sums of all of them,
-// relative to the largest of all scores.  `factors`: [MAX_SHARES] for each column, may be the memory of `joined`.
+// Writes the results of the block's columns; with several shares, writes those of its share to `partial`, and the last
+// block of these columns joins all shares.  `tops`, `totals`, [WARPS][COLUMNS]: the largest score of each warp, which
+// had cells of its own, and the total of its weights relative to that score.  `joined`, [COLUMNS][pitch]: the weighted
+// sums over all warps, relative to the largest score of all.  `factors`, for join_shares, may lie over `joined`.
 template <int WARPS, int COLUMNS>
 __device__ __forceinline__ void store_results(const Attention& a, int matrix, int first, const float* joined, int pitch,
                                               float* tops, float* totals, float* factors, const float* sinks, char* dst,
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_results(const Attention& a, int matrix, in
         }
     }
     if (a.shares == 1) return;
-    __threadfence();                       // each thread's results are to be seen before the block is counted
+    __threadfence();                       // other blocks must see each thread's results before the block is counted
     __syncthreads();
     if (threadIdx.x == 0)
         is_last = atomicInc(&counters[matrix * gridDim.x + blockIdx.x], a.shares - 1) == (unsigned)a.shares - 1;
@@ -172,15 +172,15 @@ __device__ __forceinline__ void store_results(const Attention& a, int matrix, in
 
 // -- what is read ahead -----------------------------------------------------------------------------------------------
 
-// Asks for the beginning of a row of `d` elements of a cache, up to four lines of 128 bytes.
+// Prefetches the beginning of a row of `d` elements of a cache, up to four lines of 128 bytes.
 __device__ __forceinline__ void read_row_ahead(const char* row, int d, int kind) {
     const int bytes = kind == Q8_0 ? d / 32 * 34 : kind == Q4_0 ? d / 32 * 18 : d * (kind == F32 ? 4 : 2);
     for (int line = 0; line < bytes && line < 512; line += 128) read_ahead(row + line);
 }
 
-// Asks for keys and values of the block before await_inputs(): each thread for those of a cell.  An earlier launch may
-// still write these rows.  That is safe, as prefetches fill the L2 cache, and writes go through it, too: loads after
-// await_inputs() read there what was written.
+// Prefetches keys and values of the block's share before await_inputs(): each thread those of one cell.  An earlier
+// launch may still write these rows.  That is safe: prefetches fill the L2 cache, and writes go through that cache, so
+// loads after await_inputs() read what was written.
 __device__ __forceinline__ void read_cells_ahead(const Attention& a, const char* k, const char* v) {
     if (!OVERLAPS) return;
     const int cell = blockIdx.y * a.share + (int)threadIdx.x, matrix = blockIdx.z;

@@ -1,4 +1,4 @@
-// attention_mma.cuh: K and V are f16, and their rows multiples of 16 bytes, at such addresses.
+// The kernels of attention_mma.cuh, for K and V in f16: lengths and addresses of rows are multiples of 16 bytes.
 #include "attention_mma.cuh"
 
 TILED_SIZES(TILED_KERNEL)

@@ -1,37 +1,39 @@
-// Attention of many columns over caches in f16, on tensor cores, from sm_80 on: prompts, and query heads that share a
-// key head.  FLASH_ATTN_EXT, after Dao, "FlashAttention-2" (2023).
+// FLASH_ATTN_EXT of many columns, of prompts or of query heads that share a key head, over caches in f16, on tensor
+// cores (from sm_80 on); after Dao, "FlashAttention-2" (2023).
 //
-// A block computes COLUMNS columns over one share, tile by tile of its cells; tiles that no column sees are left out.
-// Keys and values of a tile are copied to shared memory: values while scores are computed, the next keys while values
-// are added up.  A warp has 16 columns.  Queries and weights are rounded to f16, queries times a power of two of their
-// column; scores, their soft max and sums are f32.  What a lane has of a product (tensor.cuh), with t = lane % 4: of a
-// score the cells 8 j + 2 t and the next, for j = 0, 1, ...; of a result, of each 64 elements, 16 t to 16 t + 15; both
-// of columns lane / 4 and lane / 4 + 8.  Sums over k may take elements in any order, so lanes load 16 bytes at once.
+// A block computes COLUMNS columns over one share of the cells, a tile of cells at a time, and leaves out tiles whose
+// cells are masked for all of its columns.  Keys and values of a tile are copied to shared memory: the values while
+// scores are computed, the keys of the next tile while values are added up.  A warp has 16 columns.  Queries, times a
+// power of two, and weights of cells are rounded to f16; scores, soft max and sums are f32.  A lane, with t = lane % 4,
+// holds two columns of each product (tensor.cuh), lane / 4 and lane / 4 + 8: of scores the cells 8 j + 2 t and
+// 8 j + 2 t + 1, j = 0, 1, ...; of results the elements 16 t .. 16 t + 15 of each 64.  A sum over elements may take
+// them in any order, so a lane loads 8 neighbours (16 bytes) at once.
 // Invariant: no result depends on the contents of a masked cell, NaN included.
 #pragma once
 
 #include "attention_common.cuh"
 #include "tensor.cuh"
 
-// How the warps of a block share its work, for values of up to SIZE elements: as columns, as cells of each tile, or as
-// elements of the values, for which each computes all scores.
+// How a block divides its work among its warps, for values of up to SIZE elements: by columns, by the cells of a tile,
+// or by the elements of values (then each warp computes all scores).
 template <int SIZE, int COLUMNS>
 struct Shares {
-    static constexpr bool HELD = SIZE <= 128;  // queries, of up to SIZE elements, stay in registers
+    static constexpr bool HELD = SIZE <= 128;  // whether queries stay in registers
     static constexpr int TILE = SIZE <= 128 || (SIZE == 256 && COLUMNS == 16) ? 64 : 32;
     static constexpr int COLUMN_WARPS = COLUMNS / 16, VALUE_WARPS = SIZE == 512 ? 4 : 1;
     static constexpr int CELL_WARPS = A_WARPS / (COLUMN_WARPS * VALUE_WARPS);
-    static constexpr int OWN = TILE / CELL_WARPS, WIDTH = SIZE / VALUE_WARPS;  // cells of a tile, elements of a warp
+    static constexpr int OWN = TILE / CELL_WARPS, WIDTH = SIZE / VALUE_WARPS;  // a warp's cells; elements of its values
     static constexpr int VALUE_PITCH = 2 * SIZE + 16;  // bytes from row to row of values in shared memory
-    static constexpr int PITCH = SIZE + 4;     // elements from column to column of results there
+    static constexpr int PITCH = SIZE + 4;     // numbers from column to column of results in shared memory
 };
 
-// Shared memory: the results of warps, weights of a step, tiles that are seen; then keys, values and, unless they are
-// HELD, queries; where these were, results.  ops/attention.py has the sizes.
+// Shared memory has the warps' largest scores and totals (RESULTS of each), WEIGHTS numbers for each warp, and a bit
+// for each tile of a batch; then keys, values and, unless HELD, queries, over which results are written in the end.
+// ops/attention.py computes its size.  STEP_CELLS: cells whose values are added up at once.
 enum { RESULTS = 64, STEP_CELLS = 16, WEIGHTS = 16 * STEP_CELLS, BATCH = 32 * A_WARPS };
 
-// Bytes from row to row of keys and queries in shared memory: whole parts of 32 elements, an odd number of them, so
-// that lanes read from different banks.
+// Bytes from row to row of keys and queries in shared memory, for rows of d elements: an odd multiple of 64 bytes (32
+// elements), so that lanes read from different banks.
 __device__ __forceinline__ int key_pitch(int d) {
     const int bytes = (d + 31) / 32 * 64;
     return bytes & 64 ? bytes : bytes + 64;
@@ -39,28 +41,29 @@ __device__ __forceinline__ int key_pitch(int d) {
 
 // -- masks ------------------------------------------------------------------------------------------------------------
 
-// The mask of a cell; beyond `end` cells are masked.
+// The number that a row of the mask has for a cell: 0 without a mask (`row` null), -inf for cells from `end` on.
 __device__ __forceinline__ float mask_at(const Attention& a, const char* row, int cell, int end) {
     if (cell >= end) return -INFINITY;
     return row == nullptr ? 0.0f : load_plain(row + (int64_t)cell * (a.mask_kind == F32 ? 4 : 2), a.mask_kind);
 }
 
-// Which of 32 tiles from cell `begin` on a column of the block sees: bit i for tile i.  Each lane reads the masks of
-// eight cells.
+// Returns which of the 32 tiles from cell `begin` on have a cell that is not masked for all columns of the block: bit i
+// is tile i.  `first`: the block's first column.  Each lane reads the masks of eight cells.
 template <int TILE, int COLUMNS>
 __device__ __forceinline__ unsigned live_tiles(const Attention& a, const char* mask, int matrix, int first, int begin,
                                                int end) {
     enum { LANES = TILE / 8, AT_ONCE = 32 / LANES, ROWS = 4 };
     const int n_columns = a.group * a.rows, lane = threadIdx.x & 31;
     const int last = first + COLUMNS < n_columns ? first + COLUMNS - 1 : n_columns - 1;
-    // Where heads share a mask, one column of each row of queries is enough.
+    // If all heads have the same mask, the columns of a query row share a row of it: one of them is checked.
     const int each = a.heads_of_mask == 1 ? a.group : 1, lowest = first / each;
     unsigned found = 0;
     UNROLL_BY(1)
     for (int i = 0; i < 32 && begin + i * TILE < end; i += AT_ONCE) {
         const int cell = begin + i * TILE + lane * 8;
         bool sees = mask == nullptr && cell < end, every = false;
-        // The last row first, which sees most of a causal mask.
+        // From the last row back: under a causal mask it attends to the most cells, so the loop mostly ends after one
+        // round.
         UNROLL_BY(1)
         for (int n = last / each; mask != nullptr && n >= lowest && !every; n -= ROWS) {
             const char* rows[ROWS];
@@ -92,7 +95,8 @@ __device__ __forceinline__ unsigned live_tiles(const Attention& a, const char* m
     return found;
 }
 
-// The next live tile after number `tile` of a batch of tiles; BATCH: none.
+// The number of the next tile after `tile` (-1: from the start) in a batch of tiles whose bit is set in `live`; BATCH
+// if there is none.
 __device__ __forceinline__ int next_tile(const unsigned* live, int tile) {
     UNROLL_BY(1)
     for (int word = (tile + 1) / 32; word < A_WARPS; ++word) {
@@ -104,8 +108,8 @@ __device__ __forceinline__ int next_tile(const unsigned* live, int tile) {
 
 // -- queries ----------------------------------------------------------------------------------------------------------
 
-// A power of two by which the elements of a column are multiplied, so that f16 has the largest with all its digits, and
-// those that are 2^24 times less; and the power that undoes it.  1 where an element is not finite.
+// `there`: the power of two by which a query is multiplied before it is rounded to f16.  Then its largest element, and
+// those up to 2^24 times smaller, keep all digits of f16.  `back`: 1 / there.  Both are 1 if an element is infinite.
 struct Power {
     float there, back;
 };
@@ -120,14 +124,15 @@ __device__ __forceinline__ Power power_of(float largest) {
     return p;
 }
 
-// Eight elements of a query from e on, which are multiplied by the scale of attention; 0 after the last.
+// Loads eight elements of a query from number e on, times the scale of attention; zeros after the last element, and for
+// a column that does not exist (`row` null).
 __device__ __forceinline__ void load_query(const Attention& a, const char* row, int e, float* v) {
     UNROLL
     for (int j = 0; j < 8; ++j)
         v[j] = row != nullptr && e < a.d ? *(const float*)(row + (int64_t)(e + j) * a.q0) * a.scale : 0.0f;
 }
 
-// The largest magnitude of a query, in all of the four lanes that share it; a NaN is ignored.
+// The largest magnitude of a query's elements, without NaNs; the four lanes that share the query all get it.
 __device__ __forceinline__ float largest_of(const Attention& a, const char* row) {
     float largest = 0.0f;
     UNROLL_BY(1)
@@ -141,7 +146,7 @@ __device__ __forceinline__ float largest_of(const Attention& a, const char* row)
     return larger(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
 }
 
-// The same eight elements times `power` as f16.
+// The eight elements that load_query loads, times `power`, as f16.
 __device__ __forceinline__ uint4 query_words(const Attention& a, const char* row, int e, float power) {
     float v[8];
     load_query(a, row, e, v);
@@ -155,7 +160,8 @@ __device__ __forceinline__ uint4 query_words(const Attention& a, const char* row
 
 // -- tiles ------------------------------------------------------------------------------------------------------------
 
-// Begins to copy `bytes`, a multiple of 16, of each row of a tile of cells to shared memory; cells from `end` on are 0.
+// Begins to copy the first `bytes` bytes, a multiple of 16, of each cell's row to shared memory, for the tile of cells
+// from `cell0` on; rows of cells from `end` on become 0.
 template <int TILE>
 __device__ __forceinline__ void copy_rows(char* to, int pitch, const char* from, int64_t stride, int bytes, int cell0,
                                           int end) {
@@ -169,8 +175,8 @@ __device__ __forceinline__ void copy_rows(char* to, int pitch, const char* from,
     }
 }
 
-// Adds the products of two queries and N times 8 keys, over 64 neighbouring elements, to the scores of a lane.  `keys`:
-// the elements that the lane loads of one key, its own among the first eight.
+// Adds the products of the warp's 16 queries and N times 8 keys, over 32 neighbouring elements, to a lane's scores.
+// x0, x1: the lane's eight elements of its two queries; `keys`: those of its key among the first eight keys.
 template <int N>
 __device__ __forceinline__ void multiply_keys(const uint4& x0, const uint4& x1, const char* keys, int pitch,
                                               float (&scores)[N][4]) {
@@ -188,8 +194,8 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// Adds 64 neighbouring elements of the values of 16 cells, times the weights of the cells, to the sums of a lane.
-// `values`: the elements of cell 2 t that the lane loads; it also loads those of cells 2 t + 1, 2 t + 8 and 2 t + 9.
+// Adds 64 neighbouring elements of the values of 16 cells, times the cells' weights, to a lane's sums.  `values`: the
+// lane's eight elements of cell 2 t; the lane also loads its elements of cells 2 t + 1, 2 t + 8 and 2 t + 9.
 __device__ __forceinline__ void add_values(const uint32_t (&weights)[4], const char* values, int pitch,
                                            float (&sums)[8][4]) {
     const uint4 x0 = *(const uint4*)values, x1 = *(const uint4*)(values + pitch);
@@ -203,8 +209,8 @@ __device__ __forceinline__ void add_values(const uint32_t (&weights)[4], const c
     }
 }
 
-// Whether an element of the values of `cells` cells of a tile, each a row of `bytes`, is not finite; all lanes get the
-// result.
+// Whether the values of `cells` cells, each `bytes` bytes long, have an element that is not finite; all lanes of the
+// warp get the result.
 __device__ __forceinline__ bool has_infinite(const char* values, int pitch, int cells, int bytes) {
     bool found = false;
     UNROLL_BY(1)
@@ -222,9 +228,9 @@ __device__ __forceinline__ bool has_infinite(const char* values, int pitch, int 
     return __ballot_sync(ALL_LANES, found) != 0;
 }
 
-// As add_values, element by element, for values some of which are not finite and some masked.  `weights`:
-// [16][STEP_CELLS] in shared memory, the weights of the warp's columns in f16, negative where a column does not see a
-// cell; `values`: the 16 elements of the first cell, among 64 neighbouring ones, that the lane adds.
+// Does what add_values does, element by element, and skips masked cells, because their values may be infinite or NaN.
+// `weights`: [16][STEP_CELLS] in shared memory, the weights of the warp's columns in f16, negative where a cell is
+// masked for a column; `values`: of the first cell's 64 elements the 16 that the lane adds.
 __device__ __forceinline__ void add_seen_values(const uint16_t* weights, const char* values, int pitch,
                                                 float (&sums)[8][4]) {
     const uint16_t* own = weights + ((threadIdx.x & 31) >> 2) * STEP_CELLS;
@@ -246,15 +252,15 @@ __device__ __forceinline__ void add_seen_values(const uint16_t* weights, const c
 
 // -- one block --------------------------------------------------------------------------------------------------------
 
-// The soft max of a warp so far: for the lane's two columns the largest score, and the total of the weights of the
-// lane's cells.
+// The soft max so far, for the lane's two columns: the largest score (top), the total of the weights of the lane's
+// cells, Power::back of the query, ALiBi's factor (slope), and the row of the mask (null: none).
 struct Soft {
-    float top[2], total[2], back[2], slope[2]; // back: undoes the power of the queries
+    float top[2], total[2], back[2], slope[2];
     const char* masks[2];
 };
 
-// Replaces the scores of N times 8 cells, from `base` on, by weights.  Returns which cells the lane's columns see, bit
-// i for weight i; `factor` gets the factors by which the sums so far are to be multiplied.
+// Replaces a lane's scores `s` of N times 8 cells, from cell `base` on, by the cells' weights.  Returns a bit for each
+// weight: whether its cell is not masked.  The caller multiplies the sums so far of its two columns by `factor`.
 template <int N>
 __device__ __forceinline__ uint32_t soften(const Attention& a, float (&s)[N][4], int base, int end, Soft& soft,
                                            float (&factor)[2]) {
@@ -264,7 +270,7 @@ __device__ __forceinline__ uint32_t soften(const Attention& a, float (&s)[N][4],
     if (a.softcap != 0.0f) {
         UNROLL
         for (int j = 0; j < 4 * N; ++j) {
-            float& x = s[j / 4][j % 4];    // its hyperbolic tangent
+            float& x = s[j / 4][j % 4];    // becomes softcap * tanh(x)
             x = a.softcap - 2.0f * a.softcap / (expf(2.0f * x) + 1.0f);
         }
     }
@@ -322,7 +328,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
     const int column_warp = S::COLUMN_WARPS > 1 ? warp : 0, cell_warp = S::CELL_WARPS > 1 ? warp : 0;
     const int value_warp = S::VALUE_WARPS > 1 ? warp : 0;
     const int pitch = key_pitch(a.d), n_columns = a.group * a.rows;
-    // The last columns first: they see the most cells of a causal mask.
+    // The blocks that start first take the last columns, which see the most cells under a causal mask.
     const int first = ((int)gridDim.x - 1 - (int)blockIdx.x) * COLUMNS, begin = blockIdx.y * a.share;
     const int end = begin + a.share < a.cells ? begin + a.share : a.cells;
     DYNAMIC_SHARED(char, memory);
@@ -338,7 +344,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
         const int64_t batch = matrix / a.heads, kv = matrix % a.heads;
         const char* const all_keys = k + kv * a.k2 + batch * a.k3;
         const char* const all_values = v + kv * a.v2 + batch * a.v3;
-        __syncthreads();                   // all threads are done with the memory of the matrix before
+        __syncthreads();                   // all threads are done with the shared memory of the previous matrix
         Soft soft;
         uint4 held[2][CHUNKS];
         UNROLL
@@ -361,7 +367,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
             soft.top[r] = -INFINITY;
             soft.total[r] = 0.0f;
         }
-        // Behind the last element keys are 0, as queries are: the copies never come there.
+        // Keys are padded with zeros to a multiple of 32 elements, as queries are; copy_rows never writes there.
         UNROLL_BY(1)
         for (int i = threadIdx.x; a.d % 32 != 0 && i < S::TILE; i += blockDim.x) {
             UNROLL_BY(1)
@@ -371,7 +377,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
         for (int batch = begin; batch < end; batch += BATCH * S::TILE) {
             const unsigned found = live_tiles<S::TILE, COLUMNS>(a, mask, matrix, first,
                                                                 batch + 32 * warp * S::TILE, end);
-            __syncthreads();               // the tiles of the batch before are done
+            __syncthreads();               // all warps are done with the previous batch of tiles
             if (lane == 0) live[warp] = found;
             __syncthreads();
             int tile = next_tile(live, -1);
@@ -379,7 +385,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
             while (tile < BATCH) {
                 const int cell0 = batch + tile * S::TILE, next = next_tile(live, tile);
                 wait_copies();
-                __syncthreads();           // the keys have arrived, and the values before were used
+                __syncthreads();           // the keys have arrived; all warps are done with the previous values
                 copy_rows<S::TILE>(values, S::VALUE_PITCH, all_values, a.v1, 2 * a.dv, cell0, end);
                 float s[N][4] = {};
                 const char* const own_keys = keys + (cell_warp * S::OWN + line) * pitch + 16 * t;
@@ -407,7 +413,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                     }
                 }
                 wait_copies();
-                __syncthreads();           // the values have arrived, and the keys were used
+                __syncthreads();           // the values have arrived; all warps are done with the keys
                 if (next < BATCH)
                     copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, batch + next * S::TILE, end);
                 tile = next;
@@ -427,7 +433,8 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                         UNROLL
                         for (int i = 0; i < 8; ++i) {
                             const uint16_t weight = (uint16_t)(w[i >> 1] >> 16 * (i & 1));
-                            // Element i of a lane of a: see tensor.cuh.
+                            // Where a lane's element i of the operand `a` lies: see tensor.cuh.  -1 marks a masked
+                            // cell.
                             marked[(line + (i & 2) * 4) * STEP_CELLS + 2 * t + (i & 1) + (i & 4) * 2] =
                                 seen >> (8 * step + i) & 1 ? weight : 0xbc00;
                         }
@@ -456,7 +463,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                 totals[at] = soft.total[r];
             }
         }
-        __syncthreads();                   // also: keys, values and queries were used
+        __syncthreads();                   // all warps are also done with keys, values and queries
         UNROLL
         for (int r = 0; r < 2; ++r) {
             const int own = 16 * column_warp + line + 8 * r;
@@ -503,8 +510,8 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-// X(part of kernel names, SIZE, COLUMNS, PER_SM): kernels for values of up to SIZE elements, with COLUMNS columns in a
-// block.  Up to SIZE 128 keys have as many elements at most.  PER_SM: blocks that shall fit on a multiprocessor.
+// X(NAME, SIZE, COLUMNS, PER_SM) for each kernel tiles_NAME: for values (up to SIZE 128 also keys) of up to SIZE
+// elements, with COLUMNS columns in a block.  PER_SM: how many blocks must fit on a multiprocessor at once.
 #define TILED_SIZES(X)                                     \
     X(64_64, 64, 64, 3) X(64_16, 64, 16, 4)                \
     X(128_64, 128, 64, 2) X(128_16, 128, 16, 2)            \

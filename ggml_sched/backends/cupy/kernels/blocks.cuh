@@ -1,9 +1,9 @@
 // How each quantised type of weights is decoded, a unit (32 elements, units.cuh) at a time.
 //
-// `first(u)` and `second(u)`: the number of the first element, within a block, of the two runs of unit u.  The bytes of
-// a row are in ggml's order (ggml-common.h), or PACKED, as repack.py has rearranged them: of TOGETHER consecutive
-// blocks the first field of each comes first, then the second of each, and so on, so that fields start at multiples of
-// 16.
+// `first(u)` and `second(u)`: at which element of a block the first and the second run of unit u start.  The bytes of a
+// row are in ggml's order (ggml-common.h), or PACKED, rearranged by repack.py: of each TOGETHER consecutive blocks, the
+// first field of every block comes first, then the second field of every block, and so on, so that fields start at
+// multiples of 16 bytes.
 #pragma once
 
 #include "units.cuh"
@@ -19,7 +19,7 @@ struct Field {
                  + block % T::TOGETHER * SIZE;
         return row + (int64_t)block * T::BYTES + OFFSET;
     }
-    // Loads WORDS words of 32 bits from byte `skip` of the field on, a multiple of 4 * WORDS.
+    // Loads WORDS words of 32 bits of the field, from its byte `skip` on, which is a multiple of 4 * WORDS.
     template <int WORDS>
     static __device__ __forceinline__ void load(const uint8_t* row, int block, int skip, uint32_t* w) {
         load_words<WORDS, lesser(ALIGN, 4 * WORDS > 16 ? 16 : 4 * WORDS)>(at(row, block) + skip, w);
@@ -122,8 +122,8 @@ struct Blocks<IQ4_NL> : Plain<18> {
     }
 };
 
-// Half of mxfp4's scale 2^(e - 127), since its levels are doubled; for e of 0 and 1 that is subnormal, which a GPU
-// takes for zero (see elements.cuh).
+// Half of mxfp4's scale 2^(e - 127), because the table has its levels doubled.  For e = 0 and e = 1 the result is a
+// subnormal f32 (see elements.cuh).
 __device__ __forceinline__ float half_power(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void split_pairs(const uint32_t* w, int shift, uint32
     }
 }
 
-// Of q2_K and q3_K sixteen bytes of levels hold four runs, 32 elements apart: a unit takes two of them.
+// In q2_K and q3_K, sixteen bytes hold the levels of four runs, which are 32 elements apart; a unit is two of them.
 template <int SIZE>
 struct TwoBits : Super<SIZE> {
     static __device__ __forceinline__ int first(int u) { return 128 * (u >> 2) + 64 * (u >> 1 & 1) + 16 * (u & 1); }
@@ -206,12 +206,13 @@ struct Blocks<Q3_K> : TwoBits<110> {
     }
 };
 
-// Of q4_K and q5_K sixteen bytes of levels hold two runs, 32 elements apart; scales and minima have 6 bits.
+// In q4_K and q5_K, sixteen bytes hold the levels of two runs, which are 32 elements apart; scales and minima have 6
+// bits.
 template <int SIZE>
 struct SixBitScales : Super<SIZE> {
     static __device__ __forceinline__ int first(int u) { return 64 * (u >> 1) + 16 * (u & 1); }
     static __device__ __forceinline__ int second(int u) { return first(u) + 32; }
-    // `h`: d and dmin, then three words of scales and minima.
+    // Sets the scales and minima of unit u.  `h`: the block's d and dmin, then three words of scales and minima.
     static __device__ __forceinline__ void scale(const uint32_t* h, int u, Unit& x) {
         const float d = __half_bits_to_float((uint16_t)h[0]), low = __half_bits_to_float((uint16_t)(h[0] >> 16));
         UNROLL
@@ -300,7 +301,7 @@ struct Blocks<IQ4_XS> : Super<136> {
     }
 };
 
-// Where the runs of unit `u`, counted over the whole row, start in it.
+// At which element of a row the first (second_of: the second) run of the row's unit `u` starts.
 template <class T>
 __device__ __forceinline__ int first_of(int u) {
     return T::ELEMENTS == 32 ? T::first(u) : (u >> 3) * 256 + T::first(u & 7);
@@ -312,7 +313,8 @@ __device__ __forceinline__ int second_of(int u) {
 
 // -- lists of types ---------------------------------------------------------------------------------------------------
 
-// X(part of kernel names, Kind) for each type of a family: *_PACKED those that repack.py rearranges, *_OTHERS the rest.
+// X(NAME, KIND) for each type of a family, NAME as in kernels' names: *_PACKED has the types that repack.py rearranges,
+// *_OTHERS the rest.
 #define PLAIN_PACKED(X) X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0)
 #define K_PACKED(X) X(q2_k, Q2_K) X(q3_k, Q3_K) X(q6_k, Q6_K)
 #define K_OTHERS(X) X(q4_k, Q4_K) X(q5_k, Q5_K)

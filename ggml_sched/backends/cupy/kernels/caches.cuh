@@ -22,7 +22,7 @@ struct Attention {
 
 // -- caches -----------------------------------------------------------------------------------------------------------
 
-// Loads eight neighbouring elements of a key from element e on, a multiple of 8, as f32; 0 beyond the last.
+// Loads eight elements of a key as f32, from number e on, a multiple of 8; zeros after the last element.
 __device__ __forceinline__ void load_key(const Attention& a, const char* row, int e, float* v) {
     if (a.k_kind == Q8_0) {
         const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
@@ -75,8 +75,9 @@ __device__ __forceinline__ float2 load_value(const Attention& a, const char* row
     return v;
 }
 
-// Eight neighbouring elements of a key, and two of a value: loaded first, and converted when they are used, so that
-// several loads are in flight.  HALVES: the cache is f16, its rows aligned for loads of 16 bytes.
+// Eight neighbouring elements of a key (Key), and two of a value (Value).  HALVES: the cache is f16, its rows aligned
+// for loads of 16 bytes; then `load` only loads, and the elements are converted when they are used, so that several
+// loads are in flight.
 template <bool HALVES>
 struct Key {
     float v[8];

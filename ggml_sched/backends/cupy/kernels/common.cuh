@@ -37,12 +37,13 @@ __device__ __forceinline__ unsigned short __float_to_half_bits(float f) {
 
 // -- launches that overlap --------------------------------------------------------------------------------------------
 
-// With OVERLAP (from sm_90 on) a launch may begin before those before it have ended.  What a kernel reads or writes
-// before await_inputs() they may still write or read; so each kernel begins with that call, in all threads, and before
-// it data is only asked for, by read_ahead, which fills a cache that all multiprocessors share and all writes go to.
-// In turn, await_inputs() first lets the next launch begin, once all blocks of this one have got so far.
-// Data that another launch writes during this one's life is no constant to the compiler: then no pointer is
-// __restrict__, which lets loads be moved to before the wait, and no load goes through the path for constants.
+// With OVERLAP (from sm_90 on) a launch may begin before earlier launches have ended: they may still write what it
+// reads, or read what it writes.  So all threads of a kernel begin with await_inputs(), which waits for those launches.
+// Before that call a kernel only prefetches, by read_ahead, into the L2 cache, which all multiprocessors share and all
+// writes go to.
+// await_inputs() also lets the next launch begin, as soon as all blocks of this launch have called it.
+// An earlier launch may write data during this one, so the compiler must not treat them as constant: no pointer is
+// __restrict__ (loads might be moved to before the wait), and no load goes through the path for constants (__ldg).
 #ifdef HOST_CUDA
 #define RESTRICT __restrict__
 #define OVERLAPS 1
@@ -71,7 +72,7 @@ __device__ __forceinline__ void read_ahead(const void*) {}
 
 // -- views ------------------------------------------------------------------------------------------------------------
 
-// The layout of a tensor in memory: extents, and strides in bytes, innermost first.  An argument by value, 72 bytes.
+// The layout of a tensor in memory: extents, and strides in bytes, innermost first.  Passed by value, 72 bytes.
 struct View {
     char* p;
     int64_t ne[4];
@@ -144,12 +145,13 @@ __device__ __forceinline__ Index wrap(const Index& k, const View& t) {
     return r;
 }
 
-// A loop over this thread's share of n elements: a grid may have fewer threads than there are elements.
+// A loop over those of n elements that this thread computes: a grid may have fewer threads than there are elements.
 #define FOR_EACH(i, n)                                                                                          \
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i##_step = (int64_t)gridDim.x * blockDim.x; \
          i < (n); i += i##_step)
 
-// A loop over this block's share of n rows; all threads of a block run it equally often, as barriers require.
+// A loop over those of n rows that this block computes; all threads of a block run it equally often, as barriers
+// require.
 #define FOR_EACH_ROW(i, n) for (int64_t i = blockIdx.x; i < (n); i += gridDim.x)
 
 // -- types ------------------------------------------------------------------------------------------------------------
@@ -160,8 +162,8 @@ enum Kind {
     Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, I32 = 26, I64 = 27, BF16 = 30, MXFP4 = 39
 };
 
-// Products and sums that the compiler does not fuse into one rounding, for results that must equal the CPU's to the
-// bit.
+// A product and a sum that the compiler does not fuse, so that each is rounded: for results that must equal the CPU's
+// to the bit.
 __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float add_rn(float a, float b) { return __fadd_rn(a, b); }
 
@@ -174,7 +176,7 @@ __device__ __forceinline__ uint16_t float_to_bf16(float f) {
     return (uint16_t)((bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
 }
 
-// Converts as x86 does, and so as the CPU's kernels: a value outside of int32, or NaN, becomes the least int32.
+// Converts as x86, and so the CPU's kernels, do: a value outside of int32, or NaN, becomes the least int32.
 __device__ __forceinline__ int32_t float_to_int(float f) {
     return f >= -2147483648.0f && f < 2147483648.0f ? (int32_t)f : (int32_t)0x80000000u;
 }
@@ -194,7 +196,7 @@ __device__ __forceinline__ void store_plain(char* p, int kind, float v) {
     else *(int32_t*)p = float_to_int(v);
 }
 
-// numpy's maximum and minimum: a NaN on either side is the result.
+// The maximum and minimum as NumPy has them: if one of the two is NaN, the result is NaN.
 __device__ __forceinline__ float max_nan(float a, float b) { return a > b || a != a ? a : b; }
 __device__ __forceinline__ float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 
@@ -231,7 +233,7 @@ template <class Op, class T>
 __device__ __forceinline__ T block_reduce(T v, T* part) {
     v = warp_reduce<Op>(v);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockDim.x >> 5;
-    __syncthreads();                       // `part` may still be read from the last use
+    __syncthreads();                       // threads may still read `part` for the previous call
     if (lane == 0) part[warp] = v;
     __syncthreads();
     return warp_reduce<Op>(lane < n ? part[lane] : Op::none());

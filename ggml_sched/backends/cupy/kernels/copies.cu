@@ -1,4 +1,4 @@
-// Copies, conversions between types, and padding with zeros.  Source and result share no bytes, or all of them.
+// Copies, conversions between types, and padding with zeros.  Source and result share no bytes, or are the same memory.
 #include "common.cuh"
 #include "quantize.cuh"
 
@@ -7,7 +7,7 @@ __device__ __forceinline__ void move_as(const char* from, char* to) {
     *(T*)to = *(const T*)from;
 }
 
-// d = a, which repeats to the extents of d; elements of `size` bytes, whatever they mean.
+// d = a, which repeats to the extents of d; elements of any type, of `size` bytes.
 extern "C" __global__ void __launch_bounds__(256) move(View a, View d, int64_t n, int size) {
     await_inputs();
     FOR_EACH(i, n) {
@@ -22,14 +22,14 @@ extern "C" __global__ void __launch_bounds__(256) move(View a, View d, int64_t n
     }
 }
 
-// d = a in another type, element number i to element number i, so that extents may differ.  a has any type, d one
+// Converts element number i of a to element number i of d, so that extents may differ.  a may have any type, d any type
 // without blocks.
 extern "C" __global__ void __launch_bounds__(256) convert(View a, View d, int64_t n, int ka, int kd) {
     await_inputs();
     FOR_EACH(i, n) store_plain(at(d, split(d, i)), kd, load_view(a, ka, split(a, i)));
 }
 
-// As `convert`, where both have the same type: copies elements of `size` bytes.
+// Copies element (or block) number i of a, of `size` bytes, to number i of d, of the same type and other extents.
 extern "C" __global__ void __launch_bounds__(256) reorder(View a, View d, int64_t n, int size) {
     await_inputs();
     FOR_EACH(i, n) {

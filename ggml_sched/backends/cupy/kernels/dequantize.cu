@@ -2,7 +2,8 @@
 // that do not read the type.
 #include "blocks.cuh"
 
-// Each thread decodes one unit (units.cuh), n of them in all; `out` receives the rows of w without gaps, as type `to`.
+// Each thread decodes one of n units (units.cuh); `out` receives the rows of w without gaps, as type `to`.  `packed`:
+// whether repack.py has rearranged w.
 template <int KIND>
 __device__ __forceinline__ void decode(const View& w, char* out, int64_t n, int to, int packed) {
     typedef Blocks<KIND> T;

@@ -1,7 +1,7 @@
 // Reads one element of a tensor of any type as f32, for kernels that are not made for one type, such as copies.
 //
 // The layout of blocks is ggml's (dequantize_row_*); products and sums round as the CPU's do, so the bits are the same.
-// Invariant: no load assumes more alignment than blocks have: two bytes, those of mxfp4 one.
+// Invariant: no load needs more alignment than blocks have: two bytes, or one byte for mxfp4.
 #pragma once
 
 // The number of elements of a block of a type; types without blocks count as blocks of one element.
@@ -19,7 +19,7 @@ __device__ __forceinline__ float half_at(const uint8_t* p) { return __half_bits_
 // Level j of 2 n levels of four bits in n bytes: the first n are the low nibbles, the others the high ones.
 __device__ __forceinline__ int nibble(const uint8_t* q, int j, int n) { return j < n ? q[j] & 15 : q[j - n] >> 4; }
 
-// Level j of 256 levels of two bits: of each 128, byte l (0 .. 31) holds levels l, l + 32, l + 64 and l + 96.
+// Level j of 256 levels of two bits: for each 128, byte l of 32 holds levels l, l + 32, l + 64 and l + 96.
 __device__ __forceinline__ int two_bits(const uint8_t* q, int j) {
     return q[j / 128 * 32 + j % 32] >> j % 128 / 32 * 2 & 3;
 }
@@ -35,9 +35,9 @@ __device__ __forceinline__ int minimum_of_8(const uint8_t* s, int k) {
     return k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
 }
 
-// 2 ** (e - 128): half of mxfp4's scale, since its levels are doubled.  For e of 0 and 1 it is subnormal: a host
-// multiplies with it, a GPU that flushes f32 (CuPy lets NVRTC compile so) takes zero, and loses elements below
-// 2 ** -123.  No other type has a scale that f32 must hold as subnormal: the least f16, 2 ** -24, is a normal f32.
+// 2 ** (e - 128): half of mxfp4's scale, because FP4_LEVELS has its levels doubled.  For e = 0 and e = 1 this is a
+// subnormal f32.  Code that is compiled to flush subnormals (-ftz, which compiled.py does not set) would take it for
+// zero.  No other type has a scale that is a subnormal f32: the least f16, 2 ** -24, is a normal f32.
 __device__ __forceinline__ float power_of_two(int e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
@@ -47,7 +47,7 @@ __device__ __forceinline__ float with_minimum(int q, float d, int scale, float d
     return add_rn(mul_rn((float)q, mul_rn(d, (float)scale)), -mul_rn(dmin, (float)minimum));
 }
 
-// Element j of the block of a type at address b.
+// Element j, as f32, of the block of type `kind` at address b.
 __device__ __forceinline__ float element_of_block(const uint8_t* b, int kind, int j) {
     switch (kind) {
         case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);
@@ -87,7 +87,7 @@ __device__ __forceinline__ float element_of_block(const uint8_t* b, int kind, in
     }
 }
 
-// The element of a tensor at indices k, as f32; t.nb[0] is the stride from element to element, or from block to block.
+// The element of a tensor at indices k, as f32; t.nb[0]: bytes from element to element, or from block to block.
 __device__ __forceinline__ float load_view(const View& t, int kind, const Index& k) {
     const int n = block_elements(kind);
     if (n == 1) return load_plain(at(t, k), kind);

@@ -23,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(256) binary(View a, View b, View d,
     }
 }
 
-// As `binary`, for f32, with one load for four neighbouring elements: n and ne[0] count groups of four, whose addresses
-// are multiples of 16.
+// Computes what `binary` does, for f32, and loads four neighbouring elements at once: n and ne[0] count such fours,
+// whose addresses are multiples of 16.
 extern "C" __global__ void __launch_bounds__(256) binary_by_4(View a, View b, View d, int64_t n, int op) {
     await_inputs();
     FOR_EACH(i, n) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ float function_of(float x, int op, const Parameters& 
         case EXP: return expf(x);
         case EXPM1: return expm1f(x);
         case FLOOR: return floorf(x);
-        case GELU: return x >= 10.0f ? x : x <= -10.0f ? 0.0f : gelu_of_halves(x);   // unrounded beyond 10
+        case GELU: return x >= 10.0f ? x : x <= -10.0f ? 0.0f : gelu_of_halves(x);   // not rounded to f16 beyond 10
         case GELU_GATE: return gelu_of_halves(x);
         case GELU_ERF: return 0.5f * erfcf(x * -0.7071067811865476f) * x;
         case GELU_QUICK: {
@@ -121,15 +121,15 @@ extern "C" __global__ void __launch_bounds__(256) unary(View a, View d, int64_t 
 
 // -- gated units ------------------------------------------------------------------------------------------------------
 
-// A gated unit: function(x) * factor; or with `oai` OpenAI's variant, which limits both, has a sigmoid of slope alpha,
-// and adds one to the factor.
+// A gated unit: function(x) * factor.  With `oai` it is OpenAI's variant: x and factor are limited, the function is
+// x * sigmoid(alpha * x), and one is added to the factor.
 __device__ __forceinline__ float glu_of(float x, float factor, int op, int oai, const Parameters& v) {
     if (oai) {
         const float alpha = v.p[0], limit = v.p[1];
         const float t = min_nan(x, limit), y = max_nan(min_nan(factor, limit), -limit);
         return (y + 1.0f) * t / (1.0f + expf(-alpha * t));
     }
-    // With a constant op the compiler keeps only the code of that function.
+    // Each call has a constant op, so that the compiler keeps only the code of that function.
     switch (op) {
         case RELU: return function_of(x, RELU, v) * factor;
         case GELU_GATE: return function_of(x, GELU_GATE, v) * factor;
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256) glu(View a, View b, View d, in
     }
 }
 
-// As `glu`, for f32 in groups of four elements: see binary_by_4.
+// Computes what `glu` does, for f32, four elements at once: see binary_by_4.
 extern "C" __global__ void __launch_bounds__(256) glu_by_4(View a, View b, View d, int64_t n, int op, int oai,
                                                            Parameters v) {
     await_inputs();

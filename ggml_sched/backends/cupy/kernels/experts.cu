@@ -2,8 +2,9 @@
 // the expert that each chose, and a table that divides the list into tiles of one expert each.  A pair is numbered
 // token * ids.ne[0] + slot.
 //
-// A warp for each expert: kernel `count` counts the expert's pairs; kernel `place` adds the counts of the experts
-// before it, and writes the expert's pairs from there on, in their order.  Nothing depends on which warp is first.
+// Each expert has a warp.  In kernel `count` it counts the expert's pairs.  In kernel `place` it adds up the counts of
+// the experts before, which is where the expert's pairs begin in the list, and writes them, ascending.  No result
+// depends on the order in which warps run.
 // Invariant: an id that names no expert is in no list, and sets the error word.
 #include "common.cuh"
 
@@ -33,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(128) count(View ids, int32_t* RESTR
     if (lane == 0) counts[expert] = n;
 }
 
-// Fills `pairs`, the list, and `groups`, the table: {expert, first, end, 0} for each tile of at most `tile` pairs of
-// the list.  Entries of the table, n_groups in all, that no tile needs get expert -1.
+// Fills the list, `pairs`, and the table, `groups`: {expert, first, end, 0} for each tile, the pairs at positions
+// first .. end - 1 of the list, at most `tile`.  The table has n_groups entries; those without a tile get expert -1.
 extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t* RESTRICT counts,
                                                        int32_t* RESTRICT pairs, int4* RESTRICT groups,
                                                        int n_pairs, int n_experts, int tile, int n_groups) {

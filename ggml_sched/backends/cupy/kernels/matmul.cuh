@@ -2,10 +2,10 @@
 //
 // The sum over k goes piece by piece: shared memory has the elements of one piece of k for all rows and columns of the
 // tile, ordered by runs (units.cuh), so that threads read neighbouring words; meanwhile the next piece is loaded from
-// global memory.  Quantised weights times 8-bit columns use dp4a (four integer products at once); f32, f16 and bf16,
-// and weights in exact products, are multiplied with f32 columns.  For MUL_MAT_ID experts.cu makes a list of the
-// (token, slot) pairs of each expert and a table of tiles: the columns of a tile are then pairs of one expert.
-// Invariant: every element of the result is added up in the same order, whatever its position in a tile.
+// global memory.  Quantised weights are multiplied with 8-bit columns by dp4a (four integer products at once); weights
+// in f32, f16 and bf16, and all weights in exact products, with f32 columns.  For MUL_MAT_ID experts.cu makes a list of
+// the (token, slot) pairs of each expert and a table of tiles: the columns of a tile are then pairs of one expert.
+// Invariant: the order in which an element of the result is added up does not depend on its position in a tile.
 #pragma once
 
 #include "matvec.cuh"
@@ -25,10 +25,12 @@ struct Group {
 // Which columns a tile has, and in which matrices.
 struct Span {
     int64_t w, x, d;                       // offsets of the weights, the columns, the result
-    int64_t first, end;                    // numbers of columns, or positions in the list of pairs
+    int64_t first, end;                    // the tile's first column, and where the matrix's or the expert's columns
+                                           // end: numbers of columns, or positions in the list of pairs
 };
 
-// SIZE: columns of a tile.
+// Sets s for this block's tile of product number `matrix`; returns false if the tile has no columns.  SIZE: columns of
+// a tile.
 template <int SIZE>
 __device__ __forceinline__ bool find_span(const Product& a, const Group* groups, int64_t matrix, Span& s) {
     if (groups != nullptr) {
@@ -50,8 +52,8 @@ __device__ __forceinline__ bool find_span(const Product& a, const Group* groups,
     return true;
 }
 
-// The offsets of column `c` of a span in x and in the result; for c beyond the span's end those of its last column, so
-// that loads stay inside.
+// The offsets of column `c` of a span in x and in the result.  For c beyond the span's end they are those of the last
+// column, so that loads stay inside.
 __device__ __forceinline__ void find_column(const Product& a, const int32_t* pairs, const Span& s, int64_t c,
                                             int64_t& x, int64_t& d) {
     c = c < s.end ? c : s.end - 1;
@@ -156,7 +158,7 @@ __device__ __forceinline__ void many(TILED) {
         for (int u = part - STEP; u < units + part; u += STEP) {
             const int next = u + STEP;
             if (u >= part) {
-                __syncthreads();           // all threads have read the last piece
+                __syncthreads();           // all threads have read the previous piece
                 UNROLL
                 for (int r = 0; r < 2; ++r) {
                     int4 q;
@@ -194,7 +196,7 @@ struct Floats {
     float w[32][PITCH], x[32][PITCH];
 };
 
-// Loads part 0 .. 3 of unit u of a row, eight elements, as f32; 0 beyond the row's end.
+// Loads a quarter of unit u of a row, number `part` (0 .. 3), eight elements, as f32; zeros beyond the row's end.
 template <int KIND>
 __device__ __forceinline__ void load_part(const Product& a, const uint8_t* row, int u, int part, float* v) {
     if constexpr (KIND == F32 || KIND == F16 || KIND == BF16) {
@@ -249,7 +251,7 @@ __device__ __forceinline__ void many_exact(TILED) {
             float v[8];
             load_part<KIND>(a, weights, u, part, v);
             const int64_t start = place_of_part<KIND>(u, part);
-            __syncthreads();               // all threads have read the last piece
+            __syncthreads();               // all threads have read the previous piece
             UNROLL
             for (int j = 0; j < 8; ++j) {
                 t->w[part * 8 + j][line] = v[j];

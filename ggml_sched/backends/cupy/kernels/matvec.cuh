@@ -6,22 +6,22 @@
 // the first warp adds up their sums.  blockIdx.y counts the matrices of a batch, or (MUL_MAT_ID) the pairs of a token
 // and a chosen expert.  A launch may compute up to three products of the same columns, each in blocks of its own.
 // Columns are rounded to 8 bits, and 16 products at a time are summed as integers; `exact` kernels take f32 columns and
-// multiply in f32.  A gated unit may also be written rounded to 8 bits, for the next product: by the block that ends
-// last of those with the same 32 rows.  That block may also do what a norm after the product does, but for the division
-// by the root of the mean square, which is left to the products after the norm: these divide their sums by it.
+// multiply in f32.  A gated unit may also be written rounded to 8 bits, for the next product: of the blocks with the
+// same 32 rows, the one that ends last does it.  That block may also compute a norm that follows the product, except
+// for the division by the root of the mean square: the products after the norm divide their sums by this root.
 // Invariant: an expert id out of range sets the error word, and nothing is written for it.
 #pragma once
 
 #include "blocks.cuh"
 #include "rounded.cuh"
 
-// A further product of a launch, with the same columns and other weights of the same type: its blocks are those from
-// number `first` on; 0: there is none.  `bias`: f32, added to each column of the result; null: none.
+// A further product of a launch, with the same columns and other weights of the same type.  `first`: the number of the
+// first of its blocks; 0: there is no such product.  `bias`: f32, added to each column of the result; null: none.
 struct Part {
     const uint8_t* w;
     char* d;
     const float* bias;
-    int64_t rows, w1, d1, first;           // as in Product
+    int64_t rows, w1, d1, first;           // rows, w1, d1: as in Product
 };
 
 // The sizes and strides of a product of weights w [k, rows] and columns x [k, columns] to d [rows, columns].
@@ -30,24 +30,24 @@ struct Product {
     int64_t w1, w2, w3;                    // strides nb[1 .. 3] of the weights, bytes
     int64_t x1, x2, x3;                    // strides of the columns: bytes where they are f32, else counted in columns
     int64_t d1, d2, d3;                    // strides of the result, bytes
-    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices share one of w, axes 2, 3
-    int64_t id0, id1, n_used, n_slots, n_experts; // strides of ids, bytes; of a token: experts, columns; all experts
+    int64_t n2, r2, r3;                    // ne[2] of the result; its matrices for each matrix of w, along axes 2, 3
+    int64_t id0, id1, n_used, n_slots, n_experts; // strides of ids, bytes; experts and columns of a token; all experts
     int32_t gate;                          // enum Gate: the function of a gated unit, where there is a second matrix
     int32_t wide;                          // for f32, f16, bf16 weights: whether loads of 16 bytes are aligned
-    int32_t packed;                        // whether repack.py has rearranged the weights, for kernels of both orders
+    int32_t packed;                        // whether repack.py rearranged the weights; used by kernels for both orders
     int32_t w0;                            // bytes from element to element of f32, f16 or bf16 weights
-    int32_t part;                          // elements of k of a warp, where those of a block share rows; else 0
+    int32_t part;                          // elements of k that a warp takes, where a block's warps share rows; else 0
     int32_t unused;
     const float* bias;                     // as in Part
-    Part more[2];                          // the second without the first: none
+    Part more[2];                          // a second only where there is a first
 };
 
 enum Gate { SILU = 0, GELU = 1, RELU = 2 };
 
 enum Role { NORM_BEHIND = 1, NORM_BEFORE = 2 };
 
-// An RMS norm of a row of f32 between products with one column: after a product, the row is x
-// plus the product; before products, it is x (+ y, if that is not null).
+// An RMS norm of a row of f32 between products with one column.  In the product before the norm (role NORM_BEHIND) the
+// row is x plus the product; in the products after the norm (role NORM_BEFORE) it is x (+ y, if that is not null).
 struct Norm {
     const float *x, *y, *factor;
     float* kept;                           // NORM_BEHIND: where the row is written; null: nowhere
@@ -61,10 +61,10 @@ struct Norm {
     Product a, const uint8_t *RESTRICT w, const uint8_t *RESTRICT second, const char *RESTRICT x,                  \
         const float2 *RESTRICT runs, const char *RESTRICT ids, char *RESTRICT d, Fault *RESTRICT word, int position
 #define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
-// Kernels of few columns take more parameters: `rounded` and `rounded_runs`, to which the result of a gated unit, or of
-// a norm after the product, is also written rounded to 8 bits (values; runs; null: it is not); `counters`, one for each
-// 32 rows of each matrix of the batch: blocks that are done with these rows, so that the last one rounds them
-// (round_rows); a norm, and of each 32 elements of its row the sum of their squares.
+// Kernels of few columns take more parameters.  `rounded`, `rounded_runs`: where the result of a gated unit, or of a
+// norm after the product, is also written rounded to 8 bits (levels; scales and sums); null: nowhere.  `counters`: for
+// each 32 rows of each matrix of the batch, how many blocks are done with these rows: the last one rounds them
+// (round_rows).  `norm`; and `squares`, the sum of the squares of each 32 elements of the norm's row.
 #define FEW                                                                                                  \
     PRODUCT, int8_t *RESTRICT rounded, float2 *RESTRICT rounded_runs, unsigned *RESTRICT counters, Norm norm, \
         float *squares
@@ -89,7 +89,7 @@ struct Pair {
     int64_t w, x, d;
 };
 
-// Fills p for product number i of the batch.  False, and a fault, where an id names no expert.
+// Sets p for product number i of the batch.  Returns false, and notes a fault, if an id names no expert.
 __device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int64_t i, Fault* word, int position,
                                           Pair& p) {
     if (ids == nullptr && i == 0) {        // the usual case, without divisions
@@ -115,7 +115,7 @@ __device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int
     return true;
 }
 
-// The product that this block computes, and the number of the block among those of the product (`first`).
+// The product that this block computes; its `first` is then the number of this block among the product's blocks.
 __device__ __forceinline__ Part own_part(const Product& a, const uint8_t* w, char* d) {
     Part p;
     const int64_t block = blockIdx.x;
@@ -139,21 +139,22 @@ __device__ __forceinline__ Part own_part(const Product& a, const uint8_t* w, cha
 
 enum { WEIGHT_ROWS = 2, FEW_WARPS = 4 };     // rows of weights of a warp; warps of a block
 
-// The addresses of the warp's two rows of weights: `row` of both matrices, or rows `row` and `row` + 1 of one.  Where
-// there is no such next row, `row` again, so that loads stay inside; its result is not written.
+// The addresses of the warp's two rows of weights: row `row` of both matrices, or rows `row` and `row` + 1 of one.  If
+// row `row` + 1 does not exist, `row` takes its place, so that loads stay inside; that result is not written.
 __device__ __forceinline__ void weight_rows(const Part& own, const uint8_t* w, const uint8_t* second, int64_t row,
                                             const uint8_t** at) {
     at[0] = w + row * own.w1;
     at[1] = second != nullptr ? second + row * own.w1 : w + (row + 1 < own.rows ? row + 1 : row) * own.w1;
 }
 
-// The number of the warp's first row in `own`, of WEIGHT_ROWS, or of one where there are `both` matrices.
+// The number of the first row that the warp computes of the product `own`.  It computes WEIGHT_ROWS rows, or one if
+// there is a second matrix of weights (`both`).
 __device__ __forceinline__ int64_t first_row(const Product& a, const Part& own, bool both) {
     if (a.part) return own.first * WEIGHT_ROWS;
     return (own.first * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS);
 }
 
-// The elements of k that the warp takes.
+// The elements of k that the warp takes: begin .. end - 1.
 struct Stretch {
     int begin, end;
 };
@@ -181,7 +182,7 @@ __device__ __forceinline__ int64_t bytes_of_row(const Product& a) {
 }
 
 // Prefetches the warp's rows of weights before await_inputs(), at most the first 16 lines of 128 bytes of each: each
-// lane one line.  With ids, which earlier launches write, the rows are not known yet.  `bytes`: of a row.
+// lane one line.  With ids it prefetches nothing: earlier launches may still write them.  `bytes`: bytes of a row.
 __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t* w, const uint8_t* second,
                                                 const char* ids, int64_t bytes) {
     if (!OVERLAPS || ids != nullptr) return;
@@ -199,14 +200,14 @@ __device__ __forceinline__ void read_rows_ahead(const Product& a, const uint8_t*
 }
 
 // Adds up the sums of the lanes, and of warps that share rows, and writes the result: two rows, or with `both` matrices
-// one row of their gated unit.  `root`: the number by which the sums are divided.
+// one row of their gated unit.  `root`: the number by which the sums are divided (root_before).
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bool both, int64_t row, int64_t column,
                                            char* d, float root, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     __shared__ float sums[WEIGHT_ROWS][COLUMNS][FEW_WARPS];
     if (a.part) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-        __syncthreads();                   // the sums of the product before have been read
+        __syncthreads();                   // the sums of the previous product have been read
         UNROLL
         for (int c = 0; c < COLUMNS; ++c) {
             UNROLL
@@ -242,16 +243,16 @@ __device__ __forceinline__ void store_rows(const Product& a, const Part& own, bo
     }
 }
 
-// Rounds the result of product number i: each 32 rows are rounded by the last block to end of those that compute them.
-// The number of rows is a multiple of 32; `block`: the number of this block among those over the rows.  A counter is 0
-// before and after.
+// Rounds the result of product number i of the batch to 8 bits.  Each 32 rows are rounded by one block: of those that
+// compute them, the one that ends last.  The number of rows is a multiple of 32.  `block`: the number of this block
+// among those of the product.  Counters are 0 before and after.
 __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t block, const char* d, int8_t* q,
                                            float2* runs, unsigned* counters) {
     __shared__ int is_last;
     const int warps = blockDim.x >> 5, lane = threadIdx.x & 31;
     const unsigned others = 32 / warps - 1;
     const int64_t group = block * warps >> 5;
-    __threadfence();                       // each warp's row is to be seen before the block is counted
+    __threadfence();                       // other blocks must see each warp's row before the block is counted
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicInc(&counters[i * (a.rows >> 5) + group], others) == others;
     __syncthreads();
@@ -266,16 +267,17 @@ __device__ __forceinline__ void round_rows(const Product& a, int64_t i, int64_t 
 
 // -- norms ------------------------------------------------------------------------------------------------------------
 
-// As round_rows, for the norm after a product of one column: also adds x, and writes the row and its squares.
+// Computes the norm that follows a product of one column, except for the division by the root: like round_rows, but
+// before it rounds, the last block adds x, writes the row and its sums of squares, and multiplies by the factors.
 __device__ __forceinline__ void norm_rows_behind(const Product& a, const Norm& norm, const char* d, int8_t* q,
                                                  float2* runs, float* squares, unsigned* counters) {
     __shared__ int is_last;
     const int each = a.part ? (int)WEIGHT_ROWS : (int)WEIGHT_ROWS * FEW_WARPS;
     const unsigned others = 32 / each - 1;
     const int group = (int)blockIdx.x * each >> 5, i = group * 32 + (int)(threadIdx.x & 31);
-    // These are loaded before it is known whether the block is the last.
+    // Loaded before the block knows whether it is the last, so that the last one does not wait for them.
     const float x = norm.x[i], factor = norm.factor[i];
-    __threadfence();                       // each warp's rows are to be seen before the block is counted
+    __threadfence();                       // other blocks must see each warp's rows before the block is counted
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicInc(&counters[group], others) == others;
     __syncthreads();
@@ -287,13 +289,13 @@ __device__ __forceinline__ void norm_rows_behind(const Product& a, const Norm& n
     if (threadIdx.x == 0) squares[group] = square;
 }
 
-// The lane's first four sums of squares, which are loaded before the weights are.
+// The lane's first four sums of squares, if a norm comes before the product; else 0.  Loaded before the weights.
 __device__ __forceinline__ float4 first_squares(const Norm& norm, const float* squares) {
     const int lane = threadIdx.x & 31;
     return norm.role == NORM_BEFORE && lane < norm.n / 128 ? load_input((const float4*)squares + lane) : float4{};
 }
 
-// The root of the mean square of a norm before the product; 1 where there is none.
+// The root of the mean square, if a norm comes before the product; else 1.  `first`: from first_squares.
 __device__ __forceinline__ float root_before(const Norm& norm, const float* squares, const float4& first) {
     if (norm.role != NORM_BEFORE) return 1.0f;
     float sum = (first.x + first.y) + (first.z + first.w);
@@ -305,8 +307,8 @@ __device__ __forceinline__ float root_before(const Norm& norm, const float* squa
     return sqrtf(warp_reduce<Sum>(sum) / (float)norm.n + norm.eps);
 }
 
-// Writes the norm's result, which the product reads, to norm.out, unless that is null.  The blocks of the first column
-// and batch do it together.
+// Writes the result of the norm before the product to norm.out, unless that is null.  The blocks of the first matrix
+// and columns divide this work.
 __device__ __forceinline__ void store_normed(const Norm& norm, float root) {
     if (norm.out == nullptr || blockIdx.y + blockIdx.z != 0) return;
     UNROLL_BY(1)
@@ -370,7 +372,8 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
     typedef Blocks<KIND> T;
     const Stretch s = own_stretch(a);
     const int units = s.end >> 5;
-    // Unrolled twice, q3_K and q6_K in ggml's order would spill registers; q5_K where launches overlap.
+    // Unrolled twice, this would spill registers for q3_K and q6_K in ggml's order, and for q5_K where launches
+    // overlap.
     UNROLL_BY(COLUMNS == 1 && (PACKED || (KIND != Q3_K && KIND != Q6_K && (KIND != Q5_K || !OVERLAPS))) ? 2 : 1)
     for (int u = (s.begin >> 5) + (threadIdx.x & 31); u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
@@ -480,7 +483,7 @@ __device__ __forceinline__ void few_plain(FEW) {
 
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
-// Kernels NAME_1 and NAME_8: for one column, and for up to eight.  PER_SM: blocks that shall fit on a multiprocessor.
+// Kernels NAME_1 and NAME_8: for one column, and for up to eight.  PER_SM: blocks that must fit on a multiprocessor.
 #define FEW_KERNEL(NAME, KIND, PER_SM, ...)                                          \
     extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS, PER_SM) NAME(FEW) { \
         read_rows_ahead(a, w, second, ids, bytes_of_row<KIND>(a));                   \
@@ -495,9 +498,9 @@ __device__ __forceinline__ void few_plain(FEW) {
     FEW_KERNEL(NAME##_1, KIND, 4, few<KIND, false, 1>)          \
     FEW_KERNEL(NAME##_8, KIND, 3, few<KIND, false, 8>)          \
     FEW_KERNEL(exact_##NAME, KIND, 4, few_exact<KIND>)
-// Kernels packed_NAME_1 and packed_NAME_8: for weights that repack.py has rearranged.  Six blocks of q4_0 leave 80
-// registers, in which a lane still loads all of two turns before it uses much of them; of 64 registers, which eight
-// blocks leave, it loads a quarter.
+// Also kernels packed_NAME_1 and packed_NAME_8, for weights that repack.py has rearranged.  With six blocks on a
+// multiprocessor a lane has 80 registers: enough, for q4_0, to load the data of two rounds of the loop before it uses
+// them.  With eight blocks it would have 64, and load a quarter of these data ahead.
 #define FEW_PACKED_BLOCKS(NAME, KIND)                                               \
     FEW_BLOCKS(NAME, KIND)                                                          \
     FEW_KERNEL(packed_##NAME##_1, KIND, KIND == Q4_0 ? 6 : 4, few<KIND, true, 1>)   \

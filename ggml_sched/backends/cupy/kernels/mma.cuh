@@ -1,19 +1,19 @@
 // Quantised weights times many 8-bit columns on tensor cores: tiles of ROWS rows and COLS columns, from sm_80 on.
 //
-// The sum over k goes piece by piece, 128 elements, through shared memory, where the elements of a row of weights and
-// of a column are in their order; meanwhile the next piece is loaded from global memory.  A warp multiplies parts of
-// the tile, of 16 rows, 8 columns and 32 elements (16, for types with a scale for each 16), as integers, and adds them
-// to its sums in f32 by their scales.  Offsets of levels, such as q4_0's 8, are subtracted before, so that only types
-// with minima need the sums of columns.  Where tiles are too few for the device, the sum is divided into parts of
-// k, runs of pieces, each for a block: the last block of a tile adds up their sums in a fixed order.
-// Invariant: an element of the result is added up in the same order whatever its position in a tile.
+// The sum over k goes piece by piece (128 elements) through shared memory, where the elements of each row of weights
+// and each column lie in order; meanwhile the next piece is loaded from global memory.  A warp multiplies 16 rows and 8
+// columns over 32 elements (16 for types with a scale for each 16) as integers, multiplies the products by their scales
+// and adds them to its f32 sums.  Offsets of levels, such as q4_0's 8, are subtracted before, so that only types with
+// minima need the sums of columns.  Where tiles are too few for the device, k is divided into parts (consecutive
+// pieces), each for a block: the block of a tile that ends last adds up the sums of the parts in a fixed order.
+// Invariant: the order in which an element of the result is added up does not depend on its position in a tile.
 #pragma once
 
 #include "matmul.cuh"
 #include "tensor.cuh"
 
-// Properties of a type's levels.  OFFSET: the number that is subtracted from each level, in place of a minimum; SCALES:
-// the number of scales (and of minima) for each piece of a row.
+// Properties of a type's levels.  OFFSET: the number that is subtracted from each level, in place of a minimum;
+// MINIMA: whether the type has minima; SCALES: the number of scales (and of minima) for each piece of a row.
 template <int KIND>
 struct Levels {
     static constexpr int OFFSET = KIND == Q4_0 ? 8 : KIND == Q5_0 ? 16 : KIND == Q3_K ? 4 : KIND == Q6_K ? 32 : 0;
@@ -25,7 +25,8 @@ struct Levels {
 // banks.
 enum { WORDS = 8 * STEP, WORD_PITCH = WORDS + 4, RUNS = 2 * STEP };
 
-// A piece of k for a tile: integers, scales and minima of the weights, scales (one for each 32) and sums of columns.
+// A piece of k of a tile in shared memory: integers (w), scales and minima of the weights; integers (x), scales (one
+// for each 32 elements) and sums of the columns.
 template <int KIND, int ROWS, int COLS>
 struct __align__(16) Piece {
     uint32_t w[ROWS][WORD_PITCH], x[COLS][WORD_PITCH];
@@ -33,20 +34,20 @@ struct __align__(16) Piece {
     float x_scales[STEP][COLS], x_sums[Levels<KIND>::MINIMA ? RUNS : 1][COLS];
 };
 
-// Integers of magnitudes below 2^22 are added to the bits of this f32, where the last bit is worth 1: then the bits are
-// those of the f32 that has their sum as its value.
+// The f32 MIDDLE, 1.5 * 2^23, and its bits, of which the last is worth 1: adding an integer of magnitude below 2^22 to
+// the bits gives those of the f32 MIDDLE + integer.  So one subtraction converts an integer sum to f32 (as_integer).
 enum { BITS_OF_MIDDLE = 0x4b400000 };
 #define MIDDLE 12582912.0f
 
 __device__ __forceinline__ float as_integer(int bits) { return __uint_as_float((uint32_t)bits) - MIDDLE; }
 
-// Subtracts OFFSET from each byte of q, which are all less than 128.
+// Subtracts OFFSET from each of the four bytes of q, all less than 128.
 template <int OFFSET>
 __device__ __forceinline__ uint32_t less(uint32_t q) {
     return OFFSET ? ((q | 0x80808080u) - OFFSET * 0x01010101u) ^ 0x80808080u : q;
 }
 
-// Stores part `part` (a unit) of a piece of row `line`.
+// Stores a unit of weights in shared memory: number `part` of the piece, of the tile's row `line`.
 template <int KIND, int ROWS, int COLS>
 __device__ __forceinline__ void store_unit(Piece<KIND, ROWS, COLS>& t, const Unit& unit, int part, int line) {
     typedef Levels<KIND> L;
@@ -72,18 +73,19 @@ __device__ __forceinline__ void store_run(Piece<KIND, ROWS, COLS>& t, const Run&
     if (Levels<KIND>::MINIMA) t.x_sums[part][line] = run.sum;
 }
 
-// The sums of a warp: of M times 16 rows and N times 8 columns, as `d` of mma_16_8_32 has them.
+// A lane's sums for a warp's M times 16 rows and N times 8 columns; v[i][j] is laid out as `d` of mma_16_8_32.
 template <int M, int N>
 struct Sums {
     float v[M][N][4];
 };
 
-// Adds the products of group `g` (32 elements) of a piece; `row`, `column`: the first of the warp's.
+// Adds to `sums` the products over elements 32 g .. 32 g + 31 of a piece.  `row`, `column`: the warp's first row
+// and column in the tile.
 template <int KIND, int ROWS, int COLS, int M, int N>
 __device__ __forceinline__ void multiply_group(const Piece<KIND, ROWS, COLS>& t, int g, int row, int column,
                                                Sums<M, N>& sums) {
     typedef Levels<KIND> L;
-    enum { EACH = L::SCALES / STEP };      // scales of a row in a group
+    enum { EACH = L::SCALES / STEP };      // scales of a row for 32 elements
     const int line = (threadIdx.x & 31) >> 2, word = threadIdx.x & 3;
     uint32_t a[M][4];
     float s[M][EACH][2], m[M][EACH][2];
@@ -107,7 +109,7 @@ __device__ __forceinline__ void multiply_group(const Piece<KIND, ROWS, COLS>& t,
     for (int j = 0; j < N; ++j) {
         const int c = column + 8 * j;
         const uint32_t b[2] = {t.x[c + line][8 * g + word], t.x[c + line][8 * g + 4 + word]};
-        float scale[2], sum[2][2];         // of the lane's two columns; sums of two runs
+        float scale[2], sum[2][2];         // of the lane's two columns (h); sums of both runs (r)
         UNROLL
         for (int h = 0; h < 2; ++h) {
             scale[h] = t.x_scales[g][c + 2 * word + h];
@@ -132,9 +134,8 @@ __device__ __forceinline__ void multiply_group(const Piece<KIND, ROWS, COLS>& t,
     }
 }
 
-// Stores the sums of a block in `partial`: for each tile, part of k and element of a thread's sums those of all
-// threads.
-// True in the last block of a tile, which gets the sums of all parts.
+// Stores the block's sums in `partial`, [tile][part of k][element of a thread's sums][thread].  Returns true in the
+// block of a tile that ends last, whose `sums` are then those over all parts of k; else false.
 template <int THREADS, int M, int N>
 __device__ __forceinline__ bool join_tiles(Sums<M, N>& sums, float* partial, unsigned* counters) {
     __shared__ int is_last;
@@ -144,7 +145,7 @@ __device__ __forceinline__ bool join_tiles(Sums<M, N>& sums, float* partial, uns
     volatile float* own = all + (int64_t)blockIdx.z * (SIZE * THREADS);
     UNROLL
     for (int i = 0; i < SIZE; ++i) own[i * THREADS] = sums.v[i / (4 * N)][i / 4 % N][i % 4];
-    __threadfence();                       // each thread's sums are to be seen before the block is counted
+    __threadfence();                       // other blocks must see each thread's sums before the block is counted
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicInc(&counters[tile], gridDim.z - 1) == gridDim.z - 1;
     __syncthreads();
@@ -160,18 +161,18 @@ __device__ __forceinline__ bool join_tiles(Sums<M, N>& sums, float* partial, uns
     return true;
 }
 
-// The arguments of these kernels: `pieces` of a part of k; 0: k is not divided, and blockIdx.z counts matrices, else
-// the parts of one matrix.
+// The arguments of these kernels.  `pieces`: how many pieces a part of k has, and blockIdx.z counts parts of one
+// matrix; 0: k is not divided, and blockIdx.z counts matrices.
 #define TENSOR TILED, float *RESTRICT partial, unsigned *RESTRICT counters, int pieces
 #define TENSOR_ARGS TILED_ARGS, partial, counters, pieces
 
-// WARP_ROWS, WARP_COLS: how many warps share the rows, and the columns, of a tile.
+// The body of the kernels.  WARP_ROWS, WARP_COLS: by how many warps the rows, and the columns, of a tile are divided.
 template <int KIND, int ROWS, int COLS, int WARP_ROWS, int WARP_COLS>
 __device__ __forceinline__ void tensor_tiles(TENSOR) {
     enum {
         THREADS = 32 * WARP_ROWS * WARP_COLS, M = ROWS / WARP_ROWS / 16, N = COLS / WARP_COLS / 8,
-        UNITS = ROWS * STEP / THREADS,     // of a piece, that a thread loads
-        PARTS = COLS * RUNS / THREADS,     // runs, likewise
+        UNITS = ROWS * STEP / THREADS,     // units of weights of a piece that a thread loads
+        PARTS = COLS * RUNS / THREADS,     // runs of columns of a piece that a thread loads
         W_LINES = THREADS / STEP, X_LINES = THREADS / RUNS
     };
     (void)ids, (void)second, (void)word, (void)position;
@@ -202,7 +203,7 @@ __device__ __forceinline__ void tensor_tiles(TENSOR) {
         for (int u = begin - STEP; u < end; u += STEP) {
             const int next = u + STEP;
             if (u >= begin) {
-                __syncthreads();           // all threads have read the last piece
+                __syncthreads();           // all threads have read the previous piece
                 UNROLL
                 for (int i = 0; i < UNITS; ++i) store_unit(t, unit[i], w_part, w_line + i * W_LINES);
                 UNROLL

@@ -1,5 +1,5 @@
-// Norms of rows and of groups of channels, alone or fused with a sum before and with factors and terms after, and with
-// the rounding of the result to 8 bits for products with it.
+// Norms of rows and of groups of channels.  A norm of rows may also add another row before, multiply by factors and add
+// terms after, and round its result to 8 bits for products that read it.
 //
 // One block for each row; sums are added in a fixed tree.  The result may be the memory of a source of the same layout:
 // a thread reads an element for the last time before it writes there.
@@ -14,8 +14,8 @@ __device__ __forceinline__ char* row_of(const View& t, const Index& k) { return 
 
 enum { HELD = 16 };                        // elements of a row that a thread can keep in registers
 
-// Addresses of one row: operands `x` and `y`, their sum (`kept`, where a node needs it), factors, terms, and the
-// result.
+// Addresses of one row: operands `x` and `y`, their sum (`kept`, written where a node needs it), factors, terms, and
+// the result.
 struct Row {
     char *x, *y, *kept, *factor, *term, *out;
 };
@@ -24,7 +24,8 @@ __device__ __forceinline__ float root_of(float sum, int mode, float eps, int64_t
     return mode == L2 ? max_nan(sqrtf(sum), eps) : sqrtf(sum / (float)n + eps);
 }
 
-// The norm of a row that fits into the registers of a block: every source is read once, before the first barrier.
+// The norm of row number `number`, which fits into the registers of a block: every source is read once, before the
+// first barrier.
 __device__ __forceinline__ void norm_held(const Row& row, const View& a, const View& b, const View& s, const View& w,
                                           const View& shift, const View& d, int8_t* q, float2* runs, int64_t number,
                                           int mode, float eps, int around, float* part) {
@@ -114,9 +115,9 @@ __device__ __forceinline__ void norm_long(const Row& row, const View& a, const V
         store_rounded(f32_at(row.out, i, d.nb[0]), number * n + i, q, runs);
 }
 
-// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.  If
-// `q` and `runs` are not null, d is also written there, rounded to 8 bits; the length of rows is then a multiple of 32.
-// `number`: the number of the row.
+// x = a (ADDED: a + b; KEPT: x is also written to s); d = norm(x) (SCALED: times w; SHIFTED: plus shift); b, w and
+// shift repeat.  `around`: bits of enum Around.  If `q` and `runs` are not null, d is also written there, rounded to 8
+// bits; the length of rows is then a multiple of 32.
 extern "C" __global__ void __launch_bounds__(512) norm_rows(View a, View b, View s, View w, View shift, View d,
                                                             int8_t* RESTRICT q, float2* RESTRICT runs,
                                                             int64_t rows, int mode, float eps, int around) {

@@ -1,7 +1,8 @@
 // Quantises blocks of 32 elements, a block a warp, an element a lane: to q4_0 q4_1 q5_0 q5_1 q8_0 with the same bits as
 // ggml's reference, and to iq4_nl with the CPU's search for a scale, whose sums are added in another order here.
 //
-// These are the types that a KV cache may have.  All lanes of a warp call; block addresses are multiples of two.
+// These are the types that a KV cache may have.  All lanes of a warp call these functions; block addresses are
+// multiples of 2.
 #pragma once
 
 struct Furthest {                          // the element furthest from zero; of equal ones the first; a NaN wins
@@ -104,7 +105,7 @@ __device__ __forceinline__ void quantize_block(float x, int kind, char* p, int l
     const bool five = kind == Q5_0 || kind == Q5_1;
     const int offset = five ? 16 : 8, top = 2 * offset - 1;
     if (kind == Q4_0 || kind == Q5_0) {
-        // The element furthest from zero, sign included, becomes the lowest level; + 0 makes -0 to 0.
+        // The element furthest from zero, sign included, becomes the lowest level; + 0 turns -0 into 0.
         const float d = add_rn(furthest_of(x, lane).x, 0.0f) / (float)-offset;
         const int q = (int)limited(add_rn(mul_rn(x, inverse_of(d)), (float)offset + 0.5f), 0.0f, (float)top);
         if (lane == 0) put_half(p, d);

@@ -15,8 +15,8 @@ extern "C" __global__ void __launch_bounds__(256) ssm_conv(View inputs, View fil
     }
 }
 
-// A warp computes one element of a head of a sequence, n of them in all, token after token; its d_state state values
-// are divided among the lanes.  d has the outputs, in the order of x, and then the states after the last token
+// A warp computes one of n elements, each of a head of a sequence, for token after token; the element's d_state state
+// values are divided among the lanes.  d has the outputs, in the order of x, and then the states after the last token
 // [d_state, head_dim, n_head, n_seqs].
 extern "C" __global__ void __launch_bounds__(256) ssm_scan(View s, View x, View dt, View a, View b, View c, View ids,
                                                            View d, int64_t n, Fault* word, int position) {

@@ -37,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(1024) sum_rows(View a, View d, int6
     }
 }
 
-// An element and its index as one number.  The larger number wins in argmax: a NaN before all others, then the larger
-// element, and of equal elements the first.
+// For argmax an element and its index become one number (rank_of), and the largest number wins: a NaN before all
+// others, then the larger element, and of equal elements the first.
 struct MostBits {
     static __device__ __forceinline__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
     static __device__ __forceinline__ uint64_t none() { return 0; }

@@ -8,7 +8,7 @@ struct Fields {
     int32_t size[4];
 };
 
-// The offset in ggml's order of byte i of a unit, `n` blocks of `block` bytes that are rearranged together.
+// Where byte i of a rearranged bundle is in ggml's order.  A bundle: n blocks of `block` bytes, rearranged together.
 __device__ __forceinline__ int source_of(int i, int n, int block, const Fields& fields) {
     int start = 0;
     UNROLL
@@ -22,22 +22,22 @@ __device__ __forceinline__ int source_of(int i, int n, int block, const Fields& 
     return 0;
 }
 
-// Brings whole units from ggml's order into the other one.  A block of threads reads a few units into registers, and
-// writes them when all of its threads have read.
-extern "C" __global__ void __launch_bounds__(THREADS) pack(uint8_t* data, int64_t units, int n, int block,
+// Rearranges bundles of n blocks of `block` bytes, which are in ggml's order.  A block of threads reads a few bundles
+// into registers, and writes them when all of its threads have read.
+extern "C" __global__ void __launch_bounds__(THREADS) pack(uint8_t* data, int64_t bundles, int n, int block,
                                                            Fields fields) {
     await_inputs();
-    const int unit = n * block, words = unit / 4, together = THREADS * WORDS / words;
-    for (int64_t first = (int64_t)blockIdx.x * together; first < units; first += (int64_t)gridDim.x * together) {
-        const int count = words * (int)(units - first < together ? units - first : together);
-        uint8_t* const p = data + first * unit;
+    const int bundle = n * block, words = bundle / 4, together = THREADS * WORDS / words;
+    for (int64_t first = (int64_t)blockIdx.x * together; first < bundles; first += (int64_t)gridDim.x * together) {
+        const int count = words * (int)(bundles - first < together ? bundles - first : together);
+        uint8_t* const p = data + first * bundle;
         uint32_t found[WORDS];
         UNROLL
         for (int k = 0; k < WORDS; ++k) {
             const int i = threadIdx.x + k * THREADS;
             found[k] = 0;
             if (i >= count) continue;
-            const uint8_t* from = p + i / words * unit;
+            const uint8_t* from = p + i / words * bundle;
             UNROLL
             for (int j = 0; j < 4; ++j)
                 found[k] |= (uint32_t)from[source_of(4 * (i % words) + j, n, block, fields)] << 8 * j;

@@ -59,8 +59,8 @@ __device__ __forceinline__ int64_t number_at(const View& ids, int64_t i, int wid
 // What `turn_heads` does with the heads of `a`, [width, heads, tokens]: d = rope(norm(a) * factor).
 struct Heads {
     View a, d, ids;
-    const float* factor;                   // of an RMS norm of each head; null: no norm
-    int32_t heads;                         // 0: nothing to do
+    const float* factor;                   // of an RMS norm of each head; null: there is no norm
+    int32_t heads;                         // how many; 0: nothing to do
     int32_t half;                          // pairs that are rotated; 0: none
     int32_t written;                       // 0: d has the extents of a; else heads lie side by side in row ids[token]
     int32_t wide;                          // whether ids are i64, else i32
@@ -79,7 +79,7 @@ struct Turns {
     double per_position[PAIRS];
 };
 
-// A head of each token.  Of several tokens with one id the last is written.
+// Computes head number `head` of every token.  Of several tokens with the same id only the last is written.
 __device__ __forceinline__ void turn_head(const Heads& h, const Turns& t, int64_t head, Fault* word, int* found,
                                           float* sums) {
     const int width = (int)h.a.ne[0], slots = width - h.half;   // a slot: a pair, or an element that is not rotated
@@ -108,7 +108,7 @@ __device__ __forceinline__ void turn_head(const Heads& h, const Turns& t, int64_
             }
             root = sqrtf(block_reduce<Sum>(sum, sums) / (float)width + h.eps);
         }
-        // d may be the memory of a: a thread reads its slot before it writes it, and the norm has read all before.
+        // d may be the memory of a: a thread reads its slot before it writes it, and the norm has read the head before.
         for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
             const bool turned = slot < h.half;
             const int i0 = !turned ? slot + h.half : t.neox ? slot : 2 * slot;
@@ -131,8 +131,8 @@ __device__ __forceinline__ void turn_head(const Heads& h, const Turns& t, int64_
     }
 }
 
-// Queries, keys and values: norms, ropes and writes to the caches in one launch.  A block for each token and head: f64
-// is slow on most GPUs, and angles of all heads in one block would wait for it.
+// Queries, keys and values: norms, ropes and writes to the caches in one launch.  Each token and head has a block: f64
+// is slow on most GPUs, and one block for all heads would take long to compute the angles.
 extern "C" __global__ void __launch_bounds__(1024) turn_heads(Heads q, Heads k, Heads v, Turns t, Fault* word) {
     await_inputs();
     __shared__ int found[32];
@@ -144,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(1024) turn_heads(Heads q, Heads k, 
 }
 
 // Writes the rotated heads of each token of a side by side into row ids[token] of d, in the type of d: ROPE and the
-// SET_ROWS of its result in one kernel.  One block for each token and head: f64 is slow on most GPUs, and angles of all
-// heads in one block would wait for it.
+// SET_ROWS of its result in one kernel.  Each token and head has a block: f64 is slow on most GPUs, and one block for
+// all heads would take long to compute the angles.
 extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View positions, View factors, View ids, View d,
                                                                  int half, int neox, int has_factors, float magnitude,
                                                                  int kind, int wide, Fault* word, int position,
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View po
             if (threadIdx.x == 0) fault(word, position, 1, row, d.ne[1]);
             continue;
         }
-        if (again) continue;                // of several rows with one id the last is written
+        if (again) continue;                // of several rows with the same id only the last is written
         const int64_t at_position = *(const int32_t*)at(positions, split(positions, token));
         for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
             char* const to = at(d, head * width, row, 0, 0);

@@ -1,13 +1,13 @@
 // Rounds activations to 8 bits, for products with quantised weights.
 //
-// 32 neighbouring elements share a scale, their largest magnitude / 127; for each 16 of them (scale, scale * their sum)
-// is stored: for weights with a minimum (units.cuh) products need the sum.  Where one of the 32 is not finite their
-// scale is NaN, and so are all results of that column.
+// 32 neighbouring elements share a scale, their largest magnitude / 127.  For each 16 of them the scale is stored, and
+// the scale times the sum of their levels: products need it for weights with a minimum (units.cuh).  If one of the 32
+// elements is not finite, their scale is NaN, and so are all results of that column.
 #pragma once
 
 #include "common.cuh"
 
-// A magnitude that `larger` compares: infinite where the element is not finite.
+// The magnitude of an element; infinity, also for NaN, if it is not finite, so that `larger` compares no NaN.
 __device__ __forceinline__ float magnitude_of(float v) {
     const float size = fabsf(v);
     return size <= 3.4028234e38f ? size : INFINITY;
@@ -24,7 +24,7 @@ __device__ __forceinline__ Rounding rounding_of(float largest) {
     Rounding r;
     const bool finite = largest < INFINITY;
     r.scale = finite ? largest / 127.0f : __uint_as_float(0x7fc00000u);
-    // 1 / scale of a smaller scale may leave the range of f32: such elements are rounded to 0.
+    // For a smaller scale, 1 / scale might leave the range of f32: then all levels are 0.
     r.inverse = finite && r.scale > 1e-37f ? 1.0f / r.scale : 0.0f;
     return r;
 }
@@ -40,7 +40,8 @@ __device__ __forceinline__ float2 run_of(const Rounding& r, int sum) {
     return run;
 }
 
-// Rounds the elements that the lanes of a whole warp hold, neighbours from a multiple of 32 on; i: that of this lane.
+// Rounds 32 neighbouring elements, one in each lane of a warp, to levels q, and writes their scales and sums to `runs`.
+// i: the number of this lane's element; that of lane 0 is a multiple of 32.
 __device__ __forceinline__ void store_rounded(float v, int64_t i, int8_t* q, float2* runs) {
     float largest = magnitude_of(v);
     UNROLL

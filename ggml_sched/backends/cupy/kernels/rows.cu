@@ -1,7 +1,7 @@
 // Rows of a table that ids name: GET_ROWS, SET_ROWS, ADD_ID.
 //
-// An id outside the table sets the error word, and nothing is written for it.  Where SET_ROWS has several rows with the
-// same id the last one is written, as on the CPU, whose rows follow one another.
+// An id outside the table sets the error word, and nothing is written for it.  If several rows of SET_ROWS have the
+// same id, the last one is written, as on the CPU, which writes the rows in order.
 #include "common.cuh"
 #include "quantize.cuh"
 
@@ -59,8 +59,8 @@ extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, Vi
 }
 
 // SET_ROWS of many rows, where looking for later rows would be slow.  Scratch memory `owner` has a number for each row
-// of d.  Three launches: claim_rows with `forget` sets those named by ids to -1; claim_rows sets them to the last of
-// b's rows with that id; write_owned writes these rows.
+// of d.  Three launches: claim_rows with `forget` sets the numbers of the rows that ids name to -1; claim_rows without
+// it sets each to the last row of b with that id; write_owned writes these rows of b.
 extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, View d, int64_t rows, int wide,
                                                              int forget, int32_t* owner, Fault* word, int position) {
     await_inputs();

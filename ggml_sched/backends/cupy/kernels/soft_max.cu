@@ -1,7 +1,7 @@
 // Rows of attention scores: soft_max with scale, mask, slopes and sinks; causal masks.
 //
-// A row of -inf alone gives NaN, by IEEE's rules.  The result may be the memory of the scores: a thread only accesses
-// its own elements.
+// A row in which every score is -inf gives NaN, by IEEE's rules.  The result may be the memory of the scores: a thread
+// only accesses its own elements.
 #include "common.cuh"
 
 // The factor by which a head multiplies the mask (ALiBi): with `whole`, the largest power of two up to n_head, head h

@@ -2,9 +2,9 @@
 // them and the weights of the chosen experts after them.  A bitonic sort.
 //
 // An element and its index become one 64-bit key, so that no two keys are equal: the order is unique, equal elements
-// keep their order, and NaNs come last.  Rows of up to CHUNK keys are sorted by one block in shared memory.  Longer
-// ones are in scratch memory, padded to a power of two; their exchanges over CHUNK keys and more are launches of their
-// own.
+// keep their order, and NaNs come last.  Rows of up to CHUNK keys are sorted by one block in shared memory.  The keys
+// of longer rows are in scratch memory, padded to a power of two; exchanges over a distance of CHUNK keys or more are
+// launches of their own.
 #include "common.cuh"
 
 enum { CHUNK = 4096 };
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint64_t key_at(const char* row, int64_t i, const Vie
     return i < a.ne[0] ? key_of(*(const float*)(row + i * a.nb[0]), i, descending) : ~0ull;
 }
 
-// Puts two keys in order.  i: index of the first in its row; ascending where i & size is 0, else descending.
+// Puts two keys in ascending order where i & size is 0, else in descending order.  i: the index of key x in its row.
 __device__ __forceinline__ void exchange(uint64_t* x, uint64_t* y, int64_t i, int64_t size) {
     const uint64_t p = *x, q = *y;
     if ((p > q) == ((i & size) == 0)) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ void exchange(uint64_t* x, uint64_t* y, int64_t i, in
     }
 }
 
-// Merges sorted runs to runs of `size` keys: the exchanges over distances `far`, far / 2, .. 1, among n keys in shared
-// memory, the first of which has index `first` in the row.
+// Merges sorted sequences into sequences of `size` keys: the exchanges over distances `far`, far / 2, .. 1, among n
+// keys in shared memory.  `first`: the index in the row of the first of these keys.
 __device__ __forceinline__ void merge(uint64_t* keys, int n, int far, int64_t size, int64_t first) {
     for (int step = far; step > 0; step >>= 1) {
         __syncthreads();
@@ -57,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int
     }
 }
 
-// The experts of each token, by its scores: p = soft_max(scores * scale); `order` gets the indices of all experts by
-// falling p, `weights` p of the first weights.ne[0]; where `normalised`, divided by their sum, which is at least
-// `least` and at most `most`.  One block for each token; n as above.
+// The experts of each token, by its scores: p = soft_max(scores * scale).  `order` gets the indices of all experts by
+// falling p, `weights` the p of the first weights.ne[0]; if `normalised`, divided by their sum, which is limited to
+// `least` .. `most`.  One block for each token; n: the number of experts padded to a power of two.
 extern "C" __global__ void __launch_bounds__(1024) choose_experts(View scores, View order, View weights, int64_t tokens,
                                                                  int n, float scale, int normalised, float least,
                                                                  float most) {
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(1024) choose_experts(View scores, V
             const float w = p[(uint32_t)keys[i]];
             *(float*)at(weights, i, t, 0, 0) = normalised ? w / total : w;
         }
-        __syncthreads();                   // the next token's go where these were
+        __syncthreads();                   // before the next token's keys overwrite these
     }
 }
 
@@ -117,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t*
     }
 }
 
-// The exchanges over one distance, `far` >= CHUNK, of the merge to runs of `size` keys: `pairs` in all, n keys a row.
+// The exchanges over one distance, `far` >= CHUNK, of the merge into sequences of `size` keys.  `pairs`: how many; n:
+// keys of a row.
 extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch, int64_t pairs, int64_t n, int64_t far,
                                                                int64_t size) {
     await_inputs();
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch
     }
 }
 
-// The exchanges over the smaller distances of the merge to runs of `size` keys, each chunk in shared memory.
+// The exchanges over distances below CHUNK of the merge into sequences of `size` keys, each chunk in shared memory.
 extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratch, int64_t rows, int64_t n,
                                                                 int64_t size) {
     await_inputs();
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratc
     }
 }
 
-// Writes the indices that are in the sorted keys.
+// Writes the indices that the sorted keys contain to d, of `count` elements; n: keys of a row.
 extern "C" __global__ void __launch_bounds__(256) take_indices(const uint64_t* scratch, View d, int64_t count,
                                                                int64_t n) {
     await_inputs();

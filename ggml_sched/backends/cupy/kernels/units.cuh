@@ -107,7 +107,7 @@ __device__ __forceinline__ uint32_t four_levels(uint32_t x) {
     return pick(pick(T::A, T::B, place), pick(T::C, T::D, place), 0x3210u | (x & 0x8888u) >> 1);
 }
 
-// As split_nibbles, with each level replaced by that of a table.
+// Splits nibbles as split_nibbles does, and replaces each by its level in table T.
 template <class T>
 __device__ __forceinline__ void look_up(const uint32_t* w, uint32_t* q) {
     UNROLL
@@ -120,8 +120,8 @@ __device__ __forceinline__ void look_up(const uint32_t* w, uint32_t* q) {
 
 // -- products ---------------------------------------------------------------------------------------------------------
 
-// 16 neighbouring activations, rounded to 8 bits: element = scale * q.  `sum`: of these 16 elements, for weights with a
-// minimum m: the product of elements s * q + m with the run needs m * sum.
+// 16 neighbouring activations, rounded to 8 bits: element = scale * q.  `sum`: the sum of the 16 elements, for weights
+// s * q + m with a minimum m, whose product with the run contains m * sum.
 struct Run {
     int4 q;
     float scale, sum;

@@ -32,8 +32,9 @@ __all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports",
 
 
 def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool, tensor: bool) -> int:
-    """The most bytes of scratch memory that one of these nodes needs.  `exact`, `by_library`, `tensor`: how matrix
-    products are computed.  Copies of sources that overlap results are not counted: no plan lets them overlap."""
+    """The most bytes of scratch memory that one of these nodes needs.  Matrix products are computed without rounding to
+    8 bits (`exact`), by cuBLAS where it pays (`by_library`), on tensor cores (`tensor`).  Copies of sources that
+    overlap results are not counted: no plan lets them overlap."""
     needed = 0
     for node in nodes:
         op = OPS.get(node.op)

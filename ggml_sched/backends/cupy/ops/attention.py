@@ -2,8 +2,8 @@
 
 A block computes one, four or eight columns (queries of heads that share a key head) at once, so that a cell is read
 once for them.  Many columns over caches in f16 are computed on tensor cores, 16 or 64 in a block (`exact`: never).
-Where that gives too few blocks for the device, the cells of the KV cache are divided into shares, a block for each; the
-last one joins their results.  Caches of types that no kernel reads are decoded first.
+If there are too few blocks for the device, the cells of the KV cache are divided into shares, a block for each, and the
+block that ends last joins the results.  Caches of types that no kernel reads are first decoded to f32.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ READ = frozenset({Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0})
 
 WARPS = 4
 CHUNKS = (32, 16)
-"""Cells that a warp takes at once: fewer where there would be fewer blocks than multiprocessors."""
+"""Cells that a warp takes at once: 16 where 32 would give fewer blocks than there are multiprocessors."""
 LEAST = 256
-"""The most cells for which a block for each multiprocessor is enough."""
+"""Up to this many cells, one block for each multiprocessor is enough."""
 BLOCKS = 4
-"""Blocks for each multiprocessor, where there are more cells: with fewer there are too few loads in flight."""
+"""Blocks for each multiprocessor, for more than LEAST cells: with fewer blocks too few loads are in flight."""
 TILE_BLOCKS = 2
-"""As BLOCKS, for blocks of 16 columns on tensor cores."""
+"""Blocks of 16 columns on tensor cores for each multiprocessor, for more than LEAST cells."""
 MOST = 256
 """The most multiprocessors for which shares are chosen and work memory is planned."""
 MAX_SHARES = WARPS * max(CHUNKS)
-"""The kernels' shared memory has a factor for each share."""
+"""The most shares: the kernels' shared memory has room for so many factors, one for each share."""
 
 MOST_SHARED = (99 << 10) - 64
 """Bytes of dynamic shared memory that a block may have on every device from sm_80 on, beside its static variables."""
 RESULTS = 2 * 4 * 64 + WARPS * 2 * 16 * 16 + 4 * WARPS
-"""Bytes of what attention_mma.cuh has in shared memory before the tiles."""
+"""Bytes of shared memory that attention_mma.cuh uses before the tiles, for results and weights of warps."""
 MOST_FEW = 8
-"""The most columns of a block that computes in f32; more are computed on tensor cores where that is possible."""
+"""Up to this many columns of a key head are computed in f32; more on tensor cores, where that is possible."""
 MANY_CELLS = 4096
-"""From this many cells on already more than MOST_FEW / 2 columns are computed on tensor cores: there operations in f32
-take longer than reading the cells on an A100 and an H200, and no device is slower with tensor cores
+"""From this many cells on, more than MOST_FEW / 2 columns suffice for tensor cores: with so many cells, operations in
+f32 take longer than reading the cells on an A100 and an H200, and no device is slower with tensor cores
 (bench/gpu_model.py)."""
 WIDE_TILES = 32
-"""More columns than this are computed in blocks of 64, fewer in blocks of 16."""
+"""Tensor cores compute up to this many columns in blocks of 16, more columns in blocks of 64."""
 
 NONE = np.uint64(0)
 
 
 class Tile(NamedTuple):
-    """The columns, and the cells of the cache, that a block of a kernel of attention_mma.cuh computes at once, for
-    values of up to `size` elements."""
+    """How many columns, and cells of the cache, a block of a kernel of attention_mma.cuh computes at once.  The kernel
+    is for values of up to `size` elements."""
 
     size: int
     columns: int
     cells: int
 
     def shared(self, node: Tensor, shares: int) -> int:
-        """Bytes of shared memory."""
+        """Bytes of shared memory of a block."""
         part = -(-node.src[1].ne[0] // 32)
         pitch = 64 * (part if part % 2 else part + 1)
         tiles = self.cells * (pitch + 2 * self.size + 16) + (self.columns * pitch if self.size > 128 else 0)
@@ -98,7 +98,7 @@ def _blocks(node: Tensor) -> tuple[int, int]:
 
 
 def _shares(node: Tensor, n_multiprocessors: int) -> tuple[int, int, int]:
-    """(number of shares, cells of each, cells that a warp takes at once)."""
+    """(number of shares, cells of each, cells that a warp takes at once) without tensor cores."""
     cells, blocks = node.src[1].ne[1], max(1, _blocks(node)[1])
     wanted = -(-n_multiprocessors * (1 if cells <= LEAST else BLOCKS) // blocks)
     if blocks > N_COUNTERS or wanted <= 1 or not cells:
@@ -122,7 +122,7 @@ def _tile(node: Tensor) -> Tile | None:
 
 
 def _tile_shares(node: Tensor, tile: Tile, n_multiprocessors: int) -> tuple[int, int]:
-    """(number of shares, cells of each), whole tiles."""
+    """(number of shares, cells of each, whole tiles) with tensor cores."""
     q, k = node.src[:2]
     blocks = max(1, -(-q.ne[1] * (q.ne[2] // k.ne[2]) // tile.columns) * k.ne[2] * q.ne[3])
     tiles = max(1, -(-k.ne[1] // tile.cells))
@@ -134,12 +134,12 @@ def _tile_shares(node: Tensor, tile: Tile, n_multiprocessors: int) -> tuple[int,
 
 
 def _partial(node: Tensor, shares: int) -> int:
-    """Bytes of the shares' results."""
+    """Bytes of the results of all shares, before they are joined."""
     return 4 * shares * node.n_elements // node.ne[0] * (node.ne[0] + 2)
 
 
 def _work(node: Tensor) -> int:
-    """Bytes of scratch memory, at most: for as many shares as a large device would get."""
+    """Bytes of scratch memory, at most: for as many shares as a device with MOST multiprocessors gets."""
     if node.n_elements == 0:
         return 0
     tile = _tile(node)

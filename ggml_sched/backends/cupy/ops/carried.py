@@ -3,13 +3,13 @@ own.
 
     product, norm of the sum with another row, products      as      product, products
 
-All blocks of the first product that have the same 32 rows of the result are followed by the one of them that ends last:
-it adds the other row, multiplies by the norm's factors, rounds to 8 bits and writes the sum of squares (matvec.cuh).
-The products after the norm divide by the root of the mean square, and write the norm's result.  Rounding to 8 bits
-commutes with the division, but for its last bits.
+Of the blocks of the first product with the same 32 rows of the result, the one that ends last adds the other row,
+multiplies by the norm's factors, rounds to 8 bits and writes the sum of squares (matvec.cuh).  The products after the
+norm divide their sums by the root of the mean square, and the first of them writes the norm's result.  To round before
+the division instead of after it changes only the last bits.
 
-Owns the choice of launches.  Invariants: the launches that remain write what all of them wrote, and none of their
-results has memory that another of their blocks may still read.
+Owns the choice of launches.  Invariants: the remaining launches write all that the launches of the plan wrote; no block
+writes a result to memory that another block of the same launch may still read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Step = TypeVar("Step")
 NORM_BEHIND, NORM_BEFORE = 1, 2
 """`enum Role` of matvec.cuh."""
 SQUARES = 32
-"""Elements of a row whose sum of squares is one number."""
+"""The elements of a row for which one sum of squares is stored."""
 WARPS, WARP_ROWS = 4, 2
-"""Warps of a block; rows of a warp."""
+"""In matvec.cuh: warps of a block; rows of a warp."""
 
 
 class Span(NamedTuple):
-    """Bytes of device memory."""
+    """A range of device memory: from address `start` to address `stop`, which is outside."""
 
     start: int
     stop: int
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 def carry(steps: Sequence[Step | Launch]) -> list[Step | Launch]:
     """The steps of a plan without the launches of norms that products can compute."""
     found = list(steps)
-    read_until = [-1] * ROWS                    # of each row of STATE: the last step that reads it
+    read_until = [-1] * ROWS                    # of each rounded row of STATE: its last reader
     slot = 0
     i = 0
     while i < len(found) - 2:
@@ -71,8 +71,8 @@ def carry(steps: Sequence[Step | Launch]) -> list[Step | Launch]:
 
 
 class _Between(NamedTuple):
-    """A norm: the addresses of the product, the other summand, the factors, the sum (0: it is not written) and the
-    result; elements of the row."""
+    """A norm after a product: the addresses of the product's result, the row that is added to it, the norm's factors,
+    the sum (`kept`; 0: it is not written) and the norm's result; `n`: elements of the row."""
 
     product: int
     other: int
@@ -86,7 +86,8 @@ class _Between(NamedTuple):
         return Span(start, start + 4 * self.n)
 
     def struct(self, role: int, writes: bool = False) -> np.ndarray:
-        """`struct Norm` of matvec.cuh."""
+        """`struct Norm` of matvec.cuh, for the product before the norm or one after it (`role`).  `writes`: it writes
+        the norm's result."""
         value = np.zeros(1, NORM)
         value["n"], value["eps"], value["role"], value["factor"] = self.n, self.eps, role, self.factor
         if role == NORM_BEHIND:
@@ -101,8 +102,8 @@ class _Between(NamedTuple):
 
 
 def _norm_between(product: Launch, norm: Launch) -> _Between | None:
-    """The norm, if one launch is a product of one column and the next an RMS norm of its sum with another row, rounded
-    to 8 bits."""
+    """The norm, if launch `product` is a product with one column, and launch `norm` the RMS norm of its sum with
+    another row, also rounded to 8 bits; else None."""
     if norm.kernel != "norm.norm_rows" or not _is_single(product):
         return None
     rows = int(_sizes(product)["rows"])
@@ -122,7 +123,7 @@ def _norm_between(product: Launch, norm: Launch) -> _Between | None:
         return None
     found = _Between(result, at["b"] if result == at["a"] else at["a"], at["factor"], at.get("kept", 0), at["d"], rows,
                      number["eps"])
-    # The sum is written while other blocks still read what is multiplied.
+    # Some blocks write the sum while others still read the product's inputs, so these must not overlap.
     if found.kept:
         reads = [_inputs(product), found.span(found.factor)]
         others = [found.span(at) for at in (found.product, found.other) if at != found.kept]
@@ -141,7 +142,7 @@ def _equal(a: Argument, b: Argument) -> bool:
 
 
 def _sizes(product: Launch) -> np.void:
-    """`struct Product`."""
+    """The `struct Product` of a product's launch."""
     return cast("np.void", cast("np.ndarray", product.args[PRODUCT_AT["p"]])[0])
 
 
@@ -150,25 +151,25 @@ def _norm_of(product: Launch) -> np.void:
 
 
 def _address(product: Launch, name: str) -> int:
-    """An argument that is an address; 0 where it is in scratch memory."""
+    """The argument `name`, an address; 0 for an address in scratch memory."""
     arg = product.args[PRODUCT_AT[name]]
     return int(arg) if isinstance(arg, np.uint64) else 0
 
 
 def _inputs(product: Launch) -> Span:
-    """The columns of a product, unless they are in scratch memory."""
+    """The bytes of a product's column; none if it is in scratch memory."""
     x = _address(product, "x")
     return Span(x, x + 4 * int(_sizes(product)["k"]) if x else 0)
 
 
 def _is_of_a_column(launch: Launch) -> bool:
-    """Whether a launch is one of the kernels for one column."""
+    """Whether the kernel of a launch is one of matvec.cuh for one column, and not an `exact` one."""
     kernel = launch.kernel
     return kernel.startswith("matvec_") and kernel.endswith("_1") and ".exact_" not in kernel
 
 
 def _is_single(launch: Launch) -> bool:
-    """Whether a launch is one product with one column, of no experts and after no norm, whose blocks all have rows."""
+    """Whether a launch is a single product with one column, with no gated unit, experts, rounded result or norm."""
     if not _is_of_a_column(launch):
         return False
     p = _sizes(launch)
@@ -178,8 +179,8 @@ def _is_single(launch: Launch) -> bool:
 
 
 def _readers(steps: Sequence[Step | Launch], norm_at: int) -> list[int]:
-    """The steps that read what a norm has rounded, up to the next that rounds there; none if one of them is no product
-    with one column."""
+    """The positions of the steps that read a norm's rounded result, up to the next step that uses its memory otherwise;
+    none if one of these steps is no product with one column."""
     norm = steps[norm_at]
     assert isinstance(norm, Launch)
     q, runs = norm.args[NORM_AT["q"]], norm.args[NORM_AT["runs"]]
@@ -198,7 +199,7 @@ def _readers(steps: Sequence[Step | Launch], norm_at: int) -> list[int]:
 
 
 def _may_follow(launch: Step | Launch, norm: _Between, readers: Sequence[int], product_at: int) -> bool:
-    """Whether the launch after a norm is the first that reads it, and may write its result as well."""
+    """Whether the launch after a norm is the first that reads the norm's result, and may also write that result."""
     if readers[0] != product_at + 2 or not isinstance(launch, Launch):
         return False
     p, is_unit = _sizes(launch), not _is_null(launch.args[PRODUCT_AT["second"]])
@@ -207,7 +208,7 @@ def _may_follow(launch: Step | Launch, norm: _Between, readers: Sequence[int], p
     parts += [(int(more["rows"]), int(more["d"])) for more in p["more"] if more["first"]]
     if not _is_null(launch.args[PRODUCT_AT["ids"]]) or int(p["matrices"]) != 1 or any(rows % each for rows, _ in parts):
         return False
-    # Its results are written while other blocks still read and write the norm's row.
+    # Some blocks write the launch's results while others still read and write the norm's row: these must not overlap.
     own = [norm.span(at) for at in (norm.factor, norm.out, *((norm.kept,) if norm.kept else (
         norm.product, norm.other)))]
     return not any(Span(d, d + 4 * rows).meets(own) for rows, d in parts)
@@ -217,7 +218,8 @@ def _may_follow(launch: Step | Launch, norm: _Between, readers: Sequence[int], p
 
 
 def _with(launch: Launch, norm: np.ndarray, slot: int, rounds: bool = False) -> Launch:
-    """A product with a norm after it (`rounds`), or before it."""
+    """A product's launch with its part of a norm, which comes after the product (`rounds`) or before it.  `slot`: the
+    number of the rounded row in `STATE`."""
     args: list[Argument] = list(launch.args)
     names = ("rounded", "rounded_runs") if rounds else ("x", "runs")
     for name, part in zip((*names, "squares"), ("q", "runs", "squares"), strict=True):

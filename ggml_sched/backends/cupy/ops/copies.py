@@ -20,7 +20,7 @@ BEFORE = np.dtype([("n", "<i8", 4)])
 
 
 def _units(t: Tensor) -> tuple[tuple[int, ...], int]:
-    """(extents in elements or blocks, bytes of one)."""
+    """(a tensor's extents, counted in elements or blocks; bytes of one of these)."""
     return (t.ne[0] // t.type.block_size, *t.ne[1:]), t.type.type_size
 
 
@@ -59,7 +59,7 @@ def _convert(b: Builder, a: Region, d: Region, node: Tensor) -> None:
 
 
 def _set_fits(node: Tensor) -> bool:
-    """Whether the window has whole elements at distinct addresses: otherwise the result would depend on their order."""
+    """Whether the window has whole elements at distinct addresses: else the result depends on the order of writes."""
     size = node.type.type_size
     window = sorted((int_param(node, i), n) for i, n in enumerate(node.src[1].ne[1:]) if n > 1)
     if int_param(node, 3) % size or any(stride % size for stride, _ in window):
@@ -94,7 +94,7 @@ def _repeat(b: Builder, node: Tensor) -> None:
 @computes("CONCAT")
 def _concat(b: Builder, node: Tensor) -> None:
     axis, d = int_param(node, 0), b.region(node)
-    # Both are located before the first write, because `source` copies a source that overlaps the result.
+    # Both sources are located before the first write, because `source` copies a source that overlaps the result.
     first, second = b.source(node, 0), b.source(node, 1)
     behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)
     b.move(first, d, *_units(node.src[0]))

@@ -49,7 +49,7 @@ def _regions(node: Tensor, *regions: Region) -> list[Region]:
 
 
 def _by_4(node: Tensor, regions: list[Region]) -> list[Region] | None:
-    """Regions of the same elements in groups of four f32, if all lie at multiples of 16 bytes; None otherwise."""
+    """Regions whose elements are fours of f32, if all fours lie at multiples of 16 bytes; None otherwise."""
     if any(t.type != Type.F32 for t in (node, *node.src) if t is not None):
         return None
     for region in regions:
@@ -61,7 +61,8 @@ def _by_4(node: Tensor, regions: list[Region]) -> list[Region] | None:
 
 def _by_element(b: Builder, node: Tensor, kernel: str, sources: tuple[Region, Region], *options: np.int32,
                 kinds: tuple[np.int32, ...], parameters: tuple[np.ndarray, ...] = ()) -> None:
-    """Append a launch over the elements of two sources; or over groups of four, by the kernel without `kinds`."""
+    """Append a launch of `kernel` over the elements of two sources; if possible over fours of them, by `kernel`_by_4,
+    which takes no `kinds`."""
     regions = _regions(node, *sources, b.region(node))
     fours, n = _by_4(node, regions), node.n_elements
     if fours is None:
@@ -85,7 +86,8 @@ def _unary(b: Builder, node: Tensor) -> None:
 
 
 def _glu_work(node: Tensor) -> int:
-    """Bytes of scratch memory of a unit that is computed with its products, and written rounded for the next."""
+    """Bytes of scratch memory of a gated unit that is fused with its products, and also written rounded to 8 bits for
+    the next product; 0 if it is not fused."""
     products = [t for t in node.src if t is not None and t.op in PRODUCTS]
     if len(products) < 2 or not is_few(products[0]):
         return 0

@@ -33,7 +33,7 @@ _GATES = {"GLU:SWIGLU": 0, "GLU:GEGLU": 1, "GLU:REGLU": 2}
 
 
 def _is_row_op(node: Tensor | None, width: int) -> bool:
-    """A sum or product in f32 whose second operand has whole rows, which may repeat."""
+    """Whether a node is a sum or product in f32 whose second operand consists of whole rows, which may repeat."""
     return (node is not None and node.view_src is None and node.type == Type.F32
             and all(t.type == Type.F32 and t.ne[0] == width for t in node.src[:2]) and node.ne == node.src[0].ne
             and all(n and m % n == 0 for n, m in zip(node.src[1].ne, node.ne, strict=True)))
@@ -49,7 +49,7 @@ def _norm_group(before: bool, after: bool) -> Group:
         first, second = ((norm.src[0],) if before else ()), ((last,) if after else ())
         if any(add.op not in _ADD or add not in wiring.position for add in first):
             return None
-        # The second operands are read from memory, so none may be a member's result, which may not be written there.
+        # The second operands are read from memory, so none may be a member's result, which might not be written there.
         members = (*first, norm, mul, *second)
         if not all(_is_row_op(node, norm.ne[0]) and node.src[1].root not in members for node in (*first, mul, *second)):
             return None
@@ -108,7 +108,7 @@ def _gated_group(op: str) -> Group:
         a, b = gate.src[0], up.src[0]
         same = a.type == b.type and a.ne == b.ne and a.nb == b.nb and gate.ne == up.ne == last.ne
         fits = same and is_few(gate) and OPS[op].fits(gate) and OPS[op].fits(up) and last.nb[0] == 4
-        # The products are not written to memory, so no source of theirs may be a view of one of them.
+        # The two products are not written to memory, so neither may read the other, directly or through a view.
         if not fits or any(t.root in (gate, up) for t in (*gate.src, *up.src)):
             return None
         return (gate, up, last)
@@ -139,7 +139,7 @@ GROUPS: list[Group] = [
 
 
 def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
-    """Positions of the nodes of a graph that one kernel may compute together: see `Backend.fusion_groups`."""
+    """The fusion groups of a graph, each as the positions of its nodes: see `Backend.fusion_groups`."""
     wiring = Wiring(nodes)
     found = routing.merged(wiring, projections.merged(wiring, find(wiring, GROUPS)))
     return [group for group in found if all(supports(nodes[i]) for i in group)]
@@ -148,7 +148,7 @@ def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
 def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -> None:
     """Append the launches of a group's members: one fused kernel if memory allows, else those of each member.
 
-    `b.needed` says which of them to write, besides the last.  UnsupportedOp as `build`.
+    `b.needed` has the members whose results are written, besides the last.  Raises UnsupportedOp, as `build` does.
     """
     b.begin(positions[-1], nodes[-1])
     for member in nodes[:-1]:

@@ -25,13 +25,14 @@ class Wiring:
                                                 if source is not None)
 
     def inner(self, t: Tensor | None, ops: Iterable[str]) -> Tensor | None:
-        """t, if it is a node of these ops with memory of its own that one node reads, and nothing outside the graph."""
+        """t, if it is a node of these ops with memory of its own, which one node reads, and is no output; else None."""
         if t is None or t.op not in ops or t not in self.position or t.view_src is not None:
             return None
         return t if self.readers[t] == 1 and "output" not in t.flags else None
 
     def under_views(self, t: Tensor) -> Tensor | None:
-        """The tensor under a chain of views, each read by one node only; t itself if it is no view."""
+        """The tensor under a chain of views; t itself if it is no view; None if a view is an output or has several
+        readers."""
         while not t.computes and t.src:
             if self.readers[t] != 1 or "output" in t.flags:
                 return None
@@ -44,8 +45,8 @@ class Group(NamedTuple):
     the ops that it may have; no two kernels have the same `ops`.
 
     `find(node, wiring)`: the members of the group that ends with `node`, or None; `build`: appends launches that
-    compute the members and write those results that `Builder.is_needed`; returns False, and appends nothing, if memory
-    overlaps.
+    compute the members and write the results for which `Builder.is_needed` is true; returns False, and appends nothing,
+    if memory overlaps.
     """
 
     ops: tuple[frozenset[str], ...]
@@ -54,8 +55,8 @@ class Group(NamedTuple):
 
 
 def find(wiring: Wiring, groups: Iterable[Group]) -> list[tuple[int, ...]]:
-    """Positions of the members of all groups, ascending.  Of groups that share a node the one with more members is
-    found, and of two of one kernel the one that ends first."""
+    """Positions of the members of all groups in a graph, ascending.  Of groups that share a node only the one with more
+    members is found, and of two groups of the same kernel only the one that ends first."""
     taken: set[Tensor] = set()
     found = []
     for group in sorted(groups, key=lambda group: -len(group.ops)):
@@ -68,7 +69,7 @@ def find(wiring: Wiring, groups: Iterable[Group]) -> list[tuple[int, ...]]:
 
 
 def group_of(nodes: Sequence[Tensor], groups: Iterable[Group]) -> Group | None:
-    """The group whose members have these ops."""
+    """The fused kernel for nodes of these ops, in order; None if there is none."""
     for group in groups:
         if len(group.ops) == len(nodes) and all(t.op in ops for t, ops in zip(nodes, group.ops, strict=True)):
             return group

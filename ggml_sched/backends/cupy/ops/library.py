@@ -2,8 +2,8 @@
 
 A launch of "blas.gemm" has no kernel: the plan calls `Blas.gemm` of device.py with its arguments, in that
 order.  Columns become f16 once; those with magnitudes beyond the range of f16 are divided by a power of two first, and
-their products are multiplied by it.  Weights become f16 in scratch memory a piece of their rows at a time, so that the
-piece is still in the device's cache when it is read again, and scratch memory stays small.
+their products are multiplied by it.  Weights become f16 in scratch memory some rows at a time, so that these are still
+in the device's cache when they are read again, and scratch memory stays small.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MANY = 16
 as long as 64."""
 
 MANY_QUANTISED = 192
-"""As MANY, for quantised weights where our kernels use tensor cores, which read the weights as they are.  From this
-many columns on the library's f16 products make up for the decoding, if our tiles reach no more than 0.11 (RTX 4090) to
-0.21 (RTX 3060) of the rate of the tensor cores (bench/gpu_model.py).  The rate of our tiles was not measured yet;
-llama.cpp's tiles reach 0.25."""
+"""As MANY, for quantised weights where our kernels use tensor cores, and read the weights without decoding them.
+From this many columns on, the library's f16 products make up for the decoding, if our tiles reach no more than 0.11
+(RTX 4090) to 0.21 (RTX 3060) of the tensor cores' rate (bench/gpu_model.py).  The rate of our tiles was not measured
+yet; llama.cpp's tiles reach 0.25."""
 
 PIECE = 1 << 24
-"""Elements of weights that are f16 in scratch memory at once: 32 MiB."""
+"""Elements of weights that are in scratch memory as f16 at once: 32 MiB."""
 
 
 def suits(node: Tensor, tensor: bool) -> bool:
@@ -55,13 +55,13 @@ def work(node: Tensor) -> int:
 
 
 def _rows(a: Tensor) -> int:
-    """Rows of weights in a piece."""
+    """The rows of weights that are decoded at a time."""
     return max(256, PIECE // a.ne[0] // 256 * 256)
 
 
 def multiply(b: Builder, node: Tensor) -> None:
-    """Append the product: columns to f16; for each piece of the weights, decoding and one call of the library; then
-    scales."""
+    """Append the product: columns to f16; for some rows of weights at a time, decoding and a call of the library; then
+    the multiplication by the columns' powers of two."""
     a, x = node.src[:2]
     w, columns, result = b.source(node, 0), b.source(node, 1), b.region(node)
     # Whether the library reads the weights where they are; it does not support rows that share elements.
@@ -78,7 +78,8 @@ def multiply(b: Builder, node: Tensor) -> None:
     r2, r3 = (m // m_a for m, m_a in zip(x.ne[2:], a.ne[2:], strict=True))
     rows = a.ne[1] if direct else min(a.ne[1], _rows(a))
     piece = None if direct else b.scratch(2 * k * rows)
-    # One call for all matrices of axis 2, if each has weights of its own, in f16 already; else for those that share.
+    # One call multiplies all matrices of axis 2, if each has its own weights, in f16 already; else those that share
+    # them.
     together = x.ne[2] if direct and r2 == 1 else r2
     for a3 in range(a.ne[3]):
         for a2 in range(0, x.ne[2] // r2, together // r2):

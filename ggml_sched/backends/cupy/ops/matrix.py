@@ -3,8 +3,8 @@
 Few columns (tokens): matvec_*.cu, which read the weights once for up to eight columns.  More: mma_*.cu, in tiles on
 tensor cores, for quantised weights on devices that have these; else matmul_*.cu, in tiles.  Many: cuBLAS, where it is
 installed, with weights decoded to f16 in scratch memory.  For quantised weights, columns are rounded to 8 bits once
-(`exact`: they stay f32, and weights are decoded to f32). Invariant: every load is aligned to its
-size, which `fits` and `wide` check.
+(`exact`: they stay f32, and weights are decoded to f32).  Invariant: every load is aligned to its size, which `_fits`
+and the field `wide` check.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ FAMILY = {
 """{type: the part of the names of the files with its kernels}."""
 
 FEW = 8
-"""The most columns with which the weights are read once, in one pass."""
+"""The most columns that one pass over the weights computes."""
 
 WARPS = 4
 ROWS = 2
-"""Warps of a block; rows of weights of a warp."""
+"""In matvec.cuh: warps of a block; rows of weights of a warp."""
 
 PART = 256
-"""Warps that share rows take multiples of this many elements of k."""
+"""Of rows that several warps share, each warp takes a multiple of this many elements of k."""
 
 TILE = 64
-"""Rows and columns of a tile."""
+"""Rows and columns of a tile of matmul.cuh, and rows of one of mma.cuh."""
 
 class Tile(NamedTuple):
-    """A tile of the kernels of mma.cuh: TILE rows, `columns` columns; threads of a block; and how many blocks a
+    """A tile of the kernels of mma.cuh has TILE rows and `columns` columns.  `threads` of a block; `blocks`: how many a
     multiprocessor should get."""
 
     columns: int
@@ -86,7 +86,7 @@ class Tile(NamedTuple):
 
 TILES = (Tile(16, 128, 8), Tile(64, 256, 2))
 PIECE = 128
-"""Elements of k that a tile takes at once."""
+"""Elements of a piece of k in mma.cuh."""
 PIECES = 4
 """Fewest pieces of a part of k."""
 MAX_PARTS = 16
@@ -104,8 +104,8 @@ class Columns:
     """The columns of a product, in the form that kernels read.
 
     Neighbouring nodes with the same columns (queries, keys and values of one token) share one converted copy.
-    `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents, in bytes for f32 columns,
-    in columns where they are rounded to 8 bits.
+    `x`: the address of the columns, f32 or levels; `runs`: that of scales and sums; `strides`: from column to column,
+    and over the outer two extents: in bytes for f32 columns, in columns where they are rounded to 8 bits.
     """
 
     def __init__(self, x: Tensor, region: Region, b: Builder, rounded: bool) -> None:
@@ -131,7 +131,8 @@ def product(b: Builder, node: Tensor, dst: Tensor | None = None
             ) -> tuple[np.ndarray, Region, Columns, Region | None]:
     """The `struct Product` of a node, its weights, its columns and its expert ids (None for MUL_MAT).
 
-    `dst`: another tensor than the node, of its extents, that gets the result and shares no memory with the sources.
+    `dst`: a tensor of the node's extents that gets the result instead of the node, and shares no memory with the
+    sources.
     """
     source = b.source if dst is None else lambda node, i: b.region(node.src[i])
     a, x = node.src[:2]
@@ -181,11 +182,11 @@ def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | No
 
 
 def _share(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int) -> int:
-    """How many rows a block has: those of its warps, `n_blocks` in all.  Where these are no more than multiprocessors,
-    and a warp would wait for memory several times, the warps of a block share rows, and `p` tells the kernel: with more
-    blocks nothing is gained (bench/gpu_model.py)."""
+    """How many rows a block computes.  Usually each warp has rows of its own, which makes `n_blocks` blocks.  If these
+    are no more than there are multiprocessors, and a warp would wait for memory several times, the warps of a block
+    share rows instead, and `p["part"]` is set.  With more blocks that gains nothing (bench/gpu_model.py)."""
     k, n_columns = a.ne[0], int(p["columns"][0])
-    at_once = 2 * 32 * (32 if a.type.is_quantized else 8)       # a lane's units or groups of eight, unrolled twice
+    at_once = 2 * 32 * (32 if a.type.is_quantized else 8)       # a unit, or eight elements, a lane; unrolled twice
     others = int(p["matrices"][0]) * -(-n_columns // FEW)
     if k <= at_once or n_blocks * others > b.n_multiprocessors:
         return WARPS * ROWS
@@ -194,15 +195,15 @@ def _share(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int) -> int:
 
 
 def _rounds(b: Builder, a: Tensor, p: np.ndarray, unit: Tensor) -> bool:
-    """Whether the kernel of a gated unit can write its result rounded: only in whole groups of 32 rows, each with a
-    counter."""
+    """Whether the kernel of a gated unit can also write its result rounded to 8 bits: only if the number of rows is a
+    multiple of 32, and there is a counter for each 32."""
     n_columns, matrices = int(p["columns"][0]), int(p["matrices"][0])
     return (a.ne[1] % 32 == 0 and matrices * a.ne[1] // 32 <= N_COUNTERS and unit.is_contiguous
             and (n_columns == 1 or matrices == 1 and not b.exact) and n_columns <= FEW)
 
 
 def _emit_few(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int, *args: Argument) -> None:
-    """Append the launch of the kernel for weights `a`; `n_blocks` over the rows."""
+    """Append the launch of the kernel for few columns and weights `a`; `n_blocks`: blocks that divide the rows."""
     n_columns, name = int(p["columns"][0]), a.type.name.lower()
     step = 1 if n_columns == 1 else FEW
     if a.type.is_quantized and b.exact:
@@ -216,7 +217,7 @@ def _emit_few(b: Builder, a: Tensor, p: np.ndarray, n_blocks: int, *args: Argume
 def together(b: Builder, products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> None:
     """Append one launch of up to three products of the same few columns, with weights of one type and order.
 
-    Each is (node, tensor that gets the result, bias to be added); no result shares memory with anything that is read.
+    Each is (node, tensor that gets the result, bias to be added or None).  No result shares memory with what is read.
     """
     node, dst, _ = products[0]
     p, w, columns, _ = product(b, node, dst)
@@ -276,8 +277,8 @@ def _on_tensor_cores(b: Builder, node: Tensor) -> None:
 
 
 def _tile(node: Tensor) -> Tile:
-    """The tile for a product: the narrow one where the product, or on average each expert, has no more columns than
-    that."""
+    """The tile for a product: the narrow one if the product (MUL_MAT_ID: an expert on average) has no more columns than
+    this tile."""
     if node.op == "MUL_MAT_ID":
         n_pairs, n_experts = prod(node.src[2].ne[:2]), node.src[0].ne[2]
         is_narrow = (n_pairs <= TILES[0].columns * n_experts
@@ -307,7 +308,8 @@ def _partial(node: Tensor, n_parts: int) -> int:
 
 
 def _grouped(b: Builder, ids: Region, n_experts: int, size: int) -> tuple[Scratch, Scratch, int]:
-    """The pairs of (token, slot) by expert, the tiles of `size` over them, and how many tiles there are at most."""
+    """Append the launches of `count` and `place`.  Returns the addresses of their results (the list of (token, slot)
+    pairs ordered by expert, and the table of tiles of `size` pairs), and how many tiles there are at most."""
     n_pairs = prod(ids.ne[:2])
     n_tiles = n_pairs // size + min(n_experts, n_pairs)
     counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)

@@ -16,7 +16,7 @@ MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
 """`enum Mode` of norm.cu."""
 
 THREADS = 512
-"""The launch bound of norm_rows."""
+"""The most threads of a block of norm_rows: its launch bound."""
 
 ADDED, KEPT, SCALED, SHIFTED = 1, 2, 4, 8
 """`enum Around` of norm.cu."""
@@ -28,8 +28,8 @@ NORM_AT = {name: i for i, name in enumerate(
 
 def emit_norm(b: Builder, norm: Tensor, result: Tensor, a: Region, *, added: Region | None = None,
               kept: Region | None = None, scale: Region | None = None, shift: Region | None = None) -> None:
-    """result = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), also rounded to 8 bits where products read it
-    so; extents are those of `norm`."""
+    """Append the launch of result = norm(a + added) * scale + shift; of these, None are left out.  a + added is also
+    written to `kept`, the result also rounded to 8 bits where products read it so.  Extents are those of `norm`."""
     d = b.region(result)
     around = ((added is not None) * ADDED + (kept is not None) * KEPT + (scale is not None) * SCALED
               + (shift is not None) * SHIFTED)

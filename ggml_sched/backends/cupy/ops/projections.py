@@ -2,9 +2,9 @@
 
     mul_mat [add] [rms_norm mul] [rope] [set_rows]      for each of up to three products
 
-One launch has the products of equal types, with their biases; another has the norms of heads, the ropes and the writes
-to the caches.  The members are computed together, where the last of them stands, so a plan keeps their memory apart;
-whether results are apart is still checked by addresses, and if not the members are computed one by one.
+One launch computes the products of equal types, with their biases; another the norms of heads, the ropes and the writes
+to the caches.  All members are computed at the position of the last one, so a plan keeps their memory apart; addresses
+are checked all the same, and if results overlap the members are computed one by one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ggml_sched.backends.cupy.repack import is_packed
 __all__ = ["build", "is_one", "merged"]
 
 BETWEEN = frozenset({"ADD", "RMS_NORM", "MUL", "ROPE", "SET_ROWS"})
-"""Ops of members that are no products."""
+"""Ops of the members other than products."""
 MOST_PRODUCTS = 3
 MOST = 16
-"""The most members."""
+"""The most members of a group."""
 
 FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
 
@@ -49,13 +49,13 @@ TURNS = np.dtype([("positions", VIEW), ("factors", VIEW), ("neox", "<i4"), ("has
 
 
 def is_one(nodes: Sequence[Tensor]) -> bool:
-    """Whether these are the members of a group that `find` found."""
+    """Whether these nodes, the members of a fusion group, are a group that `find` of this module found."""
     ops = [node.op for node in nodes]
     return ops[0] == "MUL_MAT" and ops.count("MUL_MAT") > 1 and BETWEEN.union(("MUL_MAT",)).issuperset(ops)
 
 
 def merged(wiring: Wiring, found: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The groups that were found in a graph, with those of this module in place of groups within them."""
+    """The groups `found` in a graph and those of this module, which replace found groups that lie within them."""
     kept = {group: {wiring.nodes[i] for i in group} for group in found}
     taken = {node for group in kept.values() if any(node.op.startswith("GLU") for node in group) for node in group}
     for members in find(wiring, taken):
@@ -68,7 +68,7 @@ def merged(wiring: Wiring, found: Sequence[tuple[int, ...]]) -> list[tuple[int, 
 
 
 def find(wiring: Wiring, taken: Collection[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """The members of each group; `taken`: products that other groups have."""
+    """The members of each group; `taken`: nodes that other groups keep."""
     by_input: dict[Tensor, list[Tensor]] = {}
     for node in wiring.nodes:
         if node.op == "MUL_MAT" and node not in taken and _is_projection(node):
@@ -86,13 +86,13 @@ def _is_projection(node: Tensor) -> bool:
 
 
 def _members(wiring: Wiring, products: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """The products and the nodes that depend on one of them, in the order of the graph, up to the first after the last
-    product that cannot be a member: of an op that is not in BETWEEN, with a source that is computed meanwhile by
-    another node, or one too many.  None if such a node comes before the last product."""
+    """The products and the nodes that depend on one of them, in the order of the graph, up to the first node that
+    cannot be a member: its op is not in BETWEEN, or a node outside the group computes a source of it meanwhile, or
+    there are MOST members.  None if such a node comes before the last product."""
     first, last = (wiring.position[products[i]] for i in (0, -1))
     own = set(products)
     members: list[Tensor] = []
-    written: set[Tensor] = set()            # what members write, and views of it
+    written: set[Tensor] = set()            # members, and views of their results
     for i in range(first, len(wiring.nodes)):
         node = wiring.nodes[i]
         if node in own:
@@ -145,7 +145,8 @@ def build(b: Builder, nodes: tuple[Tensor, ...], positions: Sequence[int]) -> bo
 
 
 def _may_come_first(b: Builder, members: Members, results: dict[Tensor, Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether all products may be computed at once, before the other members: by the memory that they use."""
+    """Whether the memory that the members use allows computing all products at once, before the other members.
+    `results`: {product: the node, itself or the sum with its bias, that is written}."""
     read = [t for p, result in results.items() for t in (*p.src[:2], *([] if result is p else result.src[1:]))]
     for result in results.values():
         before = [node for node in others if members.number[node] < members.number[result]]
@@ -157,7 +158,7 @@ def _may_come_first(b: Builder, members: Members, results: dict[Tensor, Tensor],
 
 
 def _is_bias(members: Members, node: Tensor, product: Tensor) -> bool:
-    """Whether a node adds a row to each column of a product, which no other node reads."""
+    """Whether a node adds a row, a bias, to each column of a product."""
     if node.op != "ADD" or members.producer(node, 0) is not product or node.type != Type.F32:
         return False
     bias = node.src[1]
@@ -169,7 +170,8 @@ def _is_bias(members: Members, node: Tensor, product: Tensor) -> bool:
 
 
 class Heads(NamedTuple):
-    """Heads of `source`: normed, rotated, written to a cache, or some of these; `members` computes the last result."""
+    """What is done with the heads of `source`: a norm (with `factor`), a rope, a write to a cache; None: not done.
+    `members`: the nodes that do it, in order."""
 
     source: Tensor
     norm: Tensor | None
@@ -210,7 +212,8 @@ def _one(b: Builder, node: Tensor, where: dict[Tensor, int]) -> None:
 
 
 def _alone(b: Builder, heads: Heads, where: dict[Tensor, int]) -> None:
-    """The members of `heads` by the kernels of norms and of ropes with a write, or one by one."""
+    """Append launches for the members of `heads`: norm and factor in one kernel, rope and write in one, where memory
+    allows; else one by one."""
     rest = list(heads.members)
     if heads.norm is not None and heads.factor is not None:
         norm, mul = rest[:2]
@@ -267,7 +270,7 @@ def _is_simple(rope: Tensor) -> bool:
 
 
 def _is_write(write: Tensor, rope: Tensor | None) -> bool:
-    """Whether a node writes whole rows, one for each id, of floats; those of the heads of `rope`."""
+    """Whether a node writes whole rows of floats, one for each id; with `rope`, rows that the rope's heads fill."""
     if write.op != "SET_ROWS" or write.type not in FLOATS:
         return False
     rows, ids = write.src[:2]
@@ -278,7 +281,8 @@ def _is_write(write: Tensor, rope: Tensor | None) -> bool:
 
 def _are_one(b: Builder, members: Members, all_heads: Sequence[Heads], before: Sequence[Tensor],
              after: Sequence[Tensor]) -> bool:
-    """Whether one launch may compute all heads: with equal angles, and no result where others are read or written."""
+    """Whether one launch may compute all heads: all ropes have equal angles, and no result lies where other heads are
+    read or written.  `before`, `after`: members that are computed before and after that launch."""
     ropes = [heads.rope for heads in all_heads if heads.rope is not None]
     if not ropes or len(all_heads) > 3 or any(members.reads(node, after) for heads in all_heads
                                               for node in heads.members):
@@ -296,7 +300,7 @@ def _are_one(b: Builder, members: Members, all_heads: Sequence[Heads], before: S
         theirs = [t for other in all_heads if other is not heads for t in (other.source, other.result)]
         if not apart(b, heads.result, (*mine, *theirs)):
             return False
-        # A result may have the memory of the heads that it is made of, if each has the place of its own.
+        # A result may overwrite its own source, if each head of the result lies where it lay in the source.
         same = heads.write is None and (heads.result.ne, heads.result.nb) == (heads.source.ne, heads.source.nb) and (
             b.region(heads.result).address == b.region(heads.source).address)
         if not same and not apart(b, heads.result, (heads.source,)):
@@ -307,7 +311,7 @@ def _are_one(b: Builder, members: Members, all_heads: Sequence[Heads], before: S
                 for node in after]
     if not all(members.may_move(node, over) for node, over in shifted):
         return False
-    # All heads are computed where the last of them stands: no member between writes what an earlier one reads.
+    # All heads are computed at the position of the last: no member in between may write what an earlier one reads.
     return all(members.may_move(m, [n for other in all_heads if other is not heads for n in other.members
                                     if members.number[n] > members.number[m]])
                for heads in all_heads for m in heads.members)
@@ -343,7 +347,7 @@ def _view(region: Region) -> np.ndarray:
 
 
 def _heads_struct(b: Builder, heads: Heads, width: int, where: dict[Tensor, int]) -> np.ndarray:
-    """The `struct Heads` of `heads`; rows without a rope are divided into heads of `width`, if they are a multiple."""
+    """The `struct Heads` of `heads`; without a rope, rows are divided into heads of `width` elements if possible."""
     a, d = b.region(heads.source), b.region(heads.result)
     if heads.rope is None:
         row = heads.source.ne[0]

@@ -41,8 +41,8 @@ _PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
 
 def computes(*ops: str, only: Callable[[Tensor], bool] | None = None,
              work: Callable[[Tensor], int] = lambda node: 0) -> Callable[[Build], Build]:
-    """Register the function that builds these ops, for the nodes that the CPU computes; with `only`, for those of them
-    for which it is true."""
+    """A decorator that registers the function that builds these ops, for the nodes that the CPU's kernels compute; with
+    `only`, for those of these nodes for which `only` is true.  `work`: see `Op`."""
 
     def register(build: Build) -> Build:
         for op in ops:
@@ -54,7 +54,7 @@ def computes(*ops: str, only: Callable[[Tensor], bool] | None = None,
 
 
 def supports(node: Tensor) -> bool:
-    """Whether there are kernels for a node, by types, extents and strides."""
+    """Whether there is a kernel for a node, by its types, extents and strides."""
     op = OPS.get(node.op)
     # Strides and offsets must be such that kernels load whole elements.
     return op is not None and op.fits(node) and all(
@@ -62,7 +62,7 @@ def supports(node: Tensor) -> bool:
 
 
 def build(b: Builder, position: int, node: Tensor) -> None:
-    """Append the launches of one node; UnsupportedOp naming it."""
+    """Append the launches of one node; UnsupportedOp, which names the node, if there is no kernel."""
     if not node.computes:
         return
     if not supports(node):
@@ -87,10 +87,10 @@ def kind(t: Tensor) -> np.int32:
 
 
 def optional(node: Tensor, i: int) -> Tensor | None:
-    """Source i, which a node may lack."""
+    """Source i of a node; None if the node lacks it."""
     return node.src[i] if i < len(node.src) else None
 
 
 def n_rows(t: Tensor) -> int:
-    """Rows of a tensor, over all outer extents."""
+    """The number of rows of a tensor, over all outer extents."""
     return t.ne[1] * t.ne[2] * t.ne[3]

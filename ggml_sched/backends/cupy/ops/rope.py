@@ -42,8 +42,8 @@ def _rope(b: Builder, node: Tensor) -> None:
 
 
 def emit_rope_set_rows(b: Builder, rope: Tensor, write: Tensor) -> None:
-    """Append the launch that computes a contiguous f32 rope and writes its rows where `write`, a SET_ROWS of them, puts
-    them; the result of the rope itself is not written."""
+    """Append the launch that computes `rope`, contiguous and f32, and writes its rows where `write`, their SET_ROWS,
+    writes them; the result of the rope itself is not written to memory."""
     angles, half, n = Angles(rope), int_param(rope, 1) // 2, rope.ne[2]
     d, ids, factors = b.region(write), write.src[1], optional(rope, 2)
     threads = min(1024, -(-(rope.ne[0] - half) // 32) * 32)

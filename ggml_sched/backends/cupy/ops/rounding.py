@@ -24,12 +24,13 @@ NONE = np.uint64(0)
 
 
 def size(n: int) -> tuple[int, int]:
-    """Bytes of n elements: of their levels, and of their scales and sums."""
+    """Bytes of n elements rounded to 8 bits: of their levels; of their scales and sums."""
     return n, n // 2
 
 
 def results(nodes: Sequence[Tensor], exact: bool, by_library: bool, tensor: bool) -> frozenset[Tensor]:
-    """The results that later products of these nodes read rounded, whole and from where they were computed."""
+    """The nodes whose whole results later products among `nodes` read rounded, from where they were computed.  The
+    other arguments are those of `ops.work_size`."""
     found: set[Tensor] = set()
     if exact:
         return frozenset()
@@ -48,7 +49,8 @@ def results(nodes: Sequence[Tensor], exact: bool, by_library: bool, tensor: bool
 
 
 def columns(b: Builder, x: Tensor, region: Region) -> tuple[Pointer, Pointer]:
-    """The levels and scales of columns, at `region`: those that are kept, or of a launch that is appended here."""
+    """The addresses of the rounded columns of x, which lie at `region`: of levels; of scales and sums.  They are kept
+    from an earlier node (`Builder.keep`), or a launch that is appended here writes them."""
     n = x.n_elements
     where, what = _whole(x, region), ("rounded", x.type)
     # Columns of inputs are not reused, because the caller may set inputs between nodes; a node's result stays until a
@@ -65,10 +67,10 @@ def columns(b: Builder, x: Tensor, region: Region) -> tuple[Pointer, Pointer]:
 
 
 def beside(b: Builder, node: Tensor) -> tuple[Pointer, Pointer]:
-    """The addresses to which the kernel that computes `node` also writes the result rounded, for later products; null:
-    it does not.
+    """The addresses to which the kernel that computes `node` also writes the result rounded, for later products; null
+    if it does not.
 
-    The node's last piece of scratch memory: the columns are kept there.
+    This must be the node's last allocation of scratch memory, because the rounded result is kept there.
     """
     if node not in b.rounded:
         return NONE, NONE
@@ -78,7 +80,7 @@ def beside(b: Builder, node: Tensor) -> tuple[Pointer, Pointer]:
 
 
 def _whole(t: Tensor, region: Region) -> Region:
-    """A region of elements without gaps, however rows are counted; that of others is returned as it is."""
+    """The region of a tensor without gaps as one row, whatever its extents; of a tensor with gaps, `region` itself."""
     if not t.is_contiguous:
         return region
     nb = t.n_elements * t.type.type_size

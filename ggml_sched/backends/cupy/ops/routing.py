@@ -21,9 +21,9 @@ from ggml_sched.backends.cupy.regions import Region
 __all__ = ["GROUPS", "build_sum", "is_sum", "merged"]
 
 MOST_EXPERTS = 1024
-"""The most experts: a block has their keys and probabilities in shared memory."""
+"""The most experts from which tokens choose: a block has their keys and probabilities in shared memory."""
 MOST_USED = 32
-"""The most experts of a token: one warp adds their weights, in the order of SUM_ROWS."""
+"""The most experts that a token chooses: one warp adds their weights, in the order of SUM_ROWS."""
 MOST_ADDED = 32
 """The most experts' results that a weighted sum adds."""
 
@@ -100,12 +100,12 @@ GROUPS: list[Group] = [_choosing(True), _choosing(False)]
 
 
 def is_sum(nodes: Sequence[Tensor]) -> bool:
-    """Whether these are the members of a weighted sum."""
+    """Whether these nodes, the members of a fusion group, are a weighted sum of experts' results."""
     return len(nodes) > 1 and nodes[0].op == "MUL" and all(node.op == "ADD" for node in nodes[1:])
 
 
 def merged(wiring: Wiring, found: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The groups that were found in a graph, and the weighted sums that share no node with them."""
+    """The groups `found` in a graph, and the weighted sums that share no node with them."""
     taken, sums = {i for group in found for i in group}, []
     for node in wiring.nodes:
         members = _weighted_sum(node, wiring) if node.op == "ADD" else None
@@ -119,8 +119,8 @@ def merged(wiring: Wiring, found: Sequence[tuple[int, ...]]) -> list[tuple[int, 
 
 def _weighted_sum(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
     """The nodes of the weighted sum that ends in the ADD `last`: a MUL of the experts' results by their weights, and
-    the ADDs of its views, one for each expert.  None if the nodes are no such sum, or other nodes read the product or
-    a view."""
+    the ADDs of its views, one view for each expert.  None if there is no such sum, or if other nodes read the product
+    or a view."""
     sums, views = [last], [last.src[1]]
     while (inner := wiring.inner(sums[0].src[0], ("ADD",))) is not None and len(sums) < MOST_ADDED:
         sums.insert(0, inner)

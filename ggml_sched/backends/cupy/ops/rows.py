@@ -11,8 +11,8 @@ from ggml_sched.backends.cupy.ops.registry import computes, kind, n_rows
 from ggml_sched.backends.cupy.repack import is_packed
 
 MANY = 2048
-"""The most rows for which SET_ROWS is one launch, in which each row looks for a later row with the same id: only the
-last one is written.  For more rows, three launches note the last row of each id in scratch memory."""
+"""The most rows for which SET_ROWS is one launch, which looks for a later row with the same id for each row: only the
+last one is written.  For more rows there are three launches, which note the last row of each id in scratch memory."""
 
 
 @computes("GET_ROWS")

@@ -1,4 +1,4 @@
-"""The members of a fusion group that read each other's results, by the memory that they use when launches are built.
+"""Which members of a fusion group read each other's results, according to the memory that they use.
 
 A member's source may be another `Tensor` object than the member with the same memory, so tensors are compared by
 addresses.
@@ -22,7 +22,7 @@ def apart(b: Builder, t: Tensor, others: Iterable[Tensor]) -> bool:
 
 
 class Members:
-    """The members of a group, in order; `producer`: which of them computes a source of another."""
+    """The members of a group, in order, and which of them read the results of which."""
 
     def __init__(self, b: Builder, nodes: Sequence[Tensor]) -> None:
         self.nodes: tuple[Tensor, ...] = tuple(nodes)
@@ -51,7 +51,7 @@ class Members:
         return found if same else None
 
     def only_reader(self, node: Tensor) -> Tensor | None:
-        """The one member that reads the result of a member, once, if nothing outside the group does."""
+        """The one member that reads a member's result, as one source; None if several, or nodes outside, read it."""
         readers = self._readers[self.number[node]]
         return self.nodes[readers[0]] if len(readers) == 1 and not self._builder.is_needed(node) else None
 
@@ -71,8 +71,8 @@ class Members:
         return False
 
     def may_move(self, node: Tensor, over: Iterable[Tensor]) -> bool:
-        """Whether a member may be computed before, or after, these others instead: neither writes what the other
-        reads or writes."""
+        """Whether a member may be computed on the other side of the members `over`: neither writes what the other reads
+        or writes."""
         b = self._builder
         mine = [t for t in node.src if t is not None]
         return all(apart(b, node, (other, *(t for t in other.src if t is not None))) and apart(b, other, mine)
