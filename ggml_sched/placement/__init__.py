@@ -40,5 +40,5 @@ def _notebook(fit: Fit) -> str:
     return text
 
 
-# Registered here, so that a Fit has all of its methods, whichever module of this package is imported.
+# Registered here, so that every Fit has these methods, whichever module of this package is imported.
 register_fit_methods(report=_report, explain=_explain, stock=_stock, to_svg=_to_svg, notebook=_notebook)

@@ -31,9 +31,9 @@ class Placed(NamedTuple):
 
     name: str
     kind: str
-    """"weight", "kv", or what else the graph calls its resident."""
+    """"weight", "kv", or another kind that the graph gives its residents."""
     nbytes: int
-    """Bytes that it takes there, aligned."""
+    """Bytes that it takes on its device, aligned."""
     device: int
     """Index of its device."""
     model: int = 0
@@ -72,30 +72,30 @@ class Fit:
     seconds: float
     """The price of the plans: for each graph the seconds of its real plan, times its weight in the goal."""
     bound: float
-    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.  It
-    is assumed that products of graphs of weight 0 in the goal run where their largest weight or cache is."""
+    """No placement within the budgets takes less, wherever its weights, caches and nodes are: proven node by node.
+    Assumption: matrix products of graphs of weight 0 in the goal run where their largest weight or cache is."""
     rules_bound: float
     """No placement of the tables takes less: proven by multipliers, with the least arenas that such a placement has.
 
-    The tables have the placements that compute in every graph the nodes with weights and caches where these are, and
-    the other nodes by four rules.  They leave out those
+    The tables have the placements that compute, in every graph, nodes with weights and caches where these are, and
+    other nodes by four rules.  The tables leave out placements that
 
-    * that part an atom: residents of one node, the caches of a stage, small weights and the matrix beside them, and
+    * divide an atom: residents of one node, the caches of a stage, small weights and the matrix beside them, and
       what joins a neighbour in a stage of more than seven atoms;
-    * that spread a stage over more than two devices, where it has more than 2,187 patterns (over more than one device
+    * spread a stage over more than two devices, where it has more than 2,187 patterns (over more than one device
       and the host, where the patterns of two devices alone are more than that);
-    * that have residents which several stages read on another device than the host, except for the largest groups of
+    * have residents that several stages read on another device than the host, except for the largest groups of
       such residents: as many groups as can be placed in at most 32 ways together;
-    * that compute several graphs of the goal on different devices at a cut, where the combinations of devices are more
+    * compute several graphs of the goal on different devices at a cut, where the combinations of devices are more
       than 27, except with the graphs that stream weights on one device and the others on the host;
-    * that stream weights to a device that is not one of the four with the most FLOP/s.
+    * stream weights to a device that is not one of the four with the most FLOP/s.
 
     `bound` holds for all of these."""
     arenas: tuple[int, ...]
     """Bytes of the arena of each device: the largest of all graphs; of several models the sum, or the largest if they
     share their arenas."""
     arenas_of: tuple[tuple[int, ...], ...]
-    """The same for each model alone."""
+    """For each model alone the bytes of the arena of each device."""
     models: tuple[int, ...]
     """For each graph the index of its model."""
     prices: tuple[Price, ...]
@@ -103,10 +103,10 @@ class Fit:
     placed: tuple[Placed, ...]
     """Where each weight and cache lives: those of the first model, sorted by name, then of the next."""
     worth: tuple[float, ...]
-    """For each device the seconds that one more byte of it is worth (a multiplier).  The bound falls by no more than
-    that for each byte; `seconds` falls in steps, as tensors are whole."""
+    """For each device the seconds that one more byte of it is worth (a multiplier).  For each such byte the bound falls
+    by at most these seconds; `seconds` falls in steps, because a tensor is never divided."""
     assigned: bool
-    """Whether the plans assign nodes to devices, too; otherwise the scheduler's own rules place them."""
+    """Whether the plans assign nodes to devices; otherwise the scheduler's own rules place all nodes."""
     fill: float
     """The part of each cache that attention is expected to read."""
     stream: tuple[bool, ...]
@@ -176,7 +176,7 @@ class Fit:
     def place(self, tensor: Tensor | str, layer: int | None = None) -> Device:
         """The device of a weight or cache, given as a tensor or by name; the argument `place` of `load_graph`.
 
-        A tensor that no graph of the fit reads is on the host.  `layer` is not used: loaders of models pass it.
+        A tensor that no graph of the fit reads is on the host.  `layer` is not used; loaders of models pass it anyway.
         PlacementError where several models have the name, on different devices: `fit.model(k).place` is that of one.
         """
         name = tensor if isinstance(tensor, str) else tensor.root.name
@@ -224,8 +224,9 @@ class Fit:
             plan.verify()
 
     def _like(self, graph: Graph) -> Plan:
-        """The plan of a graph of the fit; for another graph, of those of the same wiring, if any, the plan of the one
-        whose number of tokens is nearest.  PlacementError if several models, or none of several, have the wiring."""
+        """The plan of `graph` if it is one of the fit's; otherwise that of the fit's graph whose number of tokens is
+        nearest, among graphs of the same wiring if there are any.  PlacementError where several models were placed, and
+        not exactly one has this wiring."""
         own = next((plan for plan in self.plans if plan.graph is graph), None)
         if own is not None:
             return own
@@ -242,8 +243,8 @@ class Fit:
         """What an unmodified llama.cpp must be given for this placement, or for the nearest that it can have.
 
         llama.cpp has the first layers on the host, then the layers of each device in one piece; caches are where their
-        layer is, and single weights may be placed by name.  Where it cannot have the caches as they are here, or its
-        larger arenas exceed a budget, the rest is fitted again around what it can have.
+        layer is, and single weights may be placed by name.  Where llama.cpp cannot have the caches as they are here, or
+        its larger arenas exceed a budget, all else is fitted again around what it can have.
 
         `names`: {name of a device here: llama.cpp's name}, such as {"GPU0": "CUDA0"}; the host is "CPU".  `compute`: a
         function that returns {llama.cpp's name of a device: bytes of its compute buffers} for a `Stock`, such as
@@ -311,9 +312,9 @@ class Fit:
     def to_svg(self, before: Fit | Stock | Mapping[str, Any] | None = None, names: Sequence[str] = ()) -> str:
         """The answer as an SVG drawing: what fills each device, where the time goes, and the bound.
 
-        `before`: another answer, above this one to the same scale: a fit, what stock llama.cpp can have
+        `before`: another answer to draw above this one, to the same scale: a fit, what stock llama.cpp can have
         (`fit.llama_cpp()`), or what `to_dict` returned, such as the JSON of `ggml-sched fit --json`.  `names`: what to
-        call the two, such as ("one card", "two cards").
+        call the two answers, such as ("one card", "two cards").
         """
         text: str = _METHODS["to_svg"](self, before, names)
         return text

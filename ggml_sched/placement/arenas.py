@@ -2,10 +2,10 @@
 
 The arena of a device depends on what is placed there: it has to hold what is alive at the heaviest node.  A case allows
 patterns that need at most its `limits`, and its arenas take at least its `floors`.  The first case allows everything.
-A case is cut in two at what a solution of it needs, or by whether a device has caches: if it has, however few, the
-inputs that are read with caches are copied to it once.  Every placement belongs to the case of its own largest needs
-and caches, so the least bound over all cases that are left is a bound of all placements (branch and bound: Land and
-Doig, 1960).
+A case is cut in two either at the bytes that a solution of it needs, or by whether a device has caches: a device with
+caches, however few, gets one copy of the inputs that are read with caches.  Every placement belongs to the case of its
+own largest needs and caches, so the least bound over all cases that are left is a bound of all placements (branch and
+bound: Land and Doig, 1960).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors"]
 
 
 NEAR = 0.75
-"""A level, a number of bytes that some pattern needs of an arena, is near what a solution needs if it is at least this
-part of it, both counted from the floor."""
+"""A level is a number of bytes that some pattern needs of an arena.  It is near what a solution needs if it is at least
+this part of that, both counted from the floor."""
 
 
 class Case(NamedTuple):
-    """A range of needs for each device, in bytes of its arena."""
+    """For each device a range of bytes, in which the need of its arena is."""
 
     limits: tuple[int, ...]
-    """The most that an allowed pattern needs."""
+    """For each device the most bytes that an allowed pattern needs of its arena."""
     floors: tuple[int, ...]
-    """The least that an arena has in this case."""
+    """For each device the least bytes that its arena has in this case."""
     caches: tuple[bool | None, ...] = ()
-    """For each device whether caches may be on it; if so, the price has one copy of their inputs to it.  None: not
-    decided; an empty tuple: not decided for any device."""
+    """For each device whether caches may be on it; if True, the price has one copy of the inputs that are read with
+    caches.  None: not decided; an empty tuple: not decided for any device."""
 
 
 def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Case:
-    """The case of all placements; `needs`: for each class of stages the bytes [patterns, devices]."""
+    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]."""
     # Every stage has a pattern, so no arena is smaller than the least need of the class that needs most.
     least = [max((int(table[:, d].min()) for table in needs if len(table)), default=0) for d in range(len(budgets))]
     return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)), (None,) * len(budgets))
@@ -48,14 +48,14 @@ def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Ca
 
 def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int],
            levels: Sequence[NDArray[np.int64]]) -> tuple[float, tuple[Case, Case]] | None:
-    """(Seconds by which the bound may rise, the two parts of the case), cut on the device where the bound may rise
-    most.  The first part has arenas of nearly what a solution needs there, or more; the second has patterns that need
-    less.  None where no cut raises the bound.
+    """Cut a case in two on the device where the bound may rise most: (seconds by which it may rise, the two cases).
+    In the first case the arena is nearly what a solution needs there, or more; in the second all patterns need less.
+    None where no cut raises the bound.
 
     `used`: what the solution needs on each device; `worth`: for each device the seconds that one more byte is worth;
-    `spare`: bytes above the floor of each device that the arenas have anyway; `levels`: for each device what patterns
-    need, rising.  The cut is at the least level that is near what the solution needs, so that levels which differ
-    little are separated last.
+    `spare`: for each device the bytes above its floor that arenas have anyway; `levels`: for each device the bytes that
+    patterns need, rising.  The cut is at the least level that is near what the solution needs (`NEAR`), so that levels
+    which differ little are separated last.
     """
     cuts = [int(of[np.searchsorted(of, floor + NEAR * (need - floor))]) if need > floor else need
             for need, floor, of in zip(used, case.floors, levels, strict=True)]
@@ -74,9 +74,9 @@ def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, C
     """Cut a case in two: one in which a device has caches, and one in which it has none.
 
     `unpaid`: for each device that a solution gives caches, the seconds of copying to it the inputs that are read with
-    caches, as far as the solution's cost leaves them out; 0 for other devices.  The device is the one with the most
-    of them among those for which the case does not decide.  Returns its seconds and the two cases; None if there is
-    no such device.
+    caches, as far as the solution's cost leaves them out; 0 for other devices.  The cut is by the device with the most
+    of these seconds among those for which `case.caches` is None.  Returns these seconds and the two cases; None if
+    there is no such device.
     """
     open_ = [0.0 if decided is not None else price for decided, price in zip(case.caches, unpaid, strict=True)]
     d = max(range(len(open_)), key=lambda d: open_[d])
@@ -93,8 +93,8 @@ MOST_EXCHANGES = 5040
 
 
 def mirrors(devices: Sequence[Device], links: Links, pinned: Iterable[int]) -> list[tuple[int, ...]]:
-    """The orders of the devices that change nothing: equal devices, with equal links, exchanged; `pinned`: devices that
-    stay where they are.  The first order changes none."""
+    """Orders of the devices that keep all prices: only equal devices, with equal links, change places.  `pinned`:
+    devices that keep their place.  The first order is the given one."""
     n, fixed = len(devices), set(pinned)
     unnamed = [(device.replace(name="any", measured=frozenset()), type(device.backend)) for device in devices]
     sets: list[list[int]] = []

@@ -1,6 +1,6 @@
 """The arguments of `fit`: checked, and converted to what the search takes.
 
-Owns nothing.  Each function says in its errors which argument is wrong, and names what it is about.
+Owns nothing.  Errors name the argument that is wrong, and its value.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Goal: TypeAlias = "str | Sequence[float] | None"
 """The arguments `graphs` and `goal` of `fit`."""
 
 PROMPT = 32.0
-"""A graph of more operations than this for each byte that it reads and writes has many tokens: to stream weights to
-a faster device for it may save time."""
+"""A graph of more operations than this for each byte that it reads and writes has many tokens, so streaming weights to
+a faster device may save time."""
 ROUNDING = 1 << 12
 """Bytes that aligning a tensor adds at most."""
 DRIVER_SPEED = 1e10, 1e11
@@ -114,7 +114,8 @@ def devices_of(made: Sequence[Device | Backend]) -> tuple[Device, ...]:
 
 
 def part_of(name: str, value: object, most: str, whole: bool) -> float:
-    """The argument `name` as a number above 0 and below 1, or 1 if `whole`; `most`: what the error says it must be."""
+    """The argument `name` as a number above 0 and below 1 (also 1 if `whole`); `most`: what the error says it must be.
+    """
     try:
         part = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -165,8 +166,8 @@ def streams_of(stream: bool | Sequence[bool], models: Sequence[Trials]) -> list[
 
 def pins_of(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[Trials],
           devices: Sequence[Device]) -> list[dict[str, int]]:
-    """For each model {name of a resident: index of the device that it has to be on}; a name counts more than a pattern
-    that it matches."""
+    """For each model {name of a resident: index of the device that it has to be on}.  Where a resident's name is given,
+    and also a pattern that it matches, the name counts."""
     found: list[dict[str, int]] = [{} for _ in models]
     if pins is None:
         return found
@@ -196,7 +197,7 @@ def pins_of(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[
 
 
 def _likely(pattern: str, models: Sequence[Trials]) -> str:
-    """What a caller whose pin names nothing may have wanted."""
+    """The end of the error for a pin that matches nothing: names that the caller may have meant."""
     names = list(dict.fromkeys(name for model in models for name in model.sizes))
     try:
         hits = sum(re.search(pattern, name) is not None for name in names)

@@ -3,8 +3,8 @@
 * Residents that one node reads are one atom, and so are all caches of the stage.
 * A weight is an atom of its own if it has at least 0.2 % of the stage's bytes, and is large (`stages.large_bytes`); the
   caches of the stage are an atom if they have at least 1/32 of these bytes.
-* A smaller weight joins the atom of a matrix near the node that reads it: a bias that of the matrix before it, a norm
-  that of the matrix after it.
+* A smaller weight joins the atom of a matrix near the node that reads it: a bias joins the matrix before it, the weight
+  of a norm the matrix after it.
 * A small router of experts is an atom if the stage then has few atoms, `FEW_ATOMS` by default; otherwise it joins the
   smallest atom, such as an expert that every token uses.
 * What the caller pinned to a device is an atom that can be on this device only.
@@ -33,11 +33,11 @@ class Atoms:
     """The atoms of a stage; the first `free` are not pinned, the others are."""
 
     members: tuple[tuple[int, ...], ...]
-    """For each atom the residents, as numbers of the outline."""
+    """For each atom its residents, as indices into `Outline.residents`."""
     pins: tuple[int, ...]
     """For each atom the device that it must be on; -1: any."""
     cache: int
-    """The free atom with the caches; -1: there is none."""
+    """The atom, not a pinned one, with the caches; -1: there is none."""
     of: tuple[int, ...]
     """For each resident its atom."""
 
@@ -49,9 +49,9 @@ class Atoms:
 
 @dataclass(eq=False)
 class _Group:
-    """Residents that are placed together.  A group that becomes an atom is called an anchor; small groups join one.
+    """Residents that are placed together.  A group that becomes an atom is an anchor; a small group joins an anchor.
 
-    `position`: the mean index of the nodes that read them, in the first graph where any does.
+    `position`: the mean index of the nodes that read these residents, in the first graph that has such nodes.
     """
 
     members: list[int]
@@ -102,15 +102,15 @@ def find_atoms(outline: Outline, large: int, with_routers: int = FEW_ATOMS) -> A
 
 
 def _join(into: _Group, group: _Group) -> None:
-    """Add a group to another, which keeps its pin and its position."""
+    """Add `group` to the group `into`, whose pin and position stay."""
     into.members += group.members
     into.nbytes += group.nbytes
     into.cache |= group.cache
 
 
 def _together(outline: Outline) -> list[_Group]:
-    """The residents in groups: those that one node reads are together, and so are all caches; residents with different
-    pins are apart."""
+    """The residents in groups: those that one node reads are in one group, and so are all caches, except that residents
+    with different pins are in different groups."""
     of = list(range(len(outline.residents)))
     pins = [resident.pin for resident in outline.residents]
 
@@ -142,7 +142,8 @@ def _together(outline: Outline) -> list[_Group]:
 
 
 _Near = tuple[list[list[int]], list[list[int]], list[_Group | None]]
-"""For each node of a graph: the nodes that it reads, its readers, the anchor that has its residents."""
+"""For each node of a graph: the nodes that it reads, its readers, the anchor that has its residents (None: no anchor).
+"""
 
 
 def _near(nodes: Nodes, at: dict[int, _Group]) -> _Near:
@@ -159,7 +160,7 @@ def _anchor_of(near: _Near, group: _Group, anchors: list[_Group]) -> _Group:
         return min(anchors, key=lambda anchor: anchor.nbytes)
     for p in before[node]:
         if (anchor := held[p]) is not None:
-            return anchor               # a bias, or a scale
+            return anchor               # the group is a bias or a scale: the node before multiplies with the matrix
     return _search(after, held, node) or _search(before, held, node) or min(
         anchors, key=lambda anchor: abs(anchor.position - group.position))
 
@@ -179,7 +180,8 @@ def _after(before: list[list[int]]) -> list[list[int]]:
 
 
 def _search(near: list[list[int]], held: list[_Group | None], node: int) -> _Group | None:
-    """The first anchor that is found from a node, depth first along `near`."""
+    """The first anchor found from a node, depth first along `near` (for each node its neighbours), among `_FARTHEST`
+    nodes; None if there is none."""
     seen, stack = {node}, list(reversed(near[node]))
     while stack and len(seen) < _FARTHEST:
         i = stack.pop()

@@ -1,9 +1,9 @@
 """Branch and bound over the cases of arenas: a bound of all placements of the tables, and candidates on the way.
 
-Each case is bounded with its floors as arenas, and the one with the least bound comes first; its solution is planned
+Each case is bounded with its floors as arenas, and the case with the least bound comes first: its solution is planned
 for real where it may fit, and the case is cut in two at what the solution needs of an arena.  While the bound is far
-below the best, a case is cut without a search, and the path of its bound is planned with the arenas that this path
-needs: then it is the assumed arenas that are wrong, not the patterns.
+below the best, the case is cut without a search, and the path of its bound is planned with the arenas that this path
+needs: a bound so far off comes from arenas that were assumed too small, not from the patterns.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ggml_sched.planning.plan import Plan
 __all__ = ["Branching"]
 
 MAX_CASES = 48
-"""Cases of arenas that are searched, at most."""
+"""The most cases of arenas that are searched."""
 MAX_CUTS = 160
-"""Cases that are cut in two without a search, at most: their bounds are far below the best."""
+"""The most cases that are cut in two without a search, because their bounds are far below the best."""
 FAR = 0.01
-"""A bound is far below the best if the best is more than this part of the bound above it."""
+"""A bound is far below the best if the seconds of the best exceed it by more than this part of the bound."""
 MAX_BEYOND = 4
 """The most cases that are searched after the bound of all cases can rise no more."""
 EFFORTS = {"more": 8, "most": 2}
-"""{effort of `solve`: the most cases that are solved once more with it}."""
+"""{effort of `solve`: the most cases that are solved once more with this effort}."""
 MAX_DEVICES = 2
-"""With more devices no case is solved with `EFFORTS`: that takes five seconds, and proves little."""
+"""With more devices no case is solved with the efforts of `EFFORTS`: that takes five seconds, and proves little."""
 MAX_PROOFS = 2
 """With more than `MAX_DEVICES` devices, the most cases that are bounded with the effort "proof"."""
 MAX_FINEST = 12
@@ -47,33 +47,33 @@ MAX_FINEST = 12
 MAX_ROUNDS = 12
 """How often one case is solved and planned, at most; each round assumes larger arenas."""
 MAX_WITHOUT = 6
-"""Searches for one case, at most, that exclude the patterns at the peaks of arenas (see `_without`)."""
+"""The most searches for one case that exclude the patterns at the peaks of arenas (see `_without`)."""
 FEW_CACHES = 0.02
 """Seconds that `_finer` adds to the cost of a stage with caches, as a part of the best seconds."""
 WORTH = 0.04
-"""A case is cut by where caches are only if the copies of inputs cost more than this part of `within`."""
+"""A gain in a bound is worth an attempt only if it is at least this part of `within`, times the bound."""
 POLISHED = 0.1
 """The gap at which the search with the arenas of the best placement ends, as a part of `within`."""
 MAX_ENTERED = 3
-"""The most devices with caches that a case may have for `_by_entered`."""
+"""`_by_entered` improves the bound of a case only if at most this many devices have caches in it."""
 MAX_WAYS = 32
-"""Ways to place what several stages read, such as an embedding that is the output matrix, at most."""
+"""The most ways to place residents that several stages read, such as an embedding that is also the output matrix."""
 
 
 @dataclass
 class Open:
-    """A case that is not searched yet; with several models a case for each of them, which are searched together."""
+    """A case that is not searched yet; of several models one case each, which are searched together."""
 
     cases: tuple[Case, ...]
     shared: tuple[Mapping[str, int], ...]
     chains: Sequence[TableChain]
     chain: Chain
     floors: Sequence[int]
-    """Bytes that the arenas of all models have at least."""
+    """For each device the bytes that its arenas have at least, of all models together."""
     solution: Solution
-    """The bound with the floors as arenas, and the path at its multipliers, which may exceed the budgets."""
+    """The bound with the floors as arenas, and the path at its multipliers; the path may exceed the budgets."""
     mixture: tuple[tuple[Choice, ...], ...]
-    """Paths whose bytes keep the budgets on the mean; the bound is nearly the mean of their seconds."""
+    """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
     is_raised: bool = False
     """Whether `_by_entered` was called for this case."""
 
@@ -86,10 +86,11 @@ class Branching:
         self.tables: Sequence[Tables] = tables
         self.pins: Sequence[Mapping[str, int]] = pins
         self.left: list[tuple[float, int, Open]] = []
+        """A heap of the cases that are not searched yet: (bound, number of the case, the case)."""
         self.closed: float = math.inf
-        """The least bound of the cases whose best placement is near the best of all."""
-        self._weak: list[tuple[float, int, Open]] = []      # searched, cannot be cut, bounds far from the best
-        self._orders: list[tuple[int, ...]] = []            # orders of the devices that change nothing: `mirrors`
+        """The least bound of the cases that need no more search, because their bounds are near the best."""
+        self._weak: list[tuple[float, int, Open]] = []      # as `left`: searched, no cut raises the bound
+        self._orders: list[tuple[int, ...]] = []            # orders of the devices that keep all prices: see `mirrors`
         self._added: set[tuple[object, ...]] = set()
         self._count = 0
         self._left_of = dict(EFFORTS)
@@ -105,7 +106,7 @@ class Branching:
             self._add(cases, shared, 0.0)
         beyond = cuts = searched = 0
         while searched < MAX_CASES and self.left and not candidates.is_near(self.left[0][0]):
-            # The bound of all cannot rise above that of a closed case: searching on can only find better candidates.
+            # The bound of all cases cannot rise above that of a closed case: more search only finds better candidates.
             beyond += self.left[0][0] >= min([self.closed, *(bound for bound, _, _ in self._weak[:1])])
             if beyond > MAX_BEYOND and candidates.best is not None:
                 break
@@ -124,7 +125,7 @@ class Branching:
         return self._raised()
 
     def _raised(self) -> float:
-        """The bound of all cases, after those with the least bounds were bounded with more effort."""
+        """The bound of all cases, after the cases with the least bounds were bounded with more effort."""
         cases, searched = [*self.left, *self._weak], {count for _, count, _ in self._weak}
         heapify(cases)
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
@@ -149,8 +150,8 @@ class Branching:
         return least
 
     def _add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
-        """Bound a case with its floors as arenas, and put it among those that are left; of cases that differ only
-        by an exchange of equal devices only the first."""
+        """Bound a case with its floors as arenas, and put it among those that are left.  A case that differs from an
+        earlier one only by an exchange of equal devices is left out."""
         if len(self._orders) > 1:
             key = mirrored(cases, shared, self._orders)
             if key in self._added:
@@ -170,14 +171,14 @@ class Branching:
             self._put(bound, Open(cases, shared, chains, chain, floors, solution, mixture))
 
     def _put(self, bound: float, made: Open) -> None:
-        """Put a case among those that are left; one whose bound is infinite has no placement."""
+        """Put a case among those that are left, or drop it if its bound is infinite: then it has no placement."""
         if bound < math.inf:
             heappush(self.left, (bound, self._count, made))
             self._count += 1
 
     def _cut(self, bound: float, made: Open) -> bool:
         """If the bound of a case is far below the best, cut the case in two, and plan the path of its bound (`_dive`);
-        returns whether it was cut."""
+        returns whether the case was cut."""
         best = self.candidates.best
         if best is None or bound * (1 + FAR) > best.seconds:
             return False
@@ -263,8 +264,8 @@ class Branching:
         for k, (case, table, chain) in enumerate(zip(made.cases, self.tables, made.chains, strict=True)):
             used.append([max(of) for of in zip(*(table.needed(chain, own[k]) for own in parts), strict=True)])
             unpaid = [max(of) for of in zip(*(table.unpaid(chain, own[k]) for own in parts), strict=True)]
-            # Models that take turns share arenas as large as the largest floor: a model's own floor may rise to that
-            # without effect.
+            # Models that take turns share arenas as large as the largest floor: a smaller floor of one model may rise
+            # to the largest without effect.
             spare = [floor - own if self.candidates.turns else 0
                      for floor, own in zip(made.floors, case.floors, strict=True)]
             for found in (halves(case, used[k], made.solution.multipliers, spare, table.levels),
@@ -279,10 +280,11 @@ class Branching:
 
     def _raised_by_floors(self, made: Open, used: Sequence[Sequence[int]],
                           least: float) -> tuple[float, int, tuple[Case, Case]] | None:
-        """As `halves`, for when no budget binds with these floors, so that every multiplier is 0: each cut is tried;
-        the one whose larger floor raises the bound most is returned, if it raises the bound by more than `least`.
+        """(Seconds, model, the two cases): the cut of one model's case whose larger floor raises the bound most; None
+        if none raises it by more than `least`.  For when no budget binds, so that all multipliers are 0 and do not
+        show the best cut: each cut is tried.
 
-        `used`: for each model what paths need on each device.
+        `used`: for each model the bytes that paths need of the arena of each device.
         """
         candidates = self.candidates
         best: tuple[float, int, tuple[Case, Case]] | None = None
@@ -301,8 +303,8 @@ class Branching:
         return best
 
     def _most(self, made: Open, bound: float) -> Solution | None:
-        """The solution of a case with more effort, if that raises `bound`; None if not.  It is tried only where the
-        best is above the bound by more than `within`, and for few cases (`EFFORTS`, `MAX_DEVICES`)."""
+        """The solution of a case with more effort, if this raises `bound`, else None.  More effort is spent only where
+        the best is above the bound by more than `within`, and for few cases (`EFFORTS`, `MAX_DEVICES`)."""
         candidates, best = self.candidates, None
         if len(candidates.budgets) > MAX_DEVICES:
             return None
@@ -318,8 +320,8 @@ class Branching:
     # -- candidates ---------------------------------------------------------------------
 
     def _explore(self, made: Open, solution: Solution | None) -> Found | None:
-        """Plan a solution of a case; while the arenas of the plans do not fit, solve again with arenas that are as
-        large, and plan the new solution.  Returns the first placement if its arenas did not fit, else None."""
+        """Plan a solution of a case; while the arenas of the plans do not fit, solve again with arenas of that size,
+        and plan the new solution.  Returns the first placement if its arenas did not fit, else None."""
         candidates, first = self.candidates, None
         assumed: Sequence[int] = made.floors
         for _ in range(MAX_ROUNDS):
@@ -369,8 +371,8 @@ class Branching:
     def _without(self, made: Open, found: Found) -> None:
         """Solve again, with the floors as arenas, after a placement whose arenas are too large.
 
-        Each time, the stages whose nodes are computed at the peaks of these arenas must not have the patterns that they
-        have, nor may other stages of their class.  Other placements of nearly the same price may have smaller arenas.
+        Each time, the patterns of the stages whose nodes are computed at the peaks of these arenas are excluded, for
+        all stages of their class: other placements of nearly the same price may have smaller arenas.
         """
         candidates, chain = self.candidates, made.chain
         for _ in range(MAX_WITHOUT):
@@ -392,7 +394,7 @@ class Branching:
                 break
 
     def _at_peaks(self, found: Found) -> set[int]:
-        """The stages of the joined chain whose nodes are computed where arenas that are too large have their peaks."""
+        """The stages, as indices in the joined chain, whose nodes run while an arena that is too large is fullest."""
         stages, first = set(), 0
         for table, model, trial in zip(self.tables, self.candidates.models, found.trials, strict=True):
             for d, missing in enumerate(found.missing):
@@ -408,15 +410,16 @@ class Branching:
     # -- bounds -------------------------------------------------------------------------
 
     def _finest(self, made: Open, bound: float) -> float:
-        """The bound of a case, or a better one where that is not near the best."""
+        """The bound of a case, improved by `_finer` and `_by_phases` if it is not near the best."""
         if len(self.tables) > 1 or self.candidates.best is None or self.candidates.is_near(bound):
             return bound
         bound = max(bound, self._finer(made))
         return bound if self.candidates.is_near(bound) else max(bound, self._by_phases(made))
 
     def _finer(self, made: Open) -> float:
-        """Another bound of a case, the least over all kinds of its placements: with at most two stages that have caches
-        on a device, for each device, and with three or more on every device, which need larger arenas.
+        """Another bound of a case: the least of several, one for each kind of placement.  A placement either has, on
+        some device, at most two stages with caches (a kind for each device); or it has three or more on every device,
+        and then needs larger arenas.
 
         For the first kinds every stage with caches on the device costs `fine` more, and two fines are taken off the
         bound: no placement of that kind costs less (Lagrange).
@@ -442,11 +445,11 @@ class Branching:
 
 
     def _by_entered(self, made: Open, bound: float) -> float:
-        """A better bound of a case that has caches on some devices: over paths with caches on all of these devices; or
-        `bound`, if that is better or the devices are too many.
+        """A better bound of a case in which some devices have caches: the bound over paths with caches on all of these
+        devices.  Returns `bound` if that is better, or if the devices are too many.
 
         Each path of the case pays for copies of inputs to all of these devices, but may have caches on fewer of them,
-        and so fewer copies of activations and fewer splits.  The bound by multipliers is a mean of such paths.
+        and so fewer copies of activations and fewer splits.  The bound by multipliers is a mean of paths such as these.
         """
         if len(self.tables) > 1 or made.is_raised:
             return bound
@@ -460,11 +463,12 @@ class Branching:
         return max(bound, relaxed(entered(made.chain, held, required), room)[0].bound)
 
     def _by_phases(self, made: Open) -> float:
-        """Another bound of a case, by how long inputs that are read with caches stay copied on a device: from the first
-        stage with caches there to the last.
+        """Another bound of a case, from how long copies of the inputs that are read with caches stay on a device: from
+        the first stage with caches there to the last.
 
-        For each device the placements are of two kinds: the arena has at least what the case's path needs together with
-        these copies, or no stage from that first to that last one needs so much.  The least bound of both holds.
+        For each device the placements are of two kinds: the arena is at least what the case's path needs with these
+        copies, or no stage between the first and the last with caches there needs as much.  The least bound of all
+        kinds holds.
         """
         [table], [case], [shared] = self.tables, made.cases, made.shared
         candidates, held_at = self.candidates, table.holds_caches
@@ -487,8 +491,8 @@ class Branching:
 
 
 def relaxed(chain: Chain, room: Sequence[int]) -> tuple[Solution, tuple[tuple[Choice, ...], ...]]:
-    """The bound of a chain by multipliers, with the path at the best of them, which may take more bytes than `room`;
-    and the paths of which the bound is a mean."""
+    """The bound of a chain by multipliers, with the path at the best multipliers, which may take more bytes than
+    `room`; and the paths of which the bound is a mean."""
     problem = Problem(chain, room)
     found = best_bound(problem)
     worth = [0.0] * len(room)

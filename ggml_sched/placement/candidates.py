@@ -1,4 +1,4 @@
-"""Candidates of one search: solutions planned for real, each with the time and the bytes of its plans, and the best.
+"""Candidates of one search: solutions with real plans, each with the seconds and the bytes of its plans, and the best.
 
 Owns `Found` and `Candidates`.  A solution is planned twice: with its nodes assigned to devices as the tables had them,
 and with its residents alone, so that the scheduler's own rules place the nodes.
@@ -38,18 +38,18 @@ class Found:
     arenas: tuple[int, ...]
     """Bytes of each device's arena, of all models together."""
     missing: tuple[int, ...]
-    """Bytes by which each device's budget is exceeded."""
+    """For each device the bytes by which its budget is exceeded."""
     solution: Solution
     cases: tuple[Case, ...]
-    """For each model the case that it was found in; empty for a placement that the solver has not found."""
+    """For each model the case of arenas in which the solver found the placement; empty if it was found otherwise."""
     shared: tuple[Mapping[str, int], ...]
     """For each model the devices of residents that several stages read."""
     fined: float
-    """Seconds added for weights and caches on the host; see `Candidates.fine`."""
+    """Seconds that are added for the bytes of weights and caches on the host; see `Candidates.fine`."""
 
     @property
     def seconds(self) -> float:
-        """The goal by the prices of the plans, and `fined`."""
+        """The prices of the plans, each times its graph's weight in the goal, plus `fined`."""
         return sum(trial.seconds for trial in self.trials) + self.fined
 
     @property
@@ -61,7 +61,7 @@ class Found:
 class Candidates:
     """What was planned so far in one search, and the best of it.
 
-    `within`: the gap at which the search may stop; `turns`: several models share their arenas.
+    `within`: the gap at which the search may stop; `turns`: whether several models take turns and share their arenas.
     """
 
     def __init__(self, models: Sequence[Trials], devices: Sequence[Device], within: float, turns: bool,
@@ -71,10 +71,10 @@ class Candidates:
         self.within: float = within
         self.turns: bool = turns
         self.fine: float = fine
-        """Seconds for each byte of weights and caches on the host, beside the price."""
+        """Seconds that are added to the price for each byte of weights and caches on the host."""
         self.best: Found | None = None
         self.worth: tuple[float, ...] = (0.0,) * len(devices)
-        """For each device the seconds that one more byte of it is worth, at the solution of the best."""
+        """For each device the seconds that one more byte of it is worth, by the solution of which `best` is a plan."""
 
     @property
     def cutoff(self) -> float:
@@ -82,7 +82,7 @@ class Candidates:
         return math.inf if self.best is None else self.best.seconds * NEARLY
 
     def is_near(self, bound: float) -> bool:
-        """Whether the best is above a bound by at most half of `within`."""
+        """Whether the seconds of the best are above a bound by at most half of `within`."""
         return self.best is not None and self.best.seconds <= bound * (1 + self.within / 2)
 
     def joined(self, arenas: Sequence[Sequence[int]]) -> list[int]:
@@ -100,9 +100,9 @@ class Candidates:
 
     def plan(self, tables: Sequence[Tables], chains: Sequence[TableChain], solution: Solution, cases: tuple[Case, ...],
              shared: Sequence[Mapping[str, int]]) -> Found:
-        """Plan a solution for real, with its nodes assigned and with its residents alone, and keep it if it is
-        better than the best.  Returns the placement with the nodes assigned, which is what the solution has a price
-        for."""
+        """Make the real plans of a solution twice, with its nodes assigned and with its residents alone, and keep what
+        is better than the best.  Returns the placement with the nodes assigned: the solution's price is that of this
+        one."""
         assert solution.path is not None
         own, trials, residents, nodes = [], [], [], []
         for model, table, chain, part in zip(self.models, tables, chains, parted(solution.path, chains), strict=True):
@@ -111,7 +111,7 @@ class Candidates:
             try:
                 trials.append(model.run(found.residents, found.nodes))
             except (UnsupportedOp, PlacementError):
-                trials.append(own[-1])      # a real backend that does not compute a node that is assigned to it
+                trials.append(own[-1])      # a real backend does not support a node that is assigned to it
             residents.append(found.residents)
             nodes.append(found.nodes if trials[-1].assigned else None)
         assigned = self.found(trials, residents, nodes, solution, cases, shared)
@@ -122,7 +122,7 @@ class Candidates:
     def found(self, trials: Sequence[Trial], residents: Sequence[Mapping[str, int]],
               nodes: Sequence[Sequence[Mapping[Tensor, int]] | None] | None = None, solution: Solution | None = None,
               cases: tuple[Case, ...] = (), shared: Sequence[Mapping[str, int]] | None = None) -> Found:
-        """The trials of all models as one value; without `solution`: a placement that the solver has not found."""
+        """The trials of all models as one placement; `solution` is None if the solver has not found it."""
         arenas = self.joined([trial.arenas for trial in trials])
         held = [sum(sizes) for sizes in zip(*(trial.residents for trial in trials), strict=True)]
         missing = [max(0, h + a - budget) for h, a, budget in zip(held, arenas, self.budgets, strict=True)]
@@ -141,7 +141,7 @@ class Candidates:
 
 def chains_of(tables: Sequence[Tables], cases: Sequence[Case],
               shared: Sequence[Mapping[str, int]]) -> list[TableChain]:
-    """The chain of each model, of the patterns that its case allows."""
+    """For each model its chain, with only the patterns that its case allows."""
     return [table.chain(case.caches, fixed, case.limits)
             for table, fixed, case in zip(tables, shared, cases, strict=True)]
 

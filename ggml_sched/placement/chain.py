@@ -1,7 +1,7 @@
-"""The values that the solver reads and returns: a chain of stages, each of a class with a table of patterns.
+"""The values that the solver reads and returns: a chain of stages, each of a class; stages of a class share a table.
 
 A state is the device that holds the activation which passes from one stage to the next; with several graphs in the
-goal, one device for each.  Stages of one class share a table.
+goal, one device for each graph.  A table has the seconds and bytes of every pattern.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Chain:
     start: NDArray[np.float64]
     """Seconds to begin in each state [states]; infinite where the first stage cannot begin."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """For each state its devices; empty where they are not known: then bounds are lower."""
+    """For each state its devices; an empty tuple if they are not known: bounds are lower then."""
     known: dict[tuple[int, int], tuple[NDArray[np.float64], NDArray[np.int64], Any]] = field(default_factory=dict)
-    """What solvers have made of the tables, which do not change: {(id of a class's seconds, id of its bytes): (both
+    """A cache of what solvers made of the tables: {(id of a class's array of seconds, id of its array of bytes): (both
     arrays, what was made of them)}.  Chains with the same tables share this dictionary."""
 
 

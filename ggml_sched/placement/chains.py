@@ -23,7 +23,7 @@ ChainT = TypeVar("ChainT", bound=Chain)
 def joined(chains: Sequence[Chain]) -> Chain:
     """One chain of the stages of all, in order.
 
-    Chains may have different numbers of states: the smaller ones get states that cannot be reached.
+    Chains may have different numbers of states: those with fewer get more states, which cannot be reached.
     """
     if len(chains) == 1:
         return chains[0]
@@ -37,7 +37,7 @@ def joined(chains: Sequence[Chain]) -> Chain:
         cost += [_widened(table, states) for table in chain.cost]
         memory += chain.memory
         if k + 1 < len(chains):
-            # The last stage has a class of its own, whose states after it are those in which the next chain may begin.
+            # The last stage gets a class of its own: after it come the states in which the next chain may begin.
             own[-1] = len(cost)
             last = chain.cost[chain.classes[-1]]
             ends = np.full((len(last), states, states), np.inf)
@@ -53,13 +53,13 @@ def joined(chains: Sequence[Chain]) -> Chain:
 
 
 def parted(path: Sequence[Choice], chains: Sequence[Chain]) -> list[tuple[Choice, ...]]:
-    """The choices for each of the chains that were joined."""
+    """For each of `chains`, its choices in `path`, a path of the chain that `joined` made of them."""
     found, at = [], 0
     for k, chain in enumerate(chains):
         part = list(path[at : at + len(chain.classes)])
         at += len(chain.classes)
         if k + 1 < len(chains):
-            # The state after the last stage is where the next chain begins: put back the one in which this chain ends.
+            # The state after the last stage is the one in which the next chain begins: put in the cheapest end instead.
             last = part[-1]
             ends = chain.cost[chain.classes[-1]][last.pattern, last.state_in]
             part[-1] = last._replace(state_out=int(ends.argmin()))
@@ -77,10 +77,10 @@ def _widened(table: NDArray[np.float64], states: int) -> NDArray[np.float64]:
 
 
 def fined(chain: Chain, states: Sequence[Sequence[int]], fine: float) -> Chain:
-    """The same chain where each stage costs `fine` seconds more for each device that it uses, except for one of them.
+    """The same chain where each stage costs `fine` seconds more for each device that it uses beyond the first.
 
-    A stage uses the devices with its bytes, and those of the states before and after it; `states` has the devices of
-    each state.
+    A stage uses the devices that hold its bytes, and those of the states before and after it.  `states`: for each state
+    its devices.
     """
     n_devices = chain.memory[0].shape[1]
     there = np.zeros((len(states), n_devices), bool)
@@ -94,7 +94,7 @@ def fined(chain: Chain, states: Sequence[Sequence[int]], fine: float) -> Chain:
 
 
 def dearer(chain: ChainT, fine: float) -> ChainT:
-    """The same chain where each byte on the last device costs `fine` seconds more."""
+    """The same chain where each byte on the last device, the host, costs `fine` seconds more."""
     if not fine:
         return chain
     costs = tuple(cost + fine * memory[:, -1, None, None]
@@ -105,10 +105,10 @@ def dearer(chain: ChainT, fine: float) -> ChainT:
 def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]]]) -> Chain:
     """A chain whose states also say whether a stage with caches on one device came before, and whether one follows.
 
-    `outer`: the chain with all patterns; `inner`: the chain with the patterns that a stage may have between two stages
-    with caches on the device; `held`: for both chains the rows of each class that have caches there.  State `s` of
-    these chains is `s` before the first stage with caches there, `states + s` from it to the last one, and
-    `2 * states + s` after the last one.
+    `outer`: the chain with all patterns; `inner`: the same chain, with only the patterns that a stage may have between
+    two stages with caches on the device; `held`: for both chains, for each class, which patterns have caches on the
+    device.  State `s` of these chains becomes `s` before the first stage with caches there, `states + s` from that
+    stage to the last such stage, and `2 * states + s` after it.
     """
     n = len(outer.start)
     costs, memory = [], []
@@ -131,10 +131,10 @@ def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]
 def entered(chain: Chain, held: Sequence[NDArray[np.bool_]], required: Sequence[int]) -> Chain:
     """A chain of the paths that have a stage with caches on every one of the `required` devices.
 
-    Its states also say on which of these devices a stage with caches came before.  `held`: for each class whether its
-    rows have caches on each device [rows, devices].  State `s` of the chain is `states * m + s` after stages with
-    caches on the required devices of the bits of `m`.  The last stage has a class of its own, after which every one of
-    the required devices has had such a stage.
+    The states also say on which of these devices a stage with caches came before: state `s` of `chain` becomes
+    `states * m + s`, where bit i of `m` is set if `required[i]` has had such a stage.  `held`: for each class whether a
+    pattern has caches on a device [patterns, devices].  The last stage gets a class of its own, after which all bits
+    have to be set.
     """
     n, every = len(chain.start), (1 << len(required)) - 1
     bits = [there[:, list(required)] @ (1 << np.arange(len(required))) for there in held]

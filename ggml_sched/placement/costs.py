@@ -1,17 +1,17 @@
 """The costs of one class of stage: for every pattern its bytes, its seconds, and what arenas need at least.
 
-A column is a device that a pattern decides (patterns.py).  The incoming activation is the one that the stage before
-passes on.  A graph's nodes are summed by column first, and so are the splits between two columns and the copies from
-one column to others, so that each pattern costs a few look-ups.  A variant is a rule of patterns.py, and for graphs of
+A site is what a pattern puts on a device: an atom, the activation that comes in from the stage before, or the host
+(patterns.py).  A graph's nodes are summed by site first, and so are the splits between two sites and the copies from
+one site to others, so that each pattern costs a few look-ups.  A variant is a rule of patterns.py, and for graphs of
 many tokens also a device to which weights on the host are streamed, and where their nodes then run.  Seconds are exact
 for the variant:
 
-* nodes: `Facts.seconds` of the device of their column;
+* nodes: `Facts.seconds` of the device of their site;
 * copies: once for each tensor and device that reads it; an input that several stages read counts in each of them with
-  its part of the price, unless it is one that only nodes with caches read (`held_back`: its price depends on which
-  devices hold caches, not on how many stages do);
-* splits: where the device changes between a node and the one that runs before it.  If the latter is a node of another
-  stage, it is taken to be on the device of the incoming activation.
+  its part of the price.  Inputs that only nodes with caches read are left to tables.py (`held_back`): their price
+  depends on which devices hold caches, not on how many stages do;
+* splits: where the device changes between a node and the node that runs before it.  A node before that is of another
+  stage is taken to be on the device of the incoming activation.
 
 What arenas need is a lower bound: the bytes that are alive at once among what the stage makes, reads and copies, where
 a result may reuse in place the memory of a source whose last reader it is.
@@ -46,10 +46,11 @@ from ggml_sched.placement.solve._chain import unbeaten
 __all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
 
 Where: TypeAlias = list[NDArray[np.int8]]
-"""For each column its device, in arrays that broadcast to [patterns, devices of the incoming activation]."""
+"""For each site its device, as an array that broadcasts to [patterns, devices of the incoming activation]."""
 Streamed: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
-"""Weights of an atom that may be streamed: (the device that they go to, whether they are streamed [patterns, in], their
-bytes that each node reads [nodes]).  An axis `in` has the devices that the incoming activation may be on."""
+"""Weights of an atom that may be streamed: (the device that they are copied to, whether they are streamed [patterns,
+in], how many of their bytes each node reads [nodes]).  An axis `in` has the devices that the incoming activation may be
+on."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,19 @@ class Costs:
     """The costs of one graph in a class of stages, by variant, pattern, and device of the incoming activation."""
 
     rule: tuple[int, ...]
-    """The rule of each variant."""
+    """For each variant the index of its rule."""
     streams_to: tuple[int, ...]
     """The device to which each variant streams weights of the host; -1: none."""
     seconds: NDArray[np.float64]
-    """[variants, patterns, in]; infinite for a variant that equals an earlier one."""
+    """Seconds [variants, patterns, in]; infinite where a variant that streams has nothing to stream."""
     out: NDArray[np.int8]
     """The device of the activation that passes to the next stage [variants, patterns, in]."""
     needs: NDArray[np.int64]
-    """Bytes of arenas [variants, patterns, in, devices]."""
+    """Bytes that the arena of each device has to hold at least [variants, patterns, in, devices]."""
 
 
 def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: int) -> Where:
-    """The device of each column: atoms, pinned atoms, the incoming activation, the host."""
+    """The device of each site: of atoms without a pin, pinned atoms, the incoming activation, the host."""
     found: Where = [patterns[:, a, None] for a in range(atoms.free)]
     found += [np.full((1, 1), pin, np.int8) for pin in atoms.pins if pin >= 0]
     return [*found, np.array([ins], np.int8), np.full((1, 1), host, np.int8)]
@@ -91,9 +92,9 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
           stream_to: Sequence[int]) -> Costs:
     """The costs of one graph's nodes.
 
-    `rules`: for each rule the column of each node.  `ins`: the devices that the incoming activation may be on.
+    `rules`: for each rule the site of each node.  `ins`: the devices that the incoming activation may be on.
     `seconds` [nodes, devices].  `parts`: for each input that several stages read the part of its price that counts
-    here.  `stream_to`: devices that weights may be streamed to.
+    in this stage.  `stream_to`: devices that weights may be streamed to.
     """
     at = where(patterns, atoms, ins, machine.host)
     shape = (len(patterns), len(ins))
@@ -103,56 +104,59 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
     out = np.zeros((len(variants), *shape), np.int8)
     need = np.zeros((len(variants), *shape, machine.count), np.int64)
     for v, (rule, device) in enumerate(variants):
-        column = rules[rule]
-        ledger = _Ledger(nodes, column, len(at), seconds, parts)
+        sites = rules[rule]
+        ledger = _Ledger(nodes, sites, len(at), seconds, parts)
         streamed: list[Streamed] = []
         if device < 0:
             here = at
             taken[v] = ledger.price(at, shape, machine)
         else:
-            here, extra, moved, streamed = _stream(nodes, column, outline, atoms, at, machine, device)
+            here, extra, moved, streamed = _stream(nodes, sites, outline, atoms, at, machine, device)
             taken[v] = np.where(moved, ledger.price(here, shape, machine) + extra, np.inf)
-        last = _out_column(nodes, column, len(at) - 2)
+        last = _out_site(nodes, sites, len(at) - 2)
         out[v] = np.broadcast_to(here[last], shape) if last >= 0 else machine.host
-        need[v] = needs(nodes, column, here, shape, machine.count, native=at if device >= 0 else None,
+        need[v] = needs(nodes, sites, here, shape, machine.count, native=at if device >= 0 else None,
                         streamed=streamed)
     return Costs(tuple(rule for rule, _ in variants), tuple(device for _, device in variants), taken, out, need)
 
 
-def _out_column(nodes: Nodes, column: Sequence[int], comes_in: int) -> int:
-    """The column of the activation that passes to the next stage; -1: none does."""
-    return -1 if nodes.out == -1 else column[nodes.out] if nodes.out >= 0 else comes_in
+def _out_site(nodes: Nodes, sites: Sequence[int], comes_in: int) -> int:
+    """The site of the activation that passes to the next stage; -1: none passes."""
+    return -1 if nodes.out == -1 else sites[nodes.out] if nodes.out >= 0 else comes_in
 
 
-def _source(value: Value, column: Sequence[int], comes_in: int) -> int:
-    """The column that holds what a value is a view of; residents have none, and are given the host's."""
-    return column[value.number] if value.origin == NODE else comes_in + (value.origin != COMES_IN)
+def _source(value: Value, sites: Sequence[int], comes_in: int) -> int:
+    """The site that holds a value: that of the node that computes it, the incoming activation, or, for inputs, the
+    host.  For residents, too, the result is the host; callers do not use it."""
+    return sites[value.number] if value.origin == NODE else comes_in + (value.origin != COMES_IN)
 
 
-_POSITIONS = 32     # the most nodes of a stage at which the bytes that are alive are counted
+_POSITIONS = 32     # the most nodes of a stage for which the bytes alive while they run are counted
 
 
 class _Ledger:
-    """The nodes, splits and copies of one graph under one rule, summed by column."""
+    """The nodes, splits and copies of one graph under one rule, summed by site."""
 
-    def __init__(self, nodes: Nodes, column: Sequence[int], columns: int, seconds: NDArray[np.float64],
+    def __init__(self, nodes: Nodes, sites: Sequence[int], n_sites: int, seconds: NDArray[np.float64],
                  parts: Mapping[int, float]) -> None:
-        comes_in = columns - 2
-        self.nodes = np.zeros((columns, seconds.shape[1]))
-        np.add.at(self.nodes, list(column), seconds)
-        self.used = sorted(set(column))
-        last = _out_column(nodes, column, comes_in)
+        comes_in = n_sites - 2
+        self.nodes = np.zeros((n_sites, seconds.shape[1]))
+        np.add.at(self.nodes, list(sites), seconds)
+        self.used = sorted(set(sites))
+        last = _out_site(nodes, sites, comes_in)
         follows = {FROM_EARLIER: comes_in, FROM_LATER: last if last >= 0 else comes_in}
-        self.begun: Counter[tuple[int, int]] = Counter()        # (column before or -1, column): nodes
+        # {(site of the node that runs before, or -1: none does; site of a node): number of such nodes}
+        self.begun: Counter[tuple[int, int]] = Counter()
         for i, p in enumerate(nodes.previous):
-            self.begun[column[p] if p >= 0 else follows.get(p, -1), column[i]] += 1
+            self.begun[sites[p] if p >= 0 else follows.get(p, -1), sites[i]] += 1
         readers: list[set[int]] = [set() for _ in nodes.values]
         for i, reads in enumerate(nodes.reads):
             for v in reads:
-                readers[v].add(column[i])
+                readers[v].add(sites[i])
+        # {(site that holds values, other sites that read them): (number of copies, their bytes)}
         self.copies: dict[tuple[int, tuple[int, ...]], tuple[float, float]] = {}
         for value, to in zip(nodes.values, readers, strict=True):
-            source = _source(value, column, comes_in)
+            source = _source(value, sites, comes_in)
             part = parts.get(value.number, 1.0) if value.origin == GLOBAL else 1.0
             to.discard(source)
             if value.origin != RESIDENT and to and part:
@@ -161,7 +165,7 @@ class _Ledger:
                 self.copies[key] = count + part, nbytes + part * value.nbytes
 
     def price(self, at: Where, shape: tuple[int, int], machine: Machine) -> NDArray[np.float64]:
-        """Seconds [patterns, in] with each column on its device."""
+        """Seconds [patterns, in] with each site on its device `at`."""
         total = np.zeros(shape)
         for c in self.used:
             total += self.nodes[c][at[c]]
@@ -176,14 +180,14 @@ class _Ledger:
                 read = at[readers[0]] == d
                 for c in readers[1:]:
                     read = read | (at[c] == d)
-                total += np.where(read, price[at[source], d], 0.0)     # the price of no copy, from d to d, is 0
+                total += np.where(read, price[at[source], d], 0.0)     # from d to d there is no copy: its price is 0
         return total
 
 
-def _stream(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
+def _stream(nodes: Nodes, sites: Sequence[int], outline: Outline, atoms: Atoms, at: Where, machine: Machine,
             device: int) -> tuple[Where, NDArray[np.float64], NDArray[np.bool_], list[Streamed]]:
-    """Stream all weights on the host to `device`; returns (the new device of each column, seconds of the copies and of
-    further splits, whether any weight is streamed, the streamed weights).  `column`: the column of each node.
+    """Stream all weights on the host to `device`; returns (the new device of each site, seconds of the copies and of
+    further splits, whether any weight is streamed, the streamed weights).  `sites`: the site of each node.
 
     A streamed weight opens a split of its own, so that all streamed weights can use the same memory.
     """
@@ -195,7 +199,7 @@ def _stream(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms,
                 and not outline.residents[nodes.values[v].number].cache} for reads in nodes.reads]
     streams: dict[int, NDArray[np.bool_]] = {}
     for a, members in enumerate(atoms.members):
-        read = {v for i, own in enumerate(weights) if column[i] == a for v in own}
+        read = {v for i, own in enumerate(weights) if sites[i] == a for v in own}
         if not read or any(outline.residents[r].cache for r in members):
             continue
         on_host = at[a] == machine.host
@@ -206,49 +210,49 @@ def _stream(nodes: Nodes, column: Sequence[int], outline: Outline, atoms: Atoms,
                  + machine.links.per_byte[machine.host, device] * sum(nbytes))
         extra = extra + np.where(on_host, price, 0.0)
         moved = moved | on_host
-        while_read = np.array([sum(nodes.values[v].nbytes for v in own) if column[i] == a else 0
+        while_read = np.array([sum(nodes.values[v].nbytes for v in own) if sites[i] == a else 0
                                for i, own in enumerate(weights)], np.float64)
         streamed.append((device, on_host, while_read))
-    # A second weight in a split opens another one.  Whether the stage before has streamed one in the same split is not
-    # known: the first weight of a stage is taken to open none.
+    # A second streamed weight in a split opens another split.  The first one of a stage is taken to open none: whether
+    # the stage before has streamed a weight in the same split is not known.
     has: NDArray[np.bool_] = np.zeros((1, 1), bool)
     for i, own in enumerate(weights):
-        p, at_ = nodes.previous[i], here[column[i]]
-        has = has & (at_ == device) & (here[column[p]] == device) if p == i - 1 and p >= 0 else has & False
-        if own and column[i] in streams:
-            extra = extra + np.where(streams[column[i]] & has, machine.split[device], 0.0)
-            has = has | streams[column[i]]
+        p, at_ = nodes.previous[i], here[sites[i]]
+        has = has & (at_ == device) & (here[sites[p]] == device) if p == i - 1 and p >= 0 else has & False
+        if own and sites[i] in streams:
+            extra = extra + np.where(streams[sites[i]] & has, machine.split[device], 0.0)
+            has = has | streams[sites[i]]
     return here, extra, moved, streamed
 
 
 # -- arenas -------------------------------------------------------------------------------
 
 
-def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int], devices: int,
+def needs(nodes: Nodes, sites: Sequence[int], at: Where, shape: tuple[int, int], devices: int,
           lasting: frozenset[int] = frozenset(), native: Where | None = None,
           streamed: Sequence[Streamed] = ()) -> NDArray[np.int64]:
     """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
 
-    `column`: the column of each node; `at`: the device of each column; `shape`: (patterns, in).  `lasting`: inputs, by
-    id, whose copies are alive before and after the stage.  `native`: the device of each column without streaming; None
+    `sites`: the site of each node; `at`: the device of each site; `shape`: (patterns, in).  `lasting`: inputs, by
+    id, whose copies are alive before and after the stage.  `native`: the device of each site without streaming; None
     if no weight may be streamed.  `streamed`: the streamed weights, each of which may open a split.
     """
     if not len(nodes.kinds):
         return np.zeros((*shape, devices), np.int64)
-    rows, groups = _alive(nodes, column, len(at), lasting, native is not None)
+    rows, conditions = _alive(nodes, sites, len(at), lasting, native is not None)
     rows += [row for _, _, row in streamed]
     if not rows:
         return np.zeros((*shape, devices), np.int64)
     live = _fullest(np.array(rows, np.float64))
     if native is None or not streamed and all(one is other for one, other in zip(at, native, strict=True)):
-        # The bytes depend on which columns share a device, not on which device that is: so there are few cases.
-        together = _Together(at, sorted(set(column) | {len(at) - 2, len(at) - 1}), shape, devices)
-        held = _held(groups, together.on, together.on, together.pair)
+        # The bytes depend on which sites share a device, not on which device that is: so few combinations differ.
+        together = _Together(at, sorted(set(sites) | {len(at) - 2, len(at) - 1}), shape, devices)
+        held = _held(conditions, together.on, together.on, together.pair)
         return together.spread((np.stack(np.broadcast_arrays(*held), 0).reshape(len(held), -1).T @ live).max(1))
     found = np.zeros((*shape, devices), np.int64)
     same = _Same(at)
     for d in range(devices):
-        held = _held(groups, [a == d for a in at], [a == d for a in native], same.pair)
+        held = _held(conditions, [a == d for a in at], [a == d for a in native], same.pair)
         held += [moved & (to == d) for to, moved, _ in streamed]
         weights = np.array([np.broadcast_to(flags, shape).reshape(-1) for flags in held], np.float64)
         found[..., d] = (weights.T @ live).max(1).reshape(shape)
@@ -256,8 +260,9 @@ def needs(nodes: Nodes, column: Sequence[int], at: Where, shape: tuple[int, int]
 
 
 def _fullest(live: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bytes alive [groups, nodes] at the nodes with the most, at most `_POSITIONS` of them, without nodes at which no
-    group has more bytes than at another one.  Every node gives a lower bound, so some may be left out."""
+    """The part of `live`, bytes alive [conditions, nodes], for the nodes with the most bytes: at most `_POSITIONS`
+    nodes, none of which has for all conditions at most the bytes of another.  Each node gives a lower bound, so others
+    may be left out."""
     live = live[:, np.argsort(-live.sum(0), kind="stable")]
     kept: list[int] = []
     for i in range(live.shape[1]):
@@ -268,12 +273,12 @@ def _fullest(live: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.ascontiguousarray(live[:, kept])
 
 
-def _held(groups: Sequence[_Group], on: Sequence[NDArray[np.bool_]], own: Sequence[NDArray[np.bool_]],
+def _held(conditions: Sequence[_Condition], on: Sequence[NDArray[np.bool_]], own: Sequence[NDArray[np.bool_]],
           pair: Callable[[int, int], NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
-    """For each group whether its bytes are on a device.  `on`: for each column whether it is there; `own`: the same
-    if no weight were streamed; `pair`: whether two columns are on one device."""
+    """For each condition whether it is met on a device.  `on`: for each site whether it is there; `own`: the same
+    if no weight were streamed; `pair`: whether two sites are on one device."""
     found = []
-    for key in groups:
+    for key in conditions:
         if isinstance(key, int):
             held = on[key]
         elif isinstance(key, _Kept):
@@ -288,13 +293,13 @@ def _held(groups: Sequence[_Group], on: Sequence[NDArray[np.bool_]], own: Sequen
 
 
 class _Together:
-    """The distinct ways to divide columns among devices: a block is the columns on one device, whichever that is, and
-    `on` has for each column whether it is in a block [ways, blocks]."""
+    """The distinct ways in which sites share devices.  A block is all sites on one device, whichever device that is;
+    `on` has for each site whether it is in a block [ways, blocks]."""
 
     def __init__(self, at: Where, used: Sequence[int], shape: tuple[int, int], devices: int) -> None:
         self._shape, self._devices = shape, devices
         flat = [np.broadcast_to(at[c], shape).reshape(-1) for c in used]
-        block: list[NDArray[np.int64]] = []         # for each column of `used`, the blocks in the order of columns
+        block: list[NDArray[np.int64]] = []         # for each site of `used` the number of its block, counted from 0
         count = np.zeros(len(flat[0]), np.int64)
         self._block_of = np.full((len(flat[0]), devices), -1, np.int64)
         cells = np.arange(len(flat[0]))
@@ -317,76 +322,77 @@ class _Together:
                                             for c in range(len(at))]
 
     def pair(self, one: int, two: int) -> NDArray[np.bool_]:
-        """Whether two columns are in one block [ways, 1]."""
+        """Whether two sites are in one block [ways, 1]."""
         found: NDArray[np.bool_] = (self._ways[one] == self._ways[two])[:, None]
         return found
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Values [ways * blocks] as those of each device [patterns, in, devices], 0 where it has no column."""
+        """Values of blocks [ways * blocks] as values of devices [patterns, in, devices]; 0 for one without a site."""
         by_block = values.reshape(-1, self._blocks)[self._way.reshape(-1)]
         found = np.where(self._block_of < 0, 0,
                          np.take_along_axis(by_block, np.maximum(self._block_of, 0), 1)).astype(np.int64)
         return found.reshape(*self._shape, self._devices)
 
 
-def _any(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.bool_]:
-    """Where one of some columns is on a device."""
-    found = on[columns[0]]
-    for c in columns[1:]:
+def _any(on: Sequence[NDArray[np.bool_]], sites: Sequence[int]) -> NDArray[np.bool_]:
+    """Where at least one of these sites is on a device; `on`: for each site where it is."""
+    found = on[sites[0]]
+    for c in sites[1:]:
         found = found | on[c]
     return found
 
 
-def _all(on: Sequence[NDArray[np.bool_]], columns: Sequence[int]) -> NDArray[np.bool_]:
-    """Where all of some columns are on a device."""
+def _all(on: Sequence[NDArray[np.bool_]], sites: Sequence[int]) -> NDArray[np.bool_]:
+    """Where all of these sites are on a device; `on`: for each site where it is."""
     found: NDArray[np.bool_] = np.ones((1, 1), bool)
-    for c in columns:
+    for c in sites:
         found = found & on[c]
     return found
 
 
 _Run: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""(The columns of consecutive nodes, those of them whose weights could be streamed).  The nodes are in one split if all
-their columns are on one device, and no weight of the latter ones is streamed, which would open another split."""
+"""(The sites of consecutive nodes; the sites of those after the first whose weights could be streamed.)  The nodes are
+in one split if all are on one device and none of these weights is streamed: a streamed weight opens another split."""
 
 
 class _Copy(NamedTuple):
-    """Copies of values of one column, while some node runs: a device has them if a column of `before` and one of
-    `after` are on it, or a run of `ahead` is one split on it."""
+    """When copies of values of one site are on a device while some node (the present one) runs: if a site of `before`
+    and one of `after` are on the device, or a run of `ahead` is one split on it."""
 
     source: int
-    """The column that holds the values themselves."""
+    """The site that holds the values themselves."""
     before: tuple[int, ...]
-    """The columns of those nodes up to the present one that read the values."""
+    """The sites of the nodes up to the present one that read the values."""
     after: tuple[int, ...]
-    """The columns of those nodes from the present one on that read the values."""
+    """The sites of the nodes from the present one on that read the values."""
     ahead: tuple[_Run, ...]
-    """Runs from the present node to a later reader: copies are made when the split of their reader begins."""
+    """Runs from the present node to a later reader: a copy is made when the split of its reader begins."""
 
 
 class _Copied(NamedTuple):
-    """A copy of a result for a later reader.  It exists already if a column of `before` is on the reader's device, or
-    if all of `between` are."""
+    """A copy of a result for a reader that runs after the present node.  The copy exists already if a site of `before`
+    is on the reader's device, or if all of `between` are."""
 
     to: int
-    """The column of the reader."""
+    """The site of the reader."""
     before: tuple[int, ...]
-    """The columns that read the result before that reader."""
+    """The sites that read the result before this reader."""
     between: tuple[int, ...]
-    """The columns of the nodes from the present one to the one before the reader."""
+    """The sites of the nodes from the present one to the one before the reader."""
 
 
 class _Kept(NamedTuple):
-    """Results of one column, `source`, after the last reader of that column, while some node runs."""
+    """When results of the site `source` take memory while some node (the present one) runs, after the last reader that
+    has this site."""
 
     source: int
     readers: tuple[int, ...]
-    """Columns of those nodes from the present one on that read the results: without a copy, if on `source`'s device."""
+    """Sites of nodes from the present one on that read the results; on `source`'s device they read without a copy."""
     copied: tuple[_Copied, ...]
     """Copies of the results for readers on other devices: the results are needed until all copies are made."""
 
     def still(self, pair: Callable[[int, int], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Where the results still take memory; `pair`: whether two columns are on one device."""
+        """Where the results still take memory; `pair`: whether two sites are on one device."""
         found: NDArray[np.bool_] = np.zeros((1, 1), bool)
         for c in self.readers:
             found = found | pair(self.source, c)
@@ -400,11 +406,12 @@ class _Kept(NamedTuple):
         return found
 
 
-_Group: TypeAlias = "int | _Copy | _Kept"
+_Condition: TypeAlias = "int | _Copy | _Kept"
+"""The condition for bytes to be on a device.  A number: the site of this number is on the device."""
 
 
 class _Same:
-    """Where columns are on one device [patterns, in]."""
+    """Where two sites are on one device [patterns, in]; each pair is compared once."""
 
     def __init__(self, at: Where) -> None:
         self._at = at
@@ -420,26 +427,26 @@ class _Same:
 _Runs: TypeAlias = list[dict[int, _Run]]
 """For each node i: {t: the run of the nodes t .. i}, for each earlier node t such that t .. i may be one split."""
 
-_MOST_JOINED = 5        # the most columns of a split that are followed back from the reader of a copy
-_SMALL_COPY = 1 / 16    # of the largest copy: a smaller one counts from its first reader on, not from the split's begin
+_MOST_JOINED = 5        # runs with more different sites than this are left out
+_SMALL_COPY = 1 / 16    # of the largest value: copies of less count from their first reader on, not from its split on
 
 
-def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
-    """For each node where its split may begin, and the columns that the split has then.
+def _runs(nodes: Nodes, sites: Sequence[int], streams: bool) -> _Runs:
+    """For each node the runs that end at it and may be one split.
 
-    `streams`: weights may be streamed, each of which may open a split.  A node with several residents is taken to end
-    one, because it may write to memory of another device.
+    `streams`: whether weights may be streamed, each of which may open a split.  A node with several residents is taken
+    to end a split, because it may write to memory of another device.
     """
     ends = [len(own) > 1 for own in nodes.residents]
     found: _Runs = []
-    for i in range(len(column)):
+    for i in range(len(sites)):
         run: dict[int, _Run] = {}
-        joined, still, t = {column[i]}, set[int](), i
+        joined, still, t = {sites[i]}, set[int](), i
         while t > 0 and nodes.previous[t] == t - 1 and not ends[t - 1]:
             if streams and nodes.residents[t]:
-                still.add(column[t])
+                still.add(sites[t])
             t -= 1
-            joined.add(column[t])
+            joined.add(sites[t])
             if len(joined) > _MOST_JOINED:
                 break
             run[t] = tuple(sorted(joined)), tuple(sorted(still))
@@ -447,25 +454,25 @@ def _runs(nodes: Nodes, column: Sequence[int], streams: bool) -> _Runs:
     return found
 
 
-def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset[int], streams: bool) -> tuple[
-        list[NDArray[np.float64]], list[_Group]]:
-    """(For each group the bytes alive while each node runs [nodes]; the groups.)  A copy is on a device from the
-    beginning of the split of its first reader there to its last reader; a result is until its last reader there, and
-    until its copies are made."""
-    n, comes_in = len(nodes.kinds), columns - 2
-    own = np.zeros((columns, n))
+def _alive(nodes: Nodes, sites: Sequence[int], n_sites: int, lasting: frozenset[int], streams: bool) -> tuple[
+        list[NDArray[np.float64]], list[_Condition]]:
+    """(For each condition the bytes alive where it is met, while each node runs [nodes]; the conditions.)  A copy is on
+    a device from the beginning of the split of its first reader there to its last reader.  A result stays until its
+    last reader on its device, and until its copies are made."""
+    n, comes_in = len(nodes.kinds), n_sites - 2
+    own = np.zeros((n_sites, n))
     held: dict[_Copy | _Kept, NDArray[np.float64]] = {}
-    freed: list[int] = [0] * n                  # the most bytes of a source that a node is the last to read
-    read_by: list[dict[int, tuple[int, int]]] = [{} for _ in nodes.values]     # column: first and last reader
-    views: list[list[int]] = [[] for _ in range(n + 1)]         # values of each result; last, of the activation
+    freed: list[int] = [0] * n      # for each node the bytes of the largest value of which it is the last reader
+    read_by: list[dict[int, tuple[int, int]]] = [{} for _ in nodes.values]     # {site: (first reader, last reader)}
+    views: list[list[int]] = [[] for _ in range(n + 1)]  # for each node the values in its result; last: what comes in
     for i, reads in enumerate(nodes.reads):
         for v in reads:
             value = nodes.values[v]
             if not read_by[v] and (value.origin == NODE or value.origin == COMES_IN and value.number == 0):
                 views[value.number if value.origin == NODE else n].append(v)
-            first, _ = read_by[v].get(column[i], (i, i))
-            read_by[v][column[i]] = (first, i)
-    runs = _runs(nodes, column, streams)
+            first, _ = read_by[v].get(sites[i], (i, i))
+            read_by[v][sites[i]] = (first, i)
+    runs = _runs(nodes, sites, streams)
     largest = max((value.nbytes for value in nodes.values if value.origin != RESIDENT), default=0)
     for v, value in enumerate(nodes.values):
         if value.origin == RESIDENT:
@@ -476,7 +483,7 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset
         else:
             for _, stop in read_by[v].values():
                 freed[stop] = max(freed[stop], value.nbytes)
-        source = _source(value, column, comes_in)
+        source = _source(value, sites, comes_in)
         spans = [(c, start, stop) for c, (start, stop) in read_by[v].items() if c != source]
         ahead: dict[int, set[_Run]] = {}
         if value.nbytes >= _SMALL_COPY * largest:
@@ -492,12 +499,12 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset
             key = _Copy(source, before, after, tuple(sorted(ahead.get(start, ()))))
             if before and after or key.ahead:
                 held.setdefault(key, np.zeros(n))[start:stop] += value.nbytes
-    until = list(range(n))                      # the last node that surely uses the memory of each node's result
+    until = list(range(n))                      # for each node the last one that writes to the memory of its result
     for i, written in enumerate(nodes.writes):
         if written >= 0:
             until[written] = i
     stream_bytes = max((nodes.values[v].nbytes for v in views[n]), default=0)
-    for i, nbytes, source in [*zip(range(n), nodes.memory, column, strict=True), (n, stream_bytes, comes_in)]:
+    for i, nbytes, source in [*zip(range(n), nodes.memory, sites, strict=True), (n, stream_bytes, comes_in)]:
         others = [{c: span for c, span in read_by[v].items() if c != source} for v in views[i]]
         stop = max([until[i] if i < n else -1, *(read_by[v][source][1] for v in views[i] if source in read_by[v])])
         own[source, (i if i < n else 0):stop + 1] += nbytes
@@ -505,22 +512,23 @@ def _alive(nodes: Nodes, column: Sequence[int], columns: int, lasting: frozenset
             own[source, i] -= min(nbytes, freed[i])
         if nbytes:
             for t in range(stop + 1, max((last for of in others for _, last in of.values()), default=-1) + 1):
-                kept = _kept(source, others, t, column, nbytes >= _SMALL_COPY * largest)
+                kept = _kept(source, others, t, sites, nbytes >= _SMALL_COPY * largest)
                 held.setdefault(kept, np.zeros(n))[t] += nbytes
-    used = [c for c in range(columns) if own[c].any()]
+    used = [c for c in range(n_sites) if own[c].any()]
     return [*(own[c] for c in used), *held.values()], [*used, *held]
 
 
-def _kept(source: int, spans: Sequence[Mapping[int, tuple[int, int]]], t: int, column: Sequence[int],
+def _kept(source: int, spans: Sequence[Mapping[int, tuple[int, int]]], t: int, sites: Sequence[int],
           is_large: bool) -> _Kept:
-    """Where a result takes memory while node t runs; `spans`: for each view of it {column: (first, last reader)}."""
+    """When a result of the site `source` takes memory while node t runs; `spans`: for each view of the result {site:
+    (first reader, last reader)}."""
     readers = {c for of in spans for c, (_, last) in of.items() if last >= t}
     copied = []
     for of in spans if is_large else ():
         for c, (first, _) in of.items():
             if first > t:
                 before = tuple(sorted(other for other, (begun, _) in of.items() if begun < first))
-                copied.append(_Copied(c, before, tuple(sorted(set(column[t:first])))))
+                copied.append(_Copied(c, before, tuple(sorted(set(sites[t:first])))))
     return _Kept(source, tuple(sorted(readers)), tuple(sorted(set(copied))))
 
 

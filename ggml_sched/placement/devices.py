@@ -22,13 +22,14 @@ from ggml_sched.backends.dry import DryBackend
 __all__ = ["ATTENTION", "DEFAULT_LINK", "DRIVER", "Device", "Link", "LinkLike", "Links", "PROMPT_ATTENTION", "Rates"]
 
 ATTENTION, PROMPT_ATTENTION = "attention", "attention of prompts"
-"""Kinds of nodes that read a cache for attention, for few tokens and for many, beside the types of weights."""
+"""The kinds of nodes that read a cache for attention: of few tokens, and of many.  Other kinds are types of weights."""
 DRIVER = "driver"
-"""The name of this process as a host, where all backends are of other processes."""
+"""The name of the device for this process, which is the host where all backends are of other processes."""
 _HOST_LAUNCH, _LAUNCH = 4e-6, 2.5e-6
 _HOST_SPLIT, _SPLIT = 5e-6, 10e-6
 _FASTEST, _LONGEST = 1e30, 1e6
-"""The largest rate a second and the largest time in seconds, so that every price of a plan is finite and above 0."""
+"""The largest rate (bytes or operations a second) and the longest time (seconds) that a device or link may have, so
+that every price of a plan is finite and above 0."""
 
 
 class Rates(Mapping[str, float]):
@@ -66,13 +67,13 @@ class Device:
     """The numbers of one device that placement depends on: how much it holds, and how fast it computes.
 
     `memory`: bytes left on it; `reserve`: those of them that are never used.  `bandwidth` in bytes a second, `flops` in
-    operations a second; `bandwidths` and `flops_of` replace them for nodes with a weight of a type, such as
-    {"q4_0": 40e12}, or that read caches ("attention", and "attention of prompts" for many tokens).  `launch`: seconds
-    that a node takes at least (default 4 us on a host, 2.5 us elsewhere); `split`: seconds to begin a split (5 and 10
-    us).  `host`: the processor with the inputs, through which other devices exchange data.  `alignment`: every address
-    on it is a multiple of so many bytes.  `measured`: the names of the fields that were measured; the others are
-    assumed.  `backend`: the real backend that it describes; without one a `DryBackend` of this name and budget, made
-    when it is first used.
+    operations a second; `bandwidths` and `flops_of` replace these two for nodes that read a weight of a type, such as
+    {"q4_0": 40e12}, or caches ("attention", and "attention of prompts" for many tokens).  `launch`: seconds that a
+    node takes at least (default 4 us on a host, 2.5 us elsewhere); `split`: seconds to begin a split (default 5 us on a
+    host, 10 us elsewhere).  `host`: whether this is the processor that has the inputs, and through which other devices
+    exchange data.  `alignment`: every address on it is a multiple of so many bytes.  `measured`: the names of the
+    fields that were measured; the others are assumed.  `backend`: the real backend that it describes; without one a
+    `DryBackend` of this name and budget, made when it is first used.
 
     Raises TypeError and ValueError, which name the device, for numbers that no device can have.
     """
@@ -138,7 +139,7 @@ class Device:
         return backend
 
     def on(self, backend: Backend) -> Device:
-        """This device with another `backend`, and that backend's alignment."""
+        """This device with `backend` as its backend, and with that backend's alignment."""
         return self.replace(alignment=backend.alignment, backend=backend)
 
     def replace(self, **fields: Any) -> Device:
@@ -146,7 +147,8 @@ class Device:
         return Device(**{**{name: getattr(self, name) for name in _FIELDS}, "backend": self._backend, **fields})
 
     def rates(self, kind: str | None) -> tuple[float, float]:
-        """Bytes and operations a second for nodes of a kind: the type of their weight, "attention", or None."""
+        """Bytes and operations a second for nodes of a kind: the type of their weight, "attention", "attention of
+        prompts", or None."""
         if kind is None:
             return self.bandwidth, self.flops
         return self.bandwidths.get(kind, self.bandwidth), self.flops_of.get(kind, self.flops)
@@ -159,7 +161,7 @@ class Device:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Device:
-        """The device of `to_dict`.  ValueError for an unknown field, or if a required one is missing."""
+        """The device of which `to_dict` gave these fields.  ValueError for an unknown or a missing field."""
         unknown, missing = set(fields) - set(_FIELDS), {"name", "memory", "bandwidth", "flops"} - set(fields)
         if unknown or missing:
             raise ValueError(f"device {fields.get('name')!r}: unknown fields {sorted(unknown)}, missing fields "
@@ -167,7 +169,7 @@ class Device:
         return Device(**{**fields, "measured": frozenset(fields.get("measured", ()))})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle does not hold the backend."""
+        """Pickle the device without its backend."""
         return Device.from_dict, (self.to_dict(),)
 
 
@@ -239,10 +241,10 @@ class Links:
     """The price of a copy from each device to each other: `latency` [from, to] in seconds a copy, `per_byte` [from, to]
     in seconds a byte; both are 0 on the diagonal.
 
-    `link` is a `Link` between the host and every other device, or a mapping {(from, to): Link} by names; a pair that
-    is only given the other way round has the same link, and the pair ("*", "*") stands for all between the host and
+    `link` is a `Link` between the host and every other device, or a mapping {(from, to): Link} by names.  A link that
+    is given in one direction alone holds for both, and the pair ("*", "*") stands for all pairs of the host and
     another device that are not given.  Two devices that are no hosts and have no link of their own exchange data
-    through the host: their price is the sum of both copies.
+    through the host: the price is the sum of both copies.
     """
 
     def __init__(self, devices: Sequence[Device], link: LinkLike = None) -> None:

@@ -18,8 +18,8 @@ __all__ = ["explain"]
 
 
 def explain(fit: Fit, name: str) -> str:
-    """The text of `Fit.explain`: a line for where the weight or cache is, one for each other device, and one for each
-    device with a multiplier; the same for each model that has the name."""
+    """The text of `Fit.explain`: a line for the device of the weight or cache, one for each other device, and one for
+    each device with a multiplier; where several models have the name, these lines for each."""
     entries = fit.entries(name)
     if max(fit.models) == 0:
         return _explained(fit, entries[0])
@@ -53,7 +53,8 @@ def _index(fit: Fit, name: str) -> int:
 
 def _elsewhere(fit: Fit, trials: Trials, base: Trial, device_of: Mapping[str, int],
                nodes: Sequence[Mapping[Tensor, int]] | None, entry: Placed, d: int) -> str:
-    """The line of the text for one other device, d; `base` and `device_of`: the trial and the devices of the answer."""
+    """The line that says what the resident would cost on another device, d; `base`: the trial of the answer;
+    `device_of`: {resident: its device in the answer}."""
     there = fit.devices[d].name
     moved = {**device_of, entry.name: d}
     trial = _moved(trials, moved, nodes, entry.name, d)
@@ -79,10 +80,10 @@ def _change(difference: float) -> str:
 
 def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, name: str,
            d: int, pushed: Mapping[str, int] | None = None) -> Trial:
-    """The trial of these residents, with the nodes that read a moved one assigned to its new device.
+    """The trial of these residents, with each node whose largest resident is moved assigned to its new device.
 
-    The moved residents are `name`, to device d, and `pushed`, {name: device}; `nodes`: the devices of nodes before,
-    None if the scheduler's rules place them.
+    Moved are the resident `name`, to device d, and `pushed`, {name: device}; `nodes`: the devices of nodes before the
+    move, None if the scheduler's rules place them.
     """
     if nodes is None:
         return trials.run(residents)
@@ -99,7 +100,7 @@ def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping
 
 
 def _own_seconds(trials: Trials, name: str, d: int) -> float:
-    """Seconds of the goal that the nodes which read a resident would take on device d."""
+    """Seconds, weighted by the goal, that the nodes which read a resident would take on device d."""
     total = 0.0
     for facts, weight in zip(trials.facts, trials.weights, strict=True):
         if weight:
@@ -110,7 +111,8 @@ def _own_seconds(trials: Trials, name: str, d: int) -> float:
 
 
 def _pushed_out(trials: Trials, device_of: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
-    """The residents of device d that free `missing` bytes for the fewest seconds, moved to where the entry is now."""
+    """The names of residents of device d whose move to the entry's present device frees `missing` bytes for about the
+    fewest seconds; empty if all of them together are too small."""
     lost: dict[str, float] = {}
     for facts, weight in zip(trials.facts, trials.weights, strict=True):
         if weight:

@@ -5,11 +5,11 @@ its operations does, whichever is longer, and its launch (Williams, Waterman, Pa
 
 Bytes are those of every source, once, and of the result:
 
-* a view of a tensor moves its own elements, not all of the tensor;
-* GET_ROWS reads as many rows as it gets;
+* of a source that is a view only its own elements count, not all of the tensor that it views;
+* GET_ROWS reads as many rows as its result has;
 * SET_ROWS and CPY write the rows that they are given, and do not read where they write;
-* MUL_MAT_ID and ADD_ID read the experts that are expected to be distinct: E (1 - (1 - k/E)^tokens) of E, where each
-  token has k;
+* MUL_MAT_ID and ADD_ID read E (1 - (1 - k/E)^tokens) of E experts: the number of different ones to expect where each
+  token chooses k;
 * attention reads the part `fill` of a cache.
 """
 
@@ -30,7 +30,7 @@ from ggml_sched.threads.cached import cached_property
 __all__ = ["Facts", "facts", "is_resident", "is_weight"]
 
 _WRITTEN_OVER = {"SET_ROWS": 2, "CPY": 1}
-"""{op that writes its first source into another: the slot of the other}."""
+"""{op that writes its first source into another source: the slot of that other source}."""
 _OF_EXPERTS = {"MUL_MAT_ID": 0, "ADD_ID": 1}
 """{op that reads experts: the slot of the tensor that holds them all}; the ids are in slot 2."""
 _CACHES = {"MUL_MAT": (0, 1), "FLASH_ATTN_EXT": (1, 2)}
@@ -38,14 +38,14 @@ _CACHES = {"MUL_MAT": (0, 1), "FLASH_ATTN_EXT": (1, 2)}
 _TOKENS = {"MUL_MAT": 1, "FLASH_ATTN_EXT": 2}
 """{op of attention: the axis of its result along which the tokens are}."""
 _FEW = 8
-"""Attention for more tokens than this is that of a prompt, which other kernels compute."""
+"""Attention for more tokens than this counts as attention of prompts, which other kernels compute."""
 _PER_STATE = 6
 """Operations for each number of a recurrent state and each token: a product and a sum to decay, update and read it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The nodes of one graph that are no views, in the order of execution, and what they cost on any device."""
+    """The nodes of one graph that are no views, in the order of execution, and what their price on any device needs."""
 
     graph: Graph
     nodes: tuple[Tensor, ...]
@@ -54,8 +54,8 @@ class Facts:
     flops: NDArray[np.float64]
     """Operations of each node [nodes]."""
     kinds: tuple[str | None, ...]
-    """The type of the largest weight that each node reads, such as "q4_0"; "attention" or "attention of prompts" where
-    it reads caches for that; None for all others."""
+    """For each node the type of the largest weight that it reads, such as "q4_0"; without a weight, "attention" or
+    "attention of prompts" if it is attention over caches; None for all others."""
     residents: tuple[tuple[Tensor, ...], ...]
     """The weights and caches that each node reads or writes, each once."""
     activations: tuple[tuple[Tensor, ...], ...]
@@ -102,7 +102,7 @@ def facts(graph: Graph, fill: float = 1.0) -> Facts:
 
 
 def is_resident(root: Tensor) -> bool:
-    """Whether a tensor has memory outside every plan: a weight or a cache, of a graph file or of a loaded model."""
+    """Whether a root is a resident, whose memory no plan gives: a weight or cache of a graph file or loaded model."""
     return bool(root.resident) or root.is_resident
 
 
@@ -112,7 +112,7 @@ def is_weight(root: Tensor) -> bool:
 
 
 def _read_caches(node: Tensor) -> tuple[int, ...]:
-    """The slots of the caches that attention reads at this node."""
+    """The slots of the caches that a node reads for attention; empty if it is no attention over caches."""
     return tuple(k for k in _CACHES.get(node.op, ()) if k < len(node.src) and node.src[k] is not None
                  and is_resident(node.src[k].root) and not is_weight(node.src[k].root))
 
@@ -166,7 +166,7 @@ _COUNTS: dict[str, Callable[[Tensor, tuple[Tensor, ...]], float]] = {
     "MUL_MAT": lambda node, src: 2 * src[0].ne[0] * node.n_elements,
     "MUL_MAT_ID": lambda node, src: 2 * src[0].ne[0] * node.n_elements,
     "OUT_PROD": lambda node, src: 2 * src[0].ne[1] * node.n_elements,
-    # Scores of length d for each query, head and cell, and sums of the values.
+    # For each query, head and cell: a score from src[0].ne[0] elements, and sums of the src[2].ne[0] values.
     "FLASH_ATTN_EXT": lambda node, src: 2 * (src[0].ne[0] + src[2].ne[0]) * src[1].ne[1] * (
         src[0].n_elements // max(1, src[0].ne[0])),
     "CONV_2D": lambda node, src: 2 * node.n_elements * math.prod(src[0].ne[:3]),

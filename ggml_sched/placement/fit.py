@@ -43,13 +43,13 @@ from ggml_sched.threads.cached import cached_property
 __all__ = ["Refit", "Refits", "fit"]
 
 ENDLESS = 1 << 55
-"""Bytes of a host without a bound."""
+"""The bytes of a host that takes everything; `_Search._spare_host` uses it to find out how much the host needs."""
 DEAR = 1000.0
-"""Each byte on such a host adds this many times the seconds of reading it once to the price, so that little is left
-there."""
+"""A byte on such a host adds this many times the seconds of reading it once to the price, so that the search leaves
+little there."""
 FEW, TINY, MOST = 1024, 128, 1 << 14
-"""Where every model has at most `TINY` placements, each is planned; up to `FEW`, where the search did not come close
-enough; in both cases only if all models together have at most `MOST` combinations."""
+"""Where every model has at most `TINY` placements, all are planned; with up to `FEW` they are if the search did not
+come close enough to the bound.  In both cases all models together must have at most `MOST` combinations."""
 
 
 def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = None, goal: Goal = None,
@@ -58,19 +58,19 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     """Place the weights and caches of graphs on devices, so that they take the least time within all budgets.
 
     `graphs`: all that will run on the same weights and caches, such as those of one token and of the largest prompt; or
-    a list of such lists, one for each of several models, which share the devices.  `devices`: exactly one of them the
-    host, or none where some are backends of other processes: then this process is, as a device "driver" that has inputs
-    and outputs alone.  A real backend in place of a `Device` is measured first, and without `link` so are the links
-    between such backends.  `link`: see `Links`.
-    `goal`: what to minimise: a weight for each graph, "decode" (default: the graph with the fewest operations alone,
-    of each model), or "prompt" (the one with the most).  Graphs of weight 0 decide the arenas, not the time.
+    a list of such lists, one for each of several models, which share the devices.  `devices`: exactly one of them is
+    the host, or, if some are backends of other processes, none: then this process is the host, as a device "driver"
+    that has only inputs and outputs.  A real backend in place of a `Device` is measured first, and without `link` so
+    are the links between real backends.  `link`: see `Links`.
+    `goal`: what to minimise: a weight for each graph, "decode" (default: only the graph with the fewest operations of
+    each model counts), or "prompt" (only the one with the most).  Graphs of weight 0 decide the arenas, not the time.
     `pins`: {name or pattern like "blk.*.ffn_*": device}; a name counts more than a pattern.
     `within`: a gap at which the search may stop, 0.005 is 0.5 %.
     `fill`: the part of a cache that a token reads on average.  `stream`: whether weights of the host may be streamed to
-    another device, copied anew for each compute: for each graph, or for all graphs of many tokens.  `turns`: several
-    models never compute at the same time, and share their arenas.
+    another device, copied anew for each compute: a flag for each graph, or True for all graphs of many tokens.
+    `turns`: whether several models never compute at the same time, so that they share their arenas.
 
-    Raises OutOfMemory if nothing fits, which says what is missing and the smallest change that suffices;
+    Raises OutOfMemory, which says what is missing and the smallest change that suffices, if nothing fits;
     PlacementError for pins that name nothing or contradict each other; GraphError for residents without a name, or of
     one name and different sizes; ValueError and TypeError for other arguments.
     """
@@ -105,7 +105,7 @@ class Refit(NamedTuple):
 
 
 class Refits:
-    """Searches for other placements of a fit, which must be of one model: with other pins ({name: device}), or with
+    """Searches for other placements than that of a fit of one model: with other pins ({name: device}), or with
     less room on the devices.  Facts are made once, and tables once for each set of pins."""
 
     def __init__(self, fit: Fit) -> None:
@@ -120,8 +120,8 @@ class Refits:
         return Trials([plan.graph for plan in fit.plans], fit.devices, self._links, fit.goal, fit.fill)
 
     def search(self, pins: Mapping[str, str], more: Sequence[int]) -> Refit | None:
-        """The best placement with these pins and `more` bytes of each device left; None: nothing was found that
-        fits."""
+        """The best placement with these pins that leaves `more` bytes of each device free; None if nothing was found
+        that fits."""
         names = [device.name for device in self._fit.devices]
         fixed = {name: names.index(device) for name, device in pins.items()}
         devices = tuple(device.replace(reserve=device.reserve + size)
@@ -138,7 +138,8 @@ class _Search:
     """The search for one call of `fit` or of `Refits.search`.
 
     `pins`: for each model {name: index of its device}; `streams`: for each model and graph whether weights may be
-    streamed; `fine`: see `Candidates`; `tables`: those of an earlier search with the same pins, or an empty list.
+    streamed; `fine`: see `Candidates`; `tables`: those of an earlier search with the same pins, or an empty list, which
+    receives the tables of this search.
     """
 
     def __init__(self, models: Sequence[Trials], devices: tuple[Device, ...], links: Links,
@@ -146,7 +147,7 @@ class _Search:
                  turns: bool, fine: float = 0.0, tables: list[Tables] | None = None) -> None:
         self.models, self.devices, self.links, self.pins = models, devices, links, pins
         self.streams, self.within, self.turns = streams, within, turns
-        self._made = [] if tables is None else tables   # those of an earlier search with these pins, or an empty list
+        self._made = [] if tables is None else tables
         self.candidates = Candidates(models, devices, within, turns, fine)
         self.bound = math.inf
         for model, fixed in zip(models, pins, strict=True):
@@ -160,15 +161,16 @@ class _Search:
         return self._spare_host() if found is None else found
 
     def found(self) -> Found | None:
-        """The best placement found, None where there is none; of two that take nearly as long the plainer one."""
+        """The best placement found, None where there is none; of two that take nearly as long the one with fewer
+        splits."""
         if not self._made:
             self._made += self._tables(self.streams)
         self._all_cases(self._made)
         if any(any(stream) for stream in self.streams):
-            # Streamed weights need room in an arena, where residents may save more seconds: search without them, too.
+            # Streamed weights need room in an arena, where residents may save more seconds: also search without.
             self._all_cases(self._tables([[False] * len(stream) for stream in self.streams]))
         candidates = self.candidates
-        # The tables leave out placements that divide an atom.  A tiny model has so few that all are planned.
+        # The tables leave out placements that divide an atom.  A tiny model has so few placements that all are planned.
         near = candidates.best is not None and candidates.best.seconds <= self.bound * (1 + self.within)
         self._every_one(TINY if near else FEW)
         if candidates.best is None:
@@ -178,7 +180,7 @@ class _Search:
         return candidates.best
 
     def _all_cases(self, tables: Sequence[Tables]) -> None:
-        """Search all cases of arenas of these tables; the bound becomes theirs where that is lower."""
+        """Search all cases of arenas of these tables; lowers `bound` to the bound of these cases if that is lower."""
         self.bound = min(self.bound, Branching(self.candidates, tables, self.pins).run())
 
     def _tables(self, streams: Sequence[Sequence[bool]]) -> list[Tables]:
@@ -186,8 +188,8 @@ class _Search:
                 for model, stream, pins in zip(self.models, streams, self.pins, strict=True)]
 
     def _spare_host(self) -> Found:
-        """For when nothing was found: nearly the placement with the fewest bytes on the host, if it fits; else raises
-        the error that says what that placement would need."""
+        """A last try where nothing was found: the placement with nearly the fewest bytes on the host, if it fits;
+        otherwise raises the error that says what this placement would need."""
         host = self.devices[-1]
         endless = (*self.devices[:-1], host.replace(memory=ENDLESS, reserve=0))
         if host.budget >= endless[-1].budget:
@@ -198,7 +200,7 @@ class _Search:
             found = more.run()
         except OutOfMemory:
             raise refusal(self.models, self.devices, self.pins) from None
-        # With the budgets of this search, whose host is not endless.
+        # The same placement under the budgets of this search, whose host is not endless.
         found = self.candidates.found(found.trials, found.residents, found.nodes)
         if any(found.missing):
             used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
@@ -206,7 +208,7 @@ class _Search:
         return found
 
     def _every_one(self, most: int) -> None:
-        """Plan every placement, if each model has at most `most`."""
+        """Plan every placement, if each model has at most `most` placements."""
         n, candidates = len(self.devices), self.candidates
         free = [[name for name in model.sizes if name not in pins]
                 for model, pins in zip(self.models, self.pins, strict=True)]
@@ -228,8 +230,8 @@ class _Search:
             candidates.keep(candidates.found([trial for trial, _ in pairs], [placed for _, placed in pairs]))
 
     def _by_size(self) -> None:
-        """Plan three placements without the solver, for when it has found none: each resident, the largest first, goes
-        to the device with the most room.  The second and third leave room for the arenas of the plans before."""
+        """Plan three placements without the solver, where it has found none: each resident, the largest first, goes
+        to the device with the most room.  The second and the third leave room for the arenas of the plans before."""
         held = [0] * len(self.devices)
         for _ in range(3):
             room = [budget - arena for budget, arena in zip(self.candidates.budgets, held, strict=True)]
@@ -277,7 +279,7 @@ class _Search:
                        for name, d in sorted(residents.items())]
         goal = tuple(weight for model in self.models for weight in model.weights)
         bound = min(self._node_bound(), best.seconds)
-        # Where no case of arenas fits, the cases prove nothing about the placement that was found otherwise.
+        # Where no case of arenas fits, the cases prove nothing about a placement that was found without the solver.
         rules_bound = bound if math.isinf(self.bound) else max(bound, min(self.bound, best.seconds))
         return Fit(self.devices, link, goal, self.within, best.seconds, bound, rules_bound, best.arenas,
                    tuple(trial.arenas for trial in best.trials), tuple(models), tuple(prices), tuple(placed),

@@ -24,9 +24,9 @@ __all__ = ["Known", "known_device", "known_devices"]
 
 _MAKERS = re.compile(r"^(?:nvidia|geforce|amd|radeon|instinct|apple|tesla|quadro)+")
 _SIZE = re.compile(r"(?:^| )(\d{1,4}) ?g(?:i?b)?(?= |$)")
-"""A size in a name of small letters, digits and single spaces."""
+"""Finds a size, such as "12gb", in a name that has only small letters, digits and single spaces."""
 _TIMES = re.compile(r"(\d\d?)\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*(\d\d?)")
-"""Several of a device: 2x3090, 3090 x2."""
+"""Matches a device given several times in one name, such as "2x3090" or "3090 x2"."""
 
 
 class Known(NamedTuple):
@@ -45,9 +45,9 @@ class Known(NamedTuple):
     launch: float | None
     split: float | None
     reserve: int
-    """Bytes that a driver takes."""
+    """Bytes that a driver takes; 0 where `reserve_share` counts instead."""
     reserve_share: float
-    """The part of the memory that the system keeps."""
+    """The part of the memory that the system keeps, 0 to 1."""
     source: str
     """The address of the page of these figures, or "computed from", the formula, and the page of its figures."""
 
@@ -83,7 +83,7 @@ def _by_name() -> dict[str, Known]:
 
 
 def _short(name: str) -> str:
-    """A name in the form in which names are compared."""
+    """A name as names are compared: small letters and digits, without the maker."""
     return _MAKERS.sub("", re.sub(r"[^a-z0-9+]", "", name.lower()))
 
 
@@ -113,7 +113,8 @@ def _parted(name: str) -> tuple[str, int]:
 
 
 def _hint(name: str, base: str, gib: int, found: Known | None) -> str:
-    """What else to give in place of a name that no device has."""
+    """The part of an error that says what to give in place of a name that no device has; `base`, `gib`: the name's two
+    parts (see `_parted`); `found`: the device of that base, if any, which has another size."""
     names = _by_name()
     if found is not None:
         return (f": {found.name} has {found.memory >> 30} GiB here, and {_short(base)}:{gib}GiB would be its speeds "

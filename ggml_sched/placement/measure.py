@@ -1,8 +1,8 @@
 """Measures a real backend: products and attention give bandwidth, launch and operations a second; copies give links.
 
-A chain is here a graph of several equal nodes, as a single one would mostly show what a call of the backend costs.
-Chains of two sizes give a line: its slope is the bandwidth, its intercept the launch.  Everything runs once to warm up
-and then up to five times; the median counts.  The weights together are larger than the caches of processors.
+A chain is, in this file, a graph of several equal nodes: a single node would mostly show what a call of the backend
+costs.  Chains of two sizes give a line: its slope is seconds a byte, its intercept the launch.  Everything runs once to
+warm up and then up to five times; the median counts.  The weights together exceed the caches of processors.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ TYPES = ("f16", "q4_0", "q8_0")
 _POOL = 256 << 20
 """Bytes of all weights of a chain, where the device has room."""
 _NODES = 16
-"""Nodes of a chain, at most."""
+"""The most nodes of a chain."""
 _LENGTH = 4096
-"""Elements of a row: a multiple of every block."""
+"""Elements of a row of weights: a multiple of the block size of every type."""
 _SMALL = (256, 2)
 """Elements of a row, and rows, of each weight of a small chain."""
 _HEAD, _HEADS, _GROUP = 128, 8, 8
-"""Elements of a head of attention; heads of the cache; how many heads share a head of the cache where operations are
-measured for one token."""
+"""Elements of a head of attention; heads of the cache; how many heads of the query share one head of the cache where
+operations of attention for one token are measured."""
 _FEW_CELLS = 8
 """Cells of each cache of a small chain."""
 _LEAST = 4 << 20
-"""The smallest buffer of weights, in bytes: its parts are larger than the small chains."""
+"""The smallest buffer of weights, in bytes: a node's share of it is larger than the weights of a small chain."""
 _TOKENS = 512
 """Tokens of products and attention that stand for those of a prompt."""
 _RUNS = 5
 """How often a chain is timed, at most."""
 _FILL = 0x3C
-"""The byte that weights and inputs are full of: 1.06 as f16, 0.011 as f32, so that no kernel meets denormal numbers.
-Zeros that were never written could all be one page."""
+"""The byte that fills weights and inputs: 1.06 as f16, 0.011 as f32, so that no kernel meets denormal numbers.  Memory
+that was never written would be faster to read: its pages may all be one page of zeros."""
 _COPIES = (4 << 10, 64 << 20)
 """Bytes of the two copies that measure a link."""
 
@@ -54,12 +54,12 @@ def measure(backend: Backend, types: Sequence[str] = TYPES, memory: int | None =
             clock: Callable[[], float] = perf_counter) -> Device:
     """The `Device` that describes `backend`, and has it as its field `backend`; measuring takes about `seconds`.
 
-    Products of one token and weights of each of `types` give `bandwidths` and `launch`, products of 512 tokens give
-    `flops_of`; `bandwidth` and `flops` are the largest of them.  Attention of one token and of 512 over caches of f16
+    Products of weights of each of `types` with one token give `bandwidths` and `launch`, products with 512 tokens give
+    `flops_of`; `bandwidth` and `flops` are the largest of these.  Attention of one token and of 512 over caches of f16
     gives the entries "attention" and "attention of prompts".  What the backend does not support is left out.
     `memory`: bytes left on the device (default: what the backend says is available, on a host what the system has).
-    `measured` names these fields.  `split` stays assumed, except for a backend of another process: its `split` is what
-    a compute of one node takes beside the node and a round trip, which the links count.
+    The device's field `measured` names these fields.  `split` stays assumed, except for a backend of another process:
+    there it is what a compute of one node takes beside the node and a round trip, which the links count.
 
     Raises ValueError for a dry backend, for no `types`, and where the memory is unknown; BackendError if the backend
     supports products of none of the types; OutOfMemory, if it has no room for a few MiB.
@@ -115,11 +115,11 @@ def measure_links(backends: Iterable[Backend], seconds: float = 1.0, clock: Call
                   anew: bool = False) -> dict[tuple[str, str], Link]:
     """The `Link` from each backend to each other, by names, as `link=` accepts them; takes about `seconds`.
 
-    Links that are `known`, or that a backend states (`Backend.link_to`; not with `anew`), are not measured.  Copies of
-    4 KiB and of `most` bytes, or as many as there is room for, give latency and bandwidth.  The time until this process
-    knows that a copy has ended includes half a round trip to each of the two backends, which is subtracted from the
-    latency.  Where none of the backends is a host, and some are of other processes, links to and from this process are
-    measured, too, under the name "driver".  Raises as `measure`.
+    Links that are `known` are not measured, nor, without `anew`, those that a backend states (`Backend.link_to`).
+    Copies of 4 KiB and of `most` bytes, or as many as there is room for, give latency and bandwidth.  The time until
+    this process knows that a copy has ended includes half a round trip to each of the two backends, which is subtracted
+    from the latency.  Where none of the backends is a host, and some are of other processes, links to and from this
+    process are measured, too, under the name "driver".  Raises as `measure`.
     """
     given = list(backends)
     for backend in given:
@@ -143,22 +143,22 @@ def measure_links(backends: Iterable[Backend], seconds: float = 1.0, clock: Call
 
 
 def is_driven(backends: Iterable[Backend]) -> bool:
-    """Whether this process is the host of the backends: some are of other processes, and none is a host."""
+    """Whether this process is the host for the backends: if some are of other processes, and none is a host."""
     given = [*backends]
     return any(backend.worker is not None for backend in given) and not any(backend.is_host for backend in given)
 
 
 Node: TypeAlias = Callable[[Context, Context], Tensor]
-"""Makes one node of a chain: its weights in the first context, all else in the second."""
+"""A function that makes one node of a chain: its weights in the first context, all other tensors in the second."""
 
 
 def _product(kind: str, length: int, rows: int, tokens: int) -> Node:
-    """A product of a weight of type `kind`, with `rows` rows of `length` elements, and the activations of `tokens`."""
+    """Makes products of a weight of type `kind`, `rows` rows of `length` elements, with activations of `tokens`."""
     return lambda weights, ctx: ctx.mul_mat(weights.tensor(kind, (length, rows)), ctx.tensor("f32", (length, tokens)))
 
 
 def _attention(cells: int, tokens: int, group: int) -> Node:
-    """Attention over so many cells, for so many tokens; `group` heads share each head of the cache."""
+    """Makes attention of `tokens` tokens over `cells` cells; `group` heads of the query share a head of the cache."""
     def make(weights: Context, ctx: Context) -> Tensor:
         k, v = (ctx.permute(ctx.view_3d(weights.tensor("f16", (_HEAD * _HEADS, cells)), _HEAD, _HEADS, cells,
                                         2 * _HEAD, 2 * _HEAD * _HEADS), 0, 2, 1, 3) for _ in range(2))
@@ -182,14 +182,14 @@ class _Chains:
             return self.backend.supports_op(make(weights, ctx))
 
     def bandwidth(self, small: Node, large: Node) -> tuple[float, float]:
-        """Bytes a second of a long chain of large nodes, and seconds that a node takes at least."""
+        """(Bytes a second of a long chain of large nodes, seconds that a node takes at least.)"""
         spent, nbytes, _ = self.run(small, _NODES, _RUNS)
         probe, _, _ = self.run(large, 1, 1)
         nodes = max(2, min(_NODES, int(self.slot / (_RUNS + 1) / max(probe, 1e-9))))
         longer, more, _ = self.run(large, nodes, _RUNS)
         slope = (longer - spent) / (more - nbytes)
         rate = 1 / slope if slope > 0 else more / longer
-        # The few bytes of the small chain may come from a cache, and then take no time.
+        # The few bytes of the small chain may come from a processor's cache, and then take no time.
         return _rounded(rate), max(spent / 2, spent - nbytes / rate)
 
     def split(self, small: Node, launch: float) -> float:
@@ -198,7 +198,8 @@ class _Chains:
         return _rounded(max(taken - launch, 1e-6))
 
     def flops(self, sized: Callable[[int], Node], most: int, launch: float) -> float:
-        """Operations a second of a node without its launch; `sized(n)` has n rows or cells, at most `most`."""
+        """Operations a second of a node, without its launch; `sized(n)` makes nodes with n rows or cells, and n may be
+        at most `most`."""
         most = min(2 * _LENGTH, most)
         n = min(64, most)
         probe, _, _ = self.run(sized(n), 1, 1)
@@ -207,7 +208,7 @@ class _Chains:
         return _rounded(operations / max(taken - launch, taken / 2))
 
     def rows(self, kind: str) -> int:
-        """How many rows of weights fill the buffer."""
+        """How many rows of `_LENGTH` elements of type `kind` fill the buffer."""
         with Context("row") as ctx:
             row = ctx.tensor(kind, (_LENGTH,))
             return (self.size - (1 << 16)) // (row.nbytes + self.backend.alignment)
@@ -218,7 +219,7 @@ class _Chains:
         return (self.size - (1 << 16)) // (4 * _HEAD * _HEADS)
 
     def run(self, make: Node, nodes: int, runs: int) -> tuple[float, float, float]:
-        """(Median seconds of `runs`, bytes, operations) of each of `nodes` nodes of a chain."""
+        """(Seconds, bytes, operations) of one node, in a chain of `nodes` nodes; the seconds are a median of `runs`."""
         with Context("weights") as weights, Context("nodes") as ctx:
             chain = [make(weights, ctx) for _ in range(nodes)]
             at = 0
@@ -242,8 +243,8 @@ class _Chains:
 
 def _median(call: Callable[[], object], wait: Callable[[], object], slot: float, clock: Callable[[], float],
             runs: int = _RUNS) -> float:
-    """Median seconds of a call until its work is done, after one to warm up: `runs` times, or once where that takes
-    more than `slot` seconds."""
+    """Median seconds of `call` and `wait`, after one call to warm up: of `runs` calls, or of fewer, at least one, if
+    these would take more than `slot` seconds."""
     end = clock() + slot
     call()
     wait()
@@ -257,7 +258,8 @@ def _median(call: Callable[[], object], wait: Callable[[], object], slot: float,
 
 
 def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outside: float, most: int) -> Link:
-    """The link from one backend to another; `outside`: seconds of each copy that are no part of the link."""
+    """The link from one backend to another, measured; `outside`: seconds of each copy that are no part of the link;
+    `slot`: seconds for each of the two sizes; `most`: bytes of the larger copy."""
     taken, sizes = [], []
     for size in (_COPIES[0], most):
         there, here = _allocated(a, size, memory_left(a)), _allocated(b, size, memory_left(b))
@@ -273,7 +275,8 @@ def _link(a: Backend, b: Backend, slot: float, clock: Callable[[], float], outsi
 
 
 def _way(backend: Backend, is_up: bool, slot: float, clock: Callable[[], float], outside: float, most: int) -> Link:
-    """The link from this process to a backend, or from it to this process (not `is_up`); `outside` as for `_link`."""
+    """The link from this process to a backend (`is_up`), or from the backend to this process; `slot`, `outside` and
+    `most` as for `_link`."""
     taken, sizes = [], []
     for wished in (_COPIES[0], most):
         memory, size = _allocated(backend, wished, memory_left(backend))
@@ -288,7 +291,8 @@ def _way(backend: Backend, is_up: bool, slot: float, clock: Callable[[], float],
 
 
 def _line(taken: Sequence[float], sizes: Sequence[int], outside: float) -> Link:
-    """The link over which a small and a large copy took so many seconds."""
+    """The link over which a small and a large copy of `sizes` bytes took `taken` seconds; `outside`: seconds of each
+    that are no part of the link."""
     slope = (taken[1] - taken[0]) / (sizes[1] - sizes[0]) if sizes[1] > sizes[0] else 0.0
     rate = 1 / slope if slope > 0 else sizes[1] / max(taken[1], 1e-9)
     return Link(_rounded(rate), _rounded(max(0.0, taken[0] - outside - sizes[0] / rate)))
@@ -300,8 +304,8 @@ def _copied(src: Tensor, dst: Tensor, slot: float, clock: Callable[[], float]) -
 
 
 def memory_left(backend: Backend, memory: int | None = None) -> int:
-    """Bytes left on a device: what is given, what the backend says, or on a host what the system says; ValueError where
-    that is unknown."""
+    """Bytes left on a device: `memory` if given, else what the backend says, else, on a host, what the system says;
+    ValueError where all are unknown."""
     left = backend.memory_available() if memory is None else memory
     if left is None:
         left = host_memory() if backend.is_host else backend.system_memory()
@@ -326,7 +330,7 @@ def host_memory() -> int | None:
 
 
 def _allocated(backend: Backend, wished: int, room: int) -> tuple[Buffer, int]:
-    """A buffer of at most `wished` bytes and a quarter of the room, and its size; smaller if the backend refuses."""
+    """A buffer, and its size: `wished` bytes, but at most a quarter of `room`, and less if the backend refuses that."""
     size = min(wished, max(4096, room // 4))
     if backend.max_buffer_size is not None:
         size = min(size, backend.max_buffer_size)
@@ -340,5 +344,5 @@ def _allocated(backend: Backend, wished: int, room: int) -> tuple[Buffer, int]:
 
 
 def _rounded(value: float) -> float:
-    """Three digits: more are noise."""
+    """A value rounded to three digits: more would be noise."""
     return float(f"{value:.3g}") if math.isfinite(value) else value

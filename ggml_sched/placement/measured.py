@@ -1,11 +1,11 @@
-"""Keeps what was measured in a file that a user can read and edit: JSON, in bytes, seconds, and rates a second.
+"""Keeps measured devices and links in a file that a user can read and edit: JSON; bytes, seconds, rates a second.
 
     {"format": "ggml-sched devices", "version": 1,
      "devices": [{"name": "CPU", "memory": 67000000000, "bandwidth": 6.1e10, "flops": 1.2e12, "host": true, ...}],
      "links": [{"from": "CPU", "to": "CUDA0", "bandwidth": 2.5e10, "latency": 8e-06}]}
 
-Fields are those of `Device`; what is not given is assumed.  Files are not trusted: a defect is a FileFormatError that
-names the file and the entry.
+Fields are those of `Device`; for fields that are left out its assumptions hold.  Files are not trusted: a defect is a
+FileFormatError that names the file and the entry.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
                      again: bool = False) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:
     """The devices of real backends, and the links between them: from the file where it has them, else measured.
 
-    What is measured is added to the file (`path`, default `default_path()`); `again` measures everything anew.  Memory
-    is what is left now.  A device of the file stands for a backend of the same name.  Backends of other processes, and
-    links to them, are measured each time: a name stands for another machine tomorrow.  Raises as `measure`, and
-    FileFormatError for a file that cannot be read.
+    What is measured is added to the file (`path`, default `default_path()`); `again` measures everything anew.  The
+    `memory` of a device is what is left on it at this call.  A device of the file stands for a backend of the same
+    name.  Backends of other processes, and links to them, are measured each time, because their names may stand for
+    other machines next time.  Raises as `measure`, and FileFormatError for a file that cannot be read.
     """
     path = default_path() if path is None else Path(path)
     known, links = load_devices(path) if path.exists() else ((), {})

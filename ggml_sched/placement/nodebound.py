@@ -1,15 +1,15 @@
-"""A bound that holds for every placement: for each device of each weight and cache, and each device of each node.
+"""A bound that holds for every placement, on whichever devices each weight, cache and node is.
 
 A plan's price is at least that of a relaxation, which counts fewer copies: of an activation the copy for one of its
-readers, of a resident the copy for its largest reader.  What it counts is a forest: the entries are nodes and
-residents, an edge has a price for each pair of devices at its ends, and the cheapest devices are found exactly.  Along
-one path of dependent nodes each change of device begins a split, and these splits count.  Multipliers, which cutting
-planes choose as for chains (`solve.bound`), hold the bytes of the residents to the budgets.  A resident that several
-graphs of the goal read may be on another device in each: its bytes are divided among these graphs.
+readers, of a resident the copy for its largest reader.  What the relaxation counts is a forest: its entries are nodes
+and residents, an edge has a price for each pair of devices at its ends, and the cheapest devices are found exactly.
+Along one path of dependent nodes each change of device begins a split, and these splits count.  Multipliers, which
+cutting planes choose as for chains (`solve.bound`), hold the bytes of the residents to the budgets.  In the relaxation
+a resident may be on different devices in the graphs that read it: its bytes are divided among these graphs.
 
 A graph of weight 0 in the goal costs no seconds, but memory: while one of its products (`PRODUCTS`) runs, the arena
-holds what the product reads and writes.  So products of the other graphs are counted, too.  The placements are
-divided into cases by the largest such product on each device; the bound is the least of the bounds of all cases.
+holds what the product reads and writes.  Products of the other graphs are counted in the same way.  The placements are
+divided into cases by the largest product on each device; the bound is the least of the bounds of all cases.
 
 Assumptions: a device reads the memory of another one only through a copy; inputs, leafs with the input flag, start on
 the host, which is the last backend of a plan; products of graphs of weight 0 run on the device of their largest
@@ -41,9 +41,9 @@ Key: TypeAlias = "str | tuple[int, str] | Tensor"
 
 EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-6
-"""Cutting planes end when the bound that they promise is above the present one by at most this part of it."""
+"""Cutting planes end when the bound that they promise is above the present bound by at most this part of it."""
 STEEPEST = 1e6
-"""The largest multiplier: this many times the seconds of the dearest labels, divided by the bytes of all residents."""
+"""The largest multiplier, in units of the seconds of the dearest placement over the bytes of all residents."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
                models: Sequence[int] | None = None) -> NodeBound:
     """A bound for every placement within `room`: of the sum of `weights[i]` times the seconds of `graphs[i]`.
 
-    `room`: bytes of each device for residents and arenas.  `allowed`: for the names of some residents, whether each
-    device may hold them.  A graph of weight 0 counts for its residents and for what its products hold in the arena of
-    their largest resident's device.  `models`: for each graph the number of its model, where there are several;
-    residents have one name in one model, and `allowed` has (model, name).
+    `room`: bytes of each device for residents and arenas.  `allowed`: {name of a resident: for each device whether it
+    may hold the resident}; without an entry all devices may.  A graph of weight 0 counts with its residents, and with
+    what its products hold in the arena of their largest resident's device.  `models`: for each graph the number of its
+    model, if there are several: equal names in two models are two residents, and `allowed` is {(model, name): ...}.
 
     Raises ValueError where the arguments' lengths differ, or for a weight that is negative or no number.
     """
@@ -94,7 +94,8 @@ MOST_CASES = 64
 
 
 def held_by_products(graphs: Sequence[Facts], keys: Mapping[Tensor, Key]) -> dict[Key, float]:
-    """{resident: bytes that products of which it is the largest resident hold in its device's arena, at most}."""
+    """{resident: the bytes in its device's arena while the largest of its products runs}.  A product of a resident is
+    one that reads no other resident of as many bytes."""
     needs: dict[Key, float] = {}
     for graph in graphs:
         nodes = set(graph.nodes)
@@ -118,12 +119,12 @@ def held_by(node: Tensor, activations: Sequence[Tensor], nodes: set[Tensor]) -> 
 
 
 PRODUCTS = {"MUL_MAT", "MUL_MAT_ID"}
-"""Ops that never write in place of what they read."""
+"""The matrix products: their results never take the memory of what they read."""
 
 
 def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
-    """The cases: for each device (bytes that its arena holds at least, the most that `Forest.held` of an entry on this
-    device may be)."""
+    """The cases: for each device (the least bytes of its arena, the most that `Forest.held` may be for an entry on this
+    device).  A device whose budget cannot bind has one range in all cases."""
     values = np.unique(np.append(forest.needs, 0.0))
     tight = [bytes_ < forest.fixed_bytes + values[-1] for bytes_ in room]
     levels = int(MOST_CASES ** (1 / max(1, sum(tight))) + 1e-9)
@@ -136,7 +137,7 @@ def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float]
 class Forest:
     """The nodes and residents of all graphs of the goal, as the entries of a forest: each has a parent or is a root.
 
-    `by_bytes`: which reader of an activation is its parent: the one that reads most bytes of residents; else the first.
+    `by_bytes`: the parent of a node is the reader of its result that reads most bytes of residents; else the first one.
     """
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
@@ -151,10 +152,10 @@ class Forest:
         """For each entry (its parent, seconds of the edge to it [device of the entry, device of the parent]); None for
         a root."""
         self.nbytes: list[float] = []
-        """For each entry the bytes that it counts.  A resident that several graphs use has an entry in each, and its
-        bytes are divided among them (`shares_of`).  0 for a node."""
+        """For each entry its bytes; 0 for a node.  A resident that several graphs use has an entry in each, and its
+        bytes are divided among these entries (`shares_of`)."""
         self.held: list[float] = []
-        """For each entry the bytes that the arena of its device holds at least."""
+        """For each entry the bytes that the arena of its device holds at least, because of this entry."""
         used = [(graph, weight) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
         self.keys: Mapping[Tensor, Key] = keys
         shares = shares_of(used, devices, keys)
@@ -168,7 +169,7 @@ class Forest:
         self.fixed_bytes: float = float(sum(sizes.values()))
 
     def _add(self, own: Floats, nbytes: float = 0.0, held: float = 0.0) -> int:
-        """Add an entry that is a root to the lists of `__init__`; returns its index."""
+        """Add an entry, as a root, to the lists `own`, `under`, `nbytes` and `held`; returns its index."""
         self.own.append(own)
         self.under.append(None)
         self.nbytes.append(nbytes)
@@ -176,7 +177,7 @@ class Forest:
         return len(self.own) - 1
 
     def _copied(self, nbytes: float, weight: float) -> Floats:
-        """The seconds of a copy, times the graph's weight [from, to]."""
+        """The seconds of a copy of `nbytes` bytes, times the graph's weight [from, to]."""
         return weight * (self.links.latency + self.links.per_byte * nbytes)
 
     def _add_graph(self, graph: Facts, weight: float, shares: Mapping[Key, float], needs: Mapping[Key, float],
@@ -239,7 +240,8 @@ class Forest:
             self.own[at[i]] = self.own[at[i]] + self._copied(least, weight)[host] / len(found)
 
     def _add_splits(self, above: Mapping[int, int], at: list[int], weight: float) -> None:
-        """Add the seconds of the splits that begin along the longest path of nodes to the edges of that path."""
+        """Add the seconds of the splits that begin along the longest path of nodes to the edges of this path; `above`:
+        {node: the reader that is its parent}."""
         if not at:
             return
         length, below = np.ones(len(at), np.int64), [-1] * len(at)
@@ -257,7 +259,7 @@ class Forest:
         self.own[at[i]] = self.own[at[i]] + begin
 
     def _order(self) -> None:
-        """Make arrays of the lists of `__init__`, with each entry after its parent."""
+        """Make arrays of the lists that `_add` fills, with each entry after its parent."""
         n, count = len(self.devices), len(self.own)
         children: list[list[int]] = [[] for _ in range(count)]
         order = []
@@ -282,8 +284,8 @@ class Forest:
 def relaxed(forest: Forest, room: Sequence[int], more: Floats, enough: float) -> NodeBound:
     """The bound of a forest by multipliers that are nearly the best.
 
-    `more` [entries, devices]: seconds that are added to those of each entry.  The search for multipliers ends once the
-    bound is `enough` seconds.
+    `room`: bytes of each device for residents; `more` [entries, devices]: seconds that are added to those of each
+    entry, infinite where it may not be.  The search for multipliers ends once the bound is `enough` seconds.
     """
     n = len(room)
     prices = forest.prices + more
@@ -335,15 +337,16 @@ def may_hold(key: Key, allowed: Mapping[Key, Sequence[bool]], n: int) -> Floats:
 
 
 def read(node: Tensor, root: Tensor) -> float:
-    """Bytes of the smallest source of `node` that is `root` or a view of it: a copy for the node has no fewer."""
+    """Bytes of the smallest source of `node` that is `root` or a view of it: a copy for the node has at least these."""
     return float(min((source.nbytes for source in node.src if source is not None and source.root is root),
                      default=0))
 
 
 def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device],
               keys: Mapping[Tensor, Key]) -> dict[Key, list[float]]:
-    """For each resident the parts of its bytes that the graphs count; they sum to 1.  The part of a graph is in
-    proportion to the seconds by which a reader's time differs between devices, of the reader with most."""
+    """{resident: for each graph of `used` the part of the resident's bytes that it counts}; the parts sum to 1.  They
+    are in proportion to the seconds by which the time of a reader differs between devices, for the graph's reader where
+    it differs most."""
     matters: dict[Key, list[float]] = {}
     for number, (graph, weight) in enumerate(used):
         seconds = weight * np.array([graph.seconds(device) for device in devices]).reshape(len(devices), -1)

@@ -16,11 +16,11 @@ __all__ = ["COMES_IN", "FROM_EARLIER", "FROM_LATER", "FROM_NOTHING", "GLOBAL", "
            "Outline", "Resident", "Shared", "Value", "outline", "places_of", "shared_values"]
 
 NODE, COMES_IN, INPUT, GLOBAL, RESIDENT = range(5)
-"""Where a value comes from: a node of the stage, the stage before, an input that only this stage reads, an input (or
-what nodes compute from inputs alone) that several stages read, a resident."""
+"""Where a value comes from, in this order: a node of the stage; an earlier stage; an input that only this stage reads;
+an input, or a result of inputs alone, that several stages read; a resident."""
 
 FROM_EARLIER, FROM_LATER, FROM_NOTHING = -1, -2, -3
-"""What runs before a node, if it is no node of the stage: an earlier stage, a later stage, nothing."""
+"""What runs right before a node, if that is no node of its stage: an earlier stage, a later stage, nothing."""
 
 _STEPS = 16     # nodes between a router and its experts, at most
 
@@ -33,11 +33,11 @@ class Resident(NamedTuple):
     pin: int
     """The device that the caller chose; -1: none."""
     shared: int
-    """The group of residents read in several stages; -1: none."""
+    """The index in `Tables.shared` of its group of residents, if several stages read it; -1: one stage does."""
     counted: bool
-    """Whether its bytes are counted in this stage, because it is the first that reads it."""
+    """Whether this stage counts its bytes: the first stage that reads it does."""
     router: bool
-    """Whether it is the matrix that chooses experts."""
+    """Whether it is the matrix that the ids of experts are computed with."""
 
 
 class Value(NamedTuple):
@@ -51,18 +51,19 @@ class Value(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Tensors of one graph that several stages read, {id: number of these stages}, and the nodes that compute such
-    tensors from inputs alone."""
+    """What several stages of one graph read, beside residents and the activations that pass from stage to stage."""
 
     stages: dict[int, int]
+    """{id of such a tensor: number of stages that read it}."""
     nodes: frozenset[int]
+    """The nodes that compute such tensors from inputs alone."""
 
 
 class Nodes(NamedTuple):
     """The nodes of one graph in a stage; each list has an entry for each node."""
 
     kinds: tuple[int, ...]
-    """A number for each node, which is equal for nodes of equal ops and layouts."""
+    """For each node its kind, as in `Wiring.kinds`: equal for nodes of equal op, parameters and layouts."""
     amounts: tuple[bytes, bytes]
     """Bytes and FLOPs of all nodes, as float64."""
     reads: tuple[tuple[int, ...], ...]
@@ -70,19 +71,20 @@ class Nodes(NamedTuple):
     residents: tuple[tuple[int, ...], ...]
     """Residents that the node reads or writes, each once."""
     memory: tuple[int, ...]
-    """Bytes of the node's result; 0 if it is written to memory that exists before."""
+    """Bytes of the node's result; 0 if the node writes it to the memory of another tensor."""
     writes: tuple[int, ...]
     """The node of the stage whose memory this one writes to; -1: none."""
     previous: tuple[int, ...]
-    """The node that runs before it, or FROM_...  If that is a node of another stage, and an equal node has the same
-    place in this stage, the latter stands for it: neighbouring stages are taken to have the same pattern."""
+    """The node of this stage that runs right before the node, or FROM_...  Where a node of another stage runs before
+    it, the node at the same place in this stage stands for that one if it is of equal kind: neighbouring stages are
+    taken to have the same pattern."""
     on_host: tuple[bool, ...]
     """Whether the node is computed on the host, where the inputs are."""
     reuses: tuple[bool, ...]
-    """Whether its result may take the memory of a source that it is the last to read."""
+    """Whether the node's result may take the memory of a source of which the node is the last reader."""
     values: tuple[Value, ...]
     out: int
-    """The node whose result the next stage reads; -1: none, -2: the incoming activation is passed on."""
+    """The node whose result the next stage reads; -1: it reads none; -2: it reads the activation that came in here."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,15 @@ class Outline:
 
 
 def shared_values(w: Wiring, stage_of: Sequence[int], stream: Sequence[int]) -> Shared:
-    """What several stages of a graph read besides `stream`, the roots that pass from stage to stage."""
+    """What several stages of a graph read, without residents and without `stream`: the ids of the roots that pass from
+    stage to stage."""
     passed = frozenset(stream)
     readers: dict[int, set[int]] = {}
     for i, sources in enumerate(w.sources):
         for s in sources:
             if w.root[s] not in w.residents:
                 readers.setdefault(s, set()).add(stage_of[i])
-    free: list[bool] = []       # whether a node depends on inputs alone
+    free: list[bool] = []       # for each node whether it depends on inputs alone
     for i, before in enumerate(w.before):
         free.append(not w.writes[i] and all(free[p] for p in before)
                     and not any(w.root[s] in w.residents for s in w.sources[i]))
@@ -141,8 +144,9 @@ def outline(wirings: Sequence[Wiring], model: Model, k: int, shared: Sequence[Sh
     """The outline of stage k.
 
     `places`: for each graph `places_of(model, graph)`, the number of each node within its stage.
-    `groups`: the group of each resident that several stages read; `counted`: residents whose bytes an earlier stage
-    counts, to which this stage adds its own; `reuses`: whether some device computes an op in place.
+    `groups`: {resident that several stages read: index of its group in `Tables.shared`}; `counted`: the residents whose
+    bytes an earlier stage counts; this call adds those of the stage; `reuses`: whether some device computes an op in
+    place.
     """
     stage = model.stages[k]
     local: dict[str, int] = {}
@@ -163,7 +167,8 @@ def outline(wirings: Sequence[Wiring], model: Model, k: int, shared: Sequence[Sh
 
 def _foreign(w: Wiring, nodes: Sequence[int], i: int, k: int, stage_of: Sequence[int], places: Sequence[int],
              came: int) -> int:
-    """`Nodes.previous` of node i of the graph, which does not follow a node of its own stage."""
+    """The value of `Nodes.previous` for node i of the graph, which does not follow a node of its own stage; `came`: the
+    root of the activation that comes in, -1: none."""
     if i == 0:
         return FROM_NOTHING
     p = i - 1
@@ -175,7 +180,7 @@ def _foreign(w: Wiring, nodes: Sequence[int], i: int, k: int, stage_of: Sequence
 
 
 def _routers(wirings: Sequence[Wiring], nodes: Sequence[Sequence[int]]) -> set[str]:
-    """The matrices that the ids of experts are computed with."""
+    """The names of the matrices that the ids of experts are computed with; `nodes`: for each graph those to search."""
     found = set()
     for w, part in zip(wirings, nodes, strict=True):
         for i in part:
@@ -217,11 +222,11 @@ def _nodes(w: Wiring, nodes: Sequence[int], incoming: int, outgoing: int, k: int
                 elif s in shared.stages:
                     origin, of = GLOBAL, s
                 elif producer < 0 or producer >= i:
-                    origin, of = INPUT, 0       # also one that this node or a later one computes into
+                    origin, of = INPUT, 0       # also where this node or a later one writes to it
                 elif producer in at:
                     origin, of = NODE, at[producer]
                 else:
-                    # The activation that came in, or another one from an earlier stage, which is taken to be with it.
+                    # The activation that came in, or another result of an earlier stage: taken to be on its device.
                     origin, of = COMES_IN, int(root != came)
                 values.append(Value(origin, of, int(w.nbytes[s])))
             mine.append(v)

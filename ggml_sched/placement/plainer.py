@@ -1,6 +1,7 @@
 """Prefers fewer splits: of the placements with nearly the least seconds, one with the fewest splits becomes the best.
 
-Such placements are found by solving with a fine (chains.py) for each further device of a stage, a larger one each time.
+Such placements are found by solving chains in which a stage costs more for each further device (`chains.fined`), with
+larger and larger fines.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ggml_sched.placement.tables import Tables
 __all__ = ["plainer", "plainest"]
 
 FINES = (2.0, 8.0, 30.0)
-"""Seconds that are added to a stage's cost for each further device in it, as multiples of the dearest split's."""
+"""Seconds added to a stage's cost for each further device in it, as multiples of the seconds of the dearest split."""
 PLAIN = 0.2
 """A placement without splits may take longer than the cheapest by this part of `within`; one with half as many splits
 as the cheapest, by half of that."""
@@ -57,8 +58,8 @@ def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:
 
 
 def plainest(fitting: Sequence[Found], within: float) -> Found:
-    """Of the cheapest placement, and those that exceed its seconds by no more than `PLAIN` allows for the splits that
-    they save, the one with the fewest splits."""
+    """The placement with the fewest splits, of the cheapest one and of those that exceed its seconds by no more than
+    `PLAIN` allows for the splits that they save."""
     cheapest = min(fitting, key=lambda found: (found.seconds, found.splits))
 
     def is_near(found: Found) -> bool:

@@ -1,8 +1,9 @@
 """The price of any plan on any devices: seconds of one compute, by device, for copies, and for splits.
 
-A node takes what `Facts.seconds` says, a copy its latency and its bytes over the link, a split a fixed price.  None of
-these overlap: a token's path is sequential, and the price is the sum.  A store fetches while these run, one weight
-after another: fetches cost the seconds for which a step waits for one, which a walk over the program gives.
+A node takes what `Facts.seconds` says, a copy the link's latency and its bytes over the link's bandwidth, a split a
+fixed price.  None of these overlap: a token's path is sequential, and the price is the sum.  A store fetches while
+these run, one weight after another: only the seconds for which a step waits for a fetch count, which a walk over the
+program gives.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Price:
 
     @property
     def seconds(self) -> float:
-        """The sum: nothing overlaps but `fetches`, of which only `stalled` counts."""
+        """The sum, with `stalled` in place of `fetches`: only fetches overlap with other steps."""
         return sum(self.compute) + self.copies + self.splits + self.stalled
 
 
@@ -53,8 +54,8 @@ def price(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: fl
     attention reads, 0 to 1.
 
     A node takes max(bytes / bandwidth, operations / flops) + launch of its device, a copy latency + bytes / bandwidth
-    of its link, a split a fixed price of its device; views are free.  Every copy that `plan.copies` lists counts, also
-    of weights that later computes find there, and every write-back.
+    of its link, a split a fixed price of its device; views are free.  Every copy that `plan.copies` lists counts, even
+    one of a weight that later computes find already copied, and so does every write-back.
 
     A store, which holds weights where no kernel reads them, is a device whose bandwidth is that of its source: a fetch
     takes bytes / bandwidth + launch, beside what the other devices do, as early as the waits of `plan.program` allow.
@@ -77,7 +78,7 @@ def price_steps(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fi
 
 
 class Pricer:
-    """Prices of many plans of one graph on the same devices: what does not depend on the plan is made once."""
+    """Prices many plans of one graph on the same devices: what does not depend on the plan is computed once."""
 
     def __init__(self, of: Facts, devices: Sequence[Device], links: Links) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
@@ -145,7 +146,7 @@ class Pricer:
                 free[step.backend] = max(ready, free.get(step.backend, 0.0)) + taken
                 ends.append(free[step.backend])
                 continue
-            if isinstance(step, Run) and step.backend in free:      # rows of a weight, which its store reads
+            if isinstance(step, Run) and step.backend in free:      # GET_ROWS of a stored weight
                 ready = max(ready, free[step.backend])
             start = max(now, ready)
             stalled += start - now
@@ -165,7 +166,7 @@ class Pricer:
             return 0.0
         like, to = np.array(made, np.intp).T
         source = np.array([self._holder(plan, ids, int(i)) for i in like], np.intp)
-        # A node that computes into a copy: its bytes go back to where the memory is.
+        # A node that computes into a copy: its bytes are copied back to the backend that has the node's own memory.
         for node, c in data.write_backs:
             like, source = np.append(like, node), np.append(source, listed[c][1])
             to = np.append(to, self._holder(plan, ids, listed[c][0]))

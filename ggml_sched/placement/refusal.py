@@ -16,8 +16,8 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
             on_host: int | None = None, arenas: int = 0) -> OutOfMemory:
     """The error to raise.
 
-    `on_host`: bytes that the host needs in a placement that keeps all other budgets, None if none was found even with
-    a host of endless memory; `arenas`: bytes of all arenas in that placement.
+    `on_host`: bytes that the host needs in a placement that keeps all other budgets; None if no placement was found
+    even with endless memory on the host.  `arenas`: bytes of all arenas in the placement.
     """
     host = len(devices) - 1
     weights = sum(size for model in models for name, size in model.sizes.items() if model.kinds[name] == "weight")
@@ -37,7 +37,7 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
                          f"{memory_text(device.budget)}")
     if on_host is None:
         return OutOfMemory("; ".join(lines), None, wanted, there)
-    # A reserve may be larger than the memory.
+    # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.
     missing = max(1, on_host + devices[host].reserve - devices[host].memory)
     lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would suffice")
     rows = max((model.graphs[0].meta.get("n_ctx", 0) for model in models), default=0)

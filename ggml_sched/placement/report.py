@@ -25,7 +25,7 @@ def report(fit: Fit) -> str:
 
 
 def verdict(fit: Fit) -> str:
-    """Two lines: does it fit the devices beside the host, and how long does it take."""
+    """Two lines: whether the model fits the devices other than the host, and how long a compute takes."""
     *beside, host = fit.memory
     there = [use for use in beside if use.weights or use.cache]
     names = " and ".join(use.device.name for use in there)
@@ -73,7 +73,8 @@ def memory_table(fit: Fit) -> str:
 
 
 def kinds_table(fit: Fit) -> str:
-    """A row for each kind of tensor: names with the numbers left out; bytes and tensors on each device."""
+    """A row for each kind of resident, which is all those whose names differ in numbers alone: their bytes, and how
+    many they are, on each device."""
     kinds: dict[str, list[list[int]]] = {}
     for entry in fit.placed:
         counts = kinds.setdefault(_NUMBER.sub("*", entry.name), [[0, 0] for _ in fit.devices])
@@ -126,8 +127,9 @@ def notes(fit: Fit) -> str:
 
 
 def more_memory(fit: Fit) -> list[str]:
-    """A line for each device with a multiplier: what one more GB, MB or KB is worth.  The unit is the largest that is
-    at most a quarter of the device, and worth at most the fit's seconds: a multiplier holds for small changes alone."""
+    """A line for each device with a multiplier above 0: what one more GB, MB or KB is worth.  The unit is the largest
+    one that is at most a quarter of the device and worth at most the fit's seconds: a multiplier holds for small
+    changes alone."""
     lines = []
     for device, worth in zip(fit.devices, fit.worth, strict=True):
         if worth > 0:

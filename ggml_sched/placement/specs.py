@@ -1,9 +1,9 @@
 """Reads devices and links as a command line gives them.
 
-A device is `NAME:24GiB:1000GB/s:80TF`, the name of a well-known one (`4090`), or that under another name and with other
-numbers (`GPU0=4090:20GiB`).  The parts after the name stand in any order, as their units tell them apart; `host` marks
-the host, which a device named CPU is anyway, and `reserve=300MiB`, `launch=2.5us`, `split=10us` set what else it has.
-A link is `25GB/s:8us`, for all or, as `GPU0,GPU1=50GB/s:5us`, for one pair.
+A device is `NAME:24GiB:1000GB/s:80TF`, or the name of a well-known device (`4090`), or a well-known device under
+another name and with other numbers (`GPU0=4090:20GiB`).  The parts after the name may be in any order, as their units
+tell them apart; `host` marks the host (a device named CPU is a host anyway), and `reserve=300MiB`, `launch=2.5us` and
+`split=10us` set other fields.  A link is `25GB/s:8us` for all pairs, or `GPU0,GPU1=50GB/s:5us` for one pair.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOSTS = re.compile(r"(?:cpu|host)\d*", re.I)
 
 
 def read_bytes(text: str, what: str = "memory") -> int:
-    """A size such as `24GiB`, `300MiB`, `24GB` (10^9) or `1024`, in bytes; ValueError, which names `what`."""
+    """A size such as `24GiB`, `300MiB`, `24GB` (10^9) or `1024`, in bytes; for other texts a ValueError with `what`."""
     found = _BYTES.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{what} {text!r} is no size; sizes are 24GiB, 300MiB or 24GB")
@@ -63,7 +63,7 @@ def read_device(text: str) -> Device:
 
 
 def read_devices(texts: Iterable[str]) -> tuple[Device, ...]:
-    """The devices of several texts; well-known ones that are given twice are numbered, `4090.0` and `4090.1`.
+    """The devices of several texts.  Equal names of well-known devices get numbers: `4090.0` and `4090.1`.
 
     ValueError for two devices of one name.
     """
@@ -83,7 +83,7 @@ def read_devices(texts: Iterable[str]) -> tuple[Device, ...]:
 
 
 def with_host(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The devices and, if none of them is the host, that of a usual desktop computer."""
+    """The devices and, if none of them is the host, a usual desktop computer as the host."""
     given = tuple(devices)
     if any(device.host for device in given):
         return given
@@ -109,7 +109,7 @@ def read_link(text: str) -> Link:
 
 
 def read_links(texts: Iterable[str]) -> Link | dict[tuple[str, str], Link] | None:
-    """The links of several texts, as `link=` accepts them; None without any."""
+    """The links of several texts, as the argument `link` of `fit` accepts them; None if there are no texts."""
     links: dict[tuple[str, str], Link] = {}
     for text in texts:
         names, given, way = text.rpartition("=")
@@ -123,7 +123,7 @@ def read_links(texts: Iterable[str]) -> Link | dict[tuple[str, str], Link] | Non
 
 
 def _field(part: str, text: str) -> tuple[str, object]:
-    """The field of Device that one part of a text gives, and its value."""
+    """(The field of Device that `part` gives, its value); `text`: the whole description, for errors."""
     name, given, value = (piece.strip() for piece in part.partition("="))
     if given and name == "reserve":
         return name, read_bytes(value, f"device {text!r}: reserve")

@@ -6,8 +6,9 @@ nodes read what, not from names or positions.  A stage is the attention or the f
 whole layer where both run in parallel, or a layer of a recurrent model although its states are read early and written
 late.
 
-Nodes beside these paths: what inputs and caches alone feed belongs to the stage of its first reader, a sink to the
-stage of what it reads, and what is connected by a resident alone to the stage of that resident's other readers.
+Nodes beside these paths: a node that only inputs and caches feed belongs to the stage of its first reader; a node
+without readers to the stage of what it reads; a node that only shares a resident to the stage of that resident's other
+readers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ggml_sched.placement.wiring import Wiring
 __all__ = ["LARGE", "Model", "Stage", "find_models", "large_bytes"]
 
 LARGE = 256 << 10
-"""Bytes from which a resident of a large model is worth a decision of its own; see `large_bytes`."""
+"""From this many bytes on a resident of a large model gets a device of its own choice; see `large_bytes`."""
 
 
 class Stage(NamedTuple):
@@ -50,11 +51,11 @@ class Model:
 
 
 class _Cuts(NamedTuple):
-    """Every possible cut of one graph.  A segment is here the nodes between two possible cuts; cut j is after segment
-    j, whose last node on the paths is vertices[j]."""
+    """Every possible cut of one graph.  A segment is, in this file, the nodes between two possible cuts.  Cut j is
+    after segment j, whose last node on the paths from the first to the last activation is vertices[j]."""
 
     vertices: list[int]
-    segments: list[int]     # for each node its segment
+    segments: list[int]     # for each node the number of its segment
 
 
 def large_bytes(total: int) -> int:
@@ -103,16 +104,16 @@ def _cuts(w: Wiring) -> _Cuts:
     last = next((i for i in range(n - 1, -1, -1) if w.root[w.ids[i]] not in w.residents), -1)
     if last < 0:
         return _Cuts([], [0] * n)
-    depth = [-1] * n                # the most nodes on a path to the last activation; -1: there is no path
+    depth = [-1] * n                # for each node the length of the longest path to the last activation; -1: no path
     depth[last] = 0
     for i in range(last, -1, -1):
         if depth[i] >= 0:
             for p in w.before[i]:
                 depth[p] = max(depth[p], depth[i] + 1)
     first = max(range(n), key=lambda i: (depth[i], -i))
-    reached = [False] * n           # whether a path from the first to the last activation goes through a node
+    reached = [False] * n           # for each node whether a path from the first to the last activation has it
     reached[first] = True
-    reader = [0] * n                # the last reader of a node on such a path
+    reader = [0] * n                # for each node its last reader that is on such a path
     for i in range(first + 1, last + 1):
         if depth[i] >= 0:
             for p in w.before[i]:
@@ -134,7 +135,7 @@ def _cuts(w: Wiring) -> _Cuts:
 
 
 def _spread(w: Wiring, segments: list[int]) -> None:
-    """Give the nodes beside the paths, whose segment is -1, a segment: as the first lines of this file say."""
+    """Give a segment to the nodes beside the paths, whose segment is -1, by the rules at the beginning of this file."""
     n = len(w)
     readers: list[list[int]] = [[] for _ in range(n)]
     for i, before in enumerate(w.before):
@@ -200,10 +201,10 @@ def _reads(w: Wiring, cuts: _Cuts) -> list[set[str]]:
 
 
 def _common(wirings: list[Wiring], cuts: list[_Cuts], reads: list[list[set[str]]]) -> list[tuple[int, ...]]:
-    """The cuts that all graphs have, in order; a cut is given by the segment before it in each graph.
+    """The cuts that all graphs have, in order; a cut is given by the number of the segment before it in each graph.
 
-    Cuts of two graphs are equal if the same residents are read before them, of those that all graphs read.  Of several
-    equal cuts of one graph the one counts where the fewest bytes pass; of several such the last, so that nodes without
+    Cuts are equal if, of the residents that all graphs read, the same ones are read before them.  Of several equal cuts
+    of one graph the one counts where the fewest bytes pass; if several have as few, the last one, so that nodes without
     residents are in the stage of what they read.
     """
     names = set.intersection(*(set().union(*read) for read in reads))
@@ -223,8 +224,8 @@ def _common(wirings: list[Wiring], cuts: list[_Cuts], reads: list[list[set[str]]
 
 
 def _worth(cuts: list[tuple[int, ...]], reads: list[list[set[str]]], sizes: dict[str, int]) -> list[tuple[int, ...]]:
-    """The cuts that are kept: a stage that reads less than `large_bytes` becomes a part of the next one, so that the
-    cut after it is dropped."""
+    """The cuts that remain after small stages are merged: a stage whose residents are less than `large_bytes` becomes a
+    part of the next stage, and the cut between the two is dropped."""
     least = large_bytes(sum(sizes[name] for name in set().union(*(segment for read in reads for segment in read))))
 
     def small(start: Sequence[int], stop: Sequence[int]) -> bool:

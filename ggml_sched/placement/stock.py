@@ -1,10 +1,10 @@
 """What an unmodified llama.cpp must be given to place weights and caches as a fit does: `stock(fit)`.
 
-llama.cpp gives each layer a device: the first layers to the host, the others then to its devices, one after the other
-in their order, in the proportions of `-ts`; the output is one more layer at the end.  A layer's caches follow its
-device.  Weights do, too, unless a regular expression (`-ot`) names another device for them.  So weights can be
-anywhere, and caches wherever the order of layers allows; where a fit has them otherwise, the nearest order is taken and
-the rest fitted to it again.
+llama.cpp gives each layer a device: the host has the first layers, then each device in order has a number of layers in
+the proportions of `-ts`; the output is one more layer at the end.  A layer's caches are on the layer's device.  Weights
+are, too, unless a regular expression (`-ot`) names another device for them.  So weights can be anywhere, but caches
+only where the order of layers allows; where a fit has caches elsewhere, the nearest allowed order is taken, and all
+else is fitted again around it.
 
 Owns the rules of llama.cpp's parameters, nothing of its arithmetic.  All sizes are bytes, times seconds.
 """
@@ -36,18 +36,18 @@ __all__ = ["Stock", "StockUsage", "stock"]
 HOST = "CPU"
 """llama.cpp's name of the host."""
 OFFLOADED_ROWS = 32
-"""From this many rows on, devices of llama.cpp compute nodes whose weights are on the host."""
+"""From this many rows (tokens) on, llama.cpp lets a device compute nodes whose weights are on the host."""
 MOST_ROUNDS = 5
-"""Placements that are tried, at most, until llama.cpp's arenas fit."""
+"""The most placements that are tried until llama.cpp's arenas fit."""
 ROUNDS_ELSEWHERE = 2
-"""In this many of these rounds, the last ones, caches may move to where a search for more room puts them; before that
-they stay where the first placement has them."""
+"""In so many of these rounds, the last ones, caches may move to where a search for more room puts them; in earlier
+rounds they stay where the first placement has them, if something fits around them."""
 HOST_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of the layers whose caches are on the host, one tried after the other where caches leave no room."""
+"""The parts of the layers whose caches are put on the host, tried in this order until all else fits."""
 PINNED = 1 << 40
 """A byte of a cache that the caller pinned counts as this many bytes where `assign` looks for the fewest to move."""
 MOST_ORDERS = 6
-"""Of up to this many devices all orders are tried, which are 720; of more, only the order of their first layers."""
+"""With up to this many devices all orders are tried (720); with more, only the order in which layers use them first."""
 _WEIGHT = re.compile(r"blk\.(\d+)\.(.+)")
 _CACHE = re.compile(r"_l(\d+)$")
 _OUTPUT = re.compile(r"output(_norm)?\.(weight|bias)")
@@ -57,7 +57,7 @@ _POLICY = Policy(placement="seed", offsets="best fit", reuse="first", leafs_firs
 
 @dataclass(frozen=True)
 class StockUsage:
-    """Bytes of one device with llama.cpp's own scheduler and allocator, as this package plans them."""
+    """Bytes of one device under llama.cpp's own scheduler and allocator, by plans that follow their rules."""
 
     device: Device
     weights: int
@@ -75,21 +75,21 @@ class Stock:
     """A placement that an unmodified llama.cpp can have: its arguments, the bytes on each device, and the seconds."""
 
     arguments: Mapping[str, object]
-    """Of `llama_cpp.Llama`: n_gpu_layers, tensor_split, n_ctx, n_batch, n_ubatch, type_k, type_v, flash_attn, ..."""
+    """Arguments of `llama_cpp.Llama`: n_gpu_layers, tensor_split, n_ctx, n_batch, n_ubatch, type_k, flash_attn, ..."""
     override_tensor: Mapping[str, str]
-    """{regular expression: device} of weights that are not on their layer's device: `-ot`.  `Llama` has no such
-    argument; `ggml_sched.llama_cpp.overriding` gives it to one."""
+    """{regular expression: device} of weights that are not on their layer's device: `-ot`.  `Llama` has no argument for
+    it; under `ggml_sched.llama_cpp.overriding` models are opened with it."""
     order: tuple[str, ...]
     """The devices in the order in which llama.cpp must list them: `--device`."""
     exact: bool
     """Whether every weight and cache is where the fit has it."""
     moved: Mapping[str, str]
-    """{weight or cache: its device} of the weights and caches that are elsewhere than the fit has them."""
+    """{weight or cache: its device here}, only of those that the fit has on another device."""
     residents: Mapping[str, str]
     """{weight or cache: its device}."""
     memory: tuple[StockUsage, ...]
     seconds: float
-    """The price of the plans, each graph times its weight in the goal, with ggml's rules for all other nodes."""
+    """The prices of the plans, each times its graph's weight in the goal; ggml's rules place the nodes."""
     prices: tuple[Price, ...]
     plans: tuple[Plan, ...] = field(compare=False, repr=False)
 
@@ -100,12 +100,12 @@ class Stock:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Keyword arguments of `ggml_sched.llama_cpp.dry_run`, which has the exact bytes; its `devices` are those of
-        the fit in `order`."""
+        """Keyword arguments of `ggml_sched.llama_cpp.dry_run`, which gives the exact bytes; the argument `devices` is
+        left to the caller: the fit's devices, in `order`."""
         return {**self.arguments, "override_tensor": dict(self.override_tensor)}
 
     def command(self, model: str = "MODEL.gguf", program: str = "llama-server") -> str:
-        """The command line."""
+        """The command line with which `program` places `model` so."""
         given = self.arguments
         words: list[object] = [program, "-m", model, "-c", given["n_ctx"], "-b", given["n_batch"], "-ub",
                                given["n_ubatch"], "-ngl", given["n_gpu_layers"]]
@@ -144,15 +144,15 @@ class Stock:
 
 def stock(fit: Fit, names: Mapping[str, str] | None = None,
           compute: Callable[[Stock], Mapping[str, int]] | None = None, **settings: object) -> Stock:
-    """What stock llama.cpp must be given for a placement, or for the nearest that it can have.
+    """What stock llama.cpp must be given for a fit's placement, or for the nearest one that llama.cpp can have.
 
-    Where llama.cpp cannot have the caches as the fit has them, or its larger arenas exceed a budget, the rest is fitted
-    again around what it can have.  `fits` is False if that was not enough.
+    Where llama.cpp cannot have the caches as the fit has them, or its larger arenas exceed a budget, all else is fitted
+    again around what it can have.  The result's `fits` is False if that was not enough.
 
     `names`: {name of a device of the fit: llama.cpp's name}, such as {"GPU0": "CUDA0"}; the host is "CPU".
     `compute`: a function that returns {llama.cpp's name of a device: bytes of its compute buffers} for a `Stock`, such
-    as `ggml_sched.llama_cpp.compute_of(path)`, which has the exact ones; without it arenas are planned by ggml's rules.
-    `settings` are arguments of `llama_cpp.Llama` that replace those that the graphs show: context, batch, types of
+    as `ggml_sched.llama_cpp.compute_of(path)`, whose bytes are exact; without it arenas are planned by ggml's rules.
+    `settings`: arguments of `llama_cpp.Llama` that replace those that the graphs show: context, batch, types of
     caches, flash attention.
 
     Raises PlacementError for several models, for residents whose names are not llama.cpp's, and where nothing fits
@@ -172,10 +172,10 @@ def stock(fit: Fit, names: Mapping[str, str] | None = None,
         found = _described(again, fit, layers, order, layer_of, wanted, at.residents, called, settings)
         if compute is not None:
             found = _measured(found, compute(found), called)
-        if found.fits or not left:      # plans are those of the last search
+        if found.fits or not left:      # another search would make the plans of `found` invalid
             break
-        # Leave free what llama.cpp's arenas take beyond those of this placement, and at least the missing bytes: then
-        # the next search cannot find this placement again.
+        # Leave free what llama.cpp's arenas take beyond those of this placement, and at least the missing bytes, so
+        # that the next search cannot find this placement again.
         more = [max(size - use.left, use.arena - own) if use.left < 0 else size
                 for size, use, own in zip(more, found.memory, at.arenas, strict=True)]
         near = again.search({**layers.pins, **layers.caches_of(layer_of)}, more) if left > ROUNDS_ELSEWHERE else None
@@ -185,8 +185,8 @@ def stock(fit: Fit, names: Mapping[str, str] | None = None,
 
 def _nearest(again: Refits, layers: _Layers, target: Refit,
              more: Sequence[int]) -> tuple[tuple[str, ...], list[str], Refit]:
-    """The order of devices, the device of each layer, and a placement that llama.cpp can have: the target, or, if it
-    cannot have its caches, a fit around the nearest caches."""
+    """The order of devices, the device of each layer, and a placement that llama.cpp can have: the target, or, if
+    llama.cpp cannot have the target's caches, a fit around the nearest caches that it can have."""
     order, layer_of = layers.assign(target.residents)
     caches = layers.caches_of(layer_of)
     if all(target.residents[name] == device for name, device in caches.items()):
@@ -205,7 +205,8 @@ def _nearest(again: Refits, layers: _Layers, target: Refit,
 
 
 def _measured(found: Stock, arenas: Mapping[str, int], called: Mapping[str, str]) -> Stock:
-    """A description with these bytes of compute buffers in place of planned ones."""
+    """`found` with the bytes of compute buffers in `arenas`, {llama.cpp's name of a device: bytes}, in place of planned
+    ones."""
     return replace(found, memory=tuple(replace(use, arena=arenas.get(called[use.device.name], use.arena))
                                        for use in found.memory))
 
@@ -213,7 +214,7 @@ def _measured(found: Stock, arenas: Mapping[str, int], called: Mapping[str, str]
 def _described(again: Refits, fit: Fit, layers: _Layers, order: Sequence[str], layer_of: Sequence[str],
                wanted: Mapping[str, str], residents: Mapping[str, str], called: Mapping[str, str],
                settings: Mapping[str, object]) -> Stock:
-    """The description of a placement that llama.cpp can have."""
+    """The `Stock` for a placement that llama.cpp can have; `wanted`: {weight or cache: its device in the fit}."""
     plans, prices = _planned(again, fit, residents, bool(settings.get("op_offload", any(fit.stream))))
     memory = tuple(_usage(fit, d, residents, plans) for d in range(len(fit.devices)))
     arguments = _arguments(fit, layers, order, layer_of, settings)
@@ -243,8 +244,9 @@ def _called(fit: Fit, names: Mapping[str, str]) -> dict[str, str]:
 class _Layers:
     """The weights and caches of a fit by layer; the output is one more layer, and the last.
 
-    `caches`: {cache: layer}; `weights`: {weight: layer}, the number of layers for the output; `others`: weights that
-    llama.cpp has on the host, such as the embedding; `pins`: {weight or cache: device} of the caller's pins.
+    `caches`: {cache: number of its layer}; `weights`: {weight: number of its layer}, which is `count` for the output;
+    `others`: weights that llama.cpp has on the host, such as the embedding; `pins`: {weight or cache: device} as the
+    caller pinned it.
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -275,9 +277,9 @@ class _Layers:
         return {name: layer_of[layer] for name, layer in self.caches.items()}
 
     def assign(self, wanted: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
-        """The order of devices, and the device of each layer and the output, that moves the fewest bytes of caches;
-        among these, the one with the fewest bytes of weights to name.  Caches with pins move only where all orders move
-        one."""
+        """(The order of devices; the device of each layer, the output last) that moves the fewest bytes of caches away
+        from the `wanted` devices, and then of weights that `-ot` has to name.  Caches with pins move only if some move
+        in every order."""
         caches = [dict.fromkeys((self.host, *self.names), 0) for _ in range(self.count + 1)]
         weights = [dict.fromkeys((self.host, *self.names), 0) for _ in range(self.count + 1)]
         for of, rows in ((self.caches, caches), (self.weights, weights)):
@@ -294,7 +296,7 @@ class _Layers:
         return best[1], best[2]
 
     def _orders(self, wanted: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-        """Orders of the devices that hold anything; the others follow."""
+        """Orders of the devices to try: all permutations of those that hold anything, followed by the other devices."""
         first: dict[str, float] = {}
         for name, layer in sorted({**self.weights, **self.caches}.items(), key=lambda one: one[1]):
             if wanted[name] != self.host:
@@ -315,8 +317,9 @@ def _layer_of(pattern: re.Pattern[str], name: str) -> int:
 
 def _cheapest(order: Sequence[str], caches: Sequence[Mapping[str, int]], weights: Sequence[Mapping[str, int]],
               ) -> tuple[tuple[int, int], list[str]]:
-    """(bytes of caches and of weights that are not where they were wanted, the device of each layer): the least bytes
-    of caches, and then of weights, for devices that follow `order` from layer to layer."""
+    """((bytes of caches, bytes of weights) that are not where they were wanted, the device of each layer), where these
+    bytes are least and the devices follow `order` from layer to layer.  `caches`, `weights`: for each layer {device:
+    bytes that would not be where they were wanted}."""
     best: list[tuple[tuple[int, int], list[int]]] = [((0, 0), [])] * len(order)
     for cache, weight in zip(caches, weights, strict=True):
         least = best[0]
@@ -335,7 +338,7 @@ def _cheapest(order: Sequence[str], caches: Sequence[Mapping[str, int]], weights
 
 def _arguments(fit: Fit, layers: _Layers, order: Sequence[str], layer_of: Sequence[str],
                settings: Mapping[str, object]) -> dict[str, object]:
-    """Arguments of llama_cpp.Llama."""
+    """The arguments of llama_cpp.Llama for this placement; `settings` replace those that the graphs show."""
     on_devices = [name for name in layer_of if name != layers.host]
     largest = max((plan.graph for plan in fit.plans), key=_tokens)
     residents = {t.name: t for t in largest.tensors if t.resident and t.view_src is None}
@@ -375,8 +378,8 @@ def _context(graph: Graph, residents: Mapping[str, Tensor]) -> int:
 def _overrides(layers: _Layers, residents: Mapping[str, str], layer_of: Sequence[str], host: str) -> dict[str, str]:
     """{regular expression: device} for the weights that llama.cpp would place elsewhere without the expression.
 
-    At most one expression matches a weight.  Of a tied embedding llama.cpp makes a copy for the output, unless an
-    expression matches the embedding.
+    A weight matches at most one expression.  If the embedding is also the output matrix, llama.cpp makes a copy of it
+    for the output, unless an expression matches the embedding.
     """
     found: dict[str, str] = {}
     has_output = any(layer == layers.count and not name.startswith("output_norm")
@@ -403,7 +406,7 @@ def _overrides(layers: _Layers, residents: Mapping[str, str], layer_of: Sequence
 
 
 def _pattern(layers: Sequence[int], parts: Sequence[str]) -> str:
-    """A regular expression of the weights of these parts in these layers, and of no others."""
+    """A regular expression that matches the weights blk.LAYER.PART of these layers and parts, and no others."""
     numbers = "|".join(map(str, layers))
     ends = {part.rpartition(".")[2] for part in parts}
     bodies = [part.rpartition(".")[0] for part in parts] if len(ends) == 1 else list(parts)
@@ -416,7 +419,7 @@ def _pattern(layers: Sequence[int], parts: Sequence[str]) -> str:
 
 
 class _StockBackend(DryBackend):
-    """A device without memory under ggml's rules; with `offloads` it computes large batches for weights of the host."""
+    """A device without memory, under ggml's rules; with `offloads` it computes large batches on the host's weights."""
 
     def __init__(self, device: Device, offloads: bool) -> None:
         super().__init__(device.name, device.alignment)
@@ -438,7 +441,7 @@ def _planned(again: Refits, fit: Fit, residents: Mapping[str, str],
 
 
 def _usage(fit: Fit, d: int, residents: Mapping[str, str], plans: Sequence[Plan]) -> StockUsage:
-    """The bytes of device d with these residents, aligned, and with the largest arena of the plans."""
+    """The bytes of device d: of the residents on it, {name: device}, aligned, and of the largest arena of the plans."""
     device = fit.devices[d]
     nbytes = {t.name: t.nbytes for plan in plans for t in plan.graph.tensors if t.resident and t.view_src is None}
     weights = cache = 0

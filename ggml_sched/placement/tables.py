@@ -1,10 +1,10 @@
 """Tables: from graphs and devices to the chain that the solver reads, and from its solution back to tensors.
 
-A chain has a stage for every stage of every model, and a table for every class of stages; models stand one after
-another.  A state is a device for each graph that counts in the goal (its weight is not 0); in state 0, the host for
-each, a model begins and ends.  `Tables` depends on graphs, devices and the goal alone.  What differs between the chains
-of one search - devices that may hold caches, bytes of arenas, devices of residents that several stages read - selects
-among the patterns, and costs little.
+A chain has a stage for every stage of every model, model after model, and a table for every class of stages.  A state
+is a device for each graph that counts in the goal (its weight is not 0); a model begins and ends in state 0, which is
+the host for each.  `Tables` depends on graphs, devices and the goal alone.  The chains of one search differ in the
+devices that may hold caches, the bytes of arenas, and the devices of residents that several stages read: these only
+select among the patterns, which costs little.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from ggml_sched.placement.costs import Costs, Machine, costs, needs, undominated
 from ggml_sched.placement.devices import Device, Links
 from ggml_sched.placement.facts import Facts
 from ggml_sched.placement.outline import GLOBAL, Outline, Shared, outline, places_of, shared_values
-from ggml_sched.placement.patterns import Columns, columns, patterns
+from ggml_sched.placement.patterns import Sites, patterns, sites
 from ggml_sched.placement.stages import Model, find_models, large_bytes
 from ggml_sched.placement.wiring import Wiring
 from ggml_sched.threads.cached import cached_property
 
 __all__ = ["Assignment", "TableChain", "Tables"]
 
-_MAX_STATES = 27        # all combinations of devices are states up to here: three graphs on three devices
-_MAX_STREAM_TO = 4      # devices that weights may be streamed to
+_MAX_STATES = 27        # up to so many combinations of devices, as of three graphs on three devices, all are states
+_MAX_STREAM_TO = 4      # the most devices that weights may be streamed to
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where a solution has residents and nodes; devices are indices."""
+    """The devices, as indices, on which a solution has residents and nodes."""
 
     residents: dict[str, int]
-    """{name: device}."""
+    """{name of a weight or cache: device}."""
     nodes: tuple[dict[Tensor, int], ...]
     """For each graph {node: device}, of all nodes that are no views."""
     streamed: tuple[tuple[str, ...], ...]
-    """For each graph the names of the weights that are read on another device than they are on."""
+    """For each graph the names of the weights that nodes of another device read."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableChain(Chain):
-    """A chain, and which patterns and variants its rows stand for."""
+    """A chain whose tables have only some patterns of each class, and which patterns and variants these are."""
 
     rows: tuple[NDArray[np.intp], ...] = field(default=())
-    """For each class the pattern of each row."""
+    """For each class: for each row of the chain's table the index of its pattern among all patterns of the class."""
     variants: tuple[tuple[NDArray[np.int16], ...], ...] = field(default=())
-    """For each class, for each of its graphs that count in the goal, the variant [patterns, device of the incoming
-    activation, device of the one passed on]."""
+    """For each class, for each of its graphs that count in the goal, the variant [all patterns, device of the incoming
+    activation, device of the activation passed on]."""
 
 
 _Kept: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64], tuple[NDArray[np.int16], ...]]
+"""The table of one class for a chain, as `Tables._table` returns it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,26 +70,26 @@ class _Class:
     model: int
     outline: Outline
     atoms: Atoms
-    rules: tuple[Columns, ...]
-    patterns: NDArray[np.int8]      # [patterns, free atoms]
-    devices: NDArray[np.int8]       # [patterns, atoms], pinned ones included
-    memory: NDArray[np.int64]       # [patterns, devices]
+    rules: tuple[Sites, ...]
+    patterns: NDArray[np.int8]      # the device of each atom without a pin [patterns, such atoms]
+    devices: NDArray[np.int8]       # the device of each atom [patterns, atoms], pinned ones included
+    memory: NDArray[np.int64]       # bytes of residents [patterns, devices]
     ins: tuple[int, ...]            # devices that the activation from the stage before may be on
     active: tuple[int, ...]         # graphs that count in the goal, as indices into the model's graphs
     costs: tuple[Costs, ...]        # of the active graphs
-    within: tuple[NDArray[np.int64], ...]   # of each `Costs.needs`, plus `_lasting_bytes` on devices but the host
-    held_back: NDArray[np.float64]  # [devices] seconds for the stage's part of `_held_back` inputs, if caches are there
-    needs: NDArray[np.int64]        # [patterns, devices] bytes of arenas that every variant needs
+    within: tuple[NDArray[np.int64], ...]   # `needs` of each of `costs`, plus `_lasting_bytes` on all but the host
+    held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
+    needs: NDArray[np.int64]        # [patterns, devices] bytes of arenas that each variant needs at least
 
 
 class Tables:
     """The stages of some graphs, and the costs of every pattern of every class of stages.
 
-    `graphs`: the facts of every graph that will run; `weights`: for each its weight in the goal, 0 for graphs that
-    count with their memory alone.  `devices`: exactly one is a host.  `stream`: for each graph whether weights on the
-    host may be streamed to another device.  `pins`: {name of a resident: index of its device}.
+    `graphs`: the facts of every graph that will run; `weights`: for each graph its weight in the goal, 0 if only its
+    memory counts.  `devices`: exactly one is a host.  `stream`: for each graph whether weights on the host may be
+    streamed to another device.  `pins`: {name of a resident: index of its device}.
 
-    Raises ValueError for lengths that differ, a weight that is no finite number from 0 on, weights that are all 0,
+    Raises ValueError for lengths that differ, a weight that is infinite or below 0, weights that are all 0,
     devices without a host or with several; GraphError for residents without a name, or of one name and different sizes;
     PlacementError for a pin to a device that does not exist.
     """
@@ -113,7 +114,8 @@ class Tables:
                                           for i, name in w.residents.items()}
         """{name: bytes} of all residents that nodes read or write."""
         self.shared: tuple[tuple[str, ...], ...] = ()
-        """Groups of residents that the same several stages read; each group is on one device."""
+        """The names of residents that several stages read, in groups: all residents of a group are read by the same
+        stages, and are on one device."""
         self.states: tuple[tuple[int, ...], ...] = self._states(stream)
         """For each state, for each graph that counts in the goal, the device of the activation that passes from one
         stage to the next."""
@@ -155,8 +157,8 @@ class Tables:
     def _states(self, stream: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
         """The combinations of devices for the graphs of one model that count in the goal.
 
-        If these are more than `_MAX_STATES`: those with one device for all graphs, and those with one device for the
-        graphs that stream weights and the host for the others.
+        If these are more than `_MAX_STATES`, only two kinds of them: one device for all graphs; or one device for all
+        graphs that stream weights, and the host for all others.
         """
         streams = max(([bool(stream[g]) for g in model.graphs if self.weights[g]] for model in self.models), key=len)
         order = [self._host, *(d for d in range(len(self.devices)) if d != self._host)]
@@ -167,7 +169,7 @@ class Tables:
         return tuple(dict.fromkeys(found))
 
     def _find_stream_to(self) -> list[int]:
-        """The devices that weights may be streamed to: the fastest, if there are many."""
+        """The devices that weights may be streamed to: all but the host, or the fastest `_MAX_STREAM_TO` of them."""
         others = [d for d in range(len(self.devices)) if d != self._host]
         return sorted(sorted(others, key=lambda d: -self.devices[d].flops)[:_MAX_STREAM_TO])
 
@@ -207,18 +209,18 @@ class Tables:
                 self._of_stage.append((m, k))
         self.classes = tuple(of_stage)
         prepared = []
-        # Routers that are atoms of their own multiply the patterns, which are few for two devices.
+        # Routers that are atoms of their own multiply the patterns: with two devices, which give few, more may be.
         most = MAX_ATOMS if len(self.devices) == 2 else FEW_ATOMS
         for m, k in first:
             atoms = find_atoms(self._outlines[k], large[m], most)
-            prepared.append((m, k, self._outlines[k], atoms, columns(self._outlines[k], atoms)))
+            prepared.append((m, k, self._outlines[k], atoms, sites(self._outlines[k], atoms)))
         held = self._held = self._held_back(prepared)
         self._lasting = self._lasting_bytes(held)
         self._inputs = self._price_inputs(held)
         return tuple(self._class(*each, held, stream) for each in prepared)
 
     def _share(self, model: Model, wirings: Sequence[Wiring]) -> dict[str, int]:
-        """{name: number of its group} of the residents that several stages read."""
+        """{name: index of its group in `self.shared`} of the residents that several stages read; adds the groups."""
         stages: dict[str, set[int]] = {}
         for w, of in zip(wirings, model.stage_of, strict=True):
             for i, sources in enumerate(w.sources):
@@ -234,8 +236,8 @@ class Tables:
         self.shared += tuple(tuple(names) for names in alike.values())
         return groups
 
-    def _held_back(self, prepared: Sequence[tuple[int, int, Outline, Atoms, list[Columns]]]) -> list[set[int]]:
-        """For each graph the inputs that several stages read, and that only nodes read which have the column of the
+    def _held_back(self, prepared: Sequence[tuple[int, int, Outline, Atoms, list[Sites]]]) -> list[set[int]]:
+        """For each graph the inputs that several stages read, if every node that reads them is on the device of the
         caches under every rule."""
         found = [set(self._shared_values[g].stages) for g in range(len(self.graphs))]
         for m, _, made, atoms, rules in prepared:
@@ -259,8 +261,8 @@ class Tables:
         return total
 
     def _lasting_bytes(self, held: Sequence[set[int]]) -> list[int]:
-        """For each graph the bytes of the inputs that every stage with caches reads: their copies on a device last from
-        the first stage with caches there to the last."""
+        """For each graph the bytes of those `held` inputs that every stage with caches reads: their copies on a device
+        last from the first stage with caches there to the last."""
         found = [0] * len(self.graphs)
         for m, model in enumerate(self.models):
             count = sum(any(resident.cache for resident in made.residents)
@@ -270,7 +272,7 @@ class Tables:
                 found[g] = sum(int(self._wirings[g].nbytes[s]) for s in held[g] if stages[s] == count)
         return found
 
-    def _class(self, m: int, k: int, made: Outline, atoms: Atoms, rules: list[Columns], held: Sequence[set[int]],
+    def _class(self, m: int, k: int, made: Outline, atoms: Atoms, rules: list[Sites], held: Sequence[set[int]],
                stream: Sequence[bool]) -> _Class:
         model, stage = self.models[m], self._of_stage[k][1]
         found = patterns(atoms.free, len(self.devices), self._host)
@@ -294,7 +296,7 @@ class Tables:
         within = [cost.needs + self._lasting[model.graphs[n]] * lasts
                   for n, cost in zip(active, made_costs, strict=True)]
         if made_costs:
-            # Graphs of weight 0 follow the rule of the first active graph: its variants need their arenas, too.
+            # Graphs of weight 0 follow the rule of the first active graph, whose variants need the arenas of all these.
             shape = (len(found), len(ins))
             at = where(found, atoms, ins, self._host)
             for n in range(len(model.graphs)):
@@ -312,7 +314,7 @@ class Tables:
                       tuple(made_costs), tuple(within), back, least)
 
     def _memory(self, made: Outline, devices: NDArray[np.int8], atoms: Atoms) -> NDArray[np.int64]:
-        """Bytes of residents, as they are aligned [patterns, devices]."""
+        """Bytes of the residents that this class counts, aligned [patterns, devices]."""
         total = np.zeros((len(devices), len(self.devices)), np.int64)
         for d in range(len(self.devices)):
             for a, members in enumerate(atoms.members):
@@ -321,7 +323,7 @@ class Tables:
         return total
 
     def _aligned(self, name: str, d: int) -> int:
-        """Bytes that a resident takes on a device."""
+        """Bytes that a resident takes on device `d`, aligned."""
         found = self._sizes.get((name, d))
         if found is None:
             w, i = next((w, w.by_name[name]) for w in self._wirings if name in w.by_name)
@@ -334,12 +336,12 @@ class Tables:
 
     @property
     def needs(self) -> tuple[NDArray[np.int64], ...]:
-        """For each class the bytes that arenas have to hold at least [patterns, devices], in any variant."""
+        """For each class the bytes that arenas have to hold at least [patterns, devices], whichever the variant."""
         return tuple(each.needs for each in self._classes)
 
     @cached_property
     def levels(self) -> tuple[NDArray[np.int64], ...]:
-        """For each device the bytes of its arena that variants of patterns need: each number once, rising."""
+        """For each device all numbers of bytes that some variant of a pattern needs of its arena, each once, rising."""
         found = [cost.needs.reshape(-1, len(self.devices)) for each in self._classes for cost in each.costs]
         return tuple(np.unique(np.concatenate([needs[:, d] for needs in found])) for d in range(len(self.devices)))
 
@@ -347,8 +349,8 @@ class Tables:
     def cached(self) -> tuple[int, ...]:
         """For each device the bytes that its arena has to hold at least if three or more stages have caches there.
 
-        Copies of the inputs that all of these stages read are alive from the first of the stages to the last, so also
-        while a stage between them runs.  0 for the host, and if fewer stages have caches.
+        Copies of the inputs that all stages with caches read are alive from the first of the stages with caches there
+        to the last, so also while a stage between them runs.  0 for the host, and if the model has fewer such stages.
         """
         found = []
         for m, model in enumerate(self.models):
@@ -384,13 +386,13 @@ class Tables:
 
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
               limits: Sequence[float] | None = None, within: int = -1) -> TableChain:
-        """The chain of all placements that have no caches on the devices where `caches` is False, with residents that
-        several stages read on the devices of `shared` ({name: device}, one name for each group), and arenas of at most
-        `limits` bytes on each device; `within`: a device where the copies of inputs that are read with caches are alive
-        before and after each stage, -1: none.
+        """The chain of all placements that have no caches on the devices where `caches` is False, have residents that
+        several stages read on the devices of `shared` ({name: device}, one name for each group), and need arenas of at
+        most `limits` bytes on each device.  `within`: a device where the copies of inputs that are read with caches are
+        alive before and after each stage; -1: none.
 
-        Copies of inputs that are read with caches: for each device where `caches` is True the start costs one copy;
-        where it is None, as on every device without `caches`, each stage with caches there costs a part of the copy.  A
+        These copies have a price: for each device where `caches` is True the start of the chain costs one copy; where
+        it is None, or if `caches` is None, each stage with caches on the device costs a part of the copy.  A
         group that `shared` does not name may be on a different device in every stage, and its bytes count in the first
         stage alone: such a chain gives lower bounds only.
 
@@ -417,7 +419,7 @@ class Tables:
                           tuple(variants))
 
     def _fixed(self, shared: Mapping[str, int]) -> dict[int, int]:
-        """{group: device}."""
+        """{index of a group in `self.shared`: its device}, from {name of a resident of the group: device}."""
         fixed: dict[int, int] = {}
         for name, device in shared.items():
             group = next((i for i, names in enumerate(self.shared) if name in names), None)
@@ -432,10 +434,9 @@ class Tables:
 
     def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
                limits: tuple[float, ...] | None, within: int) -> _Kept:
-        """(The patterns of a class that no other beats; their seconds [patterns, states, states]; their bytes
+        """(The patterns of class `c` that no other beats; their seconds [patterns, states, states]; their bytes
         [patterns, devices]; for each graph that counts in the goal the variant of fewest seconds [all patterns, device
-        of the incoming activation, device of the one passed on]).  A variant is a rule, and perhaps a device to stream
-        to: costs.py."""
+        of the incoming activation, device of the activation passed on]).  The other arguments are those of `chain`."""
         usable = np.ones(len(each.patterns), bool)
         usable &= ~self._caches(each)[:, [held is False for held in caches]].any(1)
         for r, resident in enumerate(each.outline.residents):
@@ -457,8 +458,9 @@ class Tables:
 
     def _make_table(self, each: _Class, parts: Sequence[bool], usable: NDArray[np.bool_],
                     allowed: Sequence[NDArray[np.bool_]]) -> _Kept:
-        """The result of `_table`.  `parts`: for each device whether each stage pays its part of inputs read with
-        caches; `usable`: the patterns that may be used; `allowed`: for each graph the variants within the limits."""
+        """Make the result of `_table`.  `parts`: for each device whether a stage with caches there pays its part of
+        copying the inputs read with caches; `usable`: the patterns that may be used; `allowed`: for each graph the
+        variants within the limits."""
         best, variants = [], []
         for cost, mask in zip(each.costs, allowed, strict=True):
             seconds, chosen = self._best_variant(cost, mask & usable[None, :, None])
@@ -467,7 +469,7 @@ class Tables:
         n, s = len(each.patterns), len(self.states)
         model = self.models[each.model]
         ins = {d: i for i, d in enumerate(each.ins)}
-        # No stage reads the last activation, so that its device does not matter: a model ends in state 0.
+        # No stage reads the last activation, so its device does not matter: a model ends in state 0.
         leave = [seconds.min(2, keepdims=True) for seconds in best] if each.outline.last else best
         total = np.full((n, s, s), np.inf)
         width = len(each.active)
@@ -484,14 +486,15 @@ class Tables:
                 sums += self.weights[model.graphs[each.active[j]]] * seconds[np.ix_(range(n), a, b)]
             total[grid] = sums
         else:
-            total[:, 0, 0] = np.where(usable, 0.0, np.inf)      # a model that counts with its memory alone
+            total[:, 0, 0] = np.where(usable, 0.0, np.inf)      # only the memory of this model counts
         if each.atoms.cache >= 0:
             total += (each.held_back * parts)[each.devices[:, each.atoms.cache]][:, None, None]
         kept = undominated(total, each.memory)
         return kept, np.ascontiguousarray(total[kept]), each.memory[kept], tuple(variants)
 
     def _best_variant(self, cost: Costs, mask: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
-        """The least seconds, and the variant that has them [patterns, in, out]."""
+        """(The least seconds; the variant that has them, -1: none) [patterns, device of the incoming activation, device
+        of the activation passed on].  `mask`: the variants that are allowed."""
         n, i = cost.seconds.shape[1:]
         every = np.ogrid[:n, :i]
         best = np.full((n, i, len(self.devices)), np.inf)
@@ -504,9 +507,9 @@ class Tables:
         return best, chosen
 
     def needed(self, chain: TableChain, path: Sequence[Choice], within: int = -1) -> list[int]:
-        """Bytes that the arena of each device has to hold at least for a path: the most of its stages, in the variants
-        that the path has.  `within`: a device where the copies of inputs that are read with caches are alive in all
-        stages without caches there, too; -1: none."""
+        """Bytes that the arena of each device has to hold at least for a path: the most that a stage needs in its
+        variant.  `within`: a device where the copies of inputs that are read with caches are taken to be alive also in
+        all stages without caches there; -1: none."""
         most: NDArray[np.int64] = np.zeros(len(self.devices), np.int64)
         for choice, c in set(zip(path, self.classes, strict=True)):
             each, row = self._classes[c], int(chain.rows[c][choice.pattern])
@@ -519,7 +522,7 @@ class Tables:
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
         """For each device the seconds of one copy of the inputs that are read with caches, less what the path's cost
-        has for it; 0 where the path has no caches.  Valid for devices for which `caches` of the chain is None."""
+        includes of them; 0 where the path has no caches.  Valid for devices where the chain's `caches` is None."""
         paid: list[list[float]] = [[] for _ in self.devices]
         for choice, c in zip(path, self.classes, strict=True):
             each = self._classes[c]
@@ -530,8 +533,8 @@ class Tables:
                 for price, parts in zip(self._inputs, paid, strict=True)]
 
     def _variant(self, chain: TableChain, each: _Class, c: int, row: int, choice: Choice, j: int) -> tuple[int, int]:
-        """(The variant of a graph under a choice, the index in `ins` of the device of the incoming activation).  `j`:
-        the index of the graph in `_Class.active`."""
+        """(The variant of a graph under a choice, the index in `_Class.ins` of the device of the incoming activation).
+        `row`: the pattern of the choice; `j`: the index of the graph in `_Class.active`."""
         enters = each.ins.index(self.states[choice.state_in][j])
         chosen = chain.variants[c][j][row, enters]
         if each.outline.last:       # no stage reads the result: it may be on any device
@@ -560,7 +563,8 @@ class Tables:
 
     def _assign(self, nodes: dict[Tensor, int], streamed: dict[str, None], chain: TableChain, each: _Class, k: int,
                 stage: int, row: int, choice: Choice, m: int, n: int) -> None:
-        """Add the nodes of graph n of model m in stage k of the chain."""
+        """Add the nodes of graph n of model m in stage k of the chain to `nodes`, with their devices, and the names of
+        the weights that they read from another device to `streamed`."""
         follows = each.active.index(n) if n in each.active else 0
         rule, came, streams_to = 0, self._host, -1
         if each.active:

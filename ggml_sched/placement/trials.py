@@ -1,7 +1,7 @@
-"""Plans of several graphs for one placement, made as the scheduler makes them: real arenas, real prices, no memory.
+"""Plans of several graphs for one placement, made as the scheduler makes them: with real arenas and prices, no memory.
 
-Owns copies of the graphs, whose residents it moves between devices; the caller's graphs do not change.  Invariant: the
-plans of a trial are valid until the next trial moves the residents.
+Owns copies of the graphs, and moves the residents of these copies between devices; the caller's graphs do not change.
+Invariant: the plans of a trial are valid until the next trial moves the residents.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class Trial:
     residents: tuple[int, ...]
     """Bytes of weights and caches on each device, aligned."""
     arenas: tuple[int, ...]
-    """Bytes of the arena of each device, and of the work memory of its kernels: the most that any of the graphs takes.
-    """
+    """Bytes of each device's arena and of the work memory of its kernels: the largest sum of any graph."""
     missing: tuple[int, ...]
     """Bytes by which residents and arena exceed the budget of each device."""
     prices: tuple[Price, ...]
@@ -55,9 +54,10 @@ class Trial:
 
 class Trials:
     """Some graphs with the same residents, on some devices; `weights`: the weight of each graph in the goal.
-    `graphs`, `facts`: the copies.  `sizes`: {name of a resident: bytes}.  `unread`: {resident that no node reads: its
-    device}, the host unless `_Search` has a pin for it.  Raises GraphError for residents without a name, or of one name
-    and different sizes.
+
+    `graphs`, `facts`: of the copies of the graphs.  `sizes`: {name of a resident: bytes}.  `unread`: {name of a
+    resident that no node reads: its device}, the host if `_Search` has no pin for it.  Raises GraphError for residents
+    without a name, or of one name and different sizes.
     """
 
     def __init__(self, graphs: Sequence[Graph], devices: Sequence[Device], links: Links, weights: Sequence[float],
@@ -91,7 +91,7 @@ class Trials:
     def run(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None = None) -> Trial:
         """Plan all graphs with each resident on its device; `nodes`: for each graph the devices of assigned nodes.
 
-        Raises UnsupportedOp where no backend, or not the assigned one, computes a node.
+        Raises UnsupportedOp for a node that no backend computes, or that its assigned backend does not compute.
         """
         n = len(self.devices)
         held = [0] * n
@@ -108,8 +108,8 @@ class Trials:
         return Trial(tuple(held), tuple(arenas), missing, prices, seconds, splits, nodes is not None, tuple(plans))
 
     def cheapest(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]]) -> Trial:
-        """Of two trials, with the nodes assigned and with the residents alone: the cheaper one that fits, else the one
-        with fewer missing bytes."""
+        """The better of two trials, one with the nodes assigned and one without: the cheaper one if both fit, else the
+        one with fewer missing bytes."""
         own = self.run(residents)
         try:
             assigned = self.run(residents, nodes)
@@ -119,22 +119,22 @@ class Trials:
 
     def _plan(self, g: int, residents: Mapping[str, int], nodes: Mapping[Tensor, int] | None,
               room: Sequence[int]) -> Plan:
-        """The plan of graph number g; `nodes`: assigned ones; `room`: the bytes that its arena may take on each device,
-        beyond which it is planned without copies of weights that are kept."""
+        """The plan of graph number g; `nodes`: the devices of assigned nodes; `room`: for each device the bytes that
+        its arena may take.  If a plan takes more, it is made again without copies of weights that stay."""
         graph = self.graphs[g]
         self._move(self.tensors[g], residents, self.backends)
         assigned = {t: self.backends[d] for t, d in (nodes or {}).items()}
         request = Request(graph, self._core, assigned)
         plan = Plan(graph, make_plan(request, _POLICY), self.backends, "default", assigned_by="the placement")
         if any(plan.data.kept) and any(size > left for size, left in zip(plan.buffer_sizes, room, strict=True)):
-            # As the planner does under budgets: copies of weights that are kept may be what exceeds them.
+            # As the planner does under budgets: copies of weights that stay between computes may be what exceeds them.
             plan = Plan(graph, make_plan(request, _LEAN), self.backends, "default", assigned_by="the placement")
         return plan
 
     def by_rules(self, residents: Mapping[str, int], backends: Sequence[Backend],
                  policy: Policy) -> tuple[tuple[Plan, ...], tuple[Price, ...]]:
-        """Plans of all graphs by another scheduler's rules, and their prices: with other backends in place of those of
-        the devices, in their order."""
+        """(Plans of all graphs by the rules of `policy`, their prices), to compare with another scheduler; `backends`:
+        for each device the backend to plan for in place of the device's own."""
         devices, residents = Devices(tuple(backends)), {**self.unread, **residents}
         plans = []
         for graph, tensors in zip(self.graphs, self.tensors, strict=True):
@@ -144,7 +144,7 @@ class Trials:
         return tuple(plans), tuple(pricer.price(plan) for pricer, plan in zip(self.pricers, plans, strict=True))
 
     def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int], backends: Sequence[Backend]) -> None:
-        """Give the residents of a graph addresses, without memory, one after another on their devices."""
+        """Give the residents of a graph addresses on their devices, one after another, in buffers without memory."""
         groups: dict[tuple[int, bool], list[Tensor]] = {}
         for name, t in tensors.items():
             groups.setdefault((residents[name], t.resident == "weight"), []).append(t)

@@ -1,7 +1,7 @@
 """Which node of a graph reads what, as plain lists by index, for the search of stages and the pricing of patterns.
 
-Node i is `facts.nodes[i]`: nodes that are no views, in execution order.  Tensors are graph ids; a source may be a view,
-its root is what a node or the caller wrote.  Every list is made once for a graph.
+Node i is `facts.nodes[i]`: nodes that are no views, in execution order.  Tensors are given by their ids in the graph.
+A source may be a view; its root is the tensor that a node or the caller wrote.  Every list is made once for a graph.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Wiring:
         """For each tensor its bytes."""
         kinds = graph.kinds()
         self.kinds: list[int] = [kinds[i] for i in self.ids]
-        """For each node a number that equals another's if op, parameters and layouts are equal."""
+        """For each node the number of its kind (`Graph.kinds`): equal for nodes of equal op, parameters and layouts."""
         self.residents: dict[int, str] = {}
-        """The name of each resident, by id; residents are roots."""
+        """{id of a resident: its name}; residents are roots."""
         self.caches: set[int] = set()
-        """The residents that are no weights, and those that a node writes."""
+        """The ids of residents that are no weights, or that a node writes."""
         self.by_name: dict[str, int] = {}
-        """The id of each resident."""
+        """{name of a resident: its id}."""
         self._find_residents()
         self.producer: list[int] = [-1] * len(self.root)
         """For each root the first node that writes it; -1: a leaf."""
         for i in range(len(self.ids) - 1, -1, -1):
             self.producer[self.root[self.ids[i]]] = i
         self.before: list[list[int]] = self._find_before()
-        """For each node the nodes whose results it reads, without residents; each once."""
+        """For each node the nodes whose results it reads, each once.  What nodes write to residents does not count."""
 
     def __len__(self) -> int:
         return len(self.ids)

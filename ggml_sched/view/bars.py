@@ -1,8 +1,8 @@
-"""Answers of `fit` as SVG files: the bytes of each device by use, the seconds by part, and the bound; also beside an
+"""Answers of `fit` as SVG files: the bytes of each device by use, what takes the time, and the bound; also beside an
 earlier answer.
 
-Bars of devices have one scale of bytes, bars of time one of seconds.  The bar of a host shows the bytes that are taken,
-not its whole memory.
+All bars of devices have the same scale of bytes, and all bars of time the same scale of seconds.  The bar of a host
+shows the bytes that are taken, not its whole memory.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ BAR, THIN, GAP = 34, 22, 6
 CACHE, ARENA, RESERVE, FREE = "cache", "arena", "reserve", "free"
 _WEIGHTS = {EXPERTS: "experts", FEED_FORWARD: "feed-forward", ATTENTION: "attention", RECURRENT: "recurrent",
             OUTPUT: "output", STREAM: "embedding, norms", OTHER: "other weights"}
-"""{role: the name of its weights}, in the order of a bar."""
+"""{role: what a drawing calls weights of this role}, in the order in which a bar has them."""
 KINDS = {**{name: ROLES[role].colour for role, name in _WEIGHTS.items()}, CACHE: ROLES[INPUTS].colour,
          ARENA: ROLES[COPIES].colour}
-"""{use of bytes: its colour}; a reserve is hatched, and free bytes show the bar's ground."""
+"""{use of bytes: its colour}.  Two uses have none: the reserve is hatched, and free bytes are the bar's empty rest."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,20 @@ class _Device:
     name: str
     memory: int
     parts: dict[str, int]
-    """{use: bytes}."""
+    """{use, which is a key of KINDS or RESERVE: bytes}."""
     left: int
     is_host: bool
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The parts of one answer that are drawn."""
+    """What is drawn of one answer."""
 
     devices: tuple[_Device, ...]
     seconds: float
     spent: tuple[tuple[str, float, str], ...]
-    """(name, seconds, class or colour) of each part of the time; seconds of a graph are multiplied by its weight."""
+    """The parts of the bar of time: (what takes it, such as "GPU computes", "copies" or "splits"; its seconds, summed
+    over the graphs, each times its weight in the goal; its fill: a CSS class, or a colour "#...")."""
 
 
 def svg(fit: Fit, before: Fit | Stock | Mapping[str, Any] | None = None, names: Sequence[str] = ()) -> str:
@@ -88,7 +89,7 @@ def notebook(fit: Fit) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The use of a weight, by its name."""
+    """The use, a key of `KINDS`, as which the bytes of a weight count, by its name."""
     role = role_of_name(name, weight=True)
     return _WEIGHTS.get(OTHER if role is None else role, _WEIGHTS[OTHER])
 
@@ -108,15 +109,15 @@ def _of_fit(fit: Fit) -> _Answer:
 
 
 def _answer(found: Fit | Stock | Mapping[str, Any], like: Fit) -> _Answer:
-    """An answer, a placement of llama.cpp's, or a dict of `Fit.to_dict`; of the latter two the bytes of each weight are
-    those of `like`."""
+    """What is drawn of `found`: an answer of `fit`, a placement of llama.cpp's, or what `Fit.to_dict` returned.  The
+    latter two do not have the bytes of each weight: they are taken from `like`."""
     if isinstance(found, Fit):
         return _of_fit(found)
     if isinstance(found, Mapping):
         return _of_dict(found, like)
     used = [(use.device.name, use.weights, use.cache, use.arena, use.left) for use in found.memory]
     names = [use.device.name for use in found.memory]
-    # Devices may have llama.cpp's names there.
+    # In `found.residents` devices may have llama.cpp's names.
     called = {there: name for name, there in zip(names, _order(found, names), strict=True)}
     devices = [_device(like, name, {resident: called.get(device, device) for resident, device in
                                     found.residents.items()}, weights, cache, arena, left)
@@ -127,7 +128,7 @@ def _answer(found: Fit | Stock | Mapping[str, Any], like: Fit) -> _Answer:
 
 
 def _order(found: Stock, names: Sequence[str]) -> list[str]:
-    """llama.cpp's name of each device, the host last."""
+    """For each device of `names`, the host last, its name in `found.residents`: the same, or llama.cpp's."""
     there = set(found.residents.values())
     known = [name for name in names if name in there]
     return list(names) if len(known) == len(there) else [*found.order, "CPU"][: len(names)]
@@ -152,7 +153,8 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
 
 def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, cache: int, arena: int, left: int,
             memory: int | None = None, reserve: int | None = None, is_host: bool | None = None) -> _Device:
-    """A device whose residents are known by name; what these do not explain is other weights."""
+    """The bytes of device `name` by use, from its totals and from the names of the weights on it (`residents`: {weight
+    or cache: device}); bytes of weights that these names do not explain count as other weights.  None: as in `like`."""
     own = next((device for device in like.devices if device.name == name), None)
     parts = dict.fromkeys(KINDS, 0)
     for entry in like.placed:
@@ -168,7 +170,8 @@ def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, ca
 
 def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], float, float]],
            ) -> tuple[tuple[str, float, str], ...]:
-    """The parts of the time; `graphs`: (weight, seconds of each device, of copies, of splits)."""
+    """The parts of the bar of time, as in `_Answer.spent`; `graphs`: for each graph (its weight in the goal, seconds
+    of each device, of copies, of splits)."""
     found = [(f"{name} computes", sum(w * compute[d] for w, compute, _, _ in graphs),
               "host" if d == len(names) - 1 and d else "device") for d, name in enumerate(names)]
     found.append(("copies", sum(w * copies for w, _, copies, _ in graphs), ROLES[COPIES].colour))
@@ -180,7 +183,7 @@ def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], 
 
 
 def _draw(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
-    """The file; the last answer is that of the fit."""
+    """The SVG file of (title, answer) pairs, drawn from top to bottom; the last answer is that of the fit."""
     first, second = verdict(fit).splitlines()
     room = float(WIDTH - LEFT - RIGHT)
     if len(answers) > 1:
@@ -248,14 +251,14 @@ def _hatching() -> str:
 
 
 def _shown(device: _Device) -> int:
-    """The bytes that the bar of a device shows: for a host the sum of its parts, for others its memory, or the sum if
-    that is larger."""
+    """The bytes that the bar of a device shows: for a host the sum of its parts, for other devices the memory, or the
+    sum of the parts if that is larger."""
     taken = sum(device.parts.values())
     return taken if device.is_host else max(device.memory, taken)
 
 
 def _bar(device: _Device, y: float, high: float, scale: float, title: str) -> Iterator[str]:
-    """The bar of one device: its parts one beside the other, on a ground of `_shown` bytes; `title`: at its right."""
+    """The bar of one device: its parts side by side, on a background of `_shown` bytes; `title`: text to its right."""
     whole = _shown(device) * scale
     yield f'<rect x="{LEFT}" y="{y:.1f}" width="{max(whole, 1):.1f}" height="{high}" rx="3" class="back edge"/>'
     x = float(LEFT)
@@ -272,7 +275,7 @@ def _bar(device: _Device, y: float, high: float, scale: float, title: str) -> It
 
 
 def _inside(kind: str, nbytes: int, x: float, y: float, size: float, high: float) -> Iterator[str]:
-    """The bytes of a part as text, if it has room in the part."""
+    """The bytes of a part as text inside the part, if there is room for the text."""
     words = memory_text(nbytes)
     if kind != RESERVE and high >= THIN and size > wide(words, 11) + 8:
         yield (f'<text x="{x + size / 2:.1f}" y="{y + high / 2 + 4:.1f}" font-size="11" text-anchor="middle" '
@@ -287,7 +290,7 @@ def _words(device: _Device) -> list[str]:
 
 
 def _time(answer: _Answer, title: str, y: float, high: float, scale: float) -> Iterator[str]:
-    """The bar of the time."""
+    """The bar of time of one answer; `scale`: pixels for a second; `title`: text to its right."""
     x = float(LEFT)
     for what, took, look in answer.spent:
         size = took * scale
@@ -312,7 +315,7 @@ def _time_words(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
 
 
 def _time_legend(answer: _Answer, y: float) -> tuple[list[str], float]:
-    """(the legend of the bar of time, for the parts that take any; the y below it)."""
+    """(the legend of the bar of time, with the parts that take any time; the y below the legend)."""
     drawn, x = [], float(LEFT)
     for what, took, look in answer.spent:
         if took > 0:

@@ -1,6 +1,6 @@
 """Memory maps with collapsed layers: for each layer and each range of addresses the role that takes it longest.
 
-A block that outlives the layer after its own, such as a mask, is not collapsed: it is drawn in both cases.
+A block that outlives the layer after its own, such as a mask, is not collapsed: it is drawn for closed layers, too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from ggml_sched.view.memory import Ints, MemoryMap
 __all__ = ["Cell", "Collapsed", "collapse"]
 
 _SHADES = 8
-"""Cells whose parts of time are equal in this many steps are one cell."""
+"""The parts of time that neighbouring ranges of bytes are taken are compared in this many steps: ranges of one role and
+the same step become one cell."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The bytes [low, high) during one section."""
+    """The bytes [low, high) of an arena during one section (a layer)."""
 
     section: int
     low: int
@@ -29,7 +30,7 @@ class Cell:
     role: int
     """The role that takes these bytes longest."""
     part: float
-    """The part of the section's time in which any tensor takes them."""
+    """The part of the section's time in which any tensor takes these bytes, 0 to 1."""
     count: int
     """The number of blocks in the cell."""
     largest: int
@@ -46,11 +47,11 @@ class Collapsed:
 
 
 def collapse(of: MemoryMap, sections: Sequence[Section]) -> Collapsed:
-    """Collapse a map; the sections have times."""
+    """Collapse all layers of a map; `sections`: the layers, with times in place of positions."""
     firsts = np.array([s.first for s in sections], np.int64)
     stops = np.array([s.stop for s in sections], np.int64)
     begun = np.searchsorted(firsts, of.first, "right") - 1
-    # Of sections without time, in which nothing computes, none holds a block.
+    # A section without time, in which nothing computes, has no block.
     ended = np.searchsorted(stops, of.stop, "left")
     long = np.searchsorted(np.unique(stops), of.stop, "left") - np.searchsorted(np.unique(stops), of.first, "right") > 1
     cells: list[Cell] = []
@@ -62,7 +63,7 @@ def collapse(of: MemoryMap, sections: Sequence[Section]) -> Collapsed:
 
 
 def _cells(of: MemoryMap, k: int, section: Section, inside: Ints) -> list[Cell]:
-    """The cells of one section; `inside`: the blocks in it."""
+    """The cells of section `k`; `inside`: the indices of the blocks that are in it."""
     low, high = of.low[inside], of.high[inside]
     time = np.minimum(of.stop[inside], section.stop) - np.maximum(of.first[inside], section.first)
     edges = np.unique(np.concatenate([low, high]))

@@ -1,7 +1,7 @@
 """The content of a page about a plan, as lists for JSON: tensors, memory maps, layers, splits, copies, peaks.
 
-Lists of tensors are indexed by id: the graph's tensors, then copies and their further slots.  Times are those of
-memory.py, sizes bytes.  Words that repeat are numbers of an entry in `words`.
+Lists of tensors are indexed by id: the graph's tensors, then copies and their further slots.  Times count steps, as in
+memory.py; sizes are bytes.  In place of words that repeat there is their index in the list `words`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from ggml_sched.view.roles import COPIES, roles_of
 __all__ = ["Content", "content_of"]
 
 _MOST = 100_000_000
-"""The most series, times positions, of a plan whose peaks are shown: they are found in a table of that size."""
+"""Peaks are shown if the plan's series times its positions are at most this many: the size of the table that finds
+them."""
 
 
 class Content:
-    """The content of one plan: `data` for JSON, and values that the tables of the page show."""
+    """The content of one plan: `data`, which becomes JSON, and what the tables of the page need."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         self.plan: Plan = plan
@@ -44,7 +45,7 @@ class Content:
         return self._words.setdefault(text, len(self._words))
 
     def _data(self) -> dict[str, Any]:
-        """Everything of the plan that the page's program reads."""
+        """Everything that page.js reads of the plan."""
         plan = self.plan
         collapsed = [collapse(of, self.sections) for of in self.maps]
         maps = [{"backend": b, "arena": of.arena, "live": of.live, "owner": of.owner.tolist(),
@@ -62,7 +63,8 @@ class Content:
         }
 
     def _tensors(self) -> dict[str, list[Any]]:
-        """Columns of all ids."""
+        """{property: a list indexed by id}, with exceptions: "inplace", "held" and "output" are the ids of tensors with
+        this property; "fell" has a list for each fallback: the ids of its nodes, then its index in "fallbacks"."""
         plan, data = self.plan, self.plan.data
         graph = plan.graph
         count = data.n_tensors + data.n_copies + len(data.slot_copies)
@@ -99,19 +101,19 @@ class Content:
         return columns
 
     def _ids(self, labels: Iterable[str]) -> list[int]:
-        """The ids of nodes by their labels (`Plan.label_of`)."""
+        """The ids of the nodes with these labels (`Plan.label_of`)."""
         wanted = set(labels)
         return [i for i in range(self.plan.data.n_tensors) if self.plan.label_of(i) in wanted]
 
     def _peaks(self) -> tuple[ArenaPeaks, ...]:
-        """The peaks and caps of the arenas; none where so many names differ that finding them would take long."""
+        """The peaks and caps of the arenas; empty if series are so many that finding them would take long."""
         data = self.plan.data
         owners = [int(i) for of in self.maps for i in of.owner]
         kinds = {series_of(self.plan, i) for i in owners}
         return self.plan.peaks() if len(kinds) * len(data.sequence) <= _MOST else ()
 
     def _series(self) -> list[list[int]]:
-        """The ids of the members of each series that a peak or a cap names, in the order of `named_series`."""
+        """For each entry of `named_series` the ids of the tensors in that series."""
         members: dict[tuple[int, Any], list[int]] = {}
         for b, of in enumerate(self.maps):
             for i in dict.fromkeys(of.owner.tolist()):
@@ -120,7 +122,7 @@ class Content:
         return [members.get(key, []) for key in self.named_series()]
 
     def named_series(self) -> list[tuple[int, tuple[str, str, str, tuple[int, ...]]]]:
-        """(backend, what is equal in a series) of each series of a peak or a cap, each once."""
+        """Each series that a peak or a cap names, once: (index of its backend, its (name, op, type, extents))."""
         found = {}
         for b, of in enumerate(self.peaks):
             every = [s for peak in of.peaks for s, _, _ in peak.series] + [s for cap in of.caps for s in cap.series]

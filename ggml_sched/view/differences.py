@@ -1,8 +1,8 @@
 """The differences between two plans, such as of one graph by two policies, in two placements, or before and after a
 change.
 
-Tensors of both plans correspond by name, op and how many of these came before, so that graphs of equal structure need
-not be one object.  Owns the list and its words.
+Tensors of both plans correspond by name, op and how many tensors of this name and op came before, so the two graphs may
+be different objects.  Owns the list and its words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ggml_sched.planning.tables import table
 __all__ = ["Difference", "Differences", "differences"]
 
 _NAMED = 3
-"""The most names in a line."""
+"""The most names of tensors in one line of the list."""
 
 
 class Difference(NamedTuple):
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
     other: str
     """The value in the second plan."""
     tensors: tuple[tuple[int, int], ...] = ()
-    """(id in the first plan, id in the second) of each tensor that differs; -1 where a plan does not have it."""
+    """(id in the first plan, id in the second plan) of each tensor that differs; -1 for a plan without the tensor."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def differences(plan: Plan, other: Plan, names: Sequence[str] = ()) -> Differenc
 
 
 def plan_names(plan: Plan, other: Plan, names: Sequence[str]) -> tuple[str, str]:
-    """The names of two plans: those given, else their policies, else "first" and "second"."""
+    """The names of two plans: those given, else their policies if these differ, else "first" and "second"."""
     if names:
         if len(names) != 2:
             raise ValueError(f"names of two plans, not {len(names)}: {tuple(names)}")
@@ -82,14 +82,15 @@ def plan_names(plan: Plan, other: Plan, names: Sequence[str]) -> tuple[str, str]
 
 
 def _pairs(plan: Plan, other: Plan) -> tuple[list[tuple[int, int]], tuple[list[int], list[int]]]:
-    """Pairs of ids of corresponding tensors, in the first plan's order; and the ids that one plan alone has."""
+    """Pairs of ids of corresponding tensors, in the first plan's order; and, for each plan, the ids of tensors that it
+    alone has."""
     one, two = _keyed(plan), _keyed(other)
     pairs = [(i, two[key]) for key, i in one.items() if key in two]
     return pairs, ([i for key, i in one.items() if key not in two], [i for key, i in two.items() if key not in one])
 
 
 def _keyed(plan: Plan) -> dict[tuple[str, str, int], int]:
-    """{(name, op, how many of these came before): id} of the graph's tensors, in the caller's order of execution."""
+    """{(name, op, how many tensors of this name and op came before): id}, in the caller's order of execution."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for t in (*plan.given_graph.leafs, *plan.given_graph.nodes):
@@ -133,7 +134,7 @@ def _counts(plan: Plan, other: Plan) -> Iterator[Difference]:
 
 
 def _copied(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
-    """{(from, to): copies and bytes} of every copy that the plan lists."""
+    """{(name of the backend that a copy is from, of the one it is for): (number of copies, their bytes)}."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for copy in plan.copies:
         source = plan.backend_of(copy.tensor.root)
@@ -153,8 +154,8 @@ def _graph(plan: Plan, other: Plan, alone: tuple[list[int], list[int]]) -> Itera
 
 
 def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterator[Difference]:
-    """Nodes, weights and inputs that are on other backends, or on the same one by another rule; those of one kind are
-    one entry."""
+    """Tensors that are on different backends in the two plans, one entry for each pair of backends; and nodes that are
+    on the same backend by different rules, one entry for each pair of rules."""
     moved: dict[tuple[str, str], list[tuple[int, int]]] = {}
     ruled: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for i, k in pairs:
@@ -181,7 +182,7 @@ def _backend_name(plan: Plan, i: int) -> str:
 
 
 def _shared(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterator[Difference]:
-    """Nodes that one plan alone writes in place over a source."""
+    """Nodes that only one of the plans writes in place over a source."""
     found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for i, k in pairs:
         there = plan.data.is_inplace(i), other.data.is_inplace(k)
@@ -195,7 +196,7 @@ def _shared(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterat
 
 
 def _listed(plan: Plan, ids: Sequence[int]) -> str:
-    """The name of one tensor; of several how many there are, and their names with # for each number."""
+    """The name of a single tensor; for several, how many they are, and their names with # in place of numbers."""
     if len(ids) == 1:
         return plan.name_of(ids[0]) or f"{plan.graph.tensors[ids[0]].op} (tensor {ids[0]})"
     masked = [*dict.fromkeys(re.sub(r"\d+", "#", plan.name_of(i)) or plan.graph.tensors[i].op for i in ids)]

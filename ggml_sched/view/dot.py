@@ -1,7 +1,7 @@
 """A plan for Graphviz: nodes coloured by backend, a cluster for each split, copies as dashed edges.
 
-A drawing of a thousand nodes takes minutes and is too large to read, so that the layers of a large graph are one box
-each, until they are named.  A box has the nodes of one layer in one split.
+A drawing of a thousand nodes takes minutes and is too large to read, so each layer of a large graph is drawn as boxes:
+one for its nodes in each split.  Only layers that `expand` names are drawn node by node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["dot"]
 
 _COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
 _LARGE = 100
-"""The most nodes of a graph whose layers are not collapsed."""
+"""The layers of a graph with more nodes than this become boxes."""
 
 
 def dot(plan: Plan, expand: Iterable[int | str] | bool | None = None) -> str:
@@ -36,7 +36,7 @@ def _order(label: str) -> tuple[bool, int, str]:
 
 
 class _Drawing:
-    """One drawing; `opened`: labels of the layers whose nodes are drawn, None for all."""
+    """One drawing; `opened`: the labels of the layers that are drawn node by node; None: all layers are."""
 
     def __init__(self, plan: Plan, opened: set[str] | None) -> None:
         self.plan, self.graph, self.data = plan, plan.graph, plan.data
@@ -44,14 +44,14 @@ class _Drawing:
         self.names: Sequence[str] = names_of(plan)
         self.fused = {self.ids[self.graph.nodes[k]]: n for n, group in enumerate(self.data.groups) for k in group}
         self.box: dict[int, str] = {}
-        """{id: the box that it is drawn in}; an id that is not in it is drawn by itself."""
+        """{id of a tensor: name of the box that stands for it}; tensors without a box are drawn by themselves."""
         self.members: dict[str, list[int]] = {}
         if opened is not None:
             self._collapse(opened)
 
     def _collapse(self, opened: set[str]) -> None:
-        """Put nodes into boxes by layer and split, except nodes of `opened` layers; put the leafs that no such node
-        reads into one box for weights and caches and one for inputs."""
+        """Put nodes into boxes by layer and split, except nodes of `opened` layers.  Put the leafs that no node of an
+        opened layer reads into two boxes: one of weights and caches, and one of inputs."""
         place = {i: p for p, i in enumerate(self.data.sequence)}
         split_of = {node: k for k, (_, start, stop, _) in enumerate(self.data.splits) for node in range(start, stop)}
         layers = iter(sections := sections_of(self.plan))
@@ -90,8 +90,8 @@ class _Drawing:
         return "\n".join([*lines, "}"]) + "\n"
 
     def _statements(self, ids: Iterable[int], drawn: set[str]) -> Iterator[str]:
-        """The statement of each box, and of each tensor without one, that is not drawn yet; weights in boxes are
-        counted there."""
+        """The statements of these tensors, or of their boxes, that are not in `drawn` yet.  The box "weights" is not
+        drawn: the boxes of nodes give the bytes of the weights that they read."""
         for i in ids:
             key = self._key(i)
             if key not in drawn and key != "weights":
@@ -114,7 +114,7 @@ class _Drawing:
         return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{self._colour(i)}"];'
 
     def _box(self, key: str) -> str:
-        """The statement of a box: its layer, how many nodes it has, the bytes of the weights and caches they read."""
+        """The statement of a box: its layer, how many nodes it has, the bytes of weights and caches that they read."""
         members = self.members[key]
         if key == "inputs":
             total = sum(self.graph.tensors[i].nbytes for i in members)
@@ -130,8 +130,8 @@ class _Drawing:
         return f'{key} [label={label}, shape=box, peripheries=2, fillcolor="{self._colour(members[0])}"];'
 
     def _edges(self) -> Iterator[str]:
-        """The edges from sources to nodes; between two boxes one edge, with all bytes that are copied from one to the
-        other."""
+        """The edges from sources to nodes; from one box to another there is a single edge, with all bytes that are
+        copied from the one to the other."""
         graph, data = self.graph, self.data
         joined: dict[tuple[str, str], dict[int, str]] = {}
         for t in graph.nodes:
@@ -154,8 +154,9 @@ class _Drawing:
         yield from self._joined(joined)
 
     def _joined(self, joined: dict[tuple[str, str], dict[int, str]]) -> Iterator[str]:
-        """The edges between boxes.  A copy is counted where it is first read; other edges from what no node computes
-        lead to the first box of each backend alone."""
+        """The edges from or to boxes; `joined`: {(from, to): {source: text of its copy, or ""}}.  A copy counts in the
+        edge to its first reader.  From a leaf, or the box of inputs, an edge without copies leads only to the first box
+        of each backend."""
         leafs = {"inputs", *(f"t{self.ids[t]}" for t in self.graph.leafs)}
         led: set[tuple[str, int]] = set()
         made: set[int] = set()

@@ -1,7 +1,7 @@
 """A plan as an SVG file: which backend computes when, and the memory map of each arena; two plans side by side.
 
-Time goes to the right (see memory.py), addresses upwards.  Maps of one backend have one scale, so that those of two
-plans can be compared.
+Time, which memory.py defines, goes to the right, addresses upwards.  The maps of one backend in two plans have the same
+scale, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ __all__ = ["Column", "column_of", "draw", "svg"]
 
 WIDTH, LEFT, RIGHT, GAP = 1000, 84, 22, 30
 LANE, TALL, SMALL = 20, 250, 74
-"""Pixels: a lane of the strip of backends, the map of the largest arena, the least of any."""
+"""Heights in pixels: of one backend's lane in the strip, of the map of the largest arena, and at least of each map."""
 _TITLED = 600
-"""The most blocks of a map that are drawn one by one, with a title each; more are one path for each role."""
+"""The blocks of a map are drawn one by one, each with a title, if they are at most this many; else as one path for each
+role."""
 _NARROW, _LOW = 0.7, 0.5
-"""The least width and height of a block."""
+"""The least width and height of a block, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The parts of one plan that are drawn."""
+    """What is drawn of one plan; the drawing has a column for each plan."""
 
     title: str
     subtitle: str
     end: int
-    """The time at which the plan has ended."""
+    """The time at which the plan ends: the number of its copies and computing nodes."""
     maps: tuple[MemoryMap, ...]
     names: Sequence[Sequence[str]]
-    """For each map the content of each of its blocks, in words."""
+    """For each map, for each of its blocks, the name or op of the tensor in it."""
     lanes: tuple[tuple[str, bool], ...]
     """For each backend its name, and whether it is the host."""
     splits: tuple[tuple[int, int, int], ...]
-    """(backend, time at which it begins, time at which it has ended) of each split."""
+    """For each split (index of its backend, time at which it begins, time at which it has ended)."""
     copies: tuple[tuple[int, int, int], ...]
-    """(from backend, to backend, time) of each copy."""
+    """For each copy (index of the backend that it is from, index of the one that it is for, time)."""
     sections: tuple[Section, ...]
     """The sections of the plan, with times in place of positions."""
 
@@ -64,7 +65,7 @@ def notebook(plan: Plan) -> str:
 
 
 def column_of(plan: Plan, name: str = "") -> Column:
-    """The column of a plan; `name` stands in front of its title."""
+    """The column of a plan; `name`: put in front of the title, if it is not empty."""
     clock, maps = clock_of(plan), memory_maps(plan)
     splits = tuple((b, first, last) for b, first, last, _ in split_times(plan, clock))
     copies = tuple((source, to, when) for source, to, when, _, _ in copy_times(plan, clock))
@@ -79,7 +80,7 @@ def column_of(plan: Plan, name: str = "") -> Column:
 
 
 def _words(plan: Plan, i: int) -> str:
-    """The name of a tensor of a block, else its op."""
+    """What to call the tensor of a block: its name, or its op if it has no name."""
     if plan.name_of(i):
         return plan.name_of(i)
     return plan.graph.tensors[i].op.removeprefix("UNARY:").lower() if i < plan.data.n_tensors else plan.label_of(i)
@@ -134,7 +135,8 @@ def draw(columns: Sequence[Column], title: str, subject: str = "") -> str:
 
 
 def _strip(column: Column, x: float, y: float, step: float, labelled: bool) -> Iterator[str]:
-    """A lane for each backend with its splits, and the copies as arrows between lanes."""
+    """A lane for each backend, with its splits as rectangles; copies are arrows between lanes.  `step`: pixels for one
+    unit of time; `labelled`: whether the names of backends are written."""
     for k, (name, _) in enumerate(column.lanes):
         middle = y + LANE * (k + 0.5)
         yield f'<path d="M{x:.1f} {middle:.1f}h{column.end * step:.1f}" class="s-grid"/>'
@@ -156,7 +158,7 @@ def _strip(column: Column, x: float, y: float, step: float, labelled: bool) -> I
 
 
 def _axis(top: int, x: float, y: float, panel: float, high: float, labelled: bool) -> Iterator[str]:
-    """Lines at round numbers of bytes."""
+    """Lines across a map at round numbers of bytes; `labelled`: with these numbers at the left."""
     for nbytes in axis_steps(top, max(2, int(high / 44))):
         at = y + high - high * nbytes / top
         yield f'<path d="M{x - (5 if labelled else 0):.1f} {at:.1f}H{x + panel:.1f}" class="s-grid"/>'
@@ -166,7 +168,8 @@ def _axis(top: int, x: float, y: float, panel: float, high: float, labelled: boo
 
 def _map(of: MemoryMap, names: Sequence[str], x: float, y: float, widths: tuple[float, float], high: float,
          scale: float) -> Iterator[str]:
-    """The title of an arena, its bytes as a grey rectangle, its blocks, and lines at its size and its live bytes."""
+    """The map of one arena: a title, its bytes as a grey rectangle, its blocks, lines at its size and its live bytes.
+    `widths`: (pixels of the whole map, pixels for one unit of time); `scale`: pixels for a byte."""
     panel, step = widths
     base = y + high
     top = base - of.arena * scale
@@ -203,7 +206,8 @@ def _map(of: MemoryMap, names: Sequence[str], x: float, y: float, widths: tuple[
 
 
 def _ruler(sections: Sequence[Section], x: float, y: float, step: float) -> Iterator[str]:
-    """Ticks where layers begin, with their numbers, or with every second, fourth, ... where there is no room."""
+    """Ticks where layers begin, and the numbers of the layers, or of every second, fourth, ... layer if there is not
+    room for all.  `step`: pixels for one unit of time."""
     if len(sections) < 2:
         yield text(x, y + 12, "copies and nodes, in the order of execution", "pale", size=12)
         return
@@ -224,7 +228,7 @@ def _ruler(sections: Sequence[Section], x: float, y: float, step: float) -> Iter
 
 
 def _short(words: str, room: float, size: float) -> str:
-    """A text, cut to a width in pixels."""
+    """A text, cut so that it takes at most `room` pixels at a font size of `size`."""
     if wide(words, size) <= room:
         return words
     while words and wide(words + "…", size) > room:

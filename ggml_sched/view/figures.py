@@ -1,8 +1,8 @@
 """The Bokeh figures of a page: for each plan a strip of layers and backends, and a memory map for each arena.
 
-They are made without data, which page.js fills in: which blocks a map shows depends on the layers that are open.  All
-figures of plans of one length share their axis of time, maps of one backend their axis of bytes; page.js lets the axes
-of plans of other lengths show the same layers.
+They are made without data, which page.js fills in: which blocks a map shows depends on the layers that are open.
+Figures of plans of equal length share one axis of time, and maps of one backend one axis of bytes; for plans of
+different length page.js moves the axes so that they show the same layers.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from ggml_sched.view.content import Content
 __all__ = ["Embedded", "embed"]
 
 LANE, TALL, SMALL = 22, 270, 90
-"""Pixels: a lane of the strip, the map of the largest arena, the least of any."""
+"""Heights in pixels: of a lane of the strip, of the map of the largest arena, and at least of each map."""
 LEFT, RIGHT = 92, 14
 _BLOCK = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Figures as HTML: `script` shows them in the elements `divs`, by (number of the plan, name of the figure)."""
+    """Figures as HTML: `script` draws them into `divs`, {(number of the plan, name of the figure): HTML element}."""
 
     script: str
     divs: dict[tuple[int, str], str]
 
 
 def embed(contents: Sequence[Content], key: str, marks: Mapping[str, int]) -> Embedded:
-    """The figures of plans that are shown side by side; `key` begins the names of all their models.
+    """The figures of plans that are shown side by side; `key`: how the names of all their Bokeh models begin.
 
-    `marks`: {backend: bytes} at which its maps have one more line."""
+    `marks`: {backend: bytes at which its maps get one more line, which is dotted}."""
     ranges = _time_ranges(contents)
     tops: dict[str, int] = {}
     for of in (of for c in contents for of in c.maps if of.arena):
@@ -78,7 +78,7 @@ def _time_ranges(contents: Sequence[Content]) -> list[Range1d]:
 
 
 def _figure(name: str, high: int, x_range: Range1d, y_range: Range1d) -> figure:
-    """An empty figure whose events page.js gets."""
+    """A figure without data that passes its events to page.js."""
     made = figure(name=name, height=high, sizing_mode="stretch_width", x_range=x_range, y_range=y_range, tools=[],
                   toolbar_location=None, min_border_left=LEFT, min_border_right=RIGHT, min_border_top=4,
                   min_border_bottom=4, outline_line_color=None, background_fill_color=None, border_fill_color=None,
@@ -101,7 +101,8 @@ def _source(name: str, *columns: str) -> ColumnDataSource:
 
 
 def _blocks(made: figure, name: str, line_color: str | None, line_width: float = 1, edges: bool = False) -> None:
-    """Rectangles whose data page.js fills in; `edges`: each says how opaque its edge is."""
+    """Add rectangles to a figure, whose data page.js fills in; `edges`: whether these data say how opaque each
+    rectangle's edge is."""
     columns = (*_BLOCK, "fill", "alpha", *(["edge"] if edges else []))
     made.quad(**_BLOCK, source=_source(name, *columns), fill_color="fill", fill_alpha="alpha", line_color=line_color,
               line_width=line_width, line_alpha="edge" if edges else 1, name=f"{name}.glyphs")
@@ -128,7 +129,7 @@ def _strip(content: Content, key: str, time: Range1d) -> figure:
 
 
 def _map(key: str, b: int, arena: int, live: int, time: Range1d, nbytes: Range1d, high: int) -> figure:
-    """The memory map of one arena, with its live bytes, its size, its bound and its peaks."""
+    """The memory map of one arena, with the bytes alive over time, and lines at its size and at its live bytes."""
     name = f"{key}.map{b}"
     made = _figure(name, high, time, nbytes)
     made.yaxis.formatter = CustomJSTickFormatter(code="return ggmlView.bytes(tick)")

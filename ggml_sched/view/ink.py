@@ -1,6 +1,6 @@
 """Pieces of SVG drawings: the page with its colours for light and dark, texts, rectangles, legends, axes of bytes.
 
-A drawing is a card with a background of its own, so that it can stand on any page.  Colours of paper and ink are
+A drawing is a card with a background of its own, so that it can stand on any page.  Colours of paper and ink are CSS
 classes, which follow the reader's choice of light or dark; colours of roles are the same in both.
 """
 
@@ -17,12 +17,12 @@ LIGHT = {"paper": "#fcfcfd", "ink": "#24292f", "pale": "#57606a", "line": "#d0d7
          "back": "#eff1f4", "limit": "#cf222e", "device": "#6a7f99", "host": "#b0a48c"}
 DARK = {"paper": "#161b22", "ink": "#e6edf3", "pale": "#9aa4af", "line": "#3d444d", "grid": "#2a313a",
         "back": "#1f262e", "limit": "#ff7b72", "device": "#7f97b5", "host": "#a89a7e"}
-"""{class: colour}: of the card, of texts, of lines; `back` is memory that nothing takes, `limit` a bound, `device` and
-`host` splits of backends."""
+"""{CSS class: colour}, on light and on dark paper.  `paper` is the card; `ink`, `pale` texts; `line`, `grid` lines;
+`back` memory that nothing takes; `limit` a bound; `device`, `host` the splits of backends."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 _WIDTHS = {**dict.fromkeys("il.,:;'|!jtf()[]/ ", 0.34), **dict.fromkeys("mwMW%@", 0.88),
            **dict.fromkeys("ABCDEFGHKNOPQRSTUVXYZ&", 0.7)}
-"""Widths of characters of the font, for a size of 1; others have 0.6."""
+"""{character: about its width at font size 1}; other characters have 0.6."""
 
 
 def wide(words: str, size: float = 13) -> float:
@@ -45,7 +45,7 @@ def document(width: float, height: float, title: str, parts: Iterable[str]) -> s
 
 
 def _style() -> str:
-    """The classes, for light and dark paper: NAME fills, s-NAME strokes."""
+    """The CSS classes, for light and dark paper: for each colour, class NAME fills with it, class s-NAME strokes."""
     def rules(colours: dict[str, str]) -> str:
         fills = "".join(f".gs-plan .{name}{{fill:{c}}}.gs-plan .s-{name}{{stroke:{c}}}" for name, c in colours.items())
         return f"{fills}.gs-plan .edge{{stroke:{colours['line']}}}"
@@ -55,14 +55,15 @@ def _style() -> str:
 
 def text(x: float, y: float, words: str, colour: str = "ink", anchor: str = "start", size: float = 13,
          bold: bool = False) -> str:
-    """A line of text; `colour` is a class."""
+    """A line of text at (x, y); `colour`: one of the CSS classes of `LIGHT`."""
     more = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (f' font-size="{size:g}"' if size != 13 else "")
     more += ' font-weight="600"' if bold else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{colour}"{more}>{escape(words)}</text>'
 
 
 def legend(x: float, y: float, right: float, entries: Iterable[tuple[str, str]]) -> tuple[list[str], float]:
-    """(name, colour) of each entry as squares with names, in as many lines as they need; and the y below the last."""
+    """(the legend, the y below it): for each of `entries`, (name, colour), a square and the name, in as many lines
+    between x and `right` as they need."""
     drawn, at = [], x
     for name, colour in entries:
         size = 19 + wide(name, 12) + 20
@@ -75,7 +76,7 @@ def legend(x: float, y: float, right: float, entries: Iterable[tuple[str, str]])
 
 
 def ink_on(colour: str) -> str:
-    """White or dark, whichever is easier to read on a colour, by the relative luminance of WCAG 2."""
+    """The colour of a text on `colour`: white or dark, by the relative luminance of WCAG 2."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return "#ffffff" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.2 else "#14181d"

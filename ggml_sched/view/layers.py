@@ -1,7 +1,7 @@
 """Sections: a plan's sequence of copies and nodes, cut into the layers of the model, which drawings can collapse.
 
-A layer's number stands in the names of its nodes, weights and caches; a node without one belongs to the layer before
-it, a copy to the layer that reads it.  Where names have no numbers the sections are parts of equal length.
+The names of nodes, weights and caches have the number of their layer; a node without a number belongs to the layer of
+the node before it, a copy to the layer that reads it.  Where no name has a number, sections are parts of equal length.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NUMBER = re.compile(r"(?:blk|layers?|blocks?|h)[._](\d+)\.|_l(\d+)\b|-(\d+)(?= 
 _BEFORE, _AFTER = -1, 1 << 30
 """The numbers that stand for the positions before the first layer, and after the last."""
 _PARTS, _SHORTEST = 64, 64
-"""Without layers: the most parts, and the fewest positions of one."""
+"""For a plan without layers: the most parts of equal length, and the fewest positions of a part."""
 _TORN = 4
-"""The most sections for each layer; in a plan that has more, layers do not follow one another."""
+"""A plan with more than this many runs of positions for each layer, on average, counts as one without layers."""
 
 
 class Section(NamedTuple):
@@ -35,7 +35,8 @@ class Section(NamedTuple):
 
 
 def sections_of(plan: Plan) -> tuple[Section, ...]:
-    """The sections of a plan, in order; together they cover its sequence.  One for a short plan without layers."""
+    """The sections of a plan, in order; together they cover its sequence.  A short plan without layers is one section.
+    """
     layers = list(_layers(plan))
     runs = _runs(layers)
     numbers = {layer for layer, _, _ in runs} - {_BEFORE, _AFTER}
@@ -46,8 +47,9 @@ def sections_of(plan: Plan) -> tuple[Section, ...]:
 
 
 def _runs(layers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(layer, first position, position after the last) of each run of positions.  A few nodes of one layer among those
-    of another count as part of the other, such as the states of the next layer that a recurrent model reads early."""
+    """(layer, first position, position after the last) for each run of positions of one layer.  A few nodes of one
+    layer among the nodes of another count as nodes of the other, such as a recurrent model's reads of the next layer's
+    states."""
     every = [(layer, len(list(run))) for layer, run in groupby(layers)]
     longest: dict[int, int] = {}
     for layer, length in every:
@@ -65,7 +67,7 @@ def _runs(layers: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _parts(n: int) -> tuple[Section, ...]:
-    """Sections of equal length."""
+    """The sections of a plan of `n` positions that has no layers: parts of equal length."""
     count = max(1, min(_PARTS, n // _SHORTEST))
     ends = [n * k // count for k in range(count + 1)]
     return tuple(Section(f"part {k + 1}" if count > 1 else "", ends[k], ends[k + 1]) for k in range(count))
@@ -77,7 +79,7 @@ def _layers(plan: Plan) -> Iterator[int]:
     current, pending = _BEFORE, 0
     for i in data.sequence:
         if i >= data.n_tensors:
-            pending += 1        # a copy: of the layer of the node that it is made for
+            pending += 1        # a copy: it gets the layer of the next node
             continue
         own = _own(tensors[i], current)
         current = current if own is None else own
@@ -87,8 +89,8 @@ def _layers(plan: Plan) -> Iterator[int]:
 
 
 def _own(t: Tensor, current: int) -> int | None:
-    """The layer in a node's name, or in the names of the weights and caches that it reads; _BEFORE or _AFTER if these
-    have no number; None for a node that reads none."""
+    """The number of the layer in a node's name, or in the names of the weights and caches that it reads.  Without such
+    a number: _BEFORE or _AFTER for a node that reads weights or caches, None for other nodes."""
     number = _numbered(t.name)
     if number is not None:
         return number

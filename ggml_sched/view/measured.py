@@ -1,4 +1,4 @@
-"""The measured times of the steps of traced computes, beside the times that the model of cost predicts.
+"""The measured times of the steps of traced computes, beside the times that prices predict.
 
 Owns the medians and the table.  All times are seconds.
 """
@@ -20,7 +20,7 @@ from ggml_sched.planning.tables import seconds, table
 __all__ = ["Measured", "MeasuredStep", "measured"]
 
 _SHOWN = 24
-"""The most steps of a table: those that take longest."""
+"""The most steps in a table; these are the ones that take longest."""
 
 
 class MeasuredStep(NamedTuple):
@@ -32,11 +32,11 @@ class MeasuredStep(NamedTuple):
     """The step in words, such as "run nodes 0 .. 31"."""
     backend: str
     computes: int
-    """The number of computes in which it ran: it may be left out where its data is in place."""
+    """The number of computes in which it ran: an optional step is left out if its data has not changed."""
     seconds: float
     """The median of its times."""
     price: float | None
-    """The time that the model of cost predicts; None without devices."""
+    """The seconds that `price_steps` predicts; None if no devices were given."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Measured:
     seconds: float
     """The median of the times of the computes."""
     price: float | None
-    """The sum of the prices of its steps; None without devices."""
+    """The sum of the prices of its steps; None if no devices were given."""
     is_exact: bool
-    """Whether the time of a step is that which its backend took, and not that of issuing it."""
+    """Whether a step's time is the time that its backend took; otherwise it is the time of issuing the step."""
     steps: tuple[MeasuredStep, ...]
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Measured:
 
 
 def _beside(took: float, price: float | None) -> tuple[str, ...]:
-    """The price, and the measured time as a multiple of it; nothing without a price."""
+    """The cells of a row for the price, and for the measured time as a multiple of the price; none without a price."""
     if price is None:
         return ()
     return seconds(price), f"{took / price:.2f}" if price > 0 else ""

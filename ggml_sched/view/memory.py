@@ -1,7 +1,7 @@
 """Memory maps: which bytes of each arena a tensor takes, and for how long, as arrays; and when splits and copies are.
 
-Time counts the copies and the nodes that compute, in the order of execution: views take none.  A memory map has a block
-for each memory, of a tensor or of a chain of results in place; a memory whose tail is freed early has two blocks.
+Time counts the copies and the nodes that compute, in the order of execution: views take no time.  A memory map has a
+block for each owner, whose memory views and in-place results share; where a tail is freed early it has two blocks.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class MemoryMap:
     first: Ints
     """The time at which the block begins."""
     stop: Ints
-    """The time at which it has ended."""
+    """The time at which the block has ended."""
     low: Ints
-    """Bytes from the start of the arena; the buffers of an arena that has several follow one another."""
+    """Bytes from the start of the arena to the block's begin; the chunks of an arena count one after another."""
     high: Ints
     role: Ints
 
     def curve(self) -> tuple[Ints, Ints]:
-        """(times, bytes that are alive from each of them to the next); the last value is 0."""
+        """(times, bytes that are alive from each of these times to the next); the last number of bytes is 0."""
         times = np.unique(np.concatenate([self.first, self.stop]))
         change = np.zeros(len(times), np.int64)
         size = self.high - self.low
@@ -50,14 +50,15 @@ class MemoryMap:
 
 
 def clock_of(plan: Plan) -> Ints:
-    """For each position of the sequence, and for its end, the time: how many copies and computing nodes come before."""
+    """The time at each position of a plan's sequence, and at its end: how many copies and computing nodes ran."""
     data, tensors = plan.data, plan.graph.tensors
     steps = [i >= data.n_tensors or tensors[i].computes for i in data.sequence]
     return np.concatenate([[0], np.cumsum(steps, dtype=np.int64)]).astype(np.int64)
 
 
 def split_times(plan: Plan, clock: Ints) -> list[tuple[int, int, int, int]]:
-    """(backend, time at which it begins, time at which it has ended, number of nodes) of each split of a plan."""
+    """For each split of a plan (index of its backend, time at which it begins, time at which it has ended, number of
+    nodes)."""
     graph = plan.graph
     position = {i: p for p, i in enumerate(plan.data.sequence)}
     return [(b, int(clock[position[graph.id_of(graph.nodes[start])]]),
@@ -66,9 +67,10 @@ def split_times(plan: Plan, clock: Ints) -> list[tuple[int, int, int, int]]:
 
 
 def copy_times(plan: Plan, clock: Ints) -> list[tuple[int, int, int, int, int]]:
-    """(from backend, to backend, time, id of the copy, number of the split) of each copy of a plan.
+    """For each copy of a plan (index of the backend that it is from, of the one that it is for, time, id of the copy,
+    number of the split that reads it).
 
-    The time is the beginning of the split; that of a weight that a store fetches ahead is its own.
+    The time is when the split begins; for a weight that a store fetches ahead, when the fetch is.
     """
     data = plan.data
     position = {i: p for p, i in enumerate(data.sequence)}
@@ -84,7 +86,7 @@ def copy_times(plan: Plan, clock: Ints) -> list[tuple[int, int, int, int, int]]:
 
 
 def memory_maps(plan: Plan) -> tuple[MemoryMap, ...]:
-    """The memory map of each backend of a plan, in order; a backend without an arena has one without blocks."""
+    """The memory map of each backend of a plan, in order; the map of a backend without an arena has no blocks."""
     data, clock = plan.data, clock_of(plan)
     roles = [*roles_of(plan.graph), *[COPIES] * (data.n_copies + len(data.slot_copies))]
     starts = [np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in plan.chunk_sizes]

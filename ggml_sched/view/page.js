@@ -1,7 +1,7 @@
 // The program of a page: fills the figures with what is open, and answers the pointer, the search and the tables.
 //
-// The page's data are those of content.py: `tabs[k].plans[p]`.  A view is a tab; its plans share which layers are open,
-// what is searched for and what is chosen.  Times, bytes and ids are as there.  Nothing here reads the network.
+// content.py makes the data of each plan, `tabs[k].plans[p]`, and says what times, bytes and ids in it mean.  A View is
+// a tab; its plans share which layers are open, what is searched for, what is chosen.  Nothing here reads the network.
 (function () {
   "use strict";
   const views = [];
@@ -15,8 +15,8 @@
     return new Response(stream).json();
   }
 
-  const FEW = 120;                          // blocks that a map shows without collapsing layers
-  const MANY = 20000;                       // blocks that have no edges at any zoom
+  const FEW = 120;                          // up to so many blocks of a plan, all layers are open at first
+  const MANY = 20000;                       // if a map shows more blocks, none has an edge at any zoom
   const NUMBER = new Intl.NumberFormat("en-US");
   const number = n => NUMBER.format(n);
 
@@ -43,7 +43,7 @@
         if (!this.blocks.has(owner)) this.blocks.set(owner, [m, []]);
         this.blocks.get(owner)[1].push(k);
       }));
-      this.sharing = new Map();             // owner -> ids that are views of it, or in place of it
+      this.sharing = new Map();             // owner -> ids of its views, and of results in place of it
       t.root.forEach((root, id) => {
         if (root >= 0) this.sharing.set(root, [...(this.sharing.get(root) || []), id]);
       });
@@ -64,7 +64,7 @@
       }
       return this._readers;
     }
-    get keys() {                            // (name, op, how many of these came before) -> id
+    get keys() {                            // (name, op, how many tensors of both came before) -> id
       if (!this._keys) {
         const seen = new Map();
         this._keys = new Map();
@@ -83,7 +83,7 @@
       const found = this.sections.find(([, first, stop]) => first <= time && time < stop);
       return found ? found[0] : "";
     }
-    life(owner) {                           // [first, stop) of the memory of an owner
+    life(owner) {                           // the times [first, stop) in which the memory of an owner is taken
       const there = this.blocks.get(owner);
       if (!there) return null;
       const map = this.maps[there[0]];
@@ -114,12 +114,12 @@
       this.plans = raw.plans.map(plan => new Plan(plan));
       this.differences = raw.differences;
       this.root = document.querySelector(`[data-view="${k}"]`);
-      this.open = new Set();                // labels of open layers: all, where blocks are few
+      this.open = new Set();                // labels of open layers, whose blocks are drawn
       if (this.plans.every(plan => plan.maps.reduce((sum, map) => sum + map.owner.length, 0) <= FEW))
         this.plans.forEach(plan => plan.sections.forEach(([label]) => this.open.add(label)));
-      this.off = new Set();                 // roles that are not shown
-      this.hits = [];                       // for each plan ids that are outlined
-      this.chosen = null;                   // [plan, id]
+      this.off = new Set();                 // roles that the legend has switched off
+      this.hits = [];                       // for each plan the ids that are outlined
+      this.chosen = null;                   // for each plan the chosen id, -1: it has none; null: nothing is chosen
       this.isShown = false;
       this.dressToolbar();
       this.root.querySelectorAll(".link").forEach(row => {
@@ -158,7 +158,7 @@
       figure.properties.inner_width.change.connect(later);
     }
 
-    join(p) {                               // let the plans beside this one show the same layers as it
+    join(p) {                               // when plan p is zoomed or moved, let the other plans show the same layers
       const range = this.time(p);
       const follow = () => {
         if (this.isJoining) return;
@@ -175,7 +175,7 @@
 
     time(p) { return model(`${this.k}.${p}.strip`).x_range; }
 
-    timeIn(p, other, at) {                  // the time of another plan in the same part of the same layer
+    timeIn(p, other, at) {                  // the time in plan `other` that is at the same part of the same layer
       const one = this.plans[p], two = this.plans[other];
       const isAlike = one.sections.length === two.sections.length
         && one.sections.every(([label], k) => label === two.sections[k][0]);
@@ -191,7 +191,7 @@
 
     alpha(role, alpha) { return this.off.has(role) ? alpha * 0.07 : alpha; }
 
-    fill() {                                // cells of closed layers, blocks of open ones
+    fill() {                                // draw cells for closed layers, blocks for open layers
       this.plans.forEach((plan, p) => {
         for (const map of plan.maps) {
           const cells = quads(), blocks = quads(), name = `map${map.backend}.`;
@@ -289,14 +289,14 @@
       });
     }
 
-    edge(p, map, scale, tall) {             // give edges to the blocks that are larger than these are wide
+    edge(p, map, scale, tall) {             // give edges to the blocks that are at least 3 pixels wide and tall
       const source = this.source(p, `map${map.backend}.blocks`), { left, right, bottom, top, edge } = source.data;
       if (left.length > MANY) return;
       const found = Array.from(left, (x, k) => (right[k] - x) * scale >= 3 && (top[k] - bottom[k]) * tall >= 3 ? 1 : 0);
       if (found.some((value, k) => value !== edge[k])) source.data = { ...source.data, edge: found };
     }
 
-    numbers(plan, range, scale) {           // the labels of layers, or of every second, fourth, ... as there is room
+    numbers(plan, range, scale) {           // the labels of all layers, or of every second, fourth, ... to save room
       const words = { x: [], y: [], text: [] };
       if (plan.sections.length < 2) return words;
       const labels = plan.sections.map(([label]) => label.replace("part ", ""));
@@ -316,7 +316,7 @@
       return words;
     }
 
-    envelope([times, values], range, width) {   // bytes alive over time; where pixels are too few, the most in each
+    envelope([times, values], range, width) {   // bytes alive over time; if pixels are few, the most in every two
       let begin = 0, end = times.length;
       while (begin + 1 < times.length && times[begin + 1] <= range.start) begin++;
       while (end > begin + 1 && times[end - 1] > range.end) end--;
@@ -333,7 +333,7 @@
       return { x, y };
     }
 
-    paint() {                               // the colours of light or dark paper
+    paint() {                               // set the colours of light or dark paper
       const font = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif";
       this.figures().forEach(figure => {
         figure.left.forEach(axis => axis.setv({ major_label_text_color: colours.pale, major_label_text_font: font,
@@ -467,7 +467,7 @@
 
     link(p, id) { return `<a href="#" data-plan="${p}" data-id="${id}">${safe(this.plans[p].title(id))}</a>`; }
 
-    follow(box) {                           // let the links in an element choose their tensors
+    follow(box) {                           // make a click on a link in this element choose its tensor
       box.querySelectorAll("a").forEach(a => a.addEventListener("click", event => {
         event.preventDefault();
         this.choose(+a.dataset.plan, +a.dataset.id, true);
@@ -479,7 +479,7 @@
       return shown + (ids.length > 6 ? ` and ${ids.length - 6} more` : "");
     }
 
-    describe() {                            // the panel beside the maps
+    describe() {                            // fill the panel beside the maps with what is known of the chosen tensor
       const panel = this.root.querySelector(".details");
       if (!this.chosen) {
         panel.innerHTML = "<h3>Nothing chosen</h3><div class='kind'>Point at a block to see what it is, click it to keep "
@@ -523,7 +523,7 @@
 
     // -- choosing and searching ---------------------------------------------------------------------------------
 
-    twin(p, id, other) {                    // the tensor of another plan that corresponds to one; -1: none
+    twin(p, id, other) {                    // the id in plan `other` of the same tensor as `id` in plan p; -1: none
       if (p === other) return id;
       this.plans[p].keys;
       const found = this.plans[other].keys.get(this.plans[p]._key[id]);
@@ -583,7 +583,7 @@
       this.describe();
     }
 
-    onRow(row) {                            // a row of a table: outline its tensors
+    onRow(row) {                            // a click on a row of a table: outline its tensors, or end that
       const was = row.classList.contains("chosen"), p = +row.dataset.plan;
       this.clear();
       if (was) return;
@@ -603,7 +603,7 @@
       this.root.querySelector(".columns").scrollIntoView({ block: "nearest" });
     }
 
-    showPeak(p, b, time) {                  // outline what is alive at a time in the arena of a backend
+    showPeak(p, b, time) {                  // outline what is alive at `time` in the arena of backend b, and zoom to it
       const plan = this.plans[p], map = plan.maps.find(found => found.backend === b);
       const section = plan.sections.find(([, first, stop]) => first <= time && time < stop);
       this.hits[p] = map.owner.filter((_, k) => map.first[k] <= time && time < map.stop[k]);
@@ -613,7 +613,7 @@
       this.fill();
     }
 
-    onKey(key) {                            // what a key does; false for other keys
+    onKey(key) {                            // do what a key stands for; returns false for a key without a meaning
       const range = this.time(0), width = range.end - range.start;
       const [low, high] = range.bounds, middle = (range.start + range.end) / 2;
       const by = { ArrowLeft: -0.15, ArrowRight: 0.15 }[key], scale = { "+": 0.7, "-": 1 / 0.7 }[key];

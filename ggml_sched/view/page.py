@@ -1,8 +1,7 @@
 """Pages: plans in a browser, in one file that needs no network.
 
-Bokeh draws the figures; page.html, page.css and page.js are the page around them; content.py and tables.py make the
-data and the tables.  The data of a plan is compressed JSON, so that a graph of 100,000 nodes makes a file of a few
-megabytes.
+Bokeh draws the figures; page.html, page.css and page.js are the page around them; content.py makes the data, tables.py
+the tables.  The data are compressed JSON, so that the page of a graph of 100,000 nodes has a few megabytes.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _SECTIONS = (("Differences", "what is different between the two plans"),
 
 @dataclass(frozen=True)
 class Shown:
-    """A plan on a page, with another one beside it or alone; `title`: of its tab.
+    """A plan on a page, alone or with `other` beside it; `title`: the title of its tab.
 
-    `marks`: {backend: (what, bytes)} of sizes to compare its arenas with."""
+    `marks`: {backend: (what it is, bytes)}: a size to compare the backend's arena with, drawn as a dotted line."""
 
     title: str
     plan: Plan
@@ -54,12 +53,12 @@ class Shown:
 
 
 def save(plan: Plan, path: str | os.PathLike[str], other: Plan | None = None, names: Sequence[str] = ()) -> None:
-    """Write the page of `Plan.save_html`."""
+    """Write the page of one plan, or of two; does the work of `Plan.save_html`."""
     write_text(path, page([Shown("", plan, other, names)]))
 
 
 def page(shown: Sequence[Shown]) -> str:
-    """The HTML of a page with a tab for each entry; Error without the extra `view`."""
+    """The HTML of a page with a tab for each entry; raises Error if Bokeh (the extra `view`) is not installed."""
     needs_bokeh()
     figures = import_module("ggml_sched.view.figures")
     tabs = [_Tab(one, k, figures) for k, one in enumerate(shown)]
@@ -73,13 +72,13 @@ def page(shown: Sequence[Shown]) -> str:
 
 
 def needs_bokeh() -> None:
-    """Error without the extra `view`."""
+    """Raise Error if Bokeh (the extra `view`) is not installed."""
     if find_spec("bokeh") is None:
         raise Error("a page needs Bokeh, which is not installed: pip install 'ggml-sched[view]'")
 
 
 def _bokeh() -> str:
-    """Bokeh's program, without its widgets."""
+    """The text of Bokeh's JavaScript, without its widgets."""
     resources = import_module("bokeh.resources").Resources(mode="inline", components=["bokeh"])
     return str(resources.js_raw[0]).replace("</script", "<\\/script")
 
@@ -89,7 +88,7 @@ def _text(name: str) -> str:
 
 
 def _style() -> str:
-    """The style sheet, with the colours of light and of dark paper."""
+    """The style sheet: the colours of light and of dark paper as variables, then page.css."""
     def variables(colours: dict[str, str]) -> str:
         named = {**colours, "on-device": ink_on(colours["device"])}
         return "".join(f"--{name}:{colour};" for name, colour in named.items())

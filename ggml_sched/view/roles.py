@@ -1,8 +1,9 @@
 """Roles: the part of a model that a tensor belongs to, and the one colour that it has in every drawing.
 
 A role follows from the names that llama.cpp gives nodes and weights; a node without such a name has the role of the
-weight that it reads, else of what it reads.  In a graph without such names roles are classes of ops.  The colours
-differ from each other and from the paper, also for readers who confuse red and green (tests/view/test_roles.py).
+weight that it reads, or, if it reads none, of another source.  In a graph without such names roles are classes of ops.
+The colours differ from each other and from the paper, also for readers who confuse red and green
+(tests/view/test_roles.py).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ ROLES = (Role("inputs", "#716ec4"), Role("residual stream, norms", "#52c491"), R
          Role("output", "#8a3e72"), Role("copies", "#a49409"), Role("other", "#c7cdd4"),
          Role("matrix products", "#64b2fe"), Role("element by element", "#fbaa22"),
          Role("norms, reductions", "#52c491"))
-"""By number; the numbers are those of the constants above.  The last three are those of graphs without names."""
+"""The roles; the constants above are indices of this tuple.  The last three are for graphs without such names."""
 DEEP = frozenset(number for number, role in enumerate(ROLES) if ink_on(role.colour) == "#ffffff")
-"""Roles of dark colours, on which names are white."""
+"""The roles with dark colours, on which texts are white."""
 
 _NODES = re.compile(r"""
     (?P<r2>wqkv|[QKVqkv]cur|[qkv]_|kq|qk|__fattn__|attn_out|cache_[kv]_|attn_(?!norm|inp))
@@ -44,7 +45,7 @@ _NODES = re.compile(r"""
   | (?P<r6>result_(?!norm))
   | (?P<r1>embd|inp_embd|inpL|l_out|ffn_inp|\w*norm(?![a-z]))
     """, re.X)
-"""The names of llama.cpp's nodes, from their first character on; the group's number is the role."""
+"""Matches how the names of llama.cpp's nodes begin; the digit in the name of the matching group is the role."""
 _WEIGHTS = re.compile(r"""
     (?:\w+\.)*?(?:blk\.\d+\.)?(?:
     (?P<r1>(?:attn|ffn|layer|output|token_embd|post|enc\.output)?\w*_norm)
@@ -55,16 +56,16 @@ _WEIGHTS = re.compile(r"""
   | (?P<r6>output\.)
   | (?P<r1b>token_embd|position_embd|token_types))
     """, re.X)
-"""The names of weights in model files."""
+"""Matches how the names of weights in model files begin; the digit in the name of the matching group is the role."""
 _OPS = {PRODUCTS: ("MUL_MAT", "MUL_MAT_ID", "OUT_PROD", "FLASH_ATTN_EXT", "CONV_2D", "SSM_SCAN", "SSM_CONV"),
         REDUCTIONS: ("NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM", "SOFT_MAX", "SUM", "SUM_ROWS", "MEAN", "ARGMAX"),
         ELEMENTS: ("ADD", "ADD1", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "CLAMP", "UNARY", "GLU", "ROPE")}
-"""The roles of ops in graphs without names."""
+"""{role: its ops}, for graphs without llama.cpp's names."""
 _ROLE_OF_OP = {op: role for role, ops in _OPS.items() for op in ops}
 
 
 def role_of_name(name: str, weight: bool = False) -> int | None:
-    """The role that follows from a name; None if none does."""
+    """The role that follows from the name of a node, or of a weight (`weight`); None if the name says none."""
     found = (_WEIGHTS if weight else _NODES).match(name)
     return None if found is None or found.lastgroup is None else int(found.lastgroup[1])
 
@@ -92,8 +93,9 @@ def roles_of(graph: Graph) -> list[int]:
 
 
 def _inherited(sources: Sequence[tuple[Tensor, int | None]]) -> int | None:
-    """The role of a node whose name has none: that of the weight that it reads, else that of the last source with a
-    role other than the residual stream, which passes through all layers."""
+    """The role of a node whose name says none, from its sources and their roles: that of a weight or cache, else that
+    of the last other source.  The role of the residual stream, which passes through all layers, counts only if there is
+    no other; None without any role."""
     held = [role for s, role in sources if s.op == "NONE" and role is not None and role != INPUTS]
     made = [role for s, role in sources if s.op != "NONE" and role is not None]
     return next((role for role in [*held, *reversed(made), *held, *made] if role != STREAM),

@@ -1,6 +1,6 @@
 """The tables of a page as HTML: figures of a plan, what binds its arenas, splits, nodes that fell back, differences.
 
-Rows have attributes for page.js: a click on one shows its tensors in the memory maps.
+Rows have attributes for page.js: a click on a row outlines its tensors in the memory maps.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ggml_sched.view.differences import Differences
 __all__ = ["differences_table", "fallbacks_table", "peaks_tables", "splits_table", "tiles"]
 
 _ROWS = 500
-"""The most rows of a table; the others are counted."""
+"""The most rows of a table of splits; of further splits only their number is shown."""
 _PEAKS, _SERIES, _NAMED = 4, 6, 4
-"""The most peaks of an arena, series of a peak, and tensors in a row, that are listed."""
+"""The most that are listed: peaks of an arena, series of a peak, tensors in a row."""
 _WORTH = 0.01
-"""The part of the live bytes that a cap has to save to be listed."""
+"""A cap is listed if it saves at least this part of the live bytes."""
 
 
 def tiles(content: Content) -> str:
-    """The figures of a plan, one beside the other."""
+    """The main numbers of a plan as tiles side by side: bytes of arenas, splits, copies, nodes that fell back."""
     plan = content.plan
     found = [(memory_text(size), f"arena of {backend.name}", f"{size:,} bytes; {live:,} alive at once")
              for backend, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True) if size]
@@ -40,7 +40,8 @@ def tiles(content: Content) -> str:
 
 
 def peaks_tables(content: Content, p: int) -> str:
-    """For each arena its peaks, with what each series alone would save, and the sets that shrink it together."""
+    """For each arena its peaks, with what each series alone would save, and its caps; `p`: number of the plan in its
+    tab."""
     where = {key: k for k, key in enumerate(content.named_series())}
 
     def members(b: int, series: Iterable[object]) -> str:
@@ -113,12 +114,12 @@ def splits_table(content: Content, p: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first few names, and how many others there are."""
+    """The first `_NAMED` names, and how many others there are."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def fallbacks_table(content: Content, p: int) -> str:
-    """A row for the nodes of an op that one backend refused for one reason."""
+    """A row for all nodes of one op that one backend refused for the same reason."""
     rows = []
     for k, fallback in enumerate(content.fallbacks):
         why = f"{fallback.refused_by} does not support {fallback.why}"
@@ -138,7 +139,8 @@ def differences_table(found: Differences) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[str], total: int, attributes: str = "") -> str:
-    """A table; a # before a title is for a column of numbers."""
+    """An HTML table of these rows; a # before a title in `head` marks a column of numbers.  `total`: how many rows
+    there are in all; how many are not shown is written below."""
     return "\n".join(_lines(head, rows, total, attributes))
 
 

@@ -1,9 +1,10 @@
 """Timelines of traces in the trace event format, which Perfetto and Chrome open.
 
 Each backend is a process with rows for what it runs, receives, sends and waits for, and for its nodes; the caller is a
-process, too, from which inputs come.  A step that moves a tensor is a slice in the row of either end, joined by an
-arrow.  Steps are read by their fields, so that a new kind that has a destination is drawn without a change.
-Slices of one row never overlap in part; what may, computes that are queued and prices, are asynchronous events.
+process, too, from which inputs come.  A step that moves a tensor is a slice at both ends, in the row "sends to" of one
+and in the row "receives from" of the other, joined by an arrow.  Steps are read by their fields, so that a new kind of
+step with a destination is drawn without a change.  Slices of one row never overlap in part; computes that are queued,
+and prices, may overlap, and are asynchronous events.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (times in microseconds).
 """
@@ -37,7 +38,7 @@ RUNS, WAITS, NODES = "runs", "waits", "nodes"
 
 def save(trace: Trace, path: str | os.PathLike[str], devices: Sequence[Device] | None = None, link: LinkLike = None,
          fill: float = 1.0) -> None:
-    """Write the timeline of `Trace.save`."""
+    """Write the timeline of a trace to a file; does the work of `Trace.save`."""
     content = {"traceEvents": list(events(trace, devices, link, fill)), "displayTimeUnit": "ns",
                "otherData": {"exact": trace.is_exact, "computes": len(trace.computes)}}
     write_text(path, json.dumps(content, separators=(",", ":")))
@@ -81,15 +82,15 @@ def _slice(process: str, row: str, name: str, start: float, stop: float, kind: s
 
 def _asynchronous(process: str, name: str, start: float, stop: float, kind: str, number: int,
                   **args: object) -> Iterator[Event]:
-    """An event that may overlap others of its kind; it has a row of its own."""
+    """The begin and the end of an event that may overlap others of its kind; viewers give it a row of its own."""
     one = {"pid": process, "tid": RUNS, "name": name, "cat": kind, "id": number}
     yield {"ph": "b", "ts": start * 1e6, "args": args, **one}
     yield {"ph": "e", "ts": stop * 1e6, "args": {}, **one}
 
 
 def _compute(number: int, compute: TracedCompute, numbers: Iterator[int]) -> Iterator[Event]:
-    """The events of a compute as a whole: the call, the wait for the backends in it, and, if queued work ended after
-    the call, the compute until then."""
+    """The events of a compute as a whole: the call; in the call, the wait for the backends; and, if queued work ended
+    after the call returned, the compute until the end of this work."""
     plan, failed = compute.plan, {"failed": True} if compute.failed else {}
     tokens = plan.graph.meta.get("n_tokens")
     more = f", {tokens} token{'s' if tokens != 1 else ''}" if isinstance(tokens, int) else ""
@@ -102,7 +103,7 @@ def _compute(number: int, compute: TracedCompute, numbers: Iterator[int]) -> Ite
 
 
 def _step(trace: Trace, plan: Plan, span: Span, prices: Sequence[float], numbers: Iterator[int]) -> Iterator[Event]:
-    """A run; or a transfer at both ends, with an arrow from one to the other."""
+    """The events of one step: a slice for a run; for a step that moves a tensor a slice at both ends, and an arrow."""
     step = plan.program.steps[span.number]
     words = step_words(plan, span.number)
     here = plan.backends[step.backend]
@@ -122,13 +123,14 @@ def _step(trace: Trace, plan: Plan, span: Span, prices: Sequence[float], numbers
     yield _slice(ends.to, into, name, span.start, span.stop, step.kind, **args)
     flow = {"cat": step.kind, "name": f"{step.kind} of {memory_text(ends.nbytes)}", "id": next(numbers),
             "args": {"bytes": ends.nbytes}}
-    # Within both slices: a point at the end of one would be in the next.
+    # Both points of the arrow are within their slices: a point at the end of a slice would belong to the next one.
     yield {"ph": "s", "pid": ends.source, "tid": out, "ts": span.start * 1e6, **flow}
     yield {"ph": "f", "bp": "e", "pid": ends.to, "tid": into, "ts": (span.start + span.stop) / 2 * 1e6, **flow}
 
 
 def _ends(plan: Plan, step: Step) -> _Ends:
-    """The ends of a step that moves a tensor: by its fields, and only then by its kind."""
+    """The ends of a step that moves a tensor, from its fields; only for a load does its kind matter: the source is the
+    caller."""
     t = plan.graph.tensors[step.tensor]  # type: ignore[union-attr]
     nbytes = int(getattr(step, "nbytes", t.nbytes))
     source, to = (plan.backends[b].name if b >= 0 else SOURCES for b in plan.ends(step))  # type: ignore[arg-type]
@@ -143,8 +145,8 @@ def _tensor(plan: Plan, step: Step) -> dict[str, str]:
 
 
 def _waits(compute: TracedCompute) -> Iterator[Event]:
-    """For each step that waits for steps of other queues, the time from the end of the step before it in its queue to
-    its start."""
+    """A slice for each step that waits for steps of other queues: from the end of the step before it in its own queue
+    to its start."""
     program, backends = compute.plan.program, compute.plan.backends
     ended: dict[int, float] = {}
     for span in compute.steps:
@@ -206,8 +208,8 @@ def _named(trace: Trace, found: Sequence[Event]) -> Iterator[Event]:
 
 
 def _tid(pid: int, row: int) -> int:
-    """The number of a row: unique among all processes, and no number of a process, because viewers take such a row for
-    the main thread."""
+    """The number of a row: unique among all processes, and different from the numbers of processes, because viewers
+    take a row with its process's number for the main thread."""
     return 100 * (pid + 1) + row
 
 

@@ -1,8 +1,8 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
-`solve` goes from cheap to dear, and ends as soon as the gap is small enough: the bound by multipliers (`bound`), the
-paths that it visits, repaired and improved by exchanges (`search`), the bound by runs (`runs`), paths by labels and a
-bound by merged ones (`labels`), and counts of equal stages by an integer program (`counts`) where HiGHS is installed.
+`solve` tries fast methods first, and ends as soon as the gap is small enough: the bound by multipliers (`bound`); the
+paths that this visits, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels and a
+bound by merged labels (`labels`); counts of equal stages by an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 SOLVERS = ("auto", "own", "highs")
 SPLICED, REPAIRED = 2, 3
-"""How many of the visited paths that fit are spliced, and how many of those nearest to fitting are repaired."""
+"""How many of the visited paths that fit are spliced, and how many of the others, nearest to fitting, are repaired."""
 STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 """Multiples of the best multipliers, at which paths take fewer bytes."""
 
@@ -35,17 +35,17 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "few": ((8, 40_000),), "bound": ((8, 40_000),), "some": ((64, 300_000),),
     "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
-"""{effort: for each search by labels (labels kept after a stage, columns tried), at most}."""
+"""{effort: for each search by labels (the most labels kept after a stage, about how many columns are tried)}."""
 MERGED = {"few": 1 << 17, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 25}
-"""{effort: columns that the bound by merged labels tries, about}."""
+"""{effort: about how many columns the bound by merged labels tries}."""
 ROUNDS, NODES = 4, 1000
-"""The most integer programs that are solved one after another, and the most nodes of the search for each."""
+"""The most integer programs that are solved one after another, and the most nodes of HiGHS's search for each."""
 SMALL = 300
-"""Columns of the largest integer program that "auto" solves: HiGHS takes seconds for a thousand."""
+"""The solver "auto" solves integer programs of at most this many columns: HiGHS takes seconds for a thousand."""
 NEAR_STOP = 1.01
-"""With the effort "few", runs are bounded only if `stop_at` is at most this many times the bound by multipliers."""
+"""With the effort "few" the bound by runs is computed only if `stop_at` is at most this many times the bound before."""
 TINY = 1e-12
-"""Part of the seconds by which sums of the same numbers may differ."""
+"""The part by which two sums of the same seconds, in different order, may differ."""
 
 
 def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver: str = "auto",
@@ -54,8 +54,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
 
     Ends when the cost is proven to be at most 1 + `within` times the least, or when its bounded effort is spent: then
     the gap between `cost` and `bound` is larger.  `bound` is infinite if it is proven that no choices fit; `path` is
-    None if none were found.  The same call gives the same result.  As soon as the bound reaches `cutoff` seconds the
-    search ends: then `path` is None, unless a path below `cutoff` was found.
+    None if none were found.  The same call gives the same result.  The search also ends as soon as the bound reaches
+    `cutoff` seconds: then `path` is None if no path below `cutoff` was found before.
 
     `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels, without the
     bound by runs; "proof" with as many labels as "some", and with the most columns for the bound by merged labels;
@@ -112,7 +112,8 @@ def is_done(labels: Labels, path: Ints | None, within: float, cutoff: float) -> 
 
 
 def stop_at(problem: Problem, path: Ints | None, within: float, cutoff: float) -> float:
-    """Seconds from which on another path is of no use: it is not below `cutoff`, or `path` is within the gap of it."""
+    """The seconds below which another path must be to be of use: below `cutoff`, and below `path` by more than the gap.
+    """
     return cutoff if path is None else min(cutoff, problem.cost_of(path) / (1 + within) * (1 - TINY))
 
 
@@ -126,7 +127,10 @@ def cheaper(problem: Problem, bound: Bound, path: Ints | None, found: Ints | Non
 
 def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: float,
                   widths: Sequence[tuple[int, int]]) -> Ints | None:
-    """The best of `path` and of searches by labels, wider and wider; raises the bound's value."""
+    """The best of `path` and of the paths of searches by labels; raises `labels.bound.value`.
+
+    `widths`: for each search, one after the other until one suffices, (labels kept after a stage, columns tried).
+    """
     problem, bound = labels.problem, labels.bound
     for width, effort in widths:
         found, proven = labels.search(stop_at(problem, path, within, cutoff), width, effort)
@@ -138,9 +142,8 @@ def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: floa
 
 
 def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float, most: int | None) -> Ints | None:
-    """The best of `path` and of integer programs over counts, with more and more rows; raises the bound's value.
-
-    A program of more than `most` columns is not solved.
+    """The best of `path` and of the paths of integer programs over counts, each with one more row than the one before;
+    raises `labels.bound.value`.  A program of more than `most` columns is not solved; None: no limit.
     """
     problem, bound = labels.problem, labels.bound
     stop = stop_at(problem, path, within, cutoff)
@@ -150,7 +153,7 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
     counts = Counts(problem, kept)
     for _ in range(ROUNDS):
         found, proven = highs(counts.program, max(within / 2, TINY), NODES)
-        bound.value = max(bound.value, min(stop, proven))       # columns that only dearer paths have were left out
+        bound.value = max(bound.value, min(stop, proven))       # the program has no columns of dearer paths
         if found is None:
             break
         trail = counts.path(found)
@@ -165,8 +168,8 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
 
 
 def first_paths(problem: Problem, bound: Bound) -> Ints | None:
-    """The best of the paths visited by the bound: those that fit with parts of others spliced in, those nearest to
-    fitting repaired, and all of them improved."""
+    """The best path that comes from the paths which the bound visited; None if there is none.  The cheapest that fit
+    are spliced, the ones nearest to fitting repaired, and all of these improved."""
     met = list(bound.visits)
     met += [found for steeper in STEEPER if (found := visit(problem, bound.multipliers * steeper)) is not None]
     unit = np.maximum(problem.total, 1.0)

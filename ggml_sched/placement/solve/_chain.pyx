@@ -21,9 +21,9 @@ cdef struct Entry:
     int32_t index
 
 cdef enum:
-    COMPARED = 256      # the most labels of its state that a label is compared with
+    COMPARED = 256      # the most labels of the same state that a label is compared with
     FEWEST = 32         # labels of a stage that are kept however small the effort is, if the width allows
-    WIDEST = 62         # cells of 2^62 bytes hold everything
+    WIDEST = 62         # the largest `_Stage.shift`: a cell of 2^62 bytes holds everything
 
 
 cdef int by_key(const void *a, const void *b) noexcept nogil:
@@ -45,7 +45,7 @@ cdef int by_state_and_key(const void *a, const void *b) noexcept nogil:
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def undominated(const int64_t[::1] first not None, const int64_t[:, ::1] memory not None):
-    """bool [columns]: False where an earlier, cheaper column of the same group takes no more bytes on any device.
+    """bool [columns]: False for a column if an earlier, cheaper one of its group takes no more bytes on any device.
 
     Columns first[g] .. first[g + 1] - 1 are a group, cheapest first.
     """
@@ -69,7 +69,7 @@ def undominated(const int64_t[::1] first not None, const int64_t[:, ::1] memory 
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def unbeaten(const double[:, ::1] rows not None):
-    """bool [rows]: False where an earlier row is at most as large everywhere.
+    """bool [rows]: False for a row if some earlier row is at most as large in every entry.
 
     `rows` has to be sorted so that a row which is at most as large as another comes before it.
     """
@@ -92,7 +92,7 @@ def unbeaten(const double[:, ::1] rows not None):
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def suffixes(const int32_t[::1] classes not None, const double[:, :, ::1] table not None):
-    """The least sum from each stage on, for each state before it: f64 [stages + 1, states].
+    """The least sum over the stages from each one on, for each state before it: f64 [stages + 1, states].
 
     `table` [classes, states before, states after] has what a stage of each class adds.
     """
@@ -118,7 +118,10 @@ def suffixes(const int32_t[::1] classes not None, const double[:, :, ::1] table 
 @cython.wraparound(False)
 def prefixes(const int32_t[::1] classes not None, const double[:, :, ::1] table not None,
              const double[::1] start not None):
-    """The least sum up to each stage, for each state: f64 [stages + 1, states]; `table` as in `suffixes`."""
+    """The least sum over the stages before each one, for each state between: f64 [stages + 1, states].
+
+    `table` [classes, states before, states after] has what a stage of each class adds, `start` [states] the beginning.
+    """
     cdef Py_ssize_t n = classes.shape[0], states = table.shape[1], stage, before, after
     cdef int32_t number
     cdef double best, through
@@ -147,10 +150,11 @@ def runs(const int32_t[::1] classes not None, const double[::1] start not None, 
     """The least reduced seconds, below `stop`, of paths whose runs keep the budgets: (seconds, columns i32 [stages]).
 
     A run goes from where the activation between stages enters a scarce device to where it enters another one: `row_of`
-    [states] is the row of a state's scarce device, or -1.  Only the bytes of a run on its device count.  Columns as for
-    `labels`; `suffix` [stages + 1, states]: the least reduced seconds from each stage on.  Labels of one state and
-    device are merged if their bytes are in the same of `cells` parts of the budget: one is left, with the least bytes
-    and seconds of all, so that the seconds may be less than the path's.  (infinite, None) if there is no such path.
+    [states] is the row of a state's scarce device, or -1.  Only the bytes of a run on its device count.  Columns
+    ranges[c * states + s] .. are those of class c from state s; `suffix` [stages + 1, states]: the least reduced
+    seconds from each stage on.  Labels of one state and device are merged if their bytes are in the same of `cells`
+    parts of the budget: one label is left, with the least bytes and seconds of all, so that the seconds may be less
+    than the path's.  (infinite, None) if there is no such path.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0]
     cdef Py_ssize_t size = states * (rows + 1) * cells, stage, at, slot, n_labels = 0, key, cell, column, best = -1
@@ -173,7 +177,7 @@ def runs(const int32_t[::1] classes not None, const double[::1] start not None, 
                 slot = (at * (rows + 1) + row_of[at] + 1) * cells
                 found[slot], found_bytes[slot], source[slot], chosen[slot] = start[at], 0, -1, -1
         for stage in range(n + 1):
-            # For each state and device: labels by rising bytes; one that is not cheaper than those before is dropped.
+            # For each state and device: labels by rising bytes; one that is not cheaper than all before is dropped.
             n_labels = 0
             for key in range(states * (rows + 1)):
                 least = INFINITY

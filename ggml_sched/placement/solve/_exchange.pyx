@@ -1,11 +1,12 @@
 # cython: language_level=3
-"""The loops of exchanges, without the GIL: they replace columns of a path by others of their groups, or a part of it.
+"""The loops of exchanges and splices, without the GIL: they replace columns of a path, or a part of it, by others.
 
 This module owns no memory: every array is NumPy's, so nothing leaks if a call raises.  The callers, in this folder,
-check shapes and ranges.  Columns first[g] .. first[g + 1] - 1 are those of group g, by rising `cost`; `memory`
-[columns, rows] has their bytes on the scarce devices, those whose budgets a path may exceed.  Reduced seconds are
-seconds plus the bytes times the multipliers.  A path is an array with a column for each stage; stages of the same
-column are interchangeable, so exchanges are tried once for each column in use.
+check shapes and ranges.  A group is all columns of one class with the same state before and the same state after.
+Columns first[g] .. first[g + 1] - 1 are those of group g, by rising `cost`; `memory` [columns, rows] has their bytes on
+the scarce devices, those whose budgets a path may exceed.  Reduced seconds are seconds plus the bytes times the
+multipliers.  A path is an array with a column for each stage; stages with the same column are interchangeable, so
+exchanges are tried once for each column in use.
 """
 
 cimport cython
@@ -44,7 +45,7 @@ cdef int by_value(const void *a, const void *b) noexcept nogil:
 @cython.wraparound(False)
 @cython.final
 cdef class _Path:
-    """A path, its columns in use in rising order, and the room that it leaves."""
+    """A path, its bytes on the scarce devices (`used`), and the columns that it uses, each once, in rising order."""
 
     cdef const int64_t[::1] first, group, budget
     cdef const double[::1] cost
@@ -65,7 +66,7 @@ cdef class _Path:
         self.find()
 
     cdef void find(self) noexcept nogil:
-        # Lists the columns in use.
+        # Sets `columns` to the columns in use.
         cdef Py_ssize_t stage, n = self.path.shape[0], kept = 0
         for stage in range(n):
             self.columns[stage] = self.path[stage]
@@ -93,8 +94,8 @@ cdef class _Path:
         return count > 1
 
     cdef double single(self, double least, int64_t *old, int64_t *new) noexcept nogil:
-        # Finds the exchange of one stage that saves most seconds, and more than `least`; returns the change of the
-        # path's seconds, which is negative, or -least if there is no such exchange.
+        # Finds the exchange of one stage that saves most seconds, if it saves more than `least`, and writes its columns
+        # to `old` and `new`.  Returns the change of the path's seconds, which is -least if there is no such exchange.
         cdef Py_ssize_t at, row
         cdef int64_t column, other
         cdef double best = -least, seconds
@@ -120,7 +121,7 @@ def repaired(const int64_t[::1] first not None, const int64_t[::1] group not Non
              const double[::1] multipliers not None, const double[::1] unit not None):
     """Exchange columns of `path`, in place, until it fits; returns whether it does.
 
-    Each exchange is the one of the fewest reduced seconds for each unit that it frees of what is above the budgets.
+    Each exchange is the one with the fewest reduced seconds for each unit by which it lowers the bytes above budgets.
     `multipliers` [rows] are seconds a byte; `unit` [rows]: how many bytes of each device are one unit.
     """
     cdef _Path at = _Path(first, group, cost, memory, budget, path)
@@ -162,9 +163,10 @@ def improved(const int64_t[::1] first not None, const int64_t[::1] group not Non
              const int64_t[:, ::1] memory not None, const int64_t[::1] budget not None, int64_t[::1] path not None,
              const double[::1] multipliers not None, double least, Py_ssize_t paired):
     """Exchange the columns of one or of two stages of `path`, in place: again and again the exchange that saves most
-    seconds within the budgets, until none saves more than `least`.
+    seconds within the budgets, until none saves more than `least` seconds.
 
-    `path` has to fit.  For each stage of a pair only the `paired` columns of the fewest reduced seconds are tried.
+    `path` has to fit.  In exchanges of two stages only the `paired` columns of the fewest reduced seconds are tried for
+    each stage.
     """
     cdef _Path at = _Path(first, group, cost, memory, budget, path)
     cdef Py_ssize_t _step, k, other_k, i, j, row, rows = at.rows, steps = 8 * path.shape[0] + 64, most = 0
@@ -237,10 +239,10 @@ def spliced(const int32_t[::1] classes not None, const int64_t[::1] before not N
             int64_t[::1] path not None, double least):
     """Replace one part of `path` in place by another between the same states; returns whether it did.
 
-    Candidates: for each part and each row of multipliers, the stages of the least reduced seconds.  Of those that keep
-    the budgets the one that saves most seconds is taken, if that is more than `least`.  `path` has to fit.  `tables`
-    [rows of multipliers, classes, states, states] has the least reduced seconds of a stage, `columns` the columns that
-    have them.
+    Candidates: for each part of the path and each row of multipliers, the columns with the least reduced seconds in its
+    place.  Of the candidates that keep the budgets the one that saves most seconds is taken, if it saves more than
+    `least`.  `path` has to fit.  `tables` [rows of multipliers, classes, states, states] has the least reduced seconds
+    of a stage, `columns` the columns that have them.
     """
     cdef Py_ssize_t n = classes.shape[0], states = tables.shape[2], rows = budget.shape[0], k, i, j, row, a, b, chosen
     cdef Py_ssize_t best_k = -1, best_i = -1, best_j = -1
@@ -298,7 +300,7 @@ def spliced(const int32_t[::1] classes not None, const int64_t[::1] before not N
                         if fits:
                             best, best_k, best_i, best_j = taken[now, b] - old_seconds, k, i, j
         if best_k >= 0:
-            # Computes the best part again, this time with the state before each of its stages.
+            # Computes the best part again, and keeps the state before each of its stages this time.
             now = 0
             for a in range(states):
                 reached[0, a] = INFINITY

@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 EPSILON = float(np.finfo(np.float64).eps)
 CLOSE = 1e-7
-"""Cutting planes end when the bound that they promise is above the present one by at most this part of it."""
+"""Cutting planes end when the bound that they promise is above the present bound by at most this part of it."""
 STEEPEST = 1e6
 """The largest multiplier of a device, in units of the seconds of the dearest path over the most bytes that a path takes
 there."""
@@ -52,8 +52,7 @@ class Bound:
     multipliers: Floats
     visits: list[Visit] = field(default_factory=list)
     mixture: list[Visit] = field(default_factory=list)
-    """Paths whose bytes keep the budgets on the mean, each with some part of it; the bound is nearly the mean of their
-    seconds."""
+    """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
 
 
 def visit(problem: Problem, multipliers: Floats) -> Visit | None:
@@ -62,14 +61,14 @@ def visit(problem: Problem, multipliers: Floats) -> Visit | None:
                                          multipliers)
     if path is None:
         return None
-    if multipliers.any():       # without them the value is the path's seconds, summed in the same order
+    if multipliers.any():       # if all are 0, the value is the path's seconds, without an error
         value += constant(problem, multipliers, value)
     return Visit(multipliers, value, path, cost, memory)
 
 
 def constant(problem: Problem, multipliers: Floats, value: float) -> float:
-    """Seconds to add to the least reduced seconds, which are about `value`, for a bound: less the budgets times the
-    multipliers, and less the largest error."""
+    """The seconds that turn least reduced seconds into a bound, when they are added: minus the budgets times the
+    multipliers, minus the largest rounding error.  `value`: about the least reduced seconds."""
     allowed = float(multipliers @ problem.budget)
     error = 2 * (len(problem.classes) + len(multipliers) + 2) * EPSILON * (value + abs(allowed))
     return -allowed - error

@@ -1,11 +1,11 @@
 """Counts: how often each column is used, as an integer program that does not see the order of equal stages.
 
 Stages of a class are interchangeable, so only counts matter.  The rows of the program say: a class has as many columns
-as stages; as many columns end in a state at a place as begin there; bytes are within the budgets.  A place is before or
-after the stages of a class; where one class follows another, the place after the one is the place before the other.  If
-the columns of a solution are connected, they form an Euler trail, which gives the order (Hierholzer 1873).  If some are
-not connected to the beginning, one more row excludes that: they are used only if a column leads to them.  The least
-cost of counts bounds that of every path from below.
+as stages; at each place as many columns end in a state as begin in it; bytes are within the budgets.  A place is before
+or after the stages of a class; where one class follows another, the place after the one is the place before the other.
+If the columns of a solution are connected, they form an Euler trail, which gives the order (Hierholzer 1873).  If some
+are not connected to the beginning, one more row excludes that: such columns may be used only if another column leads to
+them.  The least cost of counts is a bound of all paths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 INFEASIBLE = 2
-"""The status of SciPy's `milp` where nothing fits."""
+"""The status that SciPy's `milp` returns for a program without a solution."""
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Program:
 
 
 class Counts:
-    """The integer program of some columns of a problem: a variable for each column, for each state to begin in, and for
-    each state to end in."""
+    """The integer program over the columns `kept` of a problem: a variable for each column, for each state to begin in,
+    and for each state to end in."""
 
     def __init__(self, problem: Problem, kept: Ints) -> None:
         self.problem: Problem = problem
@@ -68,7 +68,8 @@ class Counts:
         flow[self.last + np.arange(states), np.arange(n + n_begins, one_of.shape[1])] -= 1.0
         flow = flow[np.abs(flow).any(1)]
         nbytes = np.zeros((len(problem.scarce), one_of.shape[1]))
-        # As parts of the budgets: what integers that are wrong by a tolerance add to a row is below its tolerance.
+        # Bytes are parts of the budgets, so that integers which are wrong by the solver's tolerance change a row by
+        # less than the tolerance of rows.
         unit = np.maximum(problem.budget, 1.0)
         nbytes[:, :n] = problem.bytes[kept].T / unit[:, None]
         equal = np.concatenate([stages, [1.0], np.zeros(len(flow))])
@@ -80,7 +81,8 @@ class Counts:
             np.concatenate([stages[number], np.ones(n_begins + states)]))
 
     def path(self, counts: Ints) -> Ints | None:
-        """The columns in the order of an Euler trail; None if the chain cannot have that order."""
+        """A path with these counts, a solution of the program, in the order of an Euler trail; None if that order is no
+        path of the chain."""
         edges: dict[int, list[int]] = {}
         for variable in np.flatnonzero(counts[:len(self.kept)]).tolist():
             edges.setdefault(int(self.tail[variable]), []).extend([variable] * int(counts[variable]))
@@ -103,8 +105,8 @@ class Counts:
         return path
 
     def cut(self, counts: Ints) -> bool:
-        """Add a row that excludes the columns in use that are not reached from where the chain begins; returns False if
-        all of them are reached."""
+        """Add a row to the program that excludes this solution, if some of its columns are not reached from where the
+        chain begins; returns False if all are reached."""
         n = len(self.kept)
         used = np.flatnonzero(counts[:n])
         begin = self.begins[int(counts[n:n + len(self.begins)].argmax())]
@@ -152,17 +154,17 @@ def has_highs() -> bool:
 
 
 def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]:
-    """(counts or None, bound) by HiGHS, which ends at this relative gap or after `nodes` nodes, so that its results are
-    repeatable.
+    """(counts or None, bound) by HiGHS.  It ends at this relative gap or after `nodes` nodes of its search, not after a
+    time, so that its results are repeatable.
 
-    The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.  Presolve is off: HiGHS
-    prints a line, to standard output, for each solution of the reduced program that does not fit the whole one.
+    The bound is lowered by the tolerance of the solver's sums; it is infinite if nothing fits.  Presolve is off: with
+    it HiGHS prints a line for each solution of the reduced program that does not fit the whole program.
     """
     optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
     n = len(program.cost)
     unit = float(program.cost.max(initial=0.0)) or 1.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")     # a solver that ends early says so in `status`
+        warnings.simplefilter("ignore")     # that the solver ended early: `status` says so, too
         found = optimize.milp(program.cost / unit,
                               constraints=optimize.LinearConstraint(sparse.csr_array(program.rows), program.low,
                                                                     program.high),

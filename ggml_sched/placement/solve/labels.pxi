@@ -1,12 +1,12 @@
-# Part of _chain.pyx: paths, and a bound of them, by labels stage by stage.
+# Part of _chain.pyx: paths by labels, stage by stage, and a bound by merged labels.
 
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
 cdef int32_t ordered(int64_t *bytes_, int32_t state, const int32_t[:, ::1] swaps, const int32_t[:, ::1] state_swaps,
                      int32_t *done, int32_t *n_done) noexcept nogil:
-    # Exchanges equal devices until their bytes are in falling order, and until no exchange of equal bytes gives a lower
-    # state; returns the new state.  `done`, if not NULL, receives the exchanges.
+    # Exchanges equal devices until their bytes are in falling order, and until no exchange of devices with equal bytes
+    # gives a lower state; returns the new state.  `done`, if not NULL, receives the exchanges as rows of `swaps`.
     cdef Py_ssize_t swap
     cdef int64_t kept
     cdef int32_t a, b
@@ -29,9 +29,8 @@ cdef int32_t ordered(int64_t *bytes_, int32_t state, const int32_t[:, ::1] swaps
 
 def exchanges(int64_t[::1] bytes_ not None, int32_t state, const int32_t[:, ::1] swaps not None,
               const int32_t[:, ::1] state_swaps not None):
-    """Put equal devices in order, as `labels` does: (the new state, the exchanges); `bytes_` [scarce] changes in place.
-
-    `swaps` and `state_swaps` as for `labels`.
+    """Put equal devices in order, as `labels` does: (the new state, the exchanges as rows of `swaps`).  `bytes_`
+    [scarce] changes in place; `swaps`, `state_swaps`: see `Twins`.
     """
     cdef Py_ssize_t most = bytes_.shape[0] * (bytes_.shape[0] + 1) * (state_swaps.shape[1] + 1)
     made = np.zeros(most, np.int32)
@@ -52,11 +51,11 @@ cdef inline uint64_t mixed(uint64_t seen, uint64_t value) noexcept nogil:
 @cython.wraparound(False)
 @cython.final
 cdef class _Stage:
-    """The labels that a stage gives, while it is being computed: no two of equal state and bytes."""
+    """The labels after a stage, while they are being computed: no two have the same state and bytes."""
 
     cdef Py_ssize_t n, most, width, rows, n_slots
     cdef double lowest          # the lowest bound of a label that was dropped
-    cdef int shift              # of the cells that labels were last thinned by
+    cdef int shift              # `drop` last kept one label for each cell of 2^shift bytes
     cdef double[::1] cost, bound
     cdef int64_t[:, ::1] memory
     cdef int32_t[::1] state, earlier, column, slots
@@ -81,7 +80,8 @@ cdef class _Stage:
         memset(&self.slots[0], 0xff, self.n_slots * sizeof(int32_t))
 
     cdef int32_t *slot_of(self, int32_t state, const int64_t *memory, int shift) noexcept nogil:
-        # The slot for labels of this state and these bytes, in units of 2^shift: it has the index of one, or -1.
+        # The slot, in a hash table, for labels of this state and of these bytes in units of 2^shift; it holds the index
+        # of such a label, or -1.
         cdef uint64_t seen = mixed(0, <uint64_t>state)
         cdef Py_ssize_t row, slot
         cdef int32_t other
@@ -155,7 +155,7 @@ cdef class _Stage:
                 chosen += 1
             elif self.entries[at].key < self.lowest:
                 self.lowest = self.entries[at].key
-        # In the order of the indices each label moves to the front or stays.
+        # Sorted by index, so that `gather` never overwrites a label that it has yet to move.
         for at in range(chosen):
             self.entries[at].key = self.entries[at].index
         qsort(self.entries, chosen, sizeof(Entry), by_key)
@@ -176,7 +176,8 @@ cdef class _Stage:
         self.n = kept
 
     cdef void end(self) noexcept nogil:
-        # Removes labels that a cheaper one of the state beats in all bytes, then those above the width; sorts by state.
+        # Removes each label if a cheaper one of the same state takes no more bytes on any device; then drops labels
+        # until at most `width` are left.
         cdef Py_ssize_t at, other, row, kept = 0, begin = 0
         cdef int32_t one, two
         cdef bint beaten
@@ -220,12 +221,12 @@ def labels(const int32_t[::1] classes not None, const double[::1] start not None
 
     Columns ranges[c * states + s] .. are those of class c from state s, by rising `reduced` seconds at the first
     multipliers.  Each row of `multipliers` [rows, scarce] gives a bound of a label, the sum of its seconds, its bytes
-    times the multipliers, the suffix [rows, stages + 1, states] and the constant of the row; the largest counts.
+    times the multipliers, the suffix [rows, stages + 1, states] and the constant of the row; the largest bound counts.
     `least` [stages + 1, states, scarce]: the bytes that the later stages take at least.  At most `width` labels are
-    kept after a stage, of each state and range of bytes the one of the lowest bound, and so few that about `effort`
-    columns are tried.  No path that fits costs less than the smaller of `bound` and `stop`, unless it is the one
-    returned.  The two devices of a pair of `swaps` are equal: `state_swaps` [pairs, states] has for each state the one
-    with these devices exchanged.
+    kept after a stage: for each state and range of bytes the one of the lowest bound, and so few that about `effort`
+    columns are tried.  No path that fits, except the returned one, costs less than both `bound` and `stop`.  The two
+    devices of a pair of `swaps` are equal: `state_swaps` [pairs, states] has for each state the one with these devices
+    exchanged.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0], n_bounds = constants.shape[0]
     cdef Py_ssize_t stage, at, row, k, n_labels = 0, best = -1
@@ -333,9 +334,9 @@ def merged_labels(const int32_t[::1] classes not None, const double[::1] start n
     """(bound, effort left): no path that fits costs less than the bound, which is at most `stop`, and -infinite if
     `effort` columns are too few.
 
-    Arguments as for `labels`.  Each budget is divided into `parts` [scarce] equal parts.  The labels of a state whose
-    bytes are in the same parts of all budgets are merged: one is left, with the least seconds, reduced seconds and
-    bytes of all.
+    Other arguments are those of `labels`.  Each budget is divided into `parts` [scarce] equal parts.  The labels of a
+    state whose bytes are in the same parts of all budgets are merged: one label is left, with the least seconds,
+    reduced seconds and bytes of all.
     """
     cdef Py_ssize_t n = classes.shape[0], states = start.shape[0], rows = budget.shape[0], n_bounds = constants.shape[0]
     cdef Py_ssize_t size = states, stage, at, row, k, slot, n_labels, n_found = 0
@@ -439,10 +440,11 @@ def merged_labels(const int32_t[::1] classes not None, const double[::1] start n
 @cython.wraparound(False)
 def cheapest_labels(const int64_t[::1] parent not None, const double[:, ::1] own not None,
                     const double[:, :, ::1] edge not None):
-    """The cheapest label for each node of a forest: (sum, labels i64 [nodes]).
+    """The cheapest labels for all nodes of a forest: (sum of the costs, labels i64 [nodes]).  In this function a label
+    is a number that a node gets, such as a device (nodebound.py), not a path.
 
-    `parent[i]` is smaller than i, or -1; `own` [nodes, labels] has what a label costs, `edge` [nodes, label, label of
-    the parent] what it costs with the parent's.
+    `parent[i]` is smaller than i, or -1 for a root; `own` [nodes, labels]: the cost of a label at a node; `edge`
+    [nodes, label, label of the parent]: the cost of the two labels together.
     """
     cdef Py_ssize_t n = own.shape[0], n_labels = own.shape[1], node, label, above
     cdef double total = 0.0, least, cost

@@ -1,9 +1,9 @@
-"""Labels: paths that grow stage by stage, and dropped if another beats them or the multipliers' bounds rule them out.
+"""Labels: paths that grow stage by stage; one is dropped if another beats it, or bounds by multipliers rule it out.
 
-A constrained shortest path by label setting (Desrochers and Soumis 1988), with the bounds of several multipliers, the
+A constrained shortest path by label setting (Desrochers and Soumis 1988), with bounds by several multipliers, the
 fewest bytes that later stages take, and without columns whose reduced seconds rule them out.  Equal devices are kept in
 the order of their bytes, so that only one of several mirrored paths is followed.  At most `width` labels are kept after
-a stage: the bound of those that were dropped says what is proven.
+a stage: the least bound of the labels that were dropped says what is proven.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SCALES = (0.8, 1.25)
-"""Multiples at which the best multipliers are used, too: for labels that took more bytes than others, or fewer."""
+"""The best multipliers times each of these give bounds, too: better ones for labels of more or of fewer bytes."""
 NEAREST = 3
-"""How many of the multipliers that were visited are used beside the best ones: those with the best bounds."""
+"""So many of the visited multipliers, those with the best bounds, are used beside the best multipliers."""
 FEWEST_SLOTS, MOST_SLOTS, FINER = 1 << 12, 1 << 20, 4
-"""The most merged labels after a stage: in the first try, in the last, and how many times more in each try."""
+"""The most merged labels after a stage: in the first try, in the last try, and how many times more in each next try."""
 MOST_KEPT = 1 << 23
-"""The most labels that are kept, of all stages together."""
+"""The most labels that are kept of all stages together."""
 
 
 @dataclass
 class Labels:
-    """The arrays of one problem and its bound, ready for searches of rising width."""
+    """Searches of one problem by labels, and the arrays that all of them use."""
 
     problem: Problem
     bound: Bound
@@ -66,8 +66,9 @@ class Labels:
         return np.flatnonzero(reduced + self.least_around()[problem.group] + self.constants[0] < stop)
 
     def search(self, stop: float, width: int, effort: int, among: Ints | None = None) -> tuple[Ints | None, float]:
-        """(path or None, bound): no path that fits costs less than the bound.  Only paths below `stop` are sought; with
-        `among` only paths of these columns, and then the bound holds for such paths alone."""
+        """(path or None, bound): no path that fits costs less than the bound.  `stop`: only paths below these seconds
+        are sought; `width`: the most labels after a stage; `effort`: about how many columns are tried.  With `among`
+        only paths of these columns are sought, and the bound holds for such paths alone."""
         problem = self.problem
         width = max(1, min(width, MOST_KEPT // len(problem.classes)))
         reduced = problem.cost + problem.bytes @ self.multipliers[0]
@@ -90,7 +91,7 @@ class Labels:
 
     def merged(self, stop: float, effort: int) -> float:
         """A bound in seconds, at most `stop`, by labels that are merged if their bytes are in the same parts of the
-        budgets.  Parts become finer and finer, until about `effort` columns were tried."""
+        budgets.  It is computed again with smaller and smaller parts, until about `effort` columns were tried."""
         problem = self.problem
         n = len(problem.scarce)
         reduced = problem.cost + problem.bytes @ self.multipliers[0]
@@ -120,7 +121,8 @@ class Labels:
         return least.reshape(-1)
 
     def unfolded(self, path: Ints) -> Ints:
-        """A path of labels whose equal devices were put in order after each stage, as one path of real columns."""
+        """The real path for a path of labels, in which equal devices were exchanged after stages to keep them in order:
+        takes these exchanges back."""
         problem, twins = self.problem, self.twins
         if not len(twins.swaps):
             return path

@@ -26,7 +26,7 @@ class Master:
     def __init__(self, n: int, limit: float) -> None:
         self.n: int = n
         self.limit: float = limit
-        # The columns of the dual: slacks of the budgets, bytes above them at the price `limit`, then the planes.
+        # The columns of the dual program: slacks of the budgets, bytes above budgets at the price `limit`, the planes.
         self._count: int = 2 * n
         self._columns: Floats = np.zeros((2 * n + 32, n + 1))
         self._columns[:n, 1:], self._columns[n:2 * n, 1:] = np.eye(n), -np.eye(n)
@@ -35,7 +35,7 @@ class Master:
         self._parts: Floats = np.zeros(0)
 
     def add(self, cost: float, excess: Floats) -> None:
-        """A plane: t <= cost + l . excess."""
+        """Add the plane t <= cost + l . excess."""
         at = self._count
         if at == len(self._prices):
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
@@ -52,6 +52,6 @@ class Master:
         return float(dual[0]), np.clip(-dual[1:], 0.0, self.limit)
 
     def shares(self) -> list[tuple[int, float]]:
-        """(number of the plane, its part) for each plane that the last solution is a mixture of."""
+        """(number of the plane, its part) for each plane of which the last solution is a mixture; parts sum to 1."""
         return [(k - 2 * self.n, float(part)) for k, part in zip(self._basis.tolist(), self._parts, strict=True)
                 if k >= 2 * self.n and part > 1e-6]

@@ -1,11 +1,11 @@
-# Part of _chain.pyx: shortest paths at multipliers, and the linear program that chooses these.
+# Part of _chain.pyx: shortest paths at multipliers, and the linear program that chooses multipliers.
 
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def least_columns(const int64_t[::1] first not None, const double[::1] reduced not None):
     """(the least `reduced` of each group, the first column that has it): f64 [groups], i64 [groups]; infinite and -1
-    for a group without columns, or without finite ones.
+    for a group without a finite `reduced`.
 
     Columns first[g] .. first[g + 1] - 1 are group g.
     """
@@ -27,8 +27,8 @@ def least_columns(const int64_t[::1] first not None, const double[::1] reduced n
 def shortest(const int32_t[::1] classes not None, const double[::1] start not None, const int64_t[::1] first not None,
              const double[::1] cost not None, const int64_t[:, ::1] memory not None,
              const double[::1] multipliers not None):
-    """The path of the least reduced seconds: (reduced seconds, columns i64 [stages], seconds, bytes i64 [scarce]);
-    with infinite seconds, and None for the columns, if there is no path.
+    """The path of the least reduced seconds: (reduced seconds, columns i64 [stages], seconds, bytes i64 [scarce]).  If
+    there is no path, seconds are infinite, and the columns None.
 
     Columns first[g] .. first[g + 1] - 1 are those of the group g = (class * states + before) * states + after.
     """
@@ -87,7 +87,7 @@ def shortest(const int32_t[::1] classes not None, const double[::1] start not No
 @cython.boundscheck(False)
 @cython.wraparound(False)
 cdef bint inverted(const double[:, ::1] planes, const int64_t[::1] basis, double[:, ::1] work) noexcept nogil:
-    # Writes the inverse of the matrix with the columns planes[basis] to work[:, n:]; False if it has none.
+    # Writes the inverse of the matrix whose columns are planes[basis] to work[:, n:]; False if there is no inverse.
     cdef Py_ssize_t n = basis.shape[0], i, j, k, most
     cdef double part
     for i in range(n):
@@ -123,8 +123,8 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
     """(duals f64 [rows], parts f64 [rows]) after a revised simplex: minimise prices . x where planes.T @ x is
     (1, 0, ..) and x >= 0.  `basis` [rows] has to be feasible, and changes in place; `parts` are its values.
 
-    Of the columns of `planes` [columns, rows] the one of the least reduced price enters; after `most` pivots the first
-    one, by Bland's rule, and after twice as many the simplex ends.
+    The column of `planes` [columns, rows] with the least reduced price enters the basis; after `most` pivots the first
+    column of negative reduced price, by Bland's rule; after twice as many pivots the simplex ends.
     """
     cdef Py_ssize_t n = basis.shape[0], m = prices.shape[0], pivot, i, k, enter, leave
     cdef double reduced, lowest, ratio, least

@@ -25,11 +25,11 @@ Ints = NDArray[np.int64]
 LARGEST = 1 << 53
 """Bytes of a path stay below this: float64 holds their sums exactly."""
 MOST_KNOWN = 512
-"""Classes that `Chain.known` keeps, at most."""
+"""The most classes that `Chain.known` keeps."""
 
 
 class _Columns(NamedTuple):
-    """The columns of one class; each array has an entry for each."""
+    """The columns of one class; each array has an entry for each column."""
 
     pattern: Ints
     before: Ints
@@ -50,8 +50,8 @@ class _Class:
         self._made: dict[tuple[int, ...], _Columns] = {}
 
     def columns(self, scarce: tuple[int, ...]) -> _Columns:
-        """The finite entries, sorted by state before, state after, seconds; without an entry if an earlier one of its
-        group takes no more bytes on any scarce device."""
+        """The columns, which are the finite entries of the table, sorted by state before, state after, seconds.  Left
+        out is each column that an earlier one of its group beats: it takes no more bytes on any scarce device."""
         found = self._made.get(scarce)
         if found is None:
             states = self.cost.shape[1]
@@ -92,16 +92,16 @@ class Problem:
         self.budget: Ints = np.array([max(self.all_budgets[device], -1) for device in self.scarce], np.int64)
         self.total: Floats = np.array([most[device] for device in self.scarce], np.float64)
         self.row_of: NDArray[np.int32] = checked_rows(chain, self.scarce, self.n_states)
-        """For each state the row, in `scarce`, of the one device that it has for all graphs; -1 if it has several, or
+        """For each state the index in `scarce` of the one device that it has for all graphs; -1 if it has several, or
         one that is not scarce."""
         self.states: tuple[tuple[int, ...], ...] = tuple(tuple(devices) for devices in chain.devices)
-        """For each state its devices; empty where they are not known."""
+        """For each state its devices; an empty tuple if the chain does not say them."""
         self._make_columns(tables)
         self.dearest: float = float(self.start[np.isfinite(self.start)].max(initial=0.0)) + float(
             sum(int(count) * table.dearest for count, table in zip(stages_of, tables, strict=True)))
 
     def _make_columns(self, tables: list[_Class]) -> None:
-        """The columns of all classes."""
+        """Set the arrays of the columns of all classes."""
         states, parts = self.n_states, [table.columns(tuple(self.scarce)) for table in tables]
         self.pattern: Ints
         self.before: Ints

@@ -4,9 +4,9 @@ A scarce device is one whose budget a path may exceed.  A run is a part of a pat
 from stage to stage enters a scarce device to where it enters another one.  If a path fits, the bytes of each of its
 runs on the run's device are within the budget.  The bound by multipliers alone (bound.py) mixes paths that have
 everything on one device, several times its budget, and so counts fewer copies and splits than a path that fits has.
-Here such paths are left out.  The dynamic program is that of a shortest path with one resource at a time: it keeps
-labels by state, device of the run, and bytes of the run.  Cutting planes choose multipliers, and the next ones tried
-are half-way between the best found and those that promise most.
+The bound by runs leaves these paths out.  The dynamic program is that of a shortest path with one resource at a time:
+it keeps labels by state, device of the run, and bytes of the run.  Cutting planes choose multipliers; the next ones to
+try are half-way between the best ones found and those that promise most.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CELLS, MOST_SLOTS = 128, 1 << 13
 """A budget is divided into at most `CELLS` equal parts, and one label is kept for each; a stage has at most
 `MOST_SLOTS` labels."""
 VISITS = 20
-"""How often the dynamic program is computed for one bound, at most."""
+"""The most times that the dynamic program is computed for one bound."""
 AROUND = (0.7, 1.4)
 """Multiples of each multiplier of bound.py that are tried before cutting planes choose multipliers."""
 STEP = 0.5
-"""How far the next multipliers are from the best ones, as a part of the way to those that promise most."""
+"""The next multipliers to try are this part of the way from the best ones found to those that promise most."""
 CLOSE = 2e-5
-"""The search ends when the bound that the planes promise is above the present one by at most this part of it."""
+"""The search ends when the bound that the planes promise is above the present bound by at most this part of it."""
 STEEPEST = 1e6
 
 
@@ -56,9 +56,9 @@ class RunBound:
         return len(self.problem.scarce) > 1 and self.cells > 1 and bool((self.problem.row_of >= 0).any())
 
     def visit(self, multipliers: Floats, stop: float) -> tuple[float, Ints | None]:
-        """(bound, path): a bound of at most `stop`, below which no path that fits costs; and the path that gave it,
-        whose runs keep the budgets, as far as the labels count their bytes.  (stop, None) if no such path gives a bound
-        below `stop`."""
+        """(bound, path): seconds, at most `stop`, that no path within the budgets undercuts; and the path that gave
+        this bound, whose runs keep the budgets as far as the labels count their bytes.  (stop, None) if no path gives a
+        bound below `stop`."""
         problem = self.problem
         reduced = problem.cost + problem.bytes @ multipliers
         suffix = suffixes(problem.classes, cheapest(problem, reduced)[0])
@@ -71,8 +71,8 @@ class RunBound:
         return (stop, None) if path is None else (min(stop, seconds + offset), order[path])
 
     def raise_(self, bound: Bound, stop: float, ends_below: bool = False) -> Floats:
-        """Raise the bound's value, up to `stop`; returns the multipliers of the best value.  `ends_below`: end as soon
-        as the planes show that no multipliers reach `stop`."""
+        """Raise `bound.value`, up to `stop`; returns the multipliers that gave the best value.  `ends_below`: whether
+        to end as soon as the planes show that no multipliers reach `stop`."""
         problem, n = self.problem, len(self.problem.scarce)
         seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
         master, best, multipliers = Master(n, STEEPEST), -np.inf, bound.multipliers

@@ -1,9 +1,9 @@
 """Paths that fit, from paths that nearly do, and cheaper ones: repair, exchanges in one and in two stages, splices.
 
-An exchange replaces a column by another of its group, so that states stay as they are.  Stages with the same column are
-interchangeable, so an exchange is tried once for each column in use.  A splice replaces a part of the path by another
-between the same states: the one of the fewest reduced seconds at some multipliers.  The loops are compiled, in
-`_exchange`.
+An exchange replaces a column by another with the same class and states, so that the path stays connected.  Stages with
+the same column are interchangeable, so an exchange is tried once for each column in use.  A splice replaces a part of
+the path by another part between the same states: the one of the fewest reduced seconds at some multipliers.  The loops
+are compiled, in `_exchange`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_GAIN = 1e-12
-"""Part of a path's seconds that an exchange has to save."""
+"""The least part of a path's seconds that an exchange has to save."""
 PAIRED = 32
-"""The most alternatives of each stage that are tried in pairs."""
+"""The most columns of each stage that are tried in exchanges of two stages."""
 SPLICES = 24
 """The most splices of one path."""
 SCALES = (0.0, 0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
-"""Multiples of the best multipliers at which parts are sought."""
+"""Multiples of the best multipliers at which parts to splice in are sought."""
 NEAREST = 6
-"""How many of the multipliers that were visited are used beside the best ones: those with the best bounds."""
+"""So many of the visited multipliers, those with the best bounds, are used beside multiples of the best multipliers."""
 
 
 def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:
@@ -44,7 +44,7 @@ def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:
 def improve(problem: Problem, path: Ints, multipliers: Floats) -> Ints:
     """`path`, which has to fit, after exchanges of one or two stages, until none saves seconds within the budgets.
 
-    For each stage of a pair only the columns of the fewest reduced seconds are tried.
+    In exchanges of two stages only the `PAIRED` columns of the fewest reduced seconds are tried for each.
     """
     path = path.copy()
     improved(problem.first, problem.group, problem.cost, problem.memory, problem.budget, path, multipliers,

@@ -1,4 +1,4 @@
-"""Equal devices: pairs that may be exchanged in the whole problem, so that of mirrored paths one is enough.
+"""Equal devices: pairs that may be exchanged in the whole problem, so that a search needs only one of mirrored paths.
 
 Two devices are equal if their budgets are, and if exchanging them maps the columns of every class onto themselves.
 """
@@ -19,14 +19,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Twins:
-    """Pairs of equal scarce devices, next to each other in their set."""
+    """Pairs of equal scarce devices: each device of a set of equal devices with the next one of the set."""
 
     swaps: NDArray[np.int32]
-    """[pairs, 2]: rows of the scarce devices."""
+    """[pairs, 2]: the two devices, as indices in `Problem.scarce`."""
     state_swaps: NDArray[np.int32]
-    """[pairs, states]: the state that takes a state's place in an exchange."""
+    """[pairs, states]: the state that takes each state's place if the two devices are exchanged."""
     columns: tuple[Ints, ...]
-    """For each pair the column that takes a column's place."""
+    """For each pair: for each column the one that takes its place if the two devices are exchanged."""
 
 
 def find_twins(problem: Problem) -> Twins:
@@ -45,7 +45,8 @@ def find_twins(problem: Problem) -> Twins:
 
 
 def exchange(problem: Problem, one: int, two: int) -> tuple[Ints, Ints] | None:
-    """(states, columns) after the exchange of two scarce devices; None if they are not equal."""
+    """(for each state, for each column: the one that takes its place) in an exchange of two scarce devices, given as
+    indices in `Problem.scarce`; None if the devices are not equal."""
     if problem.budget[one] != problem.budget[two]:
         return None
     states = swapped_states(problem, problem.scarce[one], problem.scarce[two])
@@ -67,8 +68,8 @@ def exchange(problem: Problem, one: int, two: int) -> tuple[Ints, Ints] | None:
 
 
 def swapped_states(problem: Problem, one: int, two: int) -> Ints | None:
-    """For each state the one with two devices exchanged; None if that is no state, or the devices of states are not
-    known."""
+    """For each state the state with two devices exchanged; None if there is no such state for some, or if the chain
+    does not say the devices of states."""
     number = {devices: state for state, devices in enumerate(problem.states)}
     device = list(range(len(problem.all_budgets)))
     device[one], device[two] = two, one
