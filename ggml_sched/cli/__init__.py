@@ -25,17 +25,18 @@ COMMANDS: dict[str, ModuleType] = {"run": run, "fit": fit, "plan": plan, "pack":
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: this process's) and return its exit code."""
+    """Run a command line, `argv` (None: that of this process); returns the exit code."""
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed help or what is wrong
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong with the arguments
         return int(stop.code or 0)
     try:
         code = args.run(args)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
-        # The program that read our output has ended (`| head`).  Python flushes stdout at exit, which must not raise.
+        # The program that reads stdout, such as `| head`, has ended.  Python flushes stdout at exit, which would raise
+        # again if stdout were not the null device then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

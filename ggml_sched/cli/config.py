@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line."""
+    """Print the one line that the option asks for."""
     from ggml_sched import get_cython_path, get_include
 
     include = get_include()

@@ -28,7 +28,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def devices_of(args: argparse.Namespace, stack: ExitStack) -> tuple[Device, ...]:
-    """The devices of a command line; backends that are measured stay open as long as the stack."""
+    """The devices of a command line; `stack` closes the backends that were opened to be measured."""
     from ggml_sched.llama.defaults import named_backends
     from ggml_sched.placement.measured import measured_devices
     from ggml_sched.placement.specs import read_bytes, read_devices, with_host
@@ -45,14 +45,14 @@ def devices_of(args: argparse.Namespace, stack: ExitStack) -> tuple[Device, ...]
 
 
 def link_of(args: argparse.Namespace) -> LinkLike:
-    """The argument `link` of `gs.fit`."""
+    """The argument `link` of `gs.fit`, from --link; None without the option."""
     from ggml_sched.placement.specs import read_links
 
     return read_links(args.link) if args.link else None
 
 
 def pins_of(texts: Sequence[str]) -> dict[str, str]:
-    """{name or pattern: name of a device} of texts like `token_embd*=CPU`."""
+    """{name or pattern of weights and caches: name of a device}, from texts like `token_embd*=CPU`."""
     pins: dict[str, str] = {}
     for text in texts:
         name, found, device = text.rpartition("=")

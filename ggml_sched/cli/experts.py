@@ -1,7 +1,7 @@
 """Replay a recording of experts: hits and bytes read, by policy and number of slots.
 
-The file is one that `ggml-sched run --record-experts FILE` has written.  `bound` is what would be read by one who knows
-the future (Belady's algorithm), and the last column is bytes / bound.
+The file is one that `ggml-sched run --record-experts FILE` has written.  `bound` is what Belady's algorithm reads,
+which knows the future; the last column is bytes / bound.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 POLICIES = ("lru", "lfu", "mixture")
-"""The names that `policy_named` accepts, which takes NumPy to import."""
+"""The names that `policy_named` accepts, listed here because importing that function imports NumPy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table.  FileFormatError, OSError, ValueError."""
+    """Print the table.  Raises FileFormatError, OSError, or ValueError for fewer slots than a visit needs."""
     from ggml_sched.experts import Policy, Routing, Static, bound, policy_named, replay
     from ggml_sched.planning.tables import table
 

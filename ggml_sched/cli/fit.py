@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONTEXT, BATCH = 4096, 512
 ROUGHLY = 0.2
-"""The gap of a search that only says whether anything fits."""
+"""The gap at which a search stops that only has to find whether anything fits."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer; 1 if nothing fits."""
+    """Print the fit; returns the exit code, which is 1 if nothing fits."""
     before = _before(args)
     with ExitStack() as stack:
         devices = devices_of(args, stack)
@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _before(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The answer of a file that --before names; FileFormatError for a file that has none."""
+    """The JSON of the file that --before names; None without the option and for `stock`.  FileFormatError for a file
+    that `ggml-sched fit --json` has not printed."""
     if args.before and not args.svg:
         raise ValueError("--before names an answer to draw: give --svg, too")
     if not args.before or args.before == "stock":
@@ -123,7 +124,7 @@ def _before(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) -> Fit:
-    """The fit of the inputs at some context; raises as `gs.fit` does."""
+    """Place the models and graphs of the command line, with `context` tokens in the cache; raises as `gs.fit` does."""
     import ggml_sched as gs
 
     for option, value, least in (("context", context, 0), ("batch", args.batch, 1), ("sequences", args.sequences, 1)):
@@ -137,7 +138,7 @@ def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) ->
 
 
 def graphs_of(args: argparse.Namespace, context: int) -> list[list[Graph]]:
-    """The graphs of each model."""
+    """The graphs of each model: those of all graph files, if there are any, then those of each model file."""
     from ggml_sched import load_graph
 
     files = [name for name in args.inputs if name.endswith((".json", ".json.gz"))]
@@ -149,7 +150,8 @@ def graphs_of(args: argparse.Namespace, context: int) -> list[list[Graph]]:
 
 
 def goal_of(text: str, graphs: Sequence[Graph]) -> str | list[float]:
-    """The argument `goal` of `gs.fit`: "512+256" is as many prompt graphs as have 512 tokens, and 256 tokens."""
+    """The argument `goal` of `gs.fit`.  "512+256" gives the graph of one token the weight 256, and the graph of a
+    prompt 512 / (its tokens)."""
     if text in ("decode", "prompt"):
         return text
     try:
@@ -164,7 +166,7 @@ def goal_of(text: str, graphs: Sequence[Graph]) -> str | list[float]:
 
 
 def part_of(text: str) -> float:
-    """A part, as 0.005 or 0.5%."""
+    """The number that a text like "0.005" or "0.5%" means."""
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -186,16 +188,15 @@ def refused(args: argparse.Namespace, devices: Sequence[object], error: OutOfMem
 
 
 def stocks_of(found: Fit, args: argparse.Namespace) -> list[tuple[str, Stock]]:
-    """(model file, llama.cpp's settings for it) of each model file, with the bytes of the other models taken into
-    account."""
+    """(model file, llama.cpp's settings for it) for each model file; the settings leave room for the other models."""
     names = model_files(args)
-    first = 1 + max(found.models) - len(names)      # graph files are a model, too, and come first
+    first = 1 + max(found.models) - len(names)      # all graph files together are one model, the first
     parts = [found.model(first + k) for k in range(len(names))] if max(found.models) else [found] * len(names)
     return [(name, stock_of(part, name)) for name, part in zip(names, parts, strict=True)]
 
 
 def model_files(args: argparse.Namespace) -> list[str]:
-    """The inputs that are models."""
+    """The inputs that are model files; the others are graph files."""
     return [name for name in args.inputs if not name.endswith((".json", ".json.gz"))]
 
 
@@ -213,7 +214,7 @@ def longer_than_trained(files: Sequence[str], context: int) -> list[str]:
 
 
 def _fits(args: argparse.Namespace, context: int, devices: Sequence[object], pins: Sequence[str]) -> bool:
-    """Whether anything fits with these pins: a search that stops early."""
+    """Whether anything fits with this context and these pins: a search that stops at a gap of ROUGHLY."""
     try:
         answer(argparse.Namespace(**vars(args) | {"pin": pins, "within": str(ROUGHLY)}), context, devices)
     except OutOfMemory:
@@ -222,7 +223,8 @@ def _fits(args: argparse.Namespace, context: int, devices: Sequence[object], pin
 
 
 def largest_context(args: argparse.Namespace, devices: Sequence[object]) -> int:
-    """The largest context, a multiple of 32 below the one that does not fit, for which all fits; 0 if none does."""
+    """The largest context that fits, in tokens: a multiple of 32, at most 1/32 too small; 0 if none fits.  It is below
+    the context of the command line, which does not fit."""
     low, high = 0, max(1, (args.context or 1 << 17) // 32)
     while high - low > max(1, low // 32):
         middle = (low + high) // 2

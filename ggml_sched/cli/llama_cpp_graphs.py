@@ -1,6 +1,7 @@
 """The option --llama-cpp of `ggml-sched fit`: graphs of the installed llama.cpp, and its settings for the answer.
 
-Without llama.cpp a command that does not have the option does not need it: the runner's own architectures serve.
+Without the option, this package's own architectures make the graphs; llama.cpp is then imported only for an
+architecture that this package does not have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def add_argument(group: argparse._ArgumentGroup) -> None:
 
 
 def graphs_of_file(name: str, args: argparse.Namespace, context: int) -> list[Graph]:
-    """The graphs of a model file: llama.cpp's where the option is given, or where only the installed llama.cpp has the
+    """The graphs of a model file: llama.cpp's if --llama-cpp is given, or if only the installed llama.cpp has the
     architecture; else this package's own."""
     from ggml_sched.llama import model_graphs
 
@@ -47,14 +48,14 @@ def _llama_cpp_graphs(name: str, args: argparse.Namespace, context: int) -> list
 
 
 def source_of(found: Fit) -> str:
-    """The name and version of llama.cpp if it made the graphs of a fit; else ""."""
+    """A text with the version of llama.cpp, if it made the graphs of a fit; else ""."""
     sources = {str(plan.graph.meta.get("source", "")) for plan in found.plans}
     return next((f"graphs of {source}" for source in sources if source.startswith("llama-cpp-python")), "")
 
 
 def stock_of(found: Fit, name: str) -> Stock:
-    """The settings of an unmodified llama.cpp for a fit of a model file, with its exact bytes."""
-    # The bytes of compute buffers do not depend on how weights on the host are repacked for its kernels.
+    """The settings of an unmodified llama.cpp for a fit of a model file, with exact bytes of compute buffers."""
+    # Without extra buffer types: how weights on the host are repacked does not change the bytes of compute buffers.
     return found.llama_cpp(compute=_room().compute_of(name, use_extra_bufts=False))
 
 
@@ -64,7 +65,7 @@ def _settings(args: argparse.Namespace, context: int) -> dict[str, object]:
 
 
 def _room() -> ModuleType:
-    """ggml_sched.llama_cpp, with which this process is not hooked."""
+    """Import ggml_sched.llama_cpp without hooking this process: GGML_SCHED is "off" meanwhile, unless it is set."""
     given = os.environ.get("GGML_SCHED")
     os.environ["GGML_SCHED"] = given or "off"
     try:

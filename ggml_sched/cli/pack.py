@@ -14,7 +14,7 @@ import time
 
 COLUMNS = ("lower", "upper", "size")
 MAX_SIZE = 2**63 - 1
-MAX_DIGITS = 60     # of a number in the file: int() of a million digits would take very long
+MAX_DIGITS = 60     # the most digits of a number in the file: int() of a million digits would take very long
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pack and report; 0, or 3 when --capacity was given and not met.  Raises typed errors."""
+    """Pack and report; returns the exit code: 3 if the arena is larger than --capacity, else 0."""
     from ggml_sched import Error, FileFormatError, pack
 
     header, rows, columns = read(args.file)

@@ -1,7 +1,7 @@
 """Plan graphs for devices that this machine need not have, without their memory.
 
 With --device, weights and caches go where `ggml-sched fit` puts them, and the first line says whether they fit; several
-graphs share their weights and caches.  Without, each graph file is planned for backends of several kinds:
+graphs share their weights and caches.  Without it, each graph file is planned for several configurations of backends:
 
 c1: one CPU.  c2half: a GPU with the second half of the layers, and a CPU.  c2full: a GPU with all
 layers, and a CPU with the embedding.  c4: three GPUs with a third of the layers each, and a CPU.
@@ -33,7 +33,7 @@ LAYER = re.compile(r"^(?:blk\.(\d+)\.|cache_[a-z]+_l(\d+))")
 
 
 class _Drawn(NamedTuple):
-    """The content of one tab of --html: one plan, or two beside each other."""
+    """What is drawn together, such as in a tab of --html: one plan, or two beside each other."""
 
     title: str
     plans: dict[str, Plan]
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plans, and draw one or two; 1 if the graphs do not fit the devices."""
+    """Print the plans, and draw them where asked for; returns 1 if the graphs do not fit the devices, else 0."""
     if args.device or args.measure is not None:
         return _on_devices(args)
     from ggml_sched import load_graph
@@ -119,8 +119,8 @@ def _on_devices(args: argparse.Namespace) -> int:
 
 
 def _check_drawn(args: argparse.Namespace, count: int) -> None:
-    """ValueError where --svg is given and there are more than two plans to draw; Error where Bokeh is needed and not
-    installed."""
+    """Check the options that draw, for `count` plans: ValueError for options that do not go together, and for more than
+    two plans to draw with --svg; Error where --html needs Bokeh, which is not installed."""
     if args.html:
         from ggml_sched.view.page import needs_bokeh
 
@@ -136,7 +136,7 @@ def _check_drawn(args: argparse.Namespace, count: int) -> None:
 
 
 def _by_other(args: argparse.Namespace, plan: Plan) -> dict[str, Plan]:
-    """The plan of the same graph, with its assignments, by the policy of --other; nothing without the option."""
+    """{name: plan of the same graph and assignments by the policy of --other}; empty without the option."""
     from ggml_sched.planning.planner import planned_by
 
     return {f"policy {args.other}": planned_by(plan, args.other)} if args.other else {}
@@ -163,7 +163,7 @@ def _draw(args: argparse.Namespace, drawn: Sequence[_Drawn]) -> None:
 
 
 def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> _Drawn:
-    """Print one plan; returns it, and the plan of --other."""
+    """Plan a graph file for a configuration and print the plan; returns it, and the plan of --other if given."""
     from ggml_sched import DryBackend, Scheduler, load_graph
 
     backends = [DryBackend(name, alignment=args.alignment) for name in CONFIGS[config]]
@@ -181,7 +181,7 @@ def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> _
 
 
 def _tables(args: argparse.Namespace, plan: Plan) -> None:
-    """Print the table of a plan's backends, and the tables of other options."""
+    """Print the table of a plan's backends, and what --splits, --steps and --peaks list."""
     rows: list[Sequence[object]] = [("backend", "nodes", "arena bytes", "live bytes")]
     for backend, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         nodes = sum(len(split.nodes) for split in plan.splits if split.backend is backend)
@@ -211,7 +211,7 @@ def n_layers(names: list[str]) -> int:
 
 
 def placement(config: str, backends: Sequence[Backend], n_layer: int) -> Callable[[str], Backend]:
-    """The function that `load_graph` calls with the name of each weight or cache, for its backend in `config`."""
+    """The function from the name of a weight or cache to its backend in configuration `config`, for `load_graph`."""
     gpus, cpu = backends[:-1], backends[-1]
 
     def place(name: str) -> Backend:

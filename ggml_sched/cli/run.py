@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 REMOTE = ("ray", "processes")
-"""Transports of remote backends: ray:2 are two workers, ray:2:cuda two workers with a GPU each."""
+"""How names of remote backends begin: ray:2 is two workers of Ray, ray:2:cuda two workers with a GPU each."""
 FIT_CONTEXT = 4096
-"""Room for tokens where --fit is given and --n-ctx is not, or as many as the model was trained with, if fewer."""
+"""The context where --fit is given without --n-ctx; less if the model was trained with fewer tokens."""
 N_BATCH = 512
-"""Prompt tokens that a placement reckons with where --n-batch is not given."""
+"""Tokens of the prompt for which --fit places the model, where --n-batch is not given."""
 DEFAULT_N = 128
 DEFAULT_TEMPERATURE = 0.5
-"""The temperature for the prompt of the small model; with 0 its continuation repeats itself."""
+"""The temperature for the default prompt; with 0 the small model's continuation repeats itself."""
 CHAT_TEMPERATURE = 0.7
 """The temperature of a chat; with 0 a reply of a small model repeats itself."""
 
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         loaded = {"loaded": time.perf_counter() - start}
         if args.tokens is None:
             start = time.perf_counter()
-            model.tokenizer             # noqa: B018  made at the first access, and for text alone
+            model.tokenizer             # noqa: B018  the first access makes it; only texts need it
             loaded["its vocabulary"] = time.perf_counter() - start
         if args.trace:
             stack.enter_context(_traced(args, model, place))
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator[None]:
-    """Trace the computes of a model, and write the timeline at the end, however it ends."""
+    """Trace the computes of a model in a `with` block, and write the timeline at its end, also after an error."""
     devices, link = (None, None) if fit is None else (fit.devices, fit.link)
     with model.scheduler.trace(nodes=args.trace_nodes) as trace:
         try:
@@ -148,7 +148,7 @@ def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator
 
 @contextmanager
 def _recorded(args: argparse.Namespace, model: Model) -> Iterator[None]:
-    """Record the experts that a model uses, and write them at the end, however it ends."""
+    """Record the experts that a model uses in a `with` block, and write them at its end, also after an error."""
     with model.record_experts() as recording:
         try:
             yield
@@ -157,7 +157,7 @@ def _recorded(args: argparse.Namespace, model: Model) -> Iterator[None]:
 
 
 def _budget(args: argparse.Namespace, source: str) -> int:
-    """Bytes of the process's limit that are left for the model, after its vocabulary if it needs one."""
+    """The bytes that --memory, the limit of the process, leaves for the model besides its vocabulary, if needed."""
     from ggml_sched import llama
 
     with llama.open_gguf(source) as file:
@@ -167,7 +167,7 @@ def _budget(args: argparse.Namespace, source: str) -> int:
 
 
 def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
-    """The backends that --backend names, or the default one; open as long as the stack."""
+    """The backends that --backend names, or the default one; `stack` closes them."""
     from ggml_sched.llama.defaults import default_backend, named_backends
 
     if not args.backend:
@@ -198,8 +198,8 @@ def _is_remote(name: str) -> bool:
 
 
 def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) -> Fit:
-    """The placement of the model on the measured backends; its first line goes to standard error, and another where the
-    context is longer than the model was trained with."""
+    """The placement of the model on the measured backends.  Prints to standard error whether the model fits, and a line
+    if the context is longer than the model was trained with."""
     from ggml_sched import fit
     from ggml_sched.cli.fit import longer_than_trained
     from ggml_sched.llama import model_graphs
@@ -217,7 +217,8 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
 
 
 def _source(name: str | None) -> str:
-    """The path of the model: the small one, a file, or, where no file has that name, an installed model's."""
+    """The path of the model: the small model if `name` is None; an installed model if `name` is its short name and no
+    file is called so; else `name` itself."""
     from ggml_sched.llama import installed, small_model
 
     if name is None:
@@ -226,7 +227,7 @@ def _source(name: str | None) -> str:
 
 
 def _continue(args: argparse.Namespace, model: Model, loaded: dict[str, float], sampling: dict[str, Any]) -> int:
-    """Stream the continuation of a text or of ids."""
+    """Stream the continuation of a text or of ids; returns the exit code."""
     from ggml_sched import llama
 
     default = args.tokens is None and args.prompt is None
@@ -244,7 +245,10 @@ def _continue(args: argparse.Namespace, model: Model, loaded: dict[str, float], 
 
 
 def _stream(generation: Generation[Any], opening: Callable[[], object], ids: bool = False) -> int:
-    """Print the pieces of text as they are generated; returns the exit code."""
+    """Print the pieces of text as they are generated; returns the exit code, 130 if interrupted.
+
+    `opening` is called before each piece, and at the end.  `ids`: the pieces are token ids.
+    """
     code = 0
     try:
         for i, piece in enumerate(generation):
@@ -276,7 +280,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: dict[str, float], samp
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        with suppress(ImportError):     # readline gives `input` editing keys
+        with suppress(ImportError):     # once readline is imported, `input` has keys for editing
             import readline  # noqa: F401
     _opening(args, model)()
     generations = []
@@ -296,7 +300,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: dict[str, float], samp
         except (Error, KeyboardInterrupt) as error:
             if not is_terminal:
                 raise
-            # At a terminal the user can try another message.
+            # At a terminal the chat goes on: the user can enter another message.
             print(f"ggml-sched: {error}" if isinstance(error, Error) else "", file=sys.stderr, flush=True)
             messages.pop()
             continue
@@ -311,7 +315,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: dict[str, float], samp
 
 def _reply(args: argparse.Namespace, model: Model, messages: list[dict[str, str]],
            sampling: dict[str, Any]) -> Generation[Any]:
-    """The reply to the last message; the oldest messages are removed until the conversation fits into the context."""
+    """The reply to the last message.  Removes the oldest messages until the rest fit into the context."""
     first = 1 if args.system is not None else 0
     while True:
         generation = model.chat(messages, args.predict, stop=args.stop, shift=True, **sampling)
@@ -321,7 +325,7 @@ def _reply(args: argparse.Namespace, model: Model, messages: list[dict[str, str]
 
 
 def _opening(args: argparse.Namespace, model: Model) -> Callable[[], None]:
-    """A function that prints once on which backends the model runs; called when the first text is generated."""
+    """A function whose first call prints on which backends the model runs; later calls do nothing."""
     said: list[bool] = []
 
     def say() -> None:
@@ -335,7 +339,7 @@ def _opening(args: argparse.Namespace, model: Model) -> Callable[[], None]:
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of a Sampler, from the options that were given."""
+    """The arguments of a Sampler, from the options of the command line."""
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
     given = {name: value for name, value in given.items() if value is not None}
     return {"temperature": CHAT_TEMPERATURE if args.chat else 0.0, **given, "seed": args.seed}

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 PATIENCE = 0.5
-"""Seconds before the bar appears."""
+"""Seconds of loading after which the bar appears."""
 
 
 class Progress:
-    """A context manager; `listener` is the callback for loading.  Without the package `tqdm` no bar is shown."""
+    """A context manager with a progress bar, which `listener`, the callback for `load`, moves.  Without the package
+    `tqdm` no bar is shown."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -26,8 +27,8 @@ class Progress:
 
     @property
     def listener(self) -> Callable[[int, int], None] | None:
-        """A callback with (bytes loaded, bytes in all); None if standard error is no terminal, so that tqdm is not
-        imported."""
+        """The function to call with (bytes loaded, bytes in all); None if standard error is no terminal, so that tqdm
+        is not imported."""
         return self._show if sys.stderr.isatty() else None
 
     def _show(self, done: int, total: int) -> None:
@@ -50,7 +51,7 @@ class Progress:
 
 
 class Compiling(logging.Handler):
-    """A context manager: at a terminal a line says which kernels are being compiled, until all are."""
+    """A context manager that shows, in a line at a terminal, which CUDA kernels are being compiled."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

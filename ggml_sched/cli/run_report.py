@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def report(args: argparse.Namespace, model: Model, loaded: Mapping[str, float],
            generations: Iterable[Generation[Any]]) -> None:
-    """Print the tables to standard error; `loaded` has the seconds of each part of loading."""
+    """Print the tables to standard error; `loaded`: {part of loading: its seconds}."""
     stats = [generation.stats for generation in generations]
     n_prompt = max((s.n_prompt for s in stats), default=1)
     name = "a small model" if args.model is None else os.path.basename(args.model)
@@ -56,8 +56,8 @@ def report(args: argparse.Namespace, model: Model, loaded: Mapping[str, float],
 
 
 def _fetched(model: Model) -> list[str]:
-    """Lines about a limit: the weights that stay, the bytes that were read, at which rate, the time that computes
-    waited for them, and what bounds the time of a token."""
+    """Texts about a limit of memory: the weights that stay, the bytes that were read, at which rate, the time that
+    computes waited for reads, and the least time that a token's reads take.  Empty without a limit."""
     held = model.residency
     if held is None:
         return []
@@ -81,7 +81,7 @@ def _fetched(model: Model) -> list[str]:
 
 
 def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:
-    """The plan of a graph, and the shortest of three times that it takes to make it, without a plan cache."""
+    """The plan of a graph, and the seconds of making it without a plan cache, the least of three measurements."""
     from ggml_sched import Scheduler
 
     best = float("inf")

@@ -26,20 +26,20 @@ NEVER = 1e12
 
 
 class Order(Protocol):
-    """The state of a policy for one model."""
+    """The state of a policy for one model: counts uses of experts, and says which expert gives up its slot next."""
 
     def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
         """Note that these experts of a bank, each once, are used now."""
 
     def costs(self, bank: int) -> Floats:
-        """f64 [banks, experts]: the cost of each expert while this bank is visited."""
+        """f64 [banks, experts]: the costs while `bank` is visited; the highest cost gives up its slot first."""
 
 
 class Policy(Protocol):
-    """What all policies have: `LeastRecentlyUsed`, `LeastFrequentlyUsed` and `Mixture`."""
+    """The interface of expert policies, such as `LeastRecentlyUsed`, `LeastFrequentlyUsed` and `Mixture`."""
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
-        """The order of a model with so many banks, of at most `n_experts` experts each, and so many slots."""
+        """The order of a model with `n_banks` banks of at most `n_experts` experts each, and `n_slots` slots."""
 
 
 class _Visits:
@@ -59,7 +59,8 @@ class _Visits:
         return ((np.arange(n) - bank - 1) % n + 1)[:, None] / n
 
     def ages(self, bank: int) -> Floats:
-        """f64 [banks, experts]: how often the expert's bank was visited since it was used last, plus `ahead`."""
+        """f64 [banks, experts]: how often the bank was visited since its expert was used last (NEVER if it never was),
+        plus `ahead`."""
         ages = np.where(self.last < 0, NEVER, (self.count[:, None] - self.last - 1).astype(np.float64))
         aged: Floats = ages + self.ahead(bank)
         return aged
@@ -67,8 +68,8 @@ class _Visits:
 
 @dataclass(frozen=True)
 class LeastRecentlyUsed:
-    """The expert that its layer has not used for the most visits gives up its slot; of several the one whose layer is
-    visited again last."""
+    """The expert that its layer has not used for the largest number of visits gives up its slot; of several such
+    experts the one whose layer is visited again last."""
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
         return _Recent(n_banks, n_experts)
@@ -83,8 +84,8 @@ class _Recent(_Visits):
 class LeastFrequentlyUsed:
     """The expert that is used in the smallest part of the visits gives up its slot.
 
-    A use counts `decay` times as much for each later visit of its layer (0 < decay < 1).  The part is the mean over
-    `decays`: a fast one follows what a text is about, a slow one knows which experts are used most on the whole.
+    With each later visit of the layer a use counts `decay` times as much (0 < decay < 1).  The part is the mean over
+    `decays`: a small one follows what a text is about, a large one knows which experts are used most on the whole.
     """
 
     decays: tuple[float, ...] = (0.8, 0.98)
@@ -102,7 +103,7 @@ class _Frequent(_Visits):
         super().__init__(n_banks, n_experts)
         self._decays: Floats = np.array(decays)[:, None]
         self._sums: Floats = np.zeros((len(decays), n_banks, n_experts))
-        """For each decay and expert the sum of what its uses count [decays, banks, experts]."""
+        """f64 [decays, banks, experts]: the sum over an expert's uses of decay ** (later visits of its bank)."""
 
     def use(self, bank: int, experts: npt.NDArray[np.intp]) -> None:
         super().use(bank, experts)
@@ -110,7 +111,7 @@ class _Frequent(_Visits):
         self._sums[:, bank, experts] += 1
 
     def costs(self, bank: int) -> Floats:
-        # What uses at every visit so far would count.
+        # [decays, banks]: the sum that an expert would have if every visit so far had used it.
         most = (1 - self._decays ** self.count) / (1 - self._decays)
         parts = (self._sums / np.maximum(most, 1)[:, :, None]).mean(axis=0)
         # An expert that is used in the part p of the visits is used once in 1 / p visits.
@@ -120,10 +121,10 @@ class _Frequent(_Visits):
 
 @dataclass(frozen=True)
 class Mixture:
-    """A part `fixed` of the slots is for the experts that are used most; the others are used as by `LeastRecentlyUsed`.
+    """A part `fixed` of the slots is for the experts that are used most; `LeastRecentlyUsed` governs the other slots.
 
-    `profile`, i64 [banks, experts], has the uses of each expert that decide which are used most (`Routing.profile`);
-    None: the uses counted so far decide.
+    `profile`, i64 [banks, experts], such as `Routing.profile`: how often each expert is used, which decides which are
+    used most; None: the uses counted so far decide.
     """
 
     fixed: float = 0.5
@@ -144,7 +145,7 @@ class Mixture:
 def Static(profile: npt.NDArray[np.int64]) -> Mixture:
     """The policy that keeps the experts with the most uses in a profile, i64 [banks, experts].
 
-    An expert that is not kept has one of the other slots only while its layer needs it.
+    Any other expert has a slot only while its layer needs it.
     """
     return Mixture(1.0, profile)
 
@@ -157,7 +158,7 @@ class _Mixed(_Visits):
         self._profile = profile
 
     def _fixed(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """bool [banks, experts]: the experts with the most uses, as many as have fixed slots; none without a use."""
+        """bool [banks, experts]: which experts have fixed slots: those with the most uses, if they have any."""
         fixed = np.zeros(counts.size, bool)
         if self._n_fixed:
             fixed[np.argpartition(-counts.ravel(), self._n_fixed - 1)[: self._n_fixed]] = True
@@ -183,7 +184,7 @@ def policy_named(name: str) -> Policy:
 
 
 def checked_policy(policy: object) -> Policy:
-    """A policy, or the one with a name; TypeError for anything else."""
+    """The policy itself, or the one that a str names; TypeError for what is neither, ValueError for an unknown name."""
     if isinstance(policy, str):
         return policy_named(policy)
     if not callable(getattr(policy, "begin", None)):

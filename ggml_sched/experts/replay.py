@@ -21,7 +21,7 @@ __all__ = ["bound", "replay"]
 
 
 def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
-    """What a run of the recorded visits would have read with `n_slots` slots, which are empty at first.
+    """The hits, misses and bytes read of a run of the recorded visits with `n_slots` slots, which are empty at first.
 
     ValueError for a visit that uses more experts than there are slots.
     """
@@ -35,12 +35,12 @@ def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
 
 
 def bound(recording: Routing, n_slots: int) -> Hits:
-    """What Belady's algorithm would have read; raises as `replay`."""
+    """The hits, misses and bytes read of Belady's algorithm with `n_slots` slots; raises as `replay`."""
     return replay(recording, _Belady(recording), n_slots)
 
 
 class _Belady:
-    """The policy that knows the visits: an expert costs as much as it is far from its next use."""
+    """The policy of Belady's algorithm, which knows all visits: an expert's cost is the number of its next visit."""
 
     def __init__(self, recording: Routing) -> None:
         self._recording = recording
@@ -54,7 +54,7 @@ class _Future:
         visits = recording.visits
         self._next: np.ndarray = np.full((n_banks, n_experts), float(len(visits)))
         self._later: list[list[float]] = [[] for _ in visits]
-        """For each visit, for each expert that it uses, the number of the next visit that uses it."""
+        """For each visit and each expert that it uses: the number of the next visit that uses the same expert."""
         for k in range(len(visits) - 1, -1, -1):
             used = visits[k].used
             self._later[k] = self._next[visits[k].bank, used].tolist()

@@ -1,4 +1,4 @@
-"""Recordings: which experts each layer used for which tokens, in the order of evaluations; read and written as text.
+"""Recordings of which experts each layer used for which tokens, in the order of evaluations; read and written as text.
 
 The first line of a file describes the banks, each further line is a visit of one bank: its number, and for each token
 the experts that it used.
@@ -26,7 +26,7 @@ MAX_EXPERTS = 1 << 16
 
 @dataclass(frozen=True)
 class Bank:
-    """The weights of a layer from which the same numbers choose: `n_experts` experts of `nbytes` bytes each."""
+    """A bank, which is the weights of one layer that are read by expert: `n_experts` experts of `nbytes` bytes each."""
 
     name: str
     n_experts: int
@@ -34,7 +34,7 @@ class Bank:
 
 
 class Visit(NamedTuple):
-    """One use of a bank: `experts` has for each token the numbers of the experts that it uses."""
+    """One use of a bank: `experts` has for each token of a batch the numbers of the experts that the token uses."""
 
     bank: int
     experts: tuple[tuple[int, ...], ...]
@@ -47,7 +47,7 @@ class Visit(NamedTuple):
 
 @dataclass
 class Routing:
-    """Which experts tokens used: the visits of the banks of a model, in order."""
+    """A recording of which experts tokens used: the banks of a model, and their visits in order."""
 
     banks: list[Bank]
     visits: list[Visit] = field(default_factory=list)
@@ -67,14 +67,14 @@ class Routing:
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recording to a file, which is replaced if it exists.  OSError."""
+        """Write the recording to a file, which is replaced if it exists.  Raises OSError."""
         header = {"format": FORMAT, "version": VERSION, "banks": [asdict(bank) for bank in self.banks]}
         lines = [json.dumps(header), *(json.dumps([visit.bank, visit.experts]) for visit in self.visits)]
         write_text(path, "\n".join(lines) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Routing:
-        """Read a file that `save` has written.  OSError, FileFormatError."""
+        """Read a file that `save` has written.  Raises OSError, or FileFormatError for another file."""
         with open(path, encoding="utf-8", errors="replace") as file:
             try:
                 made = _with_banks(json.loads(file.readline()))

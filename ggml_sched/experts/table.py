@@ -1,7 +1,7 @@
 """The table of slots: which experts of a model are in slots, and which have to be read or removed for the next use.
 
-It has numbers alone, no memory: execution and replays use the same table, so that a replay counts what a run would have
-read.  Invariants: there are never more experts than slots, and no expert that a visit uses is removed during it.
+A table has numbers alone, no memory: execution and replays use the same class, so that a replay counts what a run would
+have read.  Invariants: there are never more experts than slots, and no expert that a visit uses is removed during it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["Hits", "SlotTable"]
 
 
 class Hits(NamedTuple):
-    """What slots have counted, in a run or in a replay."""
+    """How often experts were found in slots, in a run or in a replay."""
 
     hits: int
-    """Experts that a visit of a layer used and found in a slot."""
+    """Uses of experts that were in a slot; an expert counts once in each visit."""
     misses: int
-    """Experts that were read."""
+    """Uses of experts that were in no slot, and had to be read."""
     nbytes: int
     """Bytes of the experts that were read."""
     evictions: int
-    """Experts that gave up their slot."""
+    """How often an expert gave up its slot."""
 
     @property
     def rate(self) -> float:
@@ -38,7 +38,7 @@ class Hits(NamedTuple):
 class SlotTable:
     """`n_slots` slots for the experts of `n_banks` banks of at most `n_experts` experts.
 
-    A bank is the set of weights of one layer that the same numbers choose from; an expert is one choice of all of them.
+    A bank is the weights of one layer that are read by expert; an expert is one matrix of each of these weights.
     """
 
     def __init__(self, n_banks: int, n_experts: int, n_slots: int, policy: Policy) -> None:
@@ -48,14 +48,14 @@ class SlotTable:
         self._hits = self._misses = self._evictions = 0
 
     def counted(self, nbytes: int) -> Hits:
-        """What was counted so far, with the bytes that were read for it."""
+        """What was counted so far; `nbytes`: the bytes read for the misses, which the caller has counted."""
         return Hits(self._hits, self._misses, nbytes, self._evictions)
 
     def visit(self, bank: int, experts: Iterable[int]) -> Iterator[tuple[int, tuple[int, int] | None]]:
-        """Use these experts of a bank: yields (the expert, (bank, expert) that must give up its slot, or None) for each
-        one that is in no slot, in ascending order.
+        """Note that a visit uses these experts of a bank.  For each of them that is in no slot, in ascending order,
+        yields (the expert, the (bank, expert) that gives up its slot for it; None if a slot is free).
 
-        The expert that gives up its slot is removed when the pair is yielded; call `put` once the other was read.
+        The expert that gives up its slot is out of the table then; call `put` when the new one was read into the slot.
         ValueError, with nothing changed, for more experts than slots.
         """
         used = np.unique(np.fromiter(experts, np.intp))
@@ -80,7 +80,7 @@ class SlotTable:
         self._hits += len(used) - len(missing)
 
     def _going(self, bank: int, used: np.ndarray, n: int) -> list[tuple[int, int]]:
-        """The (bank, expert) pairs that give up their slots, in order, as many as `n` missing experts need."""
+        """The (bank, expert) pairs that give up their slots, in this order, so that `n` missing experts get slots."""
         n -= self.n_slots - int(self.held.sum())
         if n <= 0:
             return []

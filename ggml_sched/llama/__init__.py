@@ -83,7 +83,7 @@ __all__ = [
     "write_gguf",
 ]
 
-# What most programs that run a model do not use loads when its name is first used.
+# The modules of these names are imported when a name is first used: most programs that run a model need none of them.
 _HOMES = _homes_of({
     "ggml_sched.llama.gguf_write": ("write_gguf",),
     "ggml_sched.llama.installed": ("installed_model",),

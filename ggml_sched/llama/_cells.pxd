@@ -8,12 +8,12 @@ from ggml_sched._graph cimport Tensor
 cdef class Cells:
     cdef readonly int64_t n_rows
     cdef readonly int64_t n_seq
-    cdef readonly int64_t n_used        # rows in use
+    cdef readonly int64_t n_used        # rows that hold a token
     cdef readonly object positions      # i32 [n_rows]: the position of the token in each row; -1 for a free row
-    cdef readonly object sets           # u64 [n_rows]: the sequences that have the row, a bit for each
-    cdef Py_buffer views[2]             # holds the memory of `positions` and `sets`
-    cdef int32_t *position              # that memory
-    cdef uint64_t *set
+    cdef readonly object sets           # u64 [n_rows]: the sequences to which the row belongs, a bit for each
+    cdef Py_buffer views[2]             # keep the memory of `positions` and `sets`, in this order, at its address
+    cdef int32_t *position              # the elements of `positions`
+    cdef uint64_t *set                  # the elements of `sets`
     cdef int64_t end                    # all rows from this one on are free
     cdef int64_t first_free             # all rows before this one are in use
     cdef void release(self) noexcept

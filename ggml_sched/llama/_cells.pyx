@@ -25,12 +25,12 @@ MAX_SEQUENCES = 64
 
 cdef enum:
     FREE = -1
-    HALF_HIDDEN = 0xfc00        # minus infinity, as f16
+    HALF_HIDDEN = 0xfc00        # minus infinity as f16: the mask of a row that a token does not attend to
 
 
 @cython.final
 cdef class _Tokens:
-    """Positions and sequences, i32 [n] each, of n tokens."""
+    """The position of each of n tokens, and the sequence of each, as C arrays; made from two NumPy arrays i32 [n]."""
 
     cdef Py_buffer views[2]
     cdef const int32_t *positions
@@ -50,7 +50,7 @@ cdef class _Tokens:
 
 
 cdef class Cells:
-    """`n_rows` rows for the tokens of sequences 0 .. n_seq - 1.
+    """The `n_rows` rows of a KV cache, which hold tokens of the sequences 0 .. n_seq - 1.
 
     Ranges of positions are half open; `stop=None` is the end of the sequence.
     """
@@ -80,7 +80,7 @@ cdef class Cells:
         self.sets.fill(0)
         self.n_used = self.end = self.first_free = 0
 
-    # -- facts ----------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------
 
     @property
     def n_free(self):
@@ -103,8 +103,8 @@ cdef class Cells:
     def mask(self, positions, sequences, int64_t n_kv, int64_t window=0, bint half=False):
         """The attention mask of n tokens of these positions and sequences: bytes of [n_kv, n] f32, or f16 with `half`.
 
-        0 where a token sees one of the first n_kv rows, minus infinity where it does not.  A token sees its own
-        sequence up to its own position; with a window, only the last `window` positions, its own included.
+        A value is 0 where a token attends to one of the first n_kv rows, else minus infinity.  A token attends to its
+        own sequence up to its own position; with a window (not 0), to the last `window` of these positions.
         """
         cdef _Tokens tokens = _Tokens(positions, sequences)
         cdef int64_t i, size = n_kv * (2 if half else 4)
@@ -119,7 +119,7 @@ cdef class Cells:
 
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil:
-        # Writes the mask of one token, n_kv values, to `out`.  The loops have no branches, so that compilers vectorise.
+        # Write the mask of one token, n_kv values, to `out`.  Compilers vectorise the loops, as they have no branches.
         cdef uint64_t bit = <uint64_t>1 << seq
         cdef int64_t row, oldest = position - window if window else -1
         cdef bint seen
@@ -137,9 +137,9 @@ cdef class Cells:
     # -- changes ------------------------------------------------------------------------
 
     def place(self, positions, sequences):
-        """Take rows, i64 [n], for tokens of these positions and sequences: the first free ones.
+        """Put n tokens of these positions and sequences into the first free rows; returns these rows, i64 [n].
 
-        ContextFull if too few are free; then none is taken.
+        ContextFull if fewer than n rows are free; then no row is changed.
         """
         cdef _Tokens tokens = _Tokens(positions, sequences)
         cdef int64_t i
@@ -157,13 +157,13 @@ cdef class Cells:
         return rows
 
     def place_one(self, int32_t position, int64_t seq):
-        """`place` of one token: its row."""
+        """Put one token into the first free row; returns the row.  ContextFull if no row is free."""
         self.check(seq)
         self.check_room(1)
         return self.put(position, seq)
 
     cdef int64_t put(self, int32_t position, int64_t seq) except -1:
-        """Put a position of a sequence into the first free row, which must exist; returns the row."""
+        """Put a token at a position of a sequence into the first free row, which must exist; returns the row."""
         cdef int64_t row = self.first_free
         while row < self.n_rows and self.position[row] != FREE:
             row += 1
@@ -186,7 +186,10 @@ cdef class Cells:
         return freed
 
     def copy(self, src, dst, start=0, stop=None):
-        """Add the rows of `src` at positions start .. stop - 1 to `dst`, which then shares them."""
+        """Make sequence `dst` share the rows that sequence `src` has at positions start .. stop - 1.
+
+        SequenceError if `dst` has other rows at some of these positions.
+        """
         held = self.held(src, start, stop)
         if src != dst:
             theirs = self.held(dst, 0, None)
@@ -197,7 +200,7 @@ cdef class Cells:
     def shift(self, seq, start, stop, delta):
         """Move positions start .. stop - 1 of a sequence by `delta`; returns how far each row moved, i32 [n_rows].
 
-        SequenceError for rows that other sequences share, and where a new position is negative or already taken.
+        SequenceError if other sequences share some of the rows, or a new position is negative or already taken.
         """
         held = self.held(seq, start, stop)
         rows = np.flatnonzero(held)
@@ -215,14 +218,14 @@ cdef class Cells:
         return deltas
 
     def snapshot(self):
-        """The present state, for `rollback`."""
+        """Copies of `positions` and `sets`, which `rollback` takes to undo all changes after this call."""
         return self.positions.copy(), self.sets.copy()
 
     def rollback(self, tuple snapshot not None):
         self.positions[:], self.sets[:] = snapshot
         self.recount()
 
-    # -- inside --------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------
 
     cdef int check_room(self, int64_t n) except -1:
         if n > self.n_rows - self.n_used:
@@ -249,7 +252,10 @@ cdef class Cells:
         return held
 
     cdef int recount(self) except -1:
-        """Compute all counters from the sets; correct even if an interrupt has ended a change half way."""
+        """Free the rows whose set of sequences is empty, and count the rows anew (n_used, end, first_free).
+
+        The result is consistent even if an interrupt has ended an earlier change half way.
+        """
         self.positions[self.sets == 0] = FREE
         used = self.positions >= 0
         self.n_used = int(np.count_nonzero(used))
@@ -261,10 +267,10 @@ cdef class Cells:
 cdef class TokenInputs:
     """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: sets the inputs of a graph of one token.
 
-    Compiled, because it runs for each generated token.  Tensors, None where the graph has none: `tokens`, `positions`
-    i32 [1], `rows` i64 [1], `state_row` i32 [1].  `elements`: pairs of an i64 tensor [width], which receives the
-    indices of a token's values in a transposed V cache, and the number of columns of that cache, its tokens; `masks`:
-    pairs of a tensor [n_kv, 1], f32 or f16, and its window.  ValueError for tensors of another type or shape.
+    Compiled, because it runs for each generated token.  The arguments are input tensors, or None where the graph has no
+    such input: `tokens`, `positions`, `state_row` i32 [1], `rows` i64 [1].  `elements`: pairs (i64 tensor [width] for
+    the indices of the token's values in a transposed V cache, number of columns of that cache).  `masks`: pairs (tensor
+    [n_kv, 1], f32 or f16; window).  ValueError for a tensor in `elements` or `masks` of another type or shape.
     """
 
     def __init__(self, Tensor tokens not None, Tensor positions, Tensor rows, list elements not None,
@@ -278,7 +284,7 @@ cdef class TokenInputs:
         self.masks = [(t, window, t.type == Type.F16) for t, window in masks]
 
     def set(self, Cells cells not None, int32_t token, int32_t position, int32_t seq, int64_t row):
-        """Set the inputs for a token that `cells` holds in `row`; False if an input has no address."""
+        """Set all inputs for a token that `cells` holds in `row`; False if `Tensor.stage` refuses one of them."""
         cdef Tensor t
         cdef int64_t columns, window, k
         cdef bytes data

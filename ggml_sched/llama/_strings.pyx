@@ -21,11 +21,11 @@ import os
 from array import array
 
 cdef enum:
-    LENGTH = 8          # bytes of a string's length, which stand before it
+    LENGTH = 8          # bytes in which GGUF stores a string's length, before its text
 
 cdef extern from *:
     """
-    /* The two halves of a product of 128 bits, combined. */
+    /* The two halves of the 128-bit product a * b, combined by exclusive or. */
     static inline uint64_t gl_fold(uint64_t a, uint64_t b)
     {
         __extension__ const unsigned __int128 product = (unsigned __int128)a * b;
@@ -34,14 +34,14 @@ cdef extern from *:
     """
     uint64_t gl_fold(uint64_t a, uint64_t b) noexcept nogil
 
-# The secret numbers of the hash: the author of a file must not be able to choose strings that all fall into one slot.
-# For the same reason the product is folded: without its upper half, a difference in the top bit of a word is the same
-# difference in the top bit of the product, which the next word can cancel.
+# Secret random numbers of the hash: with known ones, a file's author could choose strings that all fall into one
+# slot.  `gl_fold` uses the upper half of the product for the same reason: in the lower half, changing the top bit of a
+# word would change just the top bit of the result, and a change of the next word could cancel that.
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 cdef uint64_t FACTOR = int.from_bytes(os.urandom(8), "little") | 1
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------
+# -- lengths and hashes of strings ---------------------------------------------------------------------------------
 
 
 cdef inline uint64_t mixed(uint64_t h, uint64_t word) noexcept nogil:
@@ -70,9 +70,9 @@ cdef uint64_t length_at(const uint8_t *memory, uint64_t start) noexcept nogil:
 
 
 cdef uint64_t length_inside(const uint8_t *memory, uint64_t size, uint64_t start) noexcept nogil:
-    """The length of a string that began at byte `start` of `size`, and ended there or before, when it was checked.
+    """The length of the string at byte `start`, limited so that the string ends inside the `size` bytes of memory.
 
-    The memory may be a mapped file that changes: the length may be another one now.
+    The memory may be a mapped file in which the length has changed since the string was checked.
     """
     return min(length_at(memory, start), size - start - LENGTH)
 
@@ -91,13 +91,13 @@ cdef int64_t count_chars(const uint8_t *text, size_t n) noexcept nogil:
         if first < 0xc2 or first > 0xf4:
             return -1
         more = 1 if first < 0xe0 else 2 if first < 0xf0 else 3
-        if first == 0xe0:           # longer than needed
+        if first == 0xe0:           # refuse encodings longer than needed
             low = 0xa0
-        elif first == 0xed:         # surrogates
+        elif first == 0xed:         # refuse surrogates
             high = 0x9f
         elif first == 0xf0:
             low = 0x90
-        elif first == 0xf4:         # above U+10FFFF
+        elif first == 0xf4:         # refuse characters above U+10FFFF
             high = 0x8f
         if more > n - i:
             return -1
@@ -111,7 +111,8 @@ cdef int64_t count_chars(const uint8_t *text, size_t n) noexcept nogil:
 
 @cython.final
 cdef class _Strings:
-    """The bytes of a file, and where strings in it begin."""
+    """Strings in the bytes of a file: `data` are these bytes, `size` their number, and `begins` has for each of n
+    strings the byte at which its length stands, with the text after it."""
 
     cdef Py_buffer views[2]
     cdef object memory, starts
@@ -131,7 +132,7 @@ cdef class _Strings:
         PyBuffer_Release(&self.views[1])
 
     cdef int check(self) except -1:
-        """ValueError for a string that does not lie inside."""
+        """ValueError if a string does not lie inside the bytes of the file."""
         cdef Py_ssize_t i
         cdef uint64_t at
         for i in range(self.n):
@@ -142,10 +143,10 @@ cdef class _Strings:
 
 
 def find_strings(memory, uint64_t pos, starts):
-    """Write where each of len(starts) strings begins, the first one at byte `pos` of `memory`, one after another.
+    """Find len(starts) strings that follow each other in `memory` from byte `pos` on; `starts` gets where each begins.
 
-    Returns the number of strings found and the byte after the last of them; fewer than len(starts) where the next one
-    does not lie inside the memory.
+    Returns (the number of strings found, the byte after the last of them).  The number is less than len(starts) if the
+    next string does not lie inside the memory.
     """
     cdef _Strings strings = _Strings(memory, starts, True)
     cdef uint64_t size = strings.size, n
@@ -162,7 +163,7 @@ def find_strings(memory, uint64_t pos, starts):
 
 
 def pack_strings(memory, starts):
-    """A copy of strings that `find_strings` found, without the rest of the file: its bytes, and where each begins."""
+    """Copy the strings that `find_strings` found, without the rest of the file: (bytes, where each string begins)."""
     cdef _Strings strings = _Strings(memory, starts)
     cdef uint64_t total = 0, at, n
     cdef Py_ssize_t i
@@ -186,21 +187,20 @@ def pack_strings(memory, starts):
     return made, begins
 
 
-# -- a table ----------------------------------------------------------------------------------------------------------
+# -- the table of strings ---------------------------------------------------------------------------------------------
 
 
 cdef struct Slot:
-    uint32_t hash
-    uint32_t number         # of the string, plus one; 0: free
+    uint32_t hash           # the upper half of the hash of the string's text
+    uint32_t number         # the number of the string, plus one; 0: the slot is free
 
 
 @cython.final
 cdef class StringTable:
-    """A table from the text of each string of an array in a GGUF file to its number, of equal strings to the last
-    number.
+    """A hash table that finds strings of an array of a GGUF file by text: their numbers, of equal strings the last.
 
-    `memory` and `starts` as `find_strings` takes and writes them; ValueError for a string that does not lie inside.  An
-    empty string is no text: no text has its number.
+    `memory` and `starts` are those of `find_strings`; ValueError if a string does not lie inside the memory.  Empty
+    strings cannot be found.
     """
 
     cdef _Strings strings
@@ -260,7 +260,7 @@ cdef class StringTable:
         return self.size_at(i) == n and memcmp(self.text_at(i), text, n) == 0
 
     cdef int32_t find(self, const uint8_t *text, size_t n) noexcept nogil:
-        """The number of a text, -1 where there is none."""
+        """The number of the string with this text; -1 if there is none."""
         cdef uint64_t h, at
         cdef Slot *slot
         if n == 0:
@@ -282,8 +282,8 @@ cdef class StringTable:
         return self.n
 
     def get(self, str text):
-        """The number of a text; None if no string has it, and for a text with a lone surrogate, which UTF-8 cannot
-        express."""
+        """The number of the string with this text; None if there is none, as for a text with a lone surrogate, which
+        UTF-8 cannot express."""
         cdef Py_ssize_t n
         cdef const char *data
         cdef int32_t found
@@ -304,7 +304,7 @@ cdef class StringTable:
         return found
 
     def text(self, Py_ssize_t i):
-        """String i; [EMPTY_i] for an empty one.  Bytes that are no UTF-8 are lone surrogates."""
+        """String i; [EMPTY_i] for an empty one.  Bytes that are no UTF-8 become lone surrogates."""
         if not 0 <= i < self.n:
             raise IndexError(f"string {i} of {self.n}")
         if self.size_at(i) == 0:
@@ -312,8 +312,8 @@ cdef class StringTable:
         return PyUnicode_DecodeUTF8(<const char *>self.text_at(i), self.size_at(i), "surrogateescape")
 
     def measure(self):
-        """(characters of all strings, characters of the longest one, its number, number of the first string that is no
-        UTF-8 or -1)."""
+        """(characters of all strings together, characters of the longest string, the number of that string, the number
+        of the first string that is no UTF-8: -1 if all are)."""
         cdef int64_t chars, total = 0, longest = 0
         cdef Py_ssize_t i, which = 0, wrong = -1
         with nogil:
@@ -329,23 +329,23 @@ cdef class StringTable:
         return total, longest, which, wrong
 
 
-# -- merging ----------------------------------------------------------------------------------------------------------
+# -- merging parts of a text into tokens ------------------------------------------------------------------------------
 
 
 cdef struct Part:
-    size_t start            # bytes of the text
-    size_t size             # 0: merged into the part before
-    int32_t token           # -1: none
-    Py_ssize_t before       # -1: none
-    Py_ssize_t after        # -1: none
+    size_t start            # the byte of the text at which this part of it begins
+    size_t size             # bytes; 0: this part was merged into the part before it
+    int32_t token           # the token that has the part's text; -1: none
+    Py_ssize_t before       # index of the part before this one; -1: none
+    Py_ssize_t after        # index of the part after this one; -1: none
 
 
 cdef struct Pair:
-    double cost
-    Py_ssize_t left
-    Py_ssize_t right
-    size_t size             # bytes of both, by which a pair is recognised whose parts were merged since
-    int32_t token           # of both together
+    double cost             # the pair of least cost is merged first
+    Py_ssize_t left         # index of a part
+    Py_ssize_t right        # index of the part after it
+    size_t size             # bytes of both parts; if their sizes have another sum, one of them was merged since
+    int32_t token           # the token that has the text of both parts together
 
 
 cdef inline bint precedes(const Pair *a, const Pair *b) noexcept nogil:
@@ -353,7 +353,10 @@ cdef inline bint precedes(const Pair *a, const Pair *b) noexcept nogil:
 
 
 cdef class _Work:
-    """The parts of a text and a heap of the pairs that may be merged; it grows, and serves one text after the other."""
+    """Memory for merging: the parts of a text, and a heap of the pairs of neighbours that may be merged.
+
+    One object serves one text after the other, and grows when a text needs it.
+    """
 
     cdef Part *parts
     cdef Pair *pairs
@@ -364,8 +367,8 @@ cdef class _Work:
         free(self.pairs)
 
     cdef int make_room(self, Py_ssize_t n) except -1:
-        """Room for n parts.  Their heap has fewer than 2 n pairs: n - 1 at first, and each of n - 1 merges or fewer
-        takes one and adds two."""
+        """Make room for n parts, and for 2 n pairs in the heap, which are enough: it has n - 1 pairs at first, and each
+        of at most n - 1 merges takes one pair and adds at most two."""
         cdef void *grown
         if n > self.room:
             if <size_t>n > (<size_t>1 << 62) // (2 * sizeof(Pair)):
@@ -422,7 +425,7 @@ cdef class _Merger:
         return False
 
     cdef int merge(self, const uint8_t *text, Py_ssize_t n, _Work work) except -1:
-        """Leave the parts of a text in `work`: those of size 0 are merged into the part before."""
+        """Cut a text of n bytes and merge its parts in `work`; parts of size 0 are merged into the part before them."""
         cdef Py_ssize_t i = 0, k = 0, size
         work.make_room(n)
         while i < n:
@@ -449,7 +452,7 @@ cdef class _Merger:
             pair = work.pop()
             left, right = &work.parts[pair.left], &work.parts[pair.right]
             if left.size == 0 or right.size == 0 or left.size + right.size != pair.size:
-                continue                # a merge has changed one of the two parts since
+                continue                # the pair is out of date: one of its parts was merged since
             left.size, left.token, left.after = pair.size, pair.token, right.after
             right.size = 0
             if left.after >= 0:
@@ -468,9 +471,10 @@ cdef class _Merger:
 
 @cython.final
 cdef class ScoreMerger(_Merger):
-    """As SentencePiece: a pair whose text is a token may be merged, and the one of the highest score is merged first.
+    """Merges as SentencePiece: a pair whose text is a token may be merged, the one of the highest score first.
 
-    `scores`, f32 [len(tokens)]; `bytes_`, i32 [256]: the token of each byte, or -1; `unknown`: a token, or -1.
+    `scores`, f32 [len(tokens)]; `bytes_`, i32 [256]: the token of each byte, -1 for none; `unknown`: the token for
+    characters that no token has, -1 for none.
     """
 
     cdef Py_buffer views[2]
@@ -498,7 +502,8 @@ cdef class ScoreMerger(_Merger):
         return True
 
     def encode(self, str text):
-        """The ids of a text; a character that is no token has those of its bytes, or the unknown token's."""
+        """The ids of a text.  A character that is no token becomes the tokens of its bytes if all have one, else the
+        unknown token."""
         cdef _Work work = _Work()
         cdef Py_ssize_t n, i, k
         cdef const uint8_t *data = <const uint8_t *>PyUnicode_AsUTF8AndSize(text, &n)
@@ -526,16 +531,16 @@ cdef class ScoreMerger(_Merger):
 
 cdef struct Merge:
     uint64_t pair           # the left token << 32 | the right one
-    uint32_t rank           # plus one; 0: free
-    int32_t token           # of both together
+    uint32_t rank           # the number of the line that lists the pair, plus one; 0: the slot is free
+    int32_t token           # the token that has the text of both together
 
 
 @cython.final
 cdef class RankMerger(_Merger):
-    """GPT-2's way: a file lists the pairs that may be merged, "left right", in the order in which they are merged.
+    """Merges as GPT-2: a file lists the pairs that may be merged, as lines "left right", the first to be merged first.
 
-    `wrong` is the number of the first line that is not two tokens whose texts together are a token, or -1; a merger
-    with such a line merges nothing.
+    `wrong` is the number of the first line that is not two tokens whose texts together are a token; -1 if there is
+    none.  With such a line nothing is merged.
     """
 
     cdef Merge *merges
@@ -578,7 +583,7 @@ cdef class RankMerger(_Merger):
         cdef const uint8_t *line = string + LENGTH
         cdef int32_t left, right, both
         cdef uint8_t joined[4096]
-        while at < n and line[at] != 32:        # as the first character, a space is part of the left token
+        while at < n and line[at] != 32:        # a space that is the first character belongs to the left token
             at += 1
         if at + 1 >= n or n > sizeof(joined):
             return False
@@ -612,7 +617,7 @@ cdef class RankMerger(_Merger):
         return True
 
     def encode(self, list words):
-        """The ids of words, the first item of each tuple; a character that is no token has none."""
+        """The ids of `words`, tuples that begin with the text of a word; a character that is no token gets no id."""
         cdef _Work work = _Work()
         cdef Py_ssize_t n, i
         cdef const uint8_t *data

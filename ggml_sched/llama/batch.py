@@ -18,7 +18,7 @@ class Batch:
     """n tokens in order; a token attends to the tokens of its sequence at its own position and before."""
 
     tokens: np.ndarray
-    """i32 [n]"""
+    """i32 [n], the token ids"""
     positions: np.ndarray
     """i32 [n], the position of each token in its sequence"""
     sequences: np.ndarray

@@ -22,9 +22,9 @@ __all__ = ["BatchGraph", "Inputs", "Shape"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers that determine a model's graph: of tokens, of KV cache rows that attention reads, of output tokens.
+    """What determines a model's graph: the numbers of tokens, KV cache rows that attention reads, and output tokens.
 
-    `embeddings`: the output is the normed hidden state of each output token instead of its logits.
+    `embeddings`: whether the output is the normed hidden state of each output token, instead of its logits.
     """
 
     n_tokens: int
@@ -52,7 +52,8 @@ class Inputs:
 
 
 class BatchGraph:
-    """`graph`, its `shape`, and its `output`: [n_vocab, n_outputs], [n_embd, n_outputs], or None without outputs."""
+    """The graph for batches of one shape; `output`: logits [n_vocab, n_outputs] or embeddings [n_embd, n_outputs], None
+    without outputs.  `n_positions`: how many positions the model has learned vectors for; 0: it has none."""
 
     __slots__ = ("_masks", "_places", "_state", "_token", "graph", "inputs", "n_positions", "output", "shape")
 
@@ -65,8 +66,8 @@ class BatchGraph:
         self.n_positions: int = n_positions
         self._masks = [(window, t, t.type == Type.F16) for window, t in inputs.masks.items()]
         self._state = np.zeros(1, np.int32)
-        # A transposed V cache has a row for each of `width` values and a column for each cache row: value j of the
-        # token in cache row r has index j * n_ctx + r.
+        # A transposed V cache is a matrix with `width` rows and n_ctx columns, one for each row of the K cache: value j
+        # of the token in row r of the K cache has index j * n_ctx + r.
         self._places = [(t, np.arange(width, dtype=np.int64) * n_ctx, np.empty((shape.n_tokens, width), np.int64))
                         for width, t in inputs.v_rows.items()]
         self._token = None if shape.n_tokens != 1 else TokenInputs(
@@ -107,7 +108,7 @@ class BatchGraph:
     def set_token(self, cells: Cells, token: int, position: int, sequence: int, row: int) -> bool:
         """`set_inputs` for one token of a sequence, faster, because it makes no NumPy arrays.
 
-        False if an input has no address, or has memory of its own that `TokenInputs` does not write.
+        False if `TokenInputs` cannot set an input, because it has no address or has memory of its own.
         """
         if self.n_positions:
             self._check_learned(position)

@@ -27,7 +27,7 @@ __all__ = ["Batch", "BatchGraph", "Builder", "Shape", "build_graph"]
 
 def build_graph(arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape,
                 flash: bool) -> BatchGraph:
-    """The graph of a shape; `arch` is an architecture of `arch/`, `flash` must be that of the cache's layout."""
+    """The graph of a shape, built by an architecture of `arch/`; ValueError unless `flash` equals `cache.flash`."""
     if flash != cache.flash:
         raise ValueError(f"flash = {flash} for a KV cache that was made with flash = {cache.flash}")
     builder = Builder(hparams, weights, cache, shape)
@@ -35,7 +35,8 @@ def build_graph(arch: Architecture, hparams: Hparams, weights: Weights, cache: K
 
 
 class Builder:
-    """Builds the graph of a shape.  `arch.build` returns the hidden state of the output tokens after the last layer."""
+    """Builds the graph of a shape.  An architecture's `build(builder)` calls the builder's methods, and returns the
+    hidden state of the output tokens after the last layer, which `finish` takes."""
 
     def __init__(self, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape) -> None:
         self.hparams = hparams
@@ -48,13 +49,13 @@ class Builder:
         self.ctx: Context = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
         self.done: bool = False
-        """Whether the graph is complete, as a graph without outputs is once the last layer's cache is written (see
-        `expand`)."""
+        """Whether `expand` ignores further nodes: True once a graph without outputs has the nodes that store the last
+        layer's keys and values."""
         self.inputs: Inputs = Inputs(self.ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
         if 0 < shape.n_outputs < shape.n_tokens:    # the last layer selects the rows of the outputs
             self.inputs.outputs = self.ctx.tensor("i32", shape.n_outputs, "inp_out_ids", input=True)
 
-    # -- the frame ------------------------------------------------------------------
+    # -- names, inputs and outputs --------------------------------------------------
 
     def name(self, t: Tensor, name: str, layer: int | None = None) -> Tensor:
         return self.ctx.set_name(t, name if layer is None else f"{name}-{layer}")
@@ -72,7 +73,7 @@ class Builder:
         return inputs.positions
 
     def mask(self, window: int) -> Tensor:
-        """The mask input of layers with this window, one for all of them: f16 for flash attention, else f32."""
+        """The mask input that all layers with this window (0: none) share: f16 for flash attention, else f32."""
         masks = self.inputs.masks
         if window not in masks:
             name = f"attn_inp_kq_mask{'_swa' if window else ''}"
@@ -88,14 +89,14 @@ class Builder:
         return inputs.state_row
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """`tensors`, but in the last layer only their rows of the output tokens: its other nodes compute only these."""
+        """`tensors`; in the last layer only their rows for the output tokens, as no later node needs the other rows."""
         outputs = self.inputs.outputs
         if outputs is None or layer != self.hparams.n_layer - 1:
             return tensors
         return tuple(self.ctx.get_rows(t, outputs) for t in tensors)
 
     def finish(self, x: Tensor) -> BatchGraph:
-        """Add the last norm, and the logits unless the shape has embeddings as outputs."""
+        """The finished graph: adds the last norm of x, then the logits unless the shape has embeddings as outputs."""
         h, shape = self.hparams, self.shape
         output = None
         if shape.n_outputs:
@@ -108,7 +109,7 @@ class Builder:
                       "n_ctx": self.cache.n_ctx, "kv_type": str(self.cache.kv_type), "flash_attn": self.flash}
         return BatchGraph(graph, output, shape, self.inputs, self.cache.n_ctx, h.n_positions)
 
-    # -- blocks -------------------------------------------------------------------
+    # -- blocks of nodes ----------------------------------------------------------
 
     def embed(self) -> Tensor:
         x = self.ctx.get_rows(self.weights["token_embd.weight"], self.inputs.tokens)
@@ -133,7 +134,7 @@ class Builder:
     def query_key_value(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of x[n_embd, n_tokens]: three tensors [width of a head, number of heads, n_tokens].
 
-        They are three matrix products, or views of one where the model has one matrix for the three.
+        They are three matrix products, or three views of one product where the model has one matrix for all three.
         """
         h, at, ctx, heads = self.hparams, self.hparams.layers[layer], self.ctx, []
         parts = (("Qcur", "q", h.n_embd_head_k, at.n_head), ("Kcur", "k", h.n_embd_head_k, at.n_head_kv),
@@ -171,7 +172,7 @@ class Builder:
 
         q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v[n_embd_head_v, n_head_kv, n_tokens]
         -> [width of a head's result * n_head, n_tokens].  `unpack` [n_embd_head_v, width, n_head]: a matrix for each
-        head, by which its weighted sum of values is multiplied (latent attention); without, the width is n_embd_head_v.
+        head, by which its weighted sum of values is multiplied (latent attention); None: width is n_embd_head_v.
         """
         ctx, h, at, n_kv = self.ctx, self.hparams, self.hparams.layers[layer], self.n_kv
         last = not self.shape.n_outputs and layer == h.n_layer - 1
@@ -204,10 +205,9 @@ class Builder:
         return self.name(out, "kqv_out", layer)
 
     def unreached(self, layer: int) -> Tensor:
-        """A tensor of the shape of attention's result, from which architectures build the rest of a graph without
-        outputs.
+        """A stand-in for the result of the last layer's attention, in a graph without outputs.
 
-        The nodes that they build from it never become part of the graph.
+        Architectures build the nodes after attention from it as always; these nodes do not become part of the graph.
         """
         h, at = self.hparams, self.hparams.layers[layer]
         width = h.latent.head_v if h.latent else h.n_embd_head_v
@@ -219,7 +219,7 @@ class Builder:
         return ctx.scale(ctx.tanh(ctx.scale(x, scale / cap)), cap)
 
     def store(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The layer's K and V caches after this batch's k and v are written to them.
+        """Write this batch's k and v to the layer's caches; returns the nodes that write, whose results are the caches.
 
         K is [n_embd_k, n_ctx]; V is [n_embd_v, n_ctx], or [1, n_embd_v * n_ctx] where it is transposed (no `flash`).
         """
@@ -227,7 +227,7 @@ class Builder:
         if inputs.k_rows is None:
             inputs.k_rows = ctx.tensor("i64", n, "attn_inp_k_idxs", input=True)
         k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
-        assert k_cache is not None and v_cache is not None      # as the layer has attention
+        assert k_cache is not None and v_cache is not None      # for a layer with attention
         k_all = ctx.set_rows(k_cache, self.rows_of(k), inputs.k_rows)
         v = self.rows_of(v)
         if self.flash:
@@ -308,9 +308,9 @@ def heads_of(ctx: Context, cache: Tensor, n_head: int, n_rows: int) -> Tensor:
 
 
 def rope_factors(h: Hparams, weights: Weights, cache: KVCache) -> Tensor | None:
-    """The tensor of divisors of rope's angles, or None.
+    """The tensor by which rope divides its angles; None for a model without.
 
-    Some models have two, and use the second for contexts longer than the one they were trained with originally.
+    Models with longrope have two: one for contexts of up to `rope.n_ctx_orig` tokens, another for longer ones.
     """
     factors = weights.get("rope_freqs.weight")
     if factors is None and h.longrope and h.rope is not None:

@@ -1,6 +1,6 @@
 """The default backend of a model, backends by name, and the default placement of weights and caches.
 
-Owns the choice of the default: what is known to be faster, see `default_backend`.
+Owns the choice of the default backend, the one that was measured to be faster (see `default_backend`).
 Invariant: layers are spread in order and as evenly as possible, so that activations pass from one backend to the next
 only once; tensors outside the layers are on the first or the last backend.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import ggml_sched as gs  # whose backends load when their names are first used
+import ggml_sched as gs  # its backends are imported when their names are first used
 from ggml_sched.backend import Backend
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.errors import Error, PlacementError
@@ -44,10 +44,10 @@ def default_backend(n_threads: int | None = None) -> Backend:
 
 
 def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
-    """A backend for each name.  A single CPU backend is named CPU, several CPU0, CPU1, ..., and so for other types;
+    """A new backend for each name.  A single CPU backend is named CPU, several are CPU0, CPU1, ..., and so for ggml;
     `cuda cuda` means devices 0 and 1.
 
-    ValueError for an unknown name; the error of a backend that cannot be opened passes through.  Then none stays open.
+    Raises ValueError for an unknown name, or the error of a backend that cannot be opened; then none stays open.
     """
     made: list[Backend] = []
     try:
@@ -90,13 +90,14 @@ def spread_layers(backends: Sequence[Backend], n_layer: int, is_tied: bool = Tru
 
 
 def are_apart(backends: Sequence[Backend]) -> bool:
-    """Whether the first and the last layer are on different workers: then an embedding on the last worker would cost
-    each token one more message."""
+    """Whether the first and the last backend are on different workers, and the last one is no host: then an embedding
+    on the last worker would cost each token one more message."""
     return backends[0].worker != backends[-1].worker and not backends[-1].is_host
 
 
 def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> PlaceFunction:
-    """`place`, which the caller gave, as a function that raises PlacementError if it returns none of `backends`."""
+    """A function that calls the caller's `place` and returns one of `backends`: what `place` returned, or the backend
+    named like the device that `place` returned.  PlacementError if there is none."""
 
     named = {backend.name: backend for backend in backends}
 
@@ -112,7 +113,7 @@ def checked_place(place: PlaceLike, backends: Sequence[Backend]) -> PlaceFunctio
 
 
 def as_fit(place: PlaceLike | Fit | None) -> Fit | None:
-    """`place` where it is a Fit; None where it is a function or nothing; PlacementError for a Fit of several models."""
+    """`place` if it is a Fit, None if it is a function or None; PlacementError for a Fit of several models."""
     if place is None or callable(place):
         return None
     from ggml_sched.placement.answer import Fit

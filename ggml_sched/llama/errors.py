@@ -1,4 +1,4 @@
-"""Errors of running models; files, graphs and backends have others."""
+"""Errors of running models; ggml_sched.errors has those of files, graphs and backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ChatTemplateError", "ContextFull", "ModelBusy", "ModelClosed", "Mode
 
 
 class ContextFull(Error, ValueError):
-    """Tokens do not fit into the model's context; `n_past`, `n_tokens` and `n_ctx` have the numbers of tokens."""
+    """Tokens do not fit into the model's context: `n_tokens` after the first `n_past`, in a context of `n_ctx`."""
 
     def __init__(self, message: str, n_past: int = 0, n_tokens: int = 0, n_ctx: int = 0) -> None:
         super().__init__(message)
@@ -54,4 +54,4 @@ class ChatTemplateError(Error, ValueError):
 
 
 class SamplingError(Error, ValueError):
-    """Logits from which no token can be chosen: NaN, no finite logit, or another number of them than before."""
+    """No token can be chosen from the logits, as they have NaN or none is finite; or a token id has no logit."""

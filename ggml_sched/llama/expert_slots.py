@@ -26,7 +26,7 @@ SUFFIX = "_exps.weight"
 
 @dataclass(frozen=True)
 class BankSpec:
-    """The weights of a layer from which the same numbers choose, by name; `nbytes` are those of one expert."""
+    """A bank, described by its name and the names of its weights; `nbytes`: bytes of one expert, in all weights."""
 
     name: str
     weights: tuple[str, ...]
@@ -36,7 +36,7 @@ class BankSpec:
 
 @dataclass(frozen=True)
 class SlotsSpec:
-    """Slots for the experts of a model on its backend `home`, each of at most `slot_nbytes` bytes of memory."""
+    """How many slots a model's experts have on the backend `home`; a slot takes at most `slot_nbytes` bytes."""
 
     home: Backend
     banks: tuple[BankSpec, ...]
@@ -76,8 +76,8 @@ def banks_of(tensors: Mapping[str, Tensor]) -> tuple[BankSpec, ...]:
 
 
 def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
-    """The most experts of a bank that a node of these graphs can use; None if a node reads a weight of a bank in
-    another way than by expert.  `names`: those of the weights of all banks."""
+    """The most experts of a bank that a single node of these graphs can use; None if a node reads a weight of a bank
+    otherwise than by expert, in MUL_MAT_ID.  `names`: the names of the weights of all banks."""
     most = 1
     for graph in graphs:
         for node in graph.nodes:
@@ -92,7 +92,7 @@ def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
 
 def slots_for(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo], graphs: Sequence[Graph],
               policy: Policy) -> tuple[SlotsSpec, int] | None:
-    """(slots for all experts of the model, the fewest slots with which these graphs can be computed).
+    """(a description with a slot for each expert of the model, the fewest slots with which the graphs can be computed).
 
     None for a model without experts, and where experts cannot be read one by one.
     """

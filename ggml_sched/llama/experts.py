@@ -15,9 +15,10 @@ MIN_EXPERT_WEIGHT = 6.103515625e-5
 
 
 def experts(b: Builder, x: Tensor, layer: int, function: str = "swiglu") -> Tensor:
-    """For each token the weighted sum of the results of its n_used best experts; the router gives rank and weights.
+    """For each token the weighted sum of the results of its n_used best experts; the router ranks and weights experts.
 
-    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `function`, that of the gate: "swiglu", "geglu", or "swiglu_oai".
+    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `function`: how gate and up are joined, "swiglu", "geglu" or
+    "swiglu_oai".
     """
     assert b.hparams.experts is not None
     ctx, e, n_embd, n, prefix = b.ctx, b.hparams.experts, x.ne[0], x.ne[1], f"blk.{layer}.ffn_"
@@ -37,7 +38,7 @@ def experts(b: Builder, x: Tensor, layer: int, function: str = "swiglu") -> Tens
     if e.gating != "chosen":
         scores = name(ctx.soft_max(scores) if e.gating == "softmax" else ctx.sigmoid(scores), "probs")
     bias = b.weights.get(f"blk.{layer}.exp_probs_b.bias")
-    # The bias changes which experts are chosen, not their weights.
+    # This bias changes which experts are chosen, not the weights of the chosen ones.
     ranked = scores if bias is None else name(ctx.add(scores, bias), "probs_biased")
     order = name(ctx.argsort(ranked, "desc"), "argsort")
     chosen = name(ctx.view_2d(order, e.n_used, n, order.nb[1]), "topk")

@@ -1,4 +1,4 @@
-"""Generates text or ids lazily: each `next()` evaluates what it needs.
+"""Generates text or ids lazily: each `next()` evaluates only what its result needs.
 
 Owns the tokens and the text generated so far, and the reason for the end.  Invariant: `tokens` are all chosen tokens;
 `text` is the part of their text that no later token can change; a chosen token is evaluated when the next one is
@@ -59,12 +59,12 @@ class Stats:
     n_evaluated: int = 0
     """The number of generated tokens that were evaluated."""
     seconds: float = 0.0
-    """The time of evaluating and choosing these tokens."""
+    """The time spent on evaluating generated tokens, and on choosing the next ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """When a generation ends, and how it chooses tokens."""
+    """The checked arguments of a generation: when it ends, and how it chooses tokens."""
 
     n: int | None
     sampler: Callable[[np.ndarray], int]
@@ -100,7 +100,7 @@ class Generation(Generic[Piece]):
     """An iterator over pieces of text, or over ids; made by `Model.generate` and `Model.chat`.
 
     `finish_reason`: None until the end, then "length", "eos", "stop" or, after `close`, "closed".  `tokens`, `text`:
-    generated so far.  SequenceError when something else has changed the sequence: another generation, `eval`.
+    what was generated so far.  SequenceError if another generation, or `eval`, has changed the sequence meanwhile.
     """
 
     def __init__(self, sequence: Sequence, prompt: list[int], options: Options, tokenizer: Tokenizer | None = None,
@@ -119,10 +119,10 @@ class Generation(Generic[Piece]):
         self._before: int | None = None
         """The length of the sequence before an evaluation whose logits are not in `_logits` yet; else None.
 
-        With it `_evaluate` finds out whether an interrupted evaluation was complete.
+        By this length `_evaluate` finds out whether an evaluation that was interrupted is complete.
         """
         self._version: int = sequence.version
-        """The sequence's version after this generation's last change of it."""
+        """The version that the sequence had after this generation's last change; another one shows a foreign change."""
         self._is_text: bool = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stops.stops:
@@ -171,7 +171,7 @@ class Generation(Generic[Piece]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the next token does not fit into the context."""
+        """Whether the context has no room for another token."""
         return not self._sequence.model.n_free
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Generation(Generic[Piece]):
         how = self.finish_reason or "going on"
         return f"<Generation of {len(self.tokens)} tokens: {how}>"
 
-    # -- inside --------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------
 
     def _next_token(self) -> int | None:
         """Evaluate the pending tokens and choose the next one; None at the end."""
@@ -213,7 +213,8 @@ class Generation(Generic[Piece]):
             self._end("eos")
             return None
         self._pending, self._logits = [token], None
-        # Not `append`: signal handlers run after calls, and one between these two lines would lose the token.
+        # Not `append`, which is a call: signal handlers run after calls, and one that raises between the line above and
+        # this one would lose the token.
         self.tokens += (token,)
         if self._stream is not None:
             self._add(self._stream.feed(token))
@@ -233,11 +234,12 @@ class Generation(Generic[Piece]):
         return token
 
     def _evaluate(self) -> np.ndarray:
-        """Logits [n_vocab] after the pending tokens."""
+        """Evaluate the pending tokens; returns the logits [n_vocab] after them."""
         sequence = self._sequence
         if not self._pending:
             raise ValueError("generating needs one token to start from")
-        # Whether the evaluation was complete when an interrupt hit its return; then it is a change of the sequence.
+        # Whether the last evaluation was complete, although an interrupt has lost its logits.  Then this generation has
+        # changed the sequence once since `_version`.
         is_done = self._before is not None and sequence.n_past == self._before + len(self._pending)
         if not self._whole and sequence.version - self._version > is_done:
             raise SequenceError(f"sequence {sequence.index} has changed since this generation's last token: evaluate "
@@ -246,7 +248,7 @@ class Generation(Generic[Piece]):
             n = sequence.keep_common(self._pending)
             self._pending, self._whole, self._version = self._pending[n:], False, sequence.version
             self.stats.n_cached = n
-        elif is_done:       # remove the last token, and evaluate it again
+        elif is_done:       # remove the last token and evaluate it again, for its logits
             sequence.truncate(sequence.n_past - 1)
             self._pending, self._version = self._pending[-1:], sequence.version
         self._before = sequence.n_past
@@ -255,16 +257,17 @@ class Generation(Generic[Piece]):
         return logits
 
     def _has_room(self) -> bool:
-        """Whether the next token fits, if need be after a context shift (option `shift`); a prompt must fit without."""
+        """Whether the next token fits; if not, and the option `shift` is set, a context shift makes room first.  True
+        for a prompt, whose evaluation raises ContextFull if it does not fit."""
         sequence, options = self._sequence, self._options
         if not self.tokens or sequence.model.n_free:
             return True
         if options.shift and sequence.n_past - options.n_keep >= 2:
             if sequence.version != self._version:
-                return True             # `_evaluate` reports the change
+                return True             # something else has changed the sequence: `_evaluate` raises the error
             try:
                 sequence.shift(options.n_keep, (sequence.n_past - options.n_keep) // 2)
-            except SequenceError:       # a recurrent state, learned positions, or rows shared with other sequences
+            except SequenceError:       # no shift: recurrent state, learned positions, or rows that sequences share
                 return False
             self._version = sequence.version
             return True

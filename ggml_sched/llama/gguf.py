@@ -53,8 +53,8 @@ class GGUFFile:
     """An open file: `.name .version .alignment .metadata .tensors`, `.memory`, `.data(info)`, `.parts`.
 
     `metadata` maps keys to int, float, bool, str or `Array`; `tensors` maps names to `TensorInfo`; `parts` are the
-    files of a split model, this one first; `status` is that of a mapped file when it was opened.  A context manager.
-    `close()` is idempotent; arrays taken from the file keep its memory alive.
+    files of a split model, this one first; `status`: the `os.stat_result` of a mapped file when it was opened.
+    A context manager; `close()` is idempotent.  Arrays taken from the file keep its memory alive.
     """
 
     def __init__(self, name: str, memory: memoryview, mapping: mmap.mmap | None = None,
@@ -111,14 +111,14 @@ class GGUFFile:
         except (AttributeError, OSError) as error:
             if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
                 raise FileFormatError(f"{self.name}: bytes {start} .. {stop} cannot be read: {error}") from error
-            # The host does not support this advice: touch every page instead.
+            # EINVAL: the system does not know POPULATE_READ.  Reading one byte of every page does the same.
             self.memory[start:stop : mmap.PAGESIZE].max()
 
     def forget(self, start: int, stop: int) -> None:
         """Release the memory of bytes start .. stop of this file, which were copied elsewhere; a later access reads
         them from the file again.  Does nothing where the operating system has no such call."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE      # the page before may hold bytes of another tensor
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE      # not the page before: it may hold another tensor
             if stop > first:
                 with contextlib.suppress(OSError):
                     self._mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
@@ -128,13 +128,13 @@ class GGUFFile:
         return self._memory is None
 
     def close(self) -> None:
-        """Close the file; idempotent.  It is unmapped when the last array taken from it is freed."""
+        """Close the file; idempotent.  Its mapping ends when the last array taken from the file is freed."""
         for part in self.parts[1:]:
             part.close()
         self._memory = None
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
-            # BufferError: arrays still use the mapping, which then ends when the last of them is freed.
+            # BufferError: arrays still use the mapping, which ends when the last of these arrays is freed.
             with contextlib.suppress(BufferError):
                 mapping.close()
 
@@ -196,7 +196,7 @@ def _split_field(file: GGUFFile, key: str, default: int) -> int:
 
 
 def _with_parts(first: GGUFFile) -> GGUFFile:
-    """The file, with the other parts of a split model added."""
+    """`first`, with the other parts and their tensors added if it is the first part of a split model."""
     n_parts, number = _split_field(first, "split.count", 1), _split_field(first, "split.no", 0)
     if n_parts < 2:
         return first
@@ -231,7 +231,7 @@ def _map(path: str) -> tuple[mmap.mmap, os.stat_result]:
         mode = os.stat(path).st_mode
     except ValueError as error:  # a zero byte in the path
         raise FileFormatError(f"{path!r}: not a path: {error}") from error
-    # Checked before it is opened: opening a pipe would block until a writer opens it.
+    # The type is checked before the file is opened: opening a pipe would block until a writer opens it.
     if not stat.S_ISREG(mode):
         what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise FileFormatError(f"{path}: {what}, not a GGUF file")

@@ -40,7 +40,7 @@ MAX_STRINGS = 1 << 21
 """The most strings in all arrays of a file together (a vocabulary of 256k tokens with its merges has 2**19)."""
 MAX_NESTING = 4
 MAX_NESTED = 1 << 16
-"""The most arrays inside arrays, in a file altogether."""
+"""The most arrays inside other arrays, in the whole file."""
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
 
@@ -93,9 +93,9 @@ class Array(Sequence["Value"]):
     def __init__(self, kind: Kind, memory: memoryview, starts: array[int] | None = None,
                  values: np.ndarray | Sequence[Array] = ()) -> None:
         self.kind: Kind = kind
-        self._memory = memory    # the bytes of the whole file
-        self._starts = starts    # strings: the byte of the file where each begins, its length (u64) first
-        self._values = values    # numbers: a view of the file; nested arrays: a list; strings: empty
+        self._memory = memory    # the bytes of the whole file, or those of the strings alone after unpickling
+        self._starts = starts    # of strings: the byte of `_memory` where each begins, its length (u64) first
+        self._values = values    # of numbers: a view of the file; of nested arrays: a list; of strings: empty
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._starts is None:
@@ -143,7 +143,7 @@ class Array(Sequence["Value"]):
 
     @property
     def strings(self) -> tuple[memoryview, array[int]]:
-        """The bytes that hold the strings, and where in them each one begins, its length first: for `_strings`."""
+        """(the bytes that hold the strings, where in them each begins, its length first), as `_strings` takes them."""
         if self._starts is None:
             raise TypeError(f"an array of {self.kind.name} holds no strings")
         return self._memory, self._starts
@@ -216,7 +216,7 @@ class Reader:
     def fail(self, what: str) -> FileFormatError:
         return FileFormatError(f"{self.name}: at byte {self.pos}: {what}")
 
-    # -- pieces -------------------------------------------------------------------
+    # -- single values and arrays -------------------------------------------------
 
     @overload
     def number(self, kind: Literal[Kind.U32, Kind.U64], what: str) -> int: ...
@@ -231,8 +231,8 @@ class Reader:
         return value
 
     def count(self, what: str, each: int, limit: int) -> int:
-        """Read the number of items that follow; FileFormatError above `limit`, or if the file has no room for so many
-        of `each` bytes."""
+        """Read the number of items that follow.  FileFormatError if it is above `limit`, or if the rest of the file is
+        too short for so many items of `each` bytes."""
         n = self.number(Kind.U64, f"the number of {what}")
         if n > limit or n > (self.size - self.pos) // each:
             self.pos -= 8

@@ -1,7 +1,7 @@
 """Errors for arguments that a function does not have.
 
-An unknown argument is a TypeError.  For names of llama-cpp-python, transformers and servers' APIs it says what the same
-argument is called here, for similar names which one may be meant, and otherwise which arguments there are.
+An unknown argument is a TypeError.  Its message says: for a name of llama-cpp-python, transformers or servers' APIs,
+what the same argument is called here; for a name like that of an argument, that argument; otherwise, all arguments.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ HINTS = {
 def unknown_argument(function: Callable[..., object], name: str, others: Iterable[str] = ()) -> TypeError:
     """The error for an argument `name` of `load`, `Model.generate` or `Model.chat`, which the function does not have.
 
-    `others`: the names that it takes as **keywords, besides those of its signature.
+    `others`: names that the function takes as **keywords, besides those in its signature.
     """
     from difflib import get_close_matches  # here: only errors need it
 

@@ -29,7 +29,7 @@ TINY = 1e-6
 class Rope:
     """The arguments of the rope op, named as in ggml.
 
-    Where the op extrapolates by YaRN, it multiplies `attn_factor` by YaRN's magnitude itself.
+    Where the op extrapolates by YaRN (`ext_factor` not 0), it multiplies `attn_factor` by YaRN's magnitude itself.
     """
 
     n_dims: int
@@ -42,13 +42,13 @@ class Rope:
     beta_slow: float = 1.0
     mode: str = "normal"
     k_first: int = 0
-    """The first of the n_dims elements, in each head of a row of the K cache, that rope rotates."""
+    """The index of the first of the n_dims elements that rope rotates, in each head of a row of the K cache."""
     log_mul: float = 0.0
     """YaRN's parameter mscale_all_dim, of DeepSeek models; 0 for others."""
 
     @property
     def yarn_magnitude(self) -> float:
-        """The factor, beside attn_factor, by which the op multiplies its result: 1 unless it extrapolates by YaRN."""
+        """The factor by which the op multiplies its result, besides attn_factor; 1 unless it extrapolates by YaRN."""
         return 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
 
 
@@ -70,7 +70,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of each layer: `n_used` of `n` compute a token; `n_ff` is the inner width of one."""
+    """The experts of each layer: each token uses `n_used` of `n`; `n_ff` is the inner width of an expert."""
 
     n: int
     n_used: int
@@ -116,7 +116,7 @@ class Ssm:
 
 @dataclass(frozen=True, slots=True)
 class Hparams:
-    """A model's sizes; `n_embd_head_k` and `_v` are the widths of one head in the cache."""
+    """The hyperparameters of a model; `n_embd_head_k` and `_v` are the widths of one head in the K and V caches."""
 
     arch: str
     n_vocab: int
@@ -139,7 +139,7 @@ class Hparams:
     n_positions: int = 0
     """The number of learned position vectors; 0 for a model without."""
     fused_qkv: bool = False
-    """Whether query, key and value are one matrix."""
+    """Whether the matrices of query, key and value are stored as one."""
     longrope: bool = False
     """Whether there are two tables of rope factors: for contexts up to rope.n_ctx_orig, and for longer ones."""
 
@@ -173,7 +173,7 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
     """
     meta = Metadata(file, arch)
     n_embd = meta.integer("embedding_length")
-    # A layer has at least one tensor; this bounds what a hostile file makes us allocate per layer.
+    # A layer has at least one tensor: `high` bounds the memory that a hostile file can make us allocate for its layers.
     n_layer = meta.integer("block_count", high=max(len(file.tensors), 1))
     heads = meta.integers("attention.head_count", n_layer)
     heads_kv = meta.integers("attention.head_count_kv", n_layer) if meta.has("attention.head_count_kv") else heads
@@ -209,8 +209,7 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
 
 
 def n_vocab(meta: Metadata) -> int:
-    """The size of the vocabulary: from the metadata, else the length of the list of tokens, else that of the embedding.
-    """
+    """The size of the vocabulary: from the metadata, else the number of listed tokens, else of the embedding's rows."""
     tensors = meta.file.tensors
     rows = tensors["token_embd.weight"].ne[1:2] if "token_embd.weight" in tensors else ()
     tokens = meta.file.metadata.get("tokenizer.ggml.tokens")
@@ -219,7 +218,8 @@ def n_vocab(meta: Metadata) -> int:
 
 
 def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
-    """The numbers of experts as Mixtral's files have them; None for a model without experts."""
+    """The experts of a model, by the metadata that Mixtral's files have; None for a model without.  `n_ff`: the width
+    of an expert."""
     n, n_used = meta.integer("expert_count", 0, low=0), meta.integer("expert_used_count", 0, low=0)
     if n_used > n or (n and not n_used):
         raise meta.error(f"{n_used} of {n} experts are used")
@@ -230,7 +230,8 @@ def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rop
     """The hyperparameters with sliding windows: in all but the last of each `period` layers, or in the layers that the
     file names.
 
-    `rope` is for the layers with a window, with the file's frequency base for these where it has one.
+    `rope`: the arguments of rope in layers with a window, None for those of all layers; if the file has a frequency
+    base for such layers, it replaces the one of `rope`.
     """
     rope = rope or h.rope
     assert rope is not None     # models without rope have no windows
@@ -253,7 +254,7 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise meta.error(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
     freq_scale = 1.0 if kind == "none" else 1.0 / max(factor, TINY)
-    # llama.cpp does not read rope.scaling.yarn_ext_factor and similar keys for the architectures of this package.
+    # Like llama.cpp for these architectures, this does not read rope.scaling.yarn_ext_factor and similar keys.
     ext_factor = 1.0 if kind == "yarn" else 0.0
     log_mul = 0.0
     if meta.arch == "deepseek2":
@@ -283,5 +284,5 @@ def magnitude(factor: float, mscale: float) -> float:
 def _yarn_factor(factor: float, log_mul: float) -> float:
     if not log_mul:
         return magnitude(factor, 1.0)
-    # As in llama.cpp: files of DeepSeek 2 have one number for both mscale and mscale_all_dim.
+    # As in llama.cpp: files of DeepSeek 2 have one number for both mscale and mscale_all_dim, so the quotient is 1.
     return magnitude(factor, log_mul if log_mul != 1 else 1.0) / magnitude(factor, log_mul)

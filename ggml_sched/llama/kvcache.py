@@ -5,7 +5,7 @@ token has written since `clear` or `clear_rows` is zero.  Attention multiplies m
 an uninitialised row would be NaN.
 
     cache_k_l{i}    [n_embd_k, n_ctx], a row for each token
-    cache_v_l{i}    [n_embd_v, n_ctx] with flash attention; without, the same extents hold the transposed matrix
+    cache_v_l{i}    [n_embd_v, n_ctx] with flash attention; otherwise this memory holds the transposed matrix
     cache_r_l{i}    [(n_conv - 1) * n_inner, n_seq], the last inputs of a convolution, a row for each sequence
     cache_s_l{i}    [n_state * n_inner, n_seq], the state of a recurrent layer
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["KV_TYPES", "KVCache", "type_of"]
 
 PLAIN = (Type.F32, Type.F16, Type.BF16)
-"""Types of V that attention without flash can read transposed."""
+"""The types that a cache can have without flash attention, which then reads V transposed."""
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 """Names of the types that a cache can have."""
@@ -86,13 +86,13 @@ class KVCache:
         backend = place(name, layer)
         ctx = self.contexts.setdefault(backend, Context(f"KV cache on {backend.name}"))
         with Context() as scratch:
-            plain = scratch.tensor(element, (width, n_rows))  # checks the size
+            plain = scratch.tensor(element, (width, n_rows))  # raises if the size overflows
             return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="kv")
 
     def padded(self, n_rows: int) -> int:
-        """The number of rows that attention reads when the first n_rows are in use; 1 where no layer has attention.
+        """The number of rows that attention reads when all rows in use are among the first n_rows.
 
-        Rounded up, so that one graph serves many tokens before the number grows.
+        It is n_rows, rounded up so that one graph serves many tokens before the number grows; 1 without attention.
         """
         if not self._padding:
             return 1
@@ -113,7 +113,7 @@ class KVCache:
         """Zero one row of every state tensor: the state of an empty sequence."""
         self.write_state(row, [np.zeros(t.nb[1], np.uint8) for t in self._states()])
 
-    # -- moving rows ------------------------------------------------------------------------
+    # -- reading and writing rows -----------------------------------------------------------
 
     def shapes_of_rows(self, m: int) -> list[tuple[int, int]]:
         """The shapes of the arrays that `read_rows` returns for m rows."""
@@ -163,22 +163,22 @@ class KVCache:
             raise ValueError(f"rows are different numbers in 0 .. {self.n_ctx - 1}")
         return rows
 
-    # -- moving states ------------------------------------------------------------------------
+    # -- reading and writing states -----------------------------------------------------------
 
     def shapes_of_states(self) -> list[tuple[int]]:
         """The shapes of the arrays that `read_state` returns."""
         return [(t.nb[1],) for t in self._states()]
 
     def read_state(self, row: int) -> list[np.ndarray]:
-        """The bytes (u8) of one row of every state tensor.  `row` is the number of a sequence, or of a backup (Runner).
-        """
+        """The bytes (u8) of one row of every state tensor: that of a sequence, or a backup copy that `Runner` made."""
         out = [np.empty(shape, np.uint8) for shape in self.shapes_of_states()]
         for t, part in zip(self._states(), out, strict=True):
             t.backend.get_tensor(t, part, self._at(t, row))
         return out
 
     def write_state(self, row: int, states: Sequence[np.ndarray]) -> None:
-        """Write states that `read_state` returned.  FileFormatError for other shapes; then nothing was written."""
+        """Write what `read_state` returned to one row of every state tensor.  FileFormatError for other shapes; then
+        nothing was written."""
         tensors = self._states()
         if [np.shape(state) for state in states] != self.shapes_of_states():
             raise FileFormatError(f"saved states do not fit the {len(tensors)} of this cache")
@@ -212,7 +212,7 @@ class KVCache:
             raise ValueError(f"state {row} is not in 0 .. {self.n_seq - 1}")
         return row * t.nb[1]
 
-    # -- the end --------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Free the memory; idempotent."""

@@ -1,9 +1,9 @@
 """Plans a model under limits of memory: which weights stay in memory, and which are left in a store.
 
 Everything that the model allocates counts: weights that stay, the window of those that are fetched, cache and states,
-arenas, work memory of kernels, and what the store needs for rows.  The bytes of the arenas are those of plans: of one
-token, of the largest prompt, and of a token for each sequence, with all rows of the cache.  These plans are for the
-real backends, with weights whose buffers have no memory, and are made before any weight is read.
+arenas, work memory of kernels, and what the store needs for rows.  The bytes of the arenas are those of plans for
+one token, for the largest prompt, and for a token of each sequence, each with all rows of the cache.  The plans are for
+the real backends, with weights whose buffers have no memory, and are made before any weight is read.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 __all__ = ["Held", "graphs_of", "hold", "store_for"]
 
 BATCHES = (512, 256, 128, 64, 32)
-"""Numbers of tokens that are evaluated together where the caller gives none: the first one that the limit allows is
-used.  The first of all is used without a limit, too: where it fits, results are those without a limit, to the bit."""
+"""Values of n_batch that are tried in this order if the caller gives none; the first that the limit allows is used.
+512 is also the default without a limit, so that where it fits, results have the same bits as without a limit."""
 PART_OF_OUTPUTS = 8
 """The graph of a prompt whose tokens are all outputs is reserved only if its arenas take at most 1 / PART_OF_OUTPUTS of
 the limit."""
 FEW = (2, 3, 5, 7)
 """Numbers of tokens for which kernels may need more work memory than for more tokens."""
 ROUNDS = 8
-"""How often weights are chosen and the graphs planned, at most; each round counts the arenas of the plans before."""
+"""The most rounds of choosing weights and planning the graphs; a round counts the arenas of the round before."""
 NO_MEMORY = 1 << 62
-"""Bytes of the buffers of weights that exist for planning only."""
+"""The size of the buffers without memory in which weights have addresses for planning."""
 
 
 @dataclass
 class Held:
-    """The choice under limits: the weights that are in the store, and the bytes that are left for arenas on each
-    backend."""
+    """The choice under limits: the weights that are in the store, and the bytes that `budgets` leaves for arenas on
+    each backend."""
 
     store: Store | None
-    """None where everything fits."""
+    """The store of weights; None where all weights stay in memory."""
     stored: frozenset[str]
     """Names of the weights that are in the store."""
     budgets: dict[Backend, int]
@@ -62,7 +62,7 @@ class Held:
     """{backend: bytes of host memory that its kernels may take besides buffers}."""
     residency: Residency
     slots: SlotsSpec | None = None
-    """The slots of weights that are read expert by expert."""
+    """The slots of weights that are read expert by expert; None where no weight is."""
     shapes: list[Shape] = field(default_factory=list)
     """The shapes whose graphs fit the limits, and are to be reserved."""
 
@@ -70,17 +70,17 @@ class Held:
 def store_for(source: object, rows: Backend) -> Store:
     """A store for the weights of a model: of files where `source` is a path, else over the caller's memory.
 
-    It computes rows of weights with the kernels of the backend `rows`, or those of the CPU.
+    The store computes GET_ROWS of its weights with the kernels of the backend `rows` if it can, else with the CPU's.
     """
-    twin = _twin(rows)
+    kernels = _for_rows(rows)
     if isinstance(source, (str, os.PathLike)):
-        return gs.FileStore("file", twin)
-    return gs.Store("memory", twin)
+        return gs.FileStore("file", kernels)
+    return gs.Store("memory", kernels)
 
 
-def _twin(backend: Backend) -> HostBackend:
-    """A backend of one thread over host memory that has the kernels of `backend`, so that GET_ROWS gives the same
-    bits."""
+def _for_rows(backend: Backend) -> HostBackend:
+    """A new backend of one thread over host memory, for a store's GET_ROWS: with the kernels of `backend`, to give the
+    same bits, if that computes on the host; otherwise the CPU's."""
     if isinstance(backend, gs.CpuBackend):
         return gs.CpuBackend(1, "rows", kernels=backend.kernels)
     if backend.is_host and isinstance(backend, gs.GgmlBackend):
@@ -89,7 +89,10 @@ def _twin(backend: Backend) -> HostBackend:
 
 
 class Outline:
-    """The weights of a file without memory, for planning: each on its backend, or in the store."""
+    """The weights of a file for planning, with addresses but no memory: each on its backend, or in the store (`put`).
+
+    `twins`: {name of a tensor that the file does not have: the tensor whose bytes it has}.
+    """
 
     def __init__(self, file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction,
                  twins: Mapping[str, str] | None = None) -> None:
@@ -107,7 +110,7 @@ class Outline:
         self.put({})
 
     def size_on(self, backend: Backend) -> int:
-        """Enough bytes for all weights of a backend, whether it allocates them or maps the file."""
+        """Bytes that are enough for all weights of a backend, whether it allocates memory for them or maps the file."""
         infos = self._groups.get(backend, ())
         sizes = (self.size_of(info.name) for info in infos)
         spans = (max(info.offset + info.nbytes for info in infos if info.part == part)
@@ -116,13 +119,13 @@ class Outline:
         return max(sum(sizes), sum(spans))
 
     def size_of(self, name: str, margin: int = 0) -> int:
-        """The bytes that a weight, or a fetched copy of it with a margin, takes on its backend."""
+        """The bytes that a weight takes on its backend; with the `margin` of a store, those of a fetched copy of it."""
         backend = self.homes[name]
         size = backend.alloc_size(self.weights.tensors[name]) + margin
         return -(-size // backend.alignment) * backend.alignment
 
     def put(self, stored: Mapping[str, Backend]) -> None:
-        """Put the weights named in `stored` on those backends, the others on their own."""
+        """Give all weights addresses: those in `stored` on the backend there, the others on that of their placement."""
         for name, tensor in self.weights.tensors.items():
             bind_resident(tensor, self._phantom(stored.get(name, self.homes[name])), 0)
 
@@ -140,11 +143,10 @@ def graphs_of(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVC
 def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
          backends: Sequence[Backend], limits: Mapping[Backend, int], n_seq: int, n_batch: int | None,
          policy: str, experts: Policy | None = None) -> tuple[Held, int]:
-    """Choose which weights stay in memory under the limits: (the choice, the number of tokens of a batch).
+    """Choose which weights stay in memory under the limits; returns (the choice, the n_batch that it allows).
 
-    `experts` is the policy of slots of experts; None: weights of experts are fetched as a whole.
-
-    Raises OutOfMemory, which says the least limit that would suffice.
+    `n_batch` None: the first of BATCHES that fits.  `experts` is the expert policy of slots; None: weights of experts
+    are fetched as a whole.  Raises OutOfMemory, which says the least limit that would suffice.
     """
     made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts)
     rows = cache.padded(cache.n_ctx)
@@ -178,7 +180,7 @@ class _Limited:
         self.order = [*sorted([store, *backends], key=lambda backend: backend.is_host)]
         self.host = next((backend for backend in reversed(self.order) if backend in self.limits and backend.is_host),
                          None)
-        """The limited backend over host memory; the bytes that the store needs count under its limit."""
+        """The backend over host memory whose limit counts the bytes that the store needs; None if none has a limit."""
         self._graphs: dict[Shape, Graph] = {}
 
     def graph(self, shape: Shape) -> Graph:
@@ -187,7 +189,8 @@ class _Limited:
         return self._graphs[shape]
 
     def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
-        """The plans of the graphs of these shapes with some weights in the store; `windows`: {backend: bytes}."""
+        """Plan the graphs of these shapes, with the weights named in `stored` in the store.  `windows`: {backend: the
+        most bytes of fetched copies}."""
         self.outline.put(dict.fromkeys(stored, self.store))
         ahead = {backend: windows.get(backend, 0) for backend in self.order if backend is not self.store}
         with gs.Scheduler(self.order, policy=self.policy, windows=ahead, plan_cache=1) as scheduler:
@@ -200,13 +203,13 @@ class _Limited:
             return plans
 
     def assigned(self, graph: Graph, stored: Iterable[str]) -> list[tuple[Tensor, Backend]]:
-        """(node, backend) for each node that reads a weight of the store: the backend that the placement chose for the
-        weight.  Empty if only one backend computes."""
+        """(node, backend) for each node that reads a weight named in `stored`, with the backend on which the weight was
+        placed.  Empty if only one backend computes."""
         return assigned(graph, {name: self.outline.homes[name] for name in stored}) if len(self.order) > 2 else []
 
     def arenas(self, plans: Sequence[Plan], backend: Backend) -> int:
-        """The bytes that the arenas of these plans take on a backend; on the host also the bytes that the store
-        needs."""
+        """The most bytes of arena and work memory that one of these plans takes on a backend; on `host` plus those that
+        the store needs."""
         k, s = self.order.index(backend), self.order.index(self.store)
         most = max(plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans)
         if backend is self.host:
@@ -214,22 +217,23 @@ class _Limited:
         return most
 
     def work(self, shapes: Sequence[Shape], backend: Backend) -> int:
-        """Bytes of host memory that the kernels of a backend take besides buffers, for these shapes and for fewer
-        tokens."""
+        """The most bytes of host memory that the kernels of a backend take besides buffers, for graphs of these shapes
+        or with fewer tokens."""
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
         return max(backend.host_work(self.graph(shape).nodes) for shape in (*shapes, *fewer))
 
     def is_small(self, shape: Shape, part: int) -> bool:
-        """Whether the arenas of a shape, without fetched weights, take at most 1 / `part` of each limit."""
+        """Whether a graph of this shape, without fetched weights, has arenas of at most 1 / `part` of each limit."""
         plans = self.plans([shape], (), {})
         return all(self.arenas(plans, backend) <= limit // part for backend, limit in self.limits.items())
 
-    # -- the choice --------------------------------------------------------------------------------------
+    # -- choosing the weights that stay ------------------------------------------------------------------
 
     def uses(self, shapes: Iterable[Shape]) -> tuple[dict[Backend, list[Use]], list[str]]:
-        """({limited backend: uses of the weights that nodes read as a whole, in the order of the first shape's graph};
-        the names of the other weights, of which nodes read single rows or nothing)."""
+        """Sort the weights on backends with a limit by how nodes read them: ({backend: uses of the weights that a node
+        reads as a whole, in the order of the first shape's graph}, names of the weights of which nodes read single
+        rows or nothing)."""
         tensors = self.outline.weights.tensors
         counts: dict[str, int] = {}
         for shape in shapes:
@@ -258,7 +262,7 @@ class _Limited:
         return found, idle
 
     def held(self, shapes: list[Shape]) -> Held:
-        """The choice for these shapes."""
+        """The choice with which the graphs of all these shapes fit the limits; OutOfMemory if there is none."""
         uses, idle = self.uses(shapes)
         work = {backend: self.work(shapes, backend) for backend in self.limits}
         fixed = {backend: work[backend] + sum(buffer.size for of, buffer in self.cache.buffers.items() if of is backend)
@@ -280,7 +284,7 @@ class _Limited:
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
             plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()})
-            # The arenas beside the window take a few bytes more or fewer than without fetched weights.
+            # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
             if all(beside[b] + choices[b].window <= budgets[b] for b in self.limits):
@@ -294,8 +298,8 @@ class _Limited:
 
     def _held_in_slots(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
                       fixed: Mapping[Backend, int], work: dict[Backend, int]) -> Held | None:
-        """The choice with slots for experts, where all other weights stay; None if the limit leaves fewer slots than a
-        layer needs at once, or if experts cannot be read one by one."""
+        """The choice in which experts have slots and all other weights stay.  None if the limit leaves fewer slots than
+        a layer needs at once, or if experts cannot be read one by one."""
         if self.experts is None or self.host is None or len(self.order) > 2:
             return None
         b, tensors, infos = self.host, self.outline.weights.tensors, self.outline.infos
@@ -318,7 +322,8 @@ class _Limited:
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
               stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None) -> Held:
-        """The choice as a `Held`; subtracts the bytes that the store needs from the budget of the host."""
+        """Make the `Held` of a choice.  Changes `budgets`: adds the bytes that the store needs as its budget, and
+        subtracts them from that of `host`."""
         if stored or slots is not None:
             s = self.order.index(self.store)
             budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)
@@ -346,8 +351,10 @@ class _Limited:
 
 
 def assigned(graph: Graph, homes: Mapping[str, Backend]) -> list[tuple[Tensor, Backend]]:
-    """(node, backend) for each node that reads a whole weight of a store; `homes` has the backend that the placement
-    chose for each of these weights."""
+    """(node, backend) for each node that reads a whole weight of a store: the backend that should compute the node.
+
+    `homes`: {name of a weight in the store: the backend on which the weight was placed}.
+    """
     found = []
     for node in graph.nodes:
         if node.computes and node.op != "GET_ROWS":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = int | str
     MemoryLike: TypeAlias = Bytes | Mapping[Backend, Bytes]
-    """A limit in bytes, or as a text like "4GiB"; of the only backend over host memory, or of each backend."""
+    """A limit in bytes, or as a text like "4GiB", for the only backend over host memory; or {backend: its limit}."""
 
 __all__ = ["limits_of", "process_budget"]
 
@@ -35,7 +35,7 @@ STEP = 1 << 20
 
 
 def bytes_of(memory: Bytes, what: str = "memory") -> int:
-    """A number of bytes, or a text like "4GiB"; TypeError and ValueError, which name the argument."""
+    """The bytes that a number, or a text like "4GiB", means; TypeError and ValueError name the argument, `what`."""
     if isinstance(memory, str):
         from ggml_sched.placement.specs import read_bytes
 
@@ -46,7 +46,8 @@ def bytes_of(memory: Bytes, what: str = "memory") -> int:
 def limits_of(memory: MemoryLike | None, backends: Sequence[Backend]) -> dict[Backend, int]:
     """{backend: bytes} of the argument `memory`; empty for None.
 
-    TypeError and ValueError for anything else, and for a single limit where not one of the backends is a host's.
+    TypeError and ValueError for anything else; ValueError also for a single limit if none or several of the backends
+    are over host memory.
     """
     if memory is None:
         return {}

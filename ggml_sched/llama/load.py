@@ -1,7 +1,7 @@
 """Loads a `Model` from a GGUF file: checks the arguments, places weights and cache, and plans the first graph.
 
 Invariant: after an exception no memory is held and no backend is open that `load` has made.  Corresponds to llama.cpp's
-llama_model_load_from_file and llama_init_from_model. limited.py loads under limits of memory.
+llama_model_load_from_file and llama_init_from_model.  limited.py plans models under limits of memory.
 """
 
 from __future__ import annotations
@@ -60,31 +60,30 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
          arenas: Arenas | None = None, experts: Policy | str = "lfu", **unknown: Never) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
-    `backends`, best first, default to one (`defaults.default_backend`) of `n_threads` threads (None: as many as CPUs
-    that this process may use); the model closes it, and does not close backends that the caller passes.  `memory`,
-    bytes or a text like "4GiB", bounds all that the model holds on its only backend over host memory, or, as
-    {backend: bytes}, on each: weights that do not fit stay in the file, and every evaluation fetches them while it
-    computes with others (`model.residency`); results are the same to the bit.  `place(name, layer)` returns the backend
-    of a weight or KV tensor (`layer` is None outside the layers), or a `Device` that stands for it; by default layers
-    are spread evenly.  A `Fit` of
-    `gs.fit` also assigns nodes, bounds the arenas, and gives the `n_ctx`, `n_batch`, `kv_type` and `flash` of its
-    graphs where these are left open; `backends` then stand for its devices by name; without any its devices' own do.
-    The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` (default 512, or what
-    `memory` allows) at a time; None or 0: as many as the model was trained with, or as fit into half of the free memory
-    or an eighth of `memory`.  `kv_type`: "f32"
-    (default), "f16", "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None:
-    where the backends support it.
+    `backends`: best first; None: one (`defaults.default_backend`) with `n_threads` threads (None: as many as CPUs that
+    this process may use).  The model closes that one, and does not close backends that the caller passes.
+    `memory`: a limit, in bytes or as a text like "4GiB", of all that the model holds on its only backend over host
+    memory, or {backend: such a limit}.  Weights that do not fit stay in the file, and every evaluation fetches them
+    while it computes with others (`model.residency`); results have the same bits.
+    `place(name, layer)` returns the backend of a weight or KV tensor (`layer` is None outside the layers), or a
+    `Device` that stands for it; by default layers are spread evenly.  Instead of a function, a `Fit` of `gs.fit` also
+    assigns nodes, bounds the arenas, and gives the `n_ctx`, `n_batch`, `kv_type` and `flash` of its graphs where the
+    caller leaves these out.  `backends` are then those with the names of its devices; None: the devices' own.
+    `n_ctx`: rows of the cache, for the tokens of `n_seq` sequences together; None or 0: as many as the model was
+    trained with, but no more than fit into half of the free memory and an eighth of `memory`.  `n_batch`: tokens that
+    are evaluated at a time (default 512, or what `memory` allows).  `kv_type`: "f32" (default), "f16", "bf16", or with
+    flash attention a block type like "q8_0".  `flash`: whether attention is one node; None: where backends support it.
     `arenas`: models that are given the same `gs.Arenas` share the memory that they compute in, on `backends` that they
     have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it.
     `experts`: the policy by which experts stay in memory where `memory` does not hold all: a value of
-    `ggml_sched.experts` or "lfu", "lru", "mixture"; "whole": all of a layer are fetched together.
+    `ggml_sched.experts` or "lfu", "lru", "mixture"; "whole": all experts of a layer are fetched together.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
     Raises TypeError for `n_threads` together with `backends`, for `arenas` without `backends`, for `memory` together
-    with a `Fit`, and for unknown arguments (of names that other libraries use it says what they are called here);
+    with a `Fit`, and for unknown arguments (if another library has the name, with what it is called here);
     FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one of its
-    nodes, PlacementError as the backends do, and OutOfMemory as they do and for a limit that is too small, with the
-    least that would suffice.
+    nodes, and PlacementError and OutOfMemory as the backends do; OutOfMemory also for a limit that is too small, with
+    the least that would suffice.
     """
     if unknown:
         raise unknown_argument(load, next(iter(unknown)))
@@ -97,7 +96,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     fit = as_fit(place)
     where = cast("PlaceLike | None", place if fit is None else fit.place)
     if fit is not None:
-        # Arguments that the caller leaves out become those of the graphs that the fit has placed.
+        # Arguments that the caller leaves out get the values of the graphs for which the fit was made.
         meta = fit.plans[0].graph.meta
         n_ctx = n_ctx or meta.get("n_ctx", 0)
         kv_type = meta.get("kv_type") if kv_type is None else kv_type
@@ -138,7 +137,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
                                 policy, fit, limits, use_mmap, arenas, by_expert, progress)
             runner = None
             if where is None and is_tied and are_apart(backends):
-                with suppress(OutOfMemory):     # raised for the copy of the tied matrix
+                with suppress(OutOfMemory):     # no room for a copy of the tied matrix: loaded below without one
                     runner = runner_at(spread_layers(backends, hparams.n_layer, is_tied=False),
                                        {"output.weight": "token_embd.weight"})
             if runner is None:
@@ -162,8 +161,10 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
                flash: bool | None, policy: str, fit: Fit | None, limits: Mapping[Backend, int], use_mmap: bool,
                arenas: Arenas | None, experts: Policy | None, progress: Callable[[int, int], object] | None,
                at: PlaceFunction, twins: Mapping[str, str] | None = None) -> Runner:
-    """A runner with the weights of a file and an empty cache, which are placed by `at`, and memory for its graphs.
-    `twins`: see `load_weights`.  A store of weights that do not fit under the limits is the caller's to close."""
+    """Make a runner: place the weights of a file and an empty cache by `at`, and reserve memory for graphs.
+
+    `twins`: see `load_weights`.  If weights do not fit under the limits, the caller has to close `runner.held.store`.
+    """
     with ExitStack() as undo:
         specs = [*arch.weights(hparams)]
         outline = None
@@ -231,9 +232,9 @@ def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
 
 def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
                     limits: Mapping[Backend, int] | None = None) -> int:
-    """The context for `n_ctx` 0 or None: the length that the model was trained with, or fewer tokens if their cache
-    would take more than half of the free memory (of the host, or of the backends); under limits, more than an eighth of
-    these."""
+    """The context for `n_ctx` 0 or None: the length that the model was trained with, or less, so that the cache takes
+    at most half of the free memory (of the host, and of the backends together), and an eighth of the sum of `limits`.
+    """
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     left = [backend.memory_available() for backend in backends]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

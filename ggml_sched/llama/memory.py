@@ -23,13 +23,13 @@ class Memory(NamedTuple):
     weights: int
     """Bytes of the weights, in the file's mapping or copied, and of all slots of experts."""
     mapped: int
-    """The part of `weights` that is in the file's mapping.  The operating system can drop these pages, and processes
-    share them."""
+    """Those bytes of `weights` that are in the file's mapping: the operating system can drop these pages, and several
+    processes share them."""
     cache: int
     """Bytes of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int
-    """Bytes of the scheduler's arena, which holds the results of a batch, and the weights that are being fetched; where
-    models share arenas, each counts them."""
+    """Bytes of the scheduler's arena, which holds the results of a batch, and the weights that are being fetched.
+    Models that share an arena each count all of it."""
     work: int = 0
     """Bytes of the kernels' work memory, which lies outside the arena."""
 
@@ -40,8 +40,8 @@ class Memory(NamedTuple):
 
 
 def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Scheduler, closed: bool = False) -> Memory:
-    """The bytes that weights, cache and scheduler hold on a backend; `closed`: the model is closed, so the work memory
-    of the backend does not count."""
+    """The bytes that weights, cache and scheduler hold on a backend.  `closed`: whether the model is closed; then the
+    backend's work memory does not count."""
     slots = 0 if weights.slots is None or weights.slots.home is not backend else weights.slots.nbytes
     loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
     cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]

@@ -24,8 +24,8 @@ MAX_ARRAY = 1 << 16
 
 
 class Fields:
-    """The fields whose keys begin with `prefix`; methods take keys without it.  A field without a default is required.
-    """
+    """The metadata fields whose keys begin with `prefix`; methods take keys without this prefix.  A field that is read
+    without a default is required."""
 
     def __init__(self, metadata: Mapping[str, object], name: str, prefix: str) -> None:
         self.metadata = metadata
@@ -72,7 +72,7 @@ class Metadata(Fields):
         return self.prefix + key in self.metadata
 
     def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_EXTENT) -> int:
-        """An int in low .. high; where a file has a list, with one for each layer, all must be equal."""
+        """An int in low .. high.  A file may have a list with an int for each layer; these must be equal."""
         value = self.get(key, default)
         if isinstance(value, Array):
             values = list(value) if 1 <= len(value) <= MAX_ARRAY else [0, 1]
@@ -83,7 +83,7 @@ class Metadata(Fields):
 
     def integers(self, key: str, n: int, default: int | None = None, low: int = 1,
                  high: int = MAX_EXTENT) -> tuple[int, ...]:
-        """An int in low .. high for each of n layers: one for all, or a list of n or more."""
+        """An int in low .. high for each of n layers; a file has one for all layers, or a list of n or more."""
         value = self.get(key, default)
         if not isinstance(value, Array):
             return (self._whole(key, value, low, high),) * n
@@ -106,8 +106,8 @@ class Metadata(Fields):
     def pattern(self, key: str, n: int, default: int) -> tuple[bool, ...]:
         """For each of n layers whether it has a sliding window.
 
-        The file has a list of bools, or a number of layers, or neither (`default` is the number): of each group of that
-        many layers all but the last have a window; for 0, all layers have one.
+        The file has a list of bools, or a number p: of every p consecutive layers all but the last have a window; with
+        p = 0 all layers have one.  `default`: the number p for a file that has neither.
         """
         value = self.get(key, default)
         if isinstance(value, Array):

@@ -70,7 +70,7 @@ class Model:
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
 
-    # -- facts ----------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------
 
     @property
     def n_past(self) -> int:
@@ -108,8 +108,8 @@ class Model:
     def memory(self) -> dict[Backend, Memory]:
         """{backend: bytes of weights, cache, arena and work memory} that the model holds now; zeros once it is closed.
 
-        Buffers have their largest size from the first batch of each kind on; see `Memory`.  Under a limit the store of
-        the weights that do not stay is among the backends.
+        Buffers grow to their largest size at the first batch of each kind, such as a prompt or a token.  Under a limit
+        of memory, the store of the weights that do not stay is one of the backends.
         """
         return {backend: memory_of(backend, self.weights, self.cache, self.scheduler, self.closed)
                 for backend in self.backends + (() if self.store is None else (self.store,))}
@@ -138,7 +138,7 @@ class Model:
         """Record which experts each layer uses for which tokens in a `with` block: `with model.record_experts() as r`.
 
         `r.save(path)` writes a file that `ggml-sched experts` replays.  Nodes that choose experts are observed, which
-        takes time.  Also evaluations that fail are recorded, up to where they fail.  RuntimeError if the model is
+        takes time.  An evaluation that fails is recorded, too, up to where it fails.  RuntimeError if the model is
         recorded already.
         """
         from ggml_sched.llama.routing import Recorder
@@ -152,8 +152,8 @@ class Model:
             self._runner.recorder = None
 
     def explain(self, name: str) -> str:
-        """A text about a weight: on which backend the graph of one token has it; under a limit also why it stays or is
-        fetched, and what one GiB more would change.  KeyError for a name that the model does not have."""
+        """A text about a weight: on which backend the graph of one token has it; under a limit of memory also why the
+        weight stays or is fetched, and what one GiB more would change.  KeyError for an unknown name."""
         plan = self.scheduler.plan(self.batch_graph(1, self.cache.padded(self.n_ctx)).graph)
         found = [plan.explain(self.weights[name])]
         if self.residency is not None:
@@ -183,7 +183,7 @@ class Model:
 
     def _repr_html_(self) -> str:
         """The model in a notebook: its repr, the bytes on each backend, and the sequences that have tokens."""
-        from ggml_sched.planning.tables import memory_text, preformatted  # with them come plans
+        from ggml_sched.planning.tables import memory_text, preformatted  # here: importing them imports plans, too
 
         lines = [repr(self)]
         for backend, held in self.memory().items():
@@ -198,9 +198,8 @@ class Model:
     def eval(self, tokens: Ids, last_only: bool = False) -> np.ndarray:
         """Continue sequence 0 with `tokens`: float32 logits [len(tokens), n_vocab].
 
-        `last_only`: compute only those of the last token, [1, n_vocab].
-        Raises ContextFull when the tokens do not fit, ValueError for an unknown one; after any exception the
-        sequence is as it was.
+        `last_only`: compute only the logits of the last token, [1, n_vocab].  Raises ContextFull if the tokens do not
+        fit, ValueError for an unknown token; after any exception the sequence is as it was.
         """
         return self._sequences[0].eval(tokens, last_only)
 
@@ -250,7 +249,7 @@ class Model:
         `shift` continues when the context is full, by forgetting half of the tokens after the first `n_keep`.  `echo`
         yields the prompt first.  `parse_special`: names of control tokens in the prompt become these tokens.
         `sampler` chooses a token from logits, or `sampling` are arguments for a `Sampler`; with neither, the likeliest
-        token is chosen.  The last token is not part of the sequence yet.
+        token is chosen.  The last generated token is not in the sequence yet: only the next request evaluates it.
 
         Nothing is evaluated before the first item is requested.  One sequence has one generation at a time.  Raises
         SequenceError when something else has changed the sequence since the last item, TypeError and ValueError for
@@ -287,13 +286,13 @@ class Model:
         return sequence
 
     def _encode(self, text: str, n_past: int, parse_special: bool = False) -> list[int]:
-        """The ids of a text that follows n_past tokens: with BOS and EOS as the file says if there are none."""
+        """The ids of a text that follows n_past tokens; if n_past is 0, with BOS and EOS where the file says so."""
         return self.tokenizer.encode(text, add_special=n_past == 0, parse_special=parse_special)
 
     # -- sequences -----------------------------------------------------------------------------
 
     def sequence(self, i: int) -> Sequence:
-        """The handle of sequence i of 0 .. n_seq - 1."""
+        """The object for sequence i, of sequences 0 .. n_seq - 1."""
         return self._sequences[self._store.checked_index(i)]
 
     def truncate(self, n: int) -> None:
@@ -317,11 +316,14 @@ class Model:
         self._store.reset()
 
     def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None) -> BatchGraph:
-        """The graph of n_tokens tokens that attend to n_kv rows, from a cache of the last few graphs."""
+        """The graph of n_tokens tokens that attend to n_kv rows of the cache; the last few graphs are kept.
+
+        `n_outputs`: the number of tokens whose logits are computed; None: all.
+        """
         with self._store.lock:
             return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
 
-    # -- the end -------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------
 
     def close(self) -> None:
         """Free all memory; idempotent.  Backends that the caller passed stay open."""
@@ -332,12 +334,12 @@ class Model:
             each([self._runner.close, *(backend.close for backend in self._owned)])
 
     def moved(self, backends: Items[Backend]) -> Model:
-        """This model, loaded again on other backends, with the tokens of its sequences evaluated again; this one is
-        closed.  For when a backend is lost: `model.moved([b for b in model.backends if b.lost is None])`.
+        """Load this model again on other backends, evaluate the tokens of its sequences there, and close this one.
+        For when a backend is lost: `model.moved([b for b in model.backends if b.lost is None])`.
 
-        ValueError if the model was read from a file object, which can not be read again, and whatever `load` and
+        Raises ValueError if the model was read from a file object, which cannot be read again, and what `load` and
         `eval` raise; then this model stays as it is.  A model that has lost a backend is closed before the new one is
-        loaded, as it cannot compute and the other backends need the room; it may still be moved after an error.
+        loaded, to free memory of the other backends; if loading fails, `moved` may be called again.
         """
         if self._load_again is None:
             raise ValueError("the model was read from a file object, and can not be loaded again")

@@ -5,8 +5,8 @@ through all weights in the same order.  As many bytes stay as the limit leaves b
 weights are fetched one after another.  The fetched weights are spread evenly over the order, so that fetching and
 computing overlap all the time.  Small weights are the first to stay, as each fetch has a price of its own, and so are
 weights that several nodes read, as their copies would be in the window from the first of these nodes to the last.  The
-window holds each pair of neighbours among the fetched weights: a node reads one while the other is fetched.  Larger
-fetched weights need a larger window, at the cost of weights that could stay; `choose` compares.
+window has room for any two fetched weights that follow each other: a node reads one while the other is fetched.  Larger
+fetched weights need a larger window, and leave less memory for weights that stay; `choose` compares.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Residency", "Use", "choose", "least_choice"]
 
 LATENCY = 2e-4
-"""Seconds that a fetch takes beside its bytes: about what all kinds of disks need."""
+"""Seconds that a fetch takes besides those for its bytes: about right for all kinds of disks."""
 BANDWIDTH = 1e9
-"""Bytes of a fetch for each second.  Only the product with the latency matters, as choices are compared."""
+"""Bytes that a fetch reads in a second.  Which of two choices is better depends on LATENCY * BANDWIDTH alone."""
 GIB = 1 << 30
 
 
 class Use(NamedTuple):
     """A weight that a choice keeps or fetches; uses are listed in the order of an evaluation.
 
-    `nbytes`: bytes that it takes where it stays; `fetched`: bytes that its copy takes in a window; `n_uses`: the number
-    of nodes that read it.
+    `nbytes`: bytes of the weight where it stays; `fetched`: bytes of its copy in a window; `n_uses`: the number of
+    nodes that read the weight.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     resident: int
     """Bytes of the weights that stay."""
     window: int
-    """Bytes of the largest pair of neighbours among those that are fetched."""
+    """Bytes of the window: the most that two fetched weights that follow each other take."""
 
     @property
     def nbytes(self) -> int:
@@ -57,12 +57,12 @@ class Choice(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of the fetches of an evaluation, by which choices are compared."""
+        """The estimated seconds of all fetches of an evaluation; the choice with the fewest is the best."""
         return sum(LATENCY + use.nbytes / BANDWIDTH for use in self.fetched)
 
 
 def choose(uses: Sequence[Use], room: int) -> Choice | None:
-    """The cheapest choice whose resident weights and window take no more than `room` bytes; None if there is none.
+    """The choice of fewest `seconds` whose resident weights and window fit into `room` bytes; None if none fits.
 
     `uses` are in the order of an evaluation.
     """
@@ -78,14 +78,15 @@ def choose(uses: Sequence[Use], room: int) -> Choice | None:
 
 
 def least_choice(uses: Sequence[Use]) -> Choice:
-    """The choice that takes the least room."""
+    """The choice whose resident weights and window take the fewest bytes."""
     total = sum(use.nbytes for use in uses)
     found = [Choice((), total, 0), *(_made(uses, candidates, total) for candidates in _candidates(uses))]
     return min(found, key=lambda choice: choice.resident + choice.window)
 
 
 def _candidates(uses: Sequence[Use]) -> Iterator[list[int]]:
-    """Sets of weights that may be fetched: those of one use whose sizes are in a range, for each range; then all."""
+    """Sets of weights that may be fetched, as indices of `uses`: for each range of sizes the weights in this range
+    that only one node reads; at last all weights."""
     once = sorted({use.nbytes for use in uses if use.n_uses < 2 and use.nbytes})
     lows = [once[k] for k in range(0, len(once), max(len(once) // 8, 1))]
     for high in once:
@@ -96,13 +97,15 @@ def _candidates(uses: Sequence[Use]) -> Iterator[list[int]]:
 
 
 def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: int) -> Choice | None:
-    """A choice that fetches candidates only, with as few bytes as the room allows, spread evenly over the order; None
-    if it is not enough to fetch all candidates."""
+    """A choice that fetches some of the candidates, as few bytes as `room` allows, spread evenly over all uses.
+
+    None if the rest does not fit into `room` even when all candidates are fetched.  `total`: bytes of all weights.
+    """
     available = sum(uses[k].nbytes for k in candidates)
     everything = _made(uses, candidates, total)
     if everything.resident + everything.window > room:
         return None
-    # A smaller set has no larger window, so that more than this need not be fetched.
+    # The bytes to fetch if the window is that of all candidates; where it is larger, the loop below fetches more.
     wanted = min(total + everything.window - room, available)
     picked: list[int] = []
     owed = 0.0
@@ -115,11 +118,12 @@ def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: in
     rest = [k for k in candidates if k not in set(picked)]
     while found.resident + found.window > room:
         missing = found.resident + found.window - room
-        # The smallest weight that is enough, else the largest.
+        # Fetch one weight more: the smallest that frees enough bytes, or the largest if none does.
         rest.sort(key=lambda k: (uses[k].nbytes < missing, abs(uses[k].nbytes - missing)))
         picked = sorted([*picked, rest.pop(0)])
         found = _made(uses, picked, total)
-    # Weights of the set may stay in the room that is left; if one of the largest pair stays, the window shrinks, too.
+    # Let picked weights stay where there is room for them, largest first.  If the weight is one of the two that need
+    # the window, the window shrinks, too.
     for k in sorted(picked, key=lambda k: -uses[k].nbytes):
         left = room - found.resident - found.window
         if uses[k].nbytes > left + (found.window if 2 * uses[k].fetched >= found.window else 0):
@@ -142,18 +146,19 @@ def _made(uses: Sequence[Use], picked: Sequence[int], total: int) -> Choice:
 class Residency:
     """Which weights of a loaded model stay in memory, and which are fetched; all figures are bytes.
 
-    `limits` has the limit of each backend by its name, `rooms` what it leaves for weights and their window: the rest is
-    the cache, arenas without the window, and work memory.  `rows`: weights of which single rows are read.
+    `limits` and `rooms` are by name of the backend: its limit, and the bytes of the limit that are left for weights and
+    their window, beside the cache, the rest of the arenas, and work memory.  `rows`: weights in the store that no node
+    reads as a whole, as nodes read single rows of them.
     """
 
     limits: dict[str, int]
     rooms: dict[str, int]
     uses: dict[str, tuple[Use, ...]] = field(repr=False)
-    """By backend: the weights that could be fetched, in the order of an evaluation."""
+    """{name of a backend: the weights on it that could be fetched, in the order of an evaluation}."""
     choices: dict[str, Choice] = field(repr=False)
     rows: tuple[str, ...] = ()
     store: str = ""
-    """The name of the store."""
+    """The name of the store; "" where all weights stay."""
     slots: SlotsSpec | None = None
     """The slots of weights that are read expert by expert; None where no weight is."""
 
@@ -173,8 +178,8 @@ class Residency:
         return sum(choice.resident for choice in self.choices.values())
 
     def explain(self, name: str) -> str:
-        """A text: whether a weight stays or is fetched, why, and what a GiB more would change.  KeyError for another
-        name."""
+        """A text: whether a weight stays or is fetched, why, and what a GiB more would change.  KeyError for a name
+        that is no weight on a backend with a limit."""
         if name in self.rows:
             return (f"{name}: in {self.store}, because nodes read single rows of it: each evaluation reads those that "
                     "it needs")

@@ -14,7 +14,10 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """The callback of computes that makes a `Routing`; `tensors` are the weights of the model, by name."""
+    """Makes a `Routing`, `recording`: `ask` and `note` are the callbacks with which a scheduler observes nodes.
+
+    `tensors`: the weights of the model, by name.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         banks = banks_of(tensors)
@@ -24,7 +27,7 @@ class Recorder:
         """{bank: its weight that a node reads first}."""
 
     def ask(self, node: Tensor) -> bool:
-        """Whether a node is the first of a layer that reads experts."""
+        """Whether to observe a node: True for the node of a layer that reads experts first."""
         if node.op != "MUL_MAT_ID":
             return False
         weight = node.src[0].root.name
@@ -32,7 +35,7 @@ class Recorder:
         return bank in self._numbers and self._first.setdefault(bank, weight) == weight
 
     def note(self, node: Tensor) -> None:
-        """Record the experts that a computed node has read: its numbers are not written over before it ends."""
+        """Record the experts that a computed node has read, from its third source, which is not overwritten yet."""
         numbers = np.asarray(node.src[2].numpy())
         tokens = numbers.reshape(-1, numbers.shape[-1]).tolist()
         number = self._numbers[bank_name(node.src[0].root.name)]

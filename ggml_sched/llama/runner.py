@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["Runner"]
 
 KEPT_GRAPHS = 8
-"""The number of cached graphs: of prompts, and of tokens for several numbers of cache rows."""
+"""How many graphs are kept: of prompts, and of single tokens that read different numbers of cache rows."""
 
 
 class Runner:
-    """`compute(batch)`, with the weights, the cache and the graphs that it uses."""
+    """Computes batches of a model; has its weights, its cache and the graphs of the last shapes."""
 
     def __init__(self, arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache,
                  backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int,
@@ -58,10 +58,9 @@ class Runner:
         self.n_batch = n_batch
         self.cells: Cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
-        # Layers are spread in the order of `backends`; a scheduler has the host last.
+        # `backends` are in the order in which layers are spread over them; a scheduler needs the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
-        # Bytes that a placement leaves for arenas: copies of weights are streamed if keeping them would exceed these
-        # bytes.
+        # Bytes that the fit leaves for arenas: a weight's copy is streamed if keeping the copy would exceed them.
         budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
         if held is not None:
             budgets = held.budgets
@@ -72,12 +71,12 @@ class Runner:
         self.held: Held | None = held
         self._by_name = {backend.name: backend for backend in backends}
         self.recorder: Recorder | None = None
-        self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
-        self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
+        self.dirty: list[np.ndarray] = []       # cache rows that failed evaluations may have written
+        self._reserved: set[Shape] = set()      # shapes with reserved memory: each the largest of its kind
         self._shift: ShiftGraph | None = None
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
-        self._token: BatchGraph | None = None   # the last computed graph of one token
-        # If all backends are asynchronous, a compute of one token is not waited for: reading its logits waits.
+        self._token: BatchGraph | None = None   # the graph of one token that was computed last
+        # Whether to wait for a compute of one token: not if all backends are asynchronous, as reading its logits waits.
         self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:
@@ -107,8 +106,8 @@ class Runner:
         """Plan the graph of one token and the fewest cache rows, and reserve memory for one that reads all rows.
 
         The plan raises UnsupportedOp for a node that no backend computes, while the model is loaded.  Afterwards tokens
-        need neither planning nor larger buffers, however many rows they read.  Under a limit all shapes that it allows
-        for are reserved, so that buffers never grow.
+        need neither planning nor larger buffers, however many rows they read.  Under a limit of memory all shapes whose
+        graphs fit the limit are reserved, so that buffers never grow.
         """
         shortest, longest = (Shape(1, self.cache.padded(n), 1) for n in (1, self.cache.n_ctx))
         self.scheduler.plan(self.graph(shortest).graph)
@@ -127,8 +126,7 @@ class Runner:
             self.dirty.clear()
         if self.is_recurrent:
             self._kept.clear()
-            # Wait for earlier computes here: then copies of states and the next compute are queued without a wait
-            # between.
+            # Wait for earlier computes now; the copies of states, and the next compute, then need no waits in between.
             self.scheduler.synchronize()
             for seq in set(sequences):
                 self.cache.copy_state(seq, self.n_seq + seq)
@@ -149,7 +147,7 @@ class Runner:
             start = end
 
     def compute(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
-        """Place the batch, compute it and write its outputs, f32 [m, n_vocab or n_embd], to `out`."""
+        """Place the batch in the cache, compute it, and write its outputs, f32 [m, n_vocab or n_embd], to `out`."""
         rows = self.cells.place(batch.positions, batch.sequences)
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
@@ -164,8 +162,8 @@ class Runner:
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
         """`compute` for one token of one sequence; its logits, f32 [1, n_vocab], are written to `out`.
 
-        It makes few calls and arrays: the kernels have just evicted the interpreter's data from the CPU caches, so that
-        each call costs microseconds here.
+        It makes few calls and arrays, because each costs microseconds here: the kernels of the token before have
+        evicted the interpreter's data from the CPU's caches.
         """
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
@@ -176,11 +174,11 @@ class Runner:
             self._compute_token(graph, token, position, seq, row, out)
 
     def _compute_token(self, graph: BatchGraph, token: int, position: int, seq: int, row: int, out: np.ndarray) -> None:
-        """Compute the graph of one token, which the cells have given a row, while the scheduler has its memory."""
+        """Compute the graph of one token, which has cache row `row`; called under a lease of the scheduler."""
         if not graph.set_token(self.cells, token, position, seq, row):
             self._allocate(graph)
             if not graph.set_token(self.cells, token, position, seq, row):
-                # An input in memory that TokenInputs does not write: `set_inputs` handles it, or raises the error.
+                # An input has memory that TokenInputs does not write: `set_inputs` writes it, or raises the error.
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, graph.shape.n_kv), seq)
@@ -269,13 +267,14 @@ class Runner:
                 b"".join(part.tobytes() for part in state))
 
     def write(self, seq: int, rows: np.ndarray, data: bytes, state: bytes) -> None:
-        """Write the bytes that `read` of a cache of the same sizes returned, to some rows and a state."""
+        """Write bytes that `read` returned to these rows of the cache and to the recurrent state of sequence `seq`."""
         self.cache.write_rows(rows, _cut(data, self.cache.shapes_of_rows(len(rows))))
         if self.is_recurrent:
             self.cache.write_state(seq, _cut(state, self.cache.shapes_of_states()))
 
     def turn(self, deltas: np.ndarray) -> None:
-        """Rotate the key in each row of the cache to another position; `deltas` i32 [n_ctx]: how far each has moved.
+        """Rotate the key in each row of the cache to another position; `deltas` i32 [n_ctx]: what is added to the
+        position.
 
         SequenceError for a model whose keys rope does not rotate.  After another exception the keys of all rows with
         a difference other than 0 may be lost.
@@ -310,5 +309,5 @@ def _cut(data: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Bytes as u8 arrays of these shapes, one after another."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = np.split(np.frombuffer(data, np.uint8), ends[:-1])
-    # Not strict: np.split returns one part for no shapes.
+    # Not strict, because np.split returns one part even if there are no shapes.
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]

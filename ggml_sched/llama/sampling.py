@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Sampler", "greedy"]
 
 FIRST_GUESS = 256
-"""The number of likeliest tokens with which top_p without top_k begins; it grows until the tokens have enough
+"""How many of the likeliest tokens are sorted first for top_p without top_k; more are sorted until they have enough
 probability."""
 ROWS = 64
-"""`top` takes the maximum of each ROWS logits: from these it finds a bound that few logits exceed, and sorts only
-those."""
+"""`top` takes the maximum of every ROWS logits.  The maxima give a bound that few logits exceed, and `top` sorts only
+those few."""
 MAX_HISTORY = 1 << 24
 
 
@@ -146,7 +146,7 @@ class Sampler:
         return ids[order], p[order]
 
     def _drawn_from(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids that stages 1 to 5 leave, and their probabilities with the temperature."""
+        """The ids that stages 1 to 5 (see the class) leave, and their probabilities with the temperature."""
         logits = self.adjusted(logits)
         largest = float(logits.max())
         _check_largest(largest)
@@ -180,7 +180,7 @@ class Sampler:
         return kept
 
     def _n_top_p(self, logits: np.ndarray, largest: float, total: float | None = None) -> int:
-        """How many of the likeliest tokens, first of `logits`, together have top_p of the probability.
+        """How many tokens from the first on have top_p of the probability together; `logits`: likeliest token first.
 
         `total` is the sum of exp(logit - largest) over all tokens; None: over `logits`.
         """
@@ -205,7 +205,8 @@ def top(logits: np.ndarray, k: int) -> np.ndarray:
         return np.argsort(-logits, kind="stable")
     columns = n // ROWS
     if columns >= 2 * k:
-        # The k-th largest of the columns' maxima is no larger than the k-th largest logit, and found sooner.
+        # In a matrix of ROWS rows, the k-th largest of the columns' maxima is at most the k-th largest logit, and is
+        # found sooner.
         maxima = logits[: columns * ROWS].reshape(ROWS, columns).max(axis=0)
         least = np.partition(maxima, columns - k)[columns - k]
     else:

@@ -46,12 +46,13 @@ class SequenceStore:
         self.lock: OneAtATime = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
                                            partial(ModelClosed, "the model is closed"))
         self._pending_rollback: Callable[[], None] | None = None
-        """The function that undoes the present change; not None between calls only if that function has failed."""
+        """The function that undoes the change in progress; None between calls, unless that function has failed."""
 
     # -- evaluating ----------------------------------------------------------------------
 
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
-        """Continue several sequences: logits of the batch's outputs, or of the last token of each pair."""
+        """Continue several sequences, by a Batch or pairs (sequence, tokens); returns the logits of the batch's
+        outputs, or of the last token of each pair."""
         with self.lock:
             self.roll_back()
             batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
@@ -80,7 +81,10 @@ class SequenceStore:
             return out
 
     def continue_by_one(self, i: int, token: int) -> np.ndarray:
-        """`eval` of one token, which a generation calls most: as `continue_by`, but faster, without a Batch."""
+        """Evaluate one token in sequence i, as every step of a generation does; returns its logits, f32 [1, n_vocab].
+
+        It does what `continue_by` does, faster, because it makes no Batch.
+        """
         held, runner = self.tokens[i], self.runner
         n = len(held)
         if not runner.cells.n_free:
@@ -98,7 +102,8 @@ class SequenceStore:
         return out
 
     def _undo(self, before: dict[int, int], versions: dict[int, int]) -> None:
-        """Truncate sequences to their lengths before an evaluation; `before` is {sequence: number of tokens}."""
+        """Truncate sequences to their lengths before a failed evaluation, {sequence: number of tokens}, and restore
+        their versions, {sequence: version}."""
         for i, n in before.items():
             del self.tokens[i][n:]
             self.versions[i] = versions[i]
@@ -136,20 +141,20 @@ class SequenceStore:
     def transaction(self, steps: Callable[[], None], rollback: Callable[[], None]) -> None:
         """Call `steps`.  If an exception or signal ends them half way, `rollback` restores a consistent state.
 
-        It either undoes the steps or completes them, and may be called again after it has failed.
+        `rollback` either undoes the steps or completes them.  If it fails itself, the next call of a method retries it.
         """
         self._pending_rollback = rollback
         try:
             steps()
             self._pending_rollback = None
         except BaseException:
-            with suppress(Exception):       # the first error says more; the next call tries again
+            with suppress(Exception):       # the error of `steps` says more than one of the rollback
                 self.roll_back()
             raise
 
     def roll_back(self) -> None:
-        """Call the pending rollback, if there is one: that of a change that has just failed, or that of an earlier
-        call, in which the change and then its rollback failed."""
+        """Call the pending rollback, if there is one: of the change that has just failed, or of a change in an earlier
+        call whose rollback failed, too."""
         if self._pending_rollback is not None:
             self._pending_rollback()
             self._pending_rollback = None
@@ -166,7 +171,7 @@ class SequenceStore:
         return i
 
     def _joined(self, parts: Iterable[tuple[int, object]]) -> Batch:
-        """Pairs of sequence and tokens as a batch; the last token of each pair is an output."""
+        """Make a batch of pairs (sequence, tokens); the last token of each pair is an output."""
         tokens, positions, sequences, outputs, n = [], [], [], [], 0
         past: dict[int, int] = {}
         try:
@@ -250,17 +255,17 @@ class Sequence:
 
     @property
     def version(self) -> int:
-        """How often the sequence has changed."""
+        """How often the sequence has changed; a generation compares it to notice changes that are not its own."""
         return self._store.versions[self.index]
 
     @property
     def n_past(self) -> int:
-        """The number of its tokens in the cache."""
+        """The number of the sequence's tokens, all of which are in the cache."""
         return len(self._tokens)
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens so far."""
+        """A copy of the list of the sequence's tokens."""
         return list(self._tokens)
 
     def __len__(self) -> int:
@@ -306,8 +311,8 @@ class Sequence:
     def keep_common(self, ids: list[int]) -> int:
         """Keep the longest common beginning of the sequence and `ids`, forget the rest; returns the number kept.
 
-        At least the last id is left out, because evaluating it gives the logits of the next token.  ContextFull if the
-        ids to evaluate do not fit; then nothing changes.
+        The last id is never kept, because evaluating it gives the logits for the next token.  ContextFull if the ids
+        after the kept ones do not fit into the cache; then nothing changes.
         """
         store, held, n, cells = self._store, self._tokens, 0, self._store.runner.cells
         with store.lock:

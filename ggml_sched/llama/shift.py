@@ -4,8 +4,8 @@ When a context is full, old tokens are forgotten and the later ones move to the 
 over the K caches.  Invariant: a row with delta d becomes the key of its token at its position plus d, up to rounding; a
 row with delta 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
 
-Rotations add up, so the shift by d is rope at position d.  Rope's factor (YaRN's magnitude) was applied when the row
-was written, so here it is 1 (llama.cpp applies it a second time).
+Rotations add up, so the shift by d is rope at position d.  Rope also multiplies by a factor (YaRN's magnitude), which
+is 1 here, because it was applied when the row was written (llama.cpp applies it a second time).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggml_sched.llama.weights import Weights
 __all__ = ["ShiftGraph", "build_shift"]
 
 TURNED = (Type.F32, Type.F16)
-"""Types that rope rotates in place; other types are converted to f32 and back."""
+"""Types of K caches that rope rotates as they are; rows of other types are converted to f32 and back."""
 
 
 class ShiftGraph(NamedTuple):
@@ -32,7 +32,7 @@ class ShiftGraph(NamedTuple):
 
 
 def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGraph | None:
-    """The graph that rotates every row of every layer; None for a model without rope."""
+    """The graph that rotates every row of every layer's K cache; None for a model without rope."""
     ctx = Context(f"{hparams.arch} shift of {cache.n_ctx} rows")
     deltas = ctx.tensor("i32", cache.n_ctx, "K_shift", input=True)
     factors = rope_factors(hparams, weights, cache)

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["SMALL_PROMPT", "small_model"]
 
 SMALL_PROMPT = "    def __init__(self, name, value):"
-"""A line of Python that ends where a token ends; the model repeats its names in the text that follows."""
+"""A line of Python that ends where a token ends.  The model repeats the names of this line in the text that it
+generates."""
 
 
 def small_model() -> Path:
-    """The GGUF file, for `load` and other readers: it is a file of the installed package, not to be changed."""
+    """The path of the model's GGUF file, which is part of the installed package and must not be changed."""
     from pathlib import Path  # here: importing the package then takes less time
 
     # A package with compiled modules cannot be imported from an archive, so this is a real path.

@@ -47,7 +47,10 @@ def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
 
 
 def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
-    """Tokens, rows and state of a saved sequence, for `runner.write`; StateFormatError for an invalid file."""
+    """(token ids, bytes of rows, bytes of the state) of a saved sequence; `Runner.write` takes the bytes.
+
+    StateFormatError for an invalid file, or the file of another model.
+    """
     if hasattr(source, "read"):
         return _read(cast("IO[bytes]", source), "the saved sequence", runner)
     name = os.fspath(source)
@@ -59,8 +62,8 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
-    """The values by which a restored sequence is checked to be of an equal model: architecture, type of the cache, and
-    a hash of the hyperparameters and of the shapes of the weights."""
+    """Three values that must be equal where a sequence is saved and restored: architecture, type of the cache, and a
+    hash of the hyperparameters and of the shapes of the weights."""
     import hashlib  # here: loading it takes longer than the rest of this package
 
     digest = hashlib.sha256(repr(runner.hparams).encode())

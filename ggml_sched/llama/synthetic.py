@@ -1,7 +1,7 @@
 """Small random models of every architecture, for first runs and tests without a download.
 
-Invariant: the bytes depend on the arguments alone.  The tensors are those that an architecture's `weights` lists, so
-that a new architecture needs only a line of metadata here.
+Invariant: the bytes of a model depend on the arguments alone.  Its tensors are those that the architecture's `weights`
+lists, so that a new architecture needs only a line of metadata here.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ OWN: dict[str, dict[str, Any]] = {
                   "attention.key_length": 16, "attention.value_length": 8, "rope.dimension_count": 8,
                   "leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
 }
-"""{architecture: metadata that it has beside or instead of SIZES; None where it lacks a key of SIZES}."""
+"""{architecture: metadata of its models that SIZES lacks or has with other values; None: the key of SIZES is left out}.
+"""
 
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
     "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
-"""{architecture: parts of the names of those tensors that are optional in a file and that its published models have}.
-"""
+"""{architecture: parts of names}: optional tensors with such a part in their names are included, as in published
+models."""
 
 
 def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_layer: int = 4, n_head: int = 8,
@@ -159,8 +160,8 @@ def is_matrix(spec: Spec) -> bool:
 def _hparams(arch: str, values: Mapping[str, Any], parts: Sequence[str]) -> Hparams:
     """The hyperparameters of these metadata values.
 
-    Reading them needs a file with tensors, and which tensors follow from the hyperparameters: so they are read from a
-    stand-in that has the names of some.
+    Reading hyperparameters needs a file with tensors, but the list of tensors follows from the hyperparameters.  So
+    they are read from a stand-in for a file, which has the names of those tensors whose presence is checked.
     """
     out = io.BytesIO()
     write_gguf(out, values, {})

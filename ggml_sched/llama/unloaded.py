@@ -30,13 +30,13 @@ __all__ = ["model_graphs"]
 
 def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, kv_type: Type | str = "f32",
                  n_seq: int = 1, flash: bool | None = None, backends: Sequence[Backend] | None = None) -> list[Graph]:
-    """The graphs that decide where a model's weights and caches belong: of one token that reads the whole cache, and of
-    the largest prompt, `n_batch` tokens with the outputs of a chat; of several sequences also a token for each.
+    """The graphs by which `gs.fit` places a model's weights and caches: of one token that reads the whole cache; of the
+    largest prompt, `n_batch` tokens with the outputs of a chat; and, for several sequences, of one token of each.
 
     The arguments are those of `load`, except that n_ctx None or 0 means as many tokens as the model was trained with,
     whatever memory there is.  `flash` None: flash attention is used if all of `backends` compute its node, or if no
-    backends are given.  `gs.fit` takes the list, and a loaded model of the same arguments has these graphs.  Raises
-    FileFormatError, ValueError and TypeError as `load` does.
+    backends are given.  A model that `load` makes with the same arguments has equal graphs.  Raises FileFormatError,
+    ValueError and TypeError as `load` does.
     """
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)

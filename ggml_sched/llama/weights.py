@@ -9,8 +9,8 @@ then `file_backed`.  ELEMENT_ALIGNMENT is less than the 64 bytes of a backend's 
 32 bytes unless the metadata has another value, and the CPU kernels need only whole elements.  Otherwise the bytes are
 copied, and the memory of the file's pages is released meanwhile, so that the weights do not take memory twice.
 
-Under a limit of memory some weights are in a store: their tensors have places in its files.  The other weights are then
-copied, through the store's reads, because no limit can bound the pages of a mapping.
+Under a limit of memory some weights are in a store: their tensors have addresses in its files.  The other weights are
+then read through the store and copied, because no limit can bound the pages of a mapping.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "Spec", "Weights", "grouped", "layout_of", "load_weights"]
 
 Progress = Callable[[int, int], object]
-"""`progress(done, total)`, in bytes of weights, at the start and after each chunk; an exception of it ends the load."""
+"""`progress(done, total)`, in bytes of weights, called at the start and after each chunk; its error ends the load."""
 
 Pairs = list[tuple[Tensor, TensorInfo]]
 
 ELEMENT_ALIGNMENT = 8
-"""Bytes of the largest element of any type: a weight must be aligned to it to be used in the mapping."""
+"""Bytes of the largest element of any type: a weight is used in the file's mapping only if it is aligned to these."""
 BASE_ALIGNMENT = 64
 CHUNK = 1 << 24
-"""Bytes per copy to a backend that cannot read the mapping, and bytes of a mapping read between two reports."""
+"""The most bytes of one copy to a backend that cannot use the mapping, and of a mapping read between two reports."""
 READ = 1 << 22
-"""Bytes that are read from a store's file together, and copied to the memory of a backend."""
+"""The most bytes that are read from a store's file at once, to be copied to the memory of a backend."""
 IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq")
-"""Tensors of old files with values that rope computes itself; they are ignored."""
+"""Names of tensors that are ignored: values in old files that rope computes itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A weight that an architecture reads from a file: `ne` innermost first; `layer` None outside the layers."""
+    """A weight that an architecture reads from a file: `ne` innermost first; `layer` is None outside the layers."""
 
     name: str
     ne: tuple[int, ...]
@@ -71,9 +71,9 @@ class Weights:
         self.homes: dict[str, Backend] = {}
         """{name of a weight in a store: the backend that computes with it}."""
         self._files: list[Buffer] = []
-        """The buffers of the store: one for each file."""
+        """The buffers of the store, one for each file of the model; empty without a store."""
         self.slots: ExpertSlots | None = None
-        """The slots of weights that are read expert by expert."""
+        """The slots of weights that are read expert by expert; None where no weight is."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -100,10 +100,10 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
                  stored: Collection[str] = (), slots: SlotsSpec | None = None) -> Weights:
     """Find, check, place and load the tensors `specs` of a file.
 
-    `twins`: {name of a tensor that the file does not have: the one whose bytes it has}.  `ignored`: patterns ("*.bias")
-    of tensors of the file that are not loaded.  With `progress` mapped weights are read into memory, too; without it
-    they are read at their first use.  With a `store` the weights whose names are in `stored` stay in it, those of
-    `slots` are read from it expert by expert, and no others are mapped.
+    `twins`: {name of a tensor that the file does not have: the tensor whose bytes it has}.  `ignored`: patterns, such
+    as "*.bias", of names of tensors that are not loaded.  With `progress` mapped weights are read into memory at once,
+    without it at their first use.  With a `store` the weights named in `stored` stay in it, those of `slots` are read
+    from it expert by expert, and all others are copied, not mapped.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
@@ -125,7 +125,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
         for backend, members in groups.items():
             members = [info for info in members if info.name not in stored and info.name not in slotted]
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
-            # The context has only the tensors of one backend, which may allocate all of them in one buffer.
+            # One context for each backend, because the backend may allocate all tensors of a context in one buffer.
             pairs = [(ctx.restore("NONE", *layout_of(info), name=info.name, resident="weight"), info)
                      for info in members]
             buffers = weights.buffers[backend] = []
@@ -167,7 +167,7 @@ class _Report:
 
 def grouped(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, ignored: Iterable[str] = (),
             twins: Mapping[str, str] | None = None) -> dict[Backend, list[TensorInfo]]:
-    """{backend: the tensors of the file that it will hold}, after comparing the file with `specs`; raises as
+    """Compare a file with `specs`, and return {backend: the tensors of the file that it will hold}; raises as
     `load_weights` does."""
     groups: dict[Backend, list[TensorInfo]] = {}
     twins = twins or {}
@@ -212,7 +212,7 @@ def layout_of(info: TensorInfo) -> tuple[Type, tuple[int, ...], tuple[int, ...]]
 def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
     """A buffer that is the file's mapping itself, with the tensors bound to it.
 
-    None if the backend takes no memory of its caller, or the file's alignment is too small: then weights are copied.
+    None if the backend cannot use memory of its caller, or if a weight is not aligned: then weights are copied.
     """
     wrap: Callable[[np.ndarray], Buffer] | None = getattr(backend, "buffer_from_ptr", None)
     if wrap is None:
@@ -240,7 +240,7 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
 
 
 def _stored_part(store: Store, part: GGUFFile) -> Buffer:
-    """The buffer of a store over one file of a model, in which an offset is that in the file."""
+    """The buffer of a store over one file of a model; offsets in the buffer are those in the file."""
     open_file: Callable[..., Buffer] | None = getattr(store, "open_file", None)
     if open_file is None:
         return store.buffer_from_ptr(part.memory, usage="weights")
@@ -249,7 +249,7 @@ def _stored_part(store: Store, part: GGUFFile) -> Buffer:
 
 def _bind_stored(weights: Weights, store: Store, groups: dict[Backend, list[TensorInfo]],
                  stored: Collection[str]) -> None:
-    """Give the weights named in `stored` their places in the store."""
+    """Make tensors for the weights named in `stored`, with addresses in the buffers of the store."""
     ctx = weights.contexts[store] = Context(f"weights in {store.name}")
     for backend, members in groups.items():
         for info in members:
@@ -261,7 +261,7 @@ def _bind_stored(weights: Weights, store: Store, groups: dict[Backend, list[Tens
 
 
 def _read(backend: Backend, store: Store, files: list[Buffer], ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
-    """A buffer that the backend allocates for the tensors without an address, read from the files of a store."""
+    """Allocate a buffer for the tensors of `ctx` that have no address, and read them from the files of a store."""
     buffer = backend.alloc_tensors(ctx)
     staging = np.empty(min(READ, max(info.nbytes for _, info in pairs)) + store.margin, np.uint8)
     try:
@@ -290,7 +290,7 @@ def _read_ahead(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
 
 
 def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
-    """A buffer that the backend allocates for the tensors without an address, filled from the file."""
+    """Allocate a buffer for the tensors of `ctx` that have no address, and copy them from the file."""
     buffer = backend.alloc_tensors(ctx)
     load_from_file: Callable[[Tensor, str, int, np.ndarray], bool] | None = getattr(backend, "load_from_file", None)
     try:

@@ -17,7 +17,7 @@ __all__ = ["around_layers", "attention_weights", "expert_weights", "gated_weight
 
 def linear_weights(prefix: str, n_in: int, n_out: int, layer: int | None = None,
                    required: bool = True) -> Iterator[Spec]:
-    """A matrix of a layer (None: outside the layers), and its bias, which may be missing in a file."""
+    """A matrix and its bias, which may be missing in a file; `layer`: None for a matrix outside the layers."""
     yield Spec(f"{prefix}.weight", (n_in, n_out), layer, required)
     yield Spec(f"{prefix}.bias", (n_out,), layer, required=False)
 
@@ -30,14 +30,15 @@ def norm_weights(h: Hparams, prefix: str, width: int, layer: int | None = None) 
 
 
 def around_layers(h: Hparams) -> Iterator[Spec]:
-    """Embedding, last norm, output matrix (missing when tied to the embedding), factors of rope frequencies."""
+    """The weights outside the layers: embedding, last norm, output matrix (a file whose output is tied to the embedding
+    has none), and factors of rope frequencies."""
     yield Spec("token_embd.weight", (h.n_embd, h.n_vocab))
     yield from norm_weights(h, "output_norm", h.n_embd)
     yield from linear_weights("output", h.n_embd, h.n_vocab, required=False)
     if h.rope is None:
         return
     yield Spec("rope_freqs.weight", (h.rope.n_dims // 2,), required=False)
-    # A file may have these tables without using them; they are required only if it uses them.
+    # A file may have these two tables without using them: they are required only in a model with longrope.
     yield Spec("rope_factors_long.weight", (h.rope.n_dims // 2,), required=h.longrope)
     yield Spec("rope_factors_short.weight", (h.rope.n_dims // 2,), required=h.longrope)
 
@@ -57,7 +58,7 @@ def attention_weights(h: Hparams, layer: int) -> Iterator[Spec]:
 
 
 def gated_weights(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> Iterator[Spec]:
-    """The matrices of a gated unit; `suffix` is added to each name."""
+    """The matrices of a gated feed-forward unit; their names are gate, up and down, each with `suffix`."""
     yield from linear_weights(f"{prefix}gate{suffix}", n_embd, n_ff, layer)
     yield from linear_weights(f"{prefix}up{suffix}", n_embd, n_ff, layer)
     yield from linear_weights(f"{prefix}down{suffix}", n_ff, n_embd, layer)
@@ -65,7 +66,7 @@ def gated_weights(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str =
 
 def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spec]:
     """The weights of a layer's experts: the router's matrix, and for all experts together the matrices of their gated
-    units; `biased`: with the bias of each matrix."""
+    units; `biased`: also a bias for each of these matrices."""
     assert h.experts is not None
     e, prefix = h.experts, f"blk.{layer}.ffn_"
     matrices = (("gate_inp", (h.n_embd, e.n)), ("gate_exps", (h.n_embd, e.n_ff, e.n)),
@@ -85,9 +86,9 @@ def layers(b: Builder, x: Tensor, attend: Block, feed_forward: Block, ffn_norm: 
     """All layers of a model: each computes x + attend(norm(x)), and from that x + feed_forward(norm(x)).
 
     `attend(b, x, layer)` builds attention including its output matrix, `feed_forward(b, x, layer)` the feed-forward
-    unit; each returns a tensor of the shape of x[n_embd, n_tokens].  `ffn_norm` is the name of the second norm's
-    weight; None: attention and feed-forward unit both read the first norm of x.  `post_norm`: the results of both are
-    normed before they are added.
+    unit; each returns a tensor of the shape of x[n_embd, n_tokens].  `ffn_norm` is the name of the weight of the norm
+    before the feed-forward unit; None: the unit reads the same norm of x as attention.  `post_norm`: the results of
+    `attend` and `feed_forward` are normed before they are added.
     """
     for layer in range(b.hparams.n_layer):
         prefix = f"blk.{layer}."

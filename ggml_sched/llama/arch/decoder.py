@@ -30,8 +30,8 @@ def _same(h: Hparams, meta: Metadata) -> Hparams:
 class Decoder:
     """An architecture: `hparams(file)`, `weights(hparams)` and `build(builder)`.
 
-    Without options: pre-norm layers of grouped-query attention, with rope on pairs of adjacent elements, and of a
-    swiglu unit, or of experts where the file has them.
+    With the defaults of all options: pre-norm layers of grouped-query attention, with rope on pairs of adjacent
+    elements, and of a swiglu unit, or of experts where the file has them.
     """
 
     arch: str
@@ -39,7 +39,7 @@ class Decoder:
     """The mode of rope: "neox" pairs elements of the two halves of a head; None: learned position vectors instead."""
     norm: str = "rms"
     change: Callable[[Hparams, Metadata], Hparams] = _same
-    """A function that adds the hyperparameters of this architecture alone to those that most files have."""
+    """A function that adds the hyperparameters that only this architecture has to those that most files have."""
     qk_norm: bool = False
     """Whether each head's query and key are normed before rope."""
     scales_query: bool = False
@@ -49,7 +49,7 @@ class Decoder:
     unit: str = "swiglu"
     """The feed-forward unit; "gelu" is one without a gate."""
     fused_gate: bool = False
-    """Whether gate and up are one matrix."""
+    """Whether the gate and up matrices are stored as one."""
     ffn_norm: str | None = "ffn_norm"
     """The weight of the norm before the feed-forward unit; None: the unit reads the same normed input as attention."""
     post_norm: bool = False
@@ -119,7 +119,7 @@ def _learned_positions(h: Hparams, meta: Metadata) -> Hparams:
 
 
 def _gemma2(h: Hparams, meta: Metadata) -> Hparams:
-    if h.n_layer == 46:     # the model of 27B, the only one that scales queries by the embedding's width per head
+    if h.n_layer == 46:     # the model of 27B; the others scale queries by 1 / sqrt(width of a head)
         h = replace(h, attn_scale=1 / math.sqrt(h.n_embd / h.n_head))
     h = replace(h, embd_scale=math.sqrt(h.n_embd), attn_softcap=meta.number("attn_logit_softcapping", 50.0),
                 final_softcap=meta.number("final_logit_softcapping", 30.0))
@@ -127,7 +127,7 @@ def _gemma2(h: Hparams, meta: Metadata) -> Hparams:
 
 
 def _gemma3(h: Hparams, meta: Metadata) -> Hparams:
-    width = h.n_embd / h.n_head if h.n_layer == 62 else h.n_embd_head_k     # 27B has 62 layers
+    width = h.n_embd / h.n_head if h.n_layer == 62 else h.n_embd_head_k     # the model of 27B has 62 layers
     h = replace(h, embd_scale=math.sqrt(h.n_embd), attn_scale=1 / math.sqrt(width),
                 final_softcap=meta.number("final_logit_softcapping", 0.0))
     window = meta.integer("attention.sliding_window", 0, low=0)
@@ -154,13 +154,13 @@ def _gpt_oss(h: Hparams, meta: Metadata) -> Hparams:
 def _phi3(h: Hparams, meta: Metadata) -> Hparams:
     if h.experts:
         raise meta.error("experts, which architecture 'phi3' does not have")
-    # The presence of the tables decides: early converters did not write the scaling type "longrope".
+    # Files with tables of rope factors have longrope: early converters did not write the scaling type "longrope".
     return replace(h, longrope=any(f"rope_factors_{kind}.weight" in meta.file.tensors for kind in ("long", "short")))
 
 
 def _qwen3moe(h: Hparams, meta: Metadata) -> Hparams:
     e = _needed_experts(h, meta)
-    # Older files lack this number: there the experts of one token together are as wide as feed_forward_length.
+    # Older files lack the width of an expert: in them feed_forward_length is that of all experts of a token together.
     n_ff = meta.integer("expert_feed_forward_length", 0, low=0) or h.n_ff // e.n_used
     return replace(h, experts=replace(e, n_ff=n_ff))
 
@@ -172,7 +172,7 @@ DECODERS: dict[str, Decoder] = {decoder.arch: decoder for decoder in (
     Decoder("gpt2", None, "layer", change=_learned_positions, unit="gelu"),
     Decoder("llama"),       # Llama, TinyLlama, Mistral, Mixtral
     Decoder("phi2", "neox", "layer", scales_query=True, unit="gelu", ffn_norm=None),
-    # Files of phi3 have a window without the layers that it is for: llama.cpp ignores it, and so does this table.
+    # Files of phi3 have the size of a window, but not the layers that use it: llama.cpp and this table ignore it.
     Decoder("phi3", "neox", change=_phi3, scales_query=True, fused_gate=True),
     Decoder("qwen2", "neox"),
     Decoder("qwen3", "neox", qk_norm=True),

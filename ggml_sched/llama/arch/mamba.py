@@ -58,11 +58,13 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     r, states = b.cache.r[layer], b.cache.s[layer]
     assert s is not None and r is not None and states is not None
     xz = b.linear(x, prefix + "in", "ssm_in", layer)
-    b.expand(xz)        # before the row of `r`, which no weight of this layer draws to its backend
+    # xz comes first, because the layer's weight that it reads decides its backend.  The nodes that read `r` read no
+    # weight, and are placed by the nodes around them, which should be those of this layer.
+    b.expand(xz)
     size = xz.nb[0]
     x = ctx.view_2d(xz, s.n_inner, n, xz.nb[1])
     gate = ctx.cont(ctx.view_2d(xz, s.n_inner, n, xz.nb[1], s.n_inner * size))
-    # At the first tokens of the batch the convolution reads inputs of the previous batch: `r` keeps the last ones.
+    # At the first tokens of a batch the convolution reads the last inputs of the batch before, which `r` keeps.
     before = ctx.reshape_2d(ctx.get_rows(r, row), s.n_conv - 1, s.n_inner)
     inputs = b.name(ctx.concat(before, ctx.transpose(x), 0), "conv_input", layer)
     last = ctx.cont(ctx.view_2d(inputs, s.n_conv - 1, s.n_inner, inputs.nb[1], n * size), (r.ne[0], 1))
@@ -76,7 +78,7 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     y = b.name(ctx.ssm_scan(ctx.reshape_4d(states, s.n_state, 1, s.n_inner, states.ne[1]),
                             ctx.reshape_4d(x, 1, s.n_inner, n, 1), ctx.reshape_3d(dt, s.n_inner, n, 1),
                             b.weights[prefix + "a"], scan_b, scan_c, row), "ssm_scan", layer)
-    # The scan returns one tensor: the result of each token, followed by the sequence's new state, which goes to `s`.
+    # The scan returns one tensor: the result of each token, then the sequence's new state, which is stored in `states`.
     b.expand(ctx.set_rows(states, ctx.view_2d(y, states.ne[0], 1, states.nb[1], s.n_inner * n * size), row))
     y = ctx.add(ctx.view_2d(y, s.n_inner, n, s.n_inner * size), ctx.mul(x, b.weights[prefix + "d"]))
     return b.linear(b.name(ctx.swiglu_split(gate, y), "ssm_gated", layer), prefix + "out", "ssm_out", layer)

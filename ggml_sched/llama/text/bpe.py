@@ -1,6 +1,6 @@
 """Byte-level BPE, as in GPT-2 and most later models: cut a text into words, then merge pairs of tokens by rank.
 
-The `tokenizers` library cuts; `_strings` merges, because making the library's tables of merges takes longer than
+The `tokenizers` library cuts words; `_strings` merges, because making the library's tables of merges takes longer than
 loading a model.  Invariant: ids are those of the vocabulary.  Corresponds to llama.cpp's llm_tokenizer_bpe.
 """
 
@@ -17,8 +17,8 @@ __all__ = ["Bpe", "byte_letters"]
 
 
 def byte_letters() -> dict[str, int]:
-    """{letter: byte}: GPT-2 writes each byte of a token as a letter, printable ones as themselves, others from U+0100.
-    """
+    """{letter: byte}: GPT-2 writes each byte of a token as a letter, printable bytes as themselves, others as letters
+    from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}

@@ -14,14 +14,14 @@ __all__ = ["MAX_BITS", "MAX_CHARS", "MAX_ITEMS", "Budget", "check_format", "chec
 
 MAX_TICKS = 1 << 20
 MAX_SECONDS = 0.3
-"""Processor time of the rendering thread."""
-MAX_CHARS = 1 << 24     # of a text that a template makes
-MAX_ITEMS = 1 << 20     # of a list, dict or set
-MAX_BITS = 1 << 12      # of a number that a template computes
+"""The most processor time, in seconds, that the rendering thread may spend."""
+MAX_CHARS = 1 << 24     # the most characters of a text that a template makes
+MAX_ITEMS = 1 << 20     # the most items of a list, dict or set
+MAX_BITS = 1 << 12      # the most bits of a number that a template computes
 CHARS_PER_TICK = 256    # characters that are read or made for one tick
 ITEMS_PER_TICK = 16     # items of lists, dicts and the like that are read or made for one tick
 TICKS_PER_LOOK = 512
-"""Ticks spent between two reads of the clock, which would otherwise cost more than the work."""
+"""Ticks that are spent between two reads of the clock: reading it for each tick would cost more than the work."""
 
 
 class Budget:
@@ -42,7 +42,7 @@ class Budget:
                 raise ChatTemplateError(f"the chat template runs longer than {MAX_SECONDS} s")
 
     def weigh(self, value: object) -> int:
-        """Spend budget for reading a whole value, nested values included; returns the depth of nesting."""
+        """Spend budget for reading all of a value, with the values nested in it; returns the depth of nesting."""
         depth, level = 0, [value]
         while level:
             inner: list[object] = []
@@ -72,14 +72,14 @@ class Budget:
             self.spend(1)
 
     def text(self, n_chars: int) -> None:
-        """Spend budget for a text of n_chars characters, before the text is made where possible."""
+        """Spend budget for a text of n_chars characters; called before the text is made, where that is possible."""
         if n_chars > MAX_CHARS:
             raise ChatTemplateError(f"the chat template makes a text of {n_chars} characters, the limit is {MAX_CHARS}")
         self.spend(n_chars // CHARS_PER_TICK)
 
 
 def check_format(text: str) -> None:
-    """ChatTemplateError for a format with a large width, such as "%1000000000d", whose result would be as long."""
+    """ChatTemplateError for a format with a large width, such as "%1000000000d": its result would be that long."""
     if re.search(r"%[^a-zA-Z%]*(\*|\d{4})", text):
         raise ChatTemplateError("the chat template formats wider than 999 characters")
 

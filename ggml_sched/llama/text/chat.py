@@ -1,6 +1,6 @@
 """Chat templates: render messages as the text format that a model was trained on.
 
-A template receives plain data only (see `plain`), checked and copied, so that it can change none of the caller's.
+A template receives plain data only (see `plain`), checked and copied, so that it cannot change the caller's data.
 Corresponds to `apply_chat_template` of Hugging Face's transformers, for which such templates are written.
 """
 
@@ -29,7 +29,7 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-"""The template for files without one."""
+"""The template for files that have no chat template."""
 
 
 class ChatTemplate:
@@ -38,7 +38,7 @@ class ChatTemplate:
         template = ChatTemplate.from_gguf("model.gguf")
         text = template.render([{"role": "user", "content": "Hello"}])
 
-    Templates from files are untrusted: they read plain data, no attributes, and run for at most MAX_SECONDS.  Needs
+    Templates from files are untrusted: they read plain data, no attributes, and run within limits (`Budget`).  Needs
     jinja2 (`pip install 'ggml-sched[llama]'`).  Immutable and safe to use from several threads.
     """
 
@@ -51,13 +51,13 @@ class ChatTemplate:
         self.eos_token = eos_token
         self.name = name
         self._template = sandbox.compile_template(source)
-        # A template that handles a content of several parts reads each part's type.  For other templates, the texts of
-        # the parts are joined.
+        # A template that handles messages with several parts (text, images) reads the type of each part.  For other
+        # templates, the texts of the parts are joined.
         self._takes_parts = any(mark in source for mark in ("'type'", '"type"', ".type"))
 
     @classmethod
     def from_gguf(cls, source: Source | GGUFFile, variant: str | None = None) -> ChatTemplate:
-        """From a path, bytes, a binary file object, or an open GGUFFile (left open)."""
+        """The template of a path, bytes, a binary file object, or an open GGUFFile (left open); see `from_metadata`."""
         if isinstance(source, GGUFFile):
             return cls.from_metadata(source.metadata, variant, source.name)
         with open_gguf(source) as file:
@@ -66,7 +66,10 @@ class ChatTemplate:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], variant: str | None = None,
                       name: str = "<metadata>") -> ChatTemplate:
-        """`tokenizer.chat_template`, or one of several by its name ("tool_use", "rag"); ChatML where there is none."""
+        """The file's template, or the one named `variant` ("tool_use", "rag"); ChatML if the file has no template.
+
+        ChatTemplateError for an invalid template and for a variant that the file does not have.
+        """
         key = KEY if variant is None else f"{KEY}.{variant}"
         source = metadata.get(key)
         if source is None:
@@ -91,9 +94,9 @@ class ChatTemplate:
 
         `messages`: dicts with a `role` and `content`: str, None, or a list of parts such as
         `{"type": "text", "text": ...}`; other keys (`tool_calls`, `name`) go to the template as they are.
-        `add_generation_prompt`: end where the assistant's answer begins.  Other variables of the template (for
-        one, `enable_thinking`) by name.  TypeError for messages of wrong types, ChatTemplateError for messages that
-        the template refuses, and for errors of the template.
+        `add_generation_prompt`: end where the assistant's answer begins.  Other variables of the template, such as
+        `enable_thinking`, are given by name.  TypeError for messages of wrong types, ChatTemplateError for messages
+        that the template refuses, and for errors of the template.
         """
         given = {"messages": self._checked(messages), "add_generation_prompt": bool(add_generation_prompt),
                  "tools": plain(tools, "tools"), "documents": plain(documents, "documents"),
@@ -179,7 +182,7 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
 
 
 def _token(metadata: Mapping[str, object], which: str) -> str:
-    """The text of BOS or EOS, "" where the file has none or a wrong id, for which the tokenizer raises an error."""
+    """The text of BOS or EOS; "" if the file has none, or a wrong id (for which the tokenizer raises an error)."""
     tokens, token = metadata.get("tokenizer.ggml.tokens"), metadata.get(f"tokenizer.ggml.{which}_token_id")
     if isinstance(tokens, Array) and tokens.kind is not Kind.STRING or not isinstance(tokens, (Array, list, tuple)):
         return ""

@@ -4,7 +4,7 @@ jinja2's immutable sandbox denies templates attributes and changes of their argu
 doubled strings, "x" * 10**9 and the like; this module does.  A template is changed once, when it is compiled (`meter`):
 its costly expressions are wrapped in filters that spend budget.
 
-It imports jinja2, which is optional: sandbox.py imports this module when the first template is compiled.
+This module imports jinja2, which is optional: sandbox.py imports this module when the first template is compiled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OF_KIND = frozenset((
     "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
     "iterable", "lower", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
     "undefined", "upper"))
-"""Jinja tests (`x is mapping`) that compare no nested values: no budget is spent for them."""
+"""Jinja tests (`x is mapping`) that compare no nested values, so that no budget need be spent for them."""
 METHODS: dict[type, frozenset[str]] = {
     str: STRING_METHODS, dict: frozenset(("copy", "get", "items", "keys", "values")),
     list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
@@ -127,7 +127,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 class Context(runtime.Context):
-    """The variables of one rendering, and its budget."""
+    """The variables and the budget of one rendering of a template."""
 
     environment: Environment
 
@@ -144,7 +144,7 @@ class Context(runtime.Context):
 class Namespace(utils.Namespace):
     """The object that `namespace()` makes in a template."""
 
-    def __repr__(self) -> str:  # jinja2's shows all values: exponentially many where namespaces are nested
+    def __repr__(self) -> str:  # jinja2's repr shows all values, which can be exponentially many in nested namespaces
         return "<Namespace>"
 
 
@@ -176,14 +176,14 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:
-        return None  # the sandbox of jinja2 would allow str.format, with any width
+        return None  # no wrapper: templates cannot call str.format, which jinja2's sandbox allows with any width
 
     def call(__self, __context: runtime.Context, __obj: Any,  # noqa: B902, N805 - a template may pass self=
              *args: Any, **kwargs: Any) -> Any:
         budget = cast("Context", __context).budget
         budget.spend(8)
         owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, (str, list, tuple, dict)):  # methods that search, compare or copy their values
+        if isinstance(owner, (str, list, tuple, dict)):  # their methods search, compare or copy values
             budget.weigh([owner, args])
         if isinstance(owner, str):
             if __obj.__name__ == "replace" and len(args) >= 2 and isinstance(args[1], str):
@@ -219,15 +219,15 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
     def call_test(self, name: str, value: Any, args: Sequence[Any] | None = None,
                   kwargs: Mapping[str, Any] | None = None, context: runtime.Context | None = None,
                   eval_ctx: nodes.EvalContext | None = None) -> Any:
-        if context is not None and name not in OF_KIND:  # from `select` and similar filters, once for each item
+        if context is not None and name not in OF_KIND:  # called by `select` and similar filters for each item
             cast("Context", context).budget.weigh([value, args])
         return super().call_test(name, value, args, kwargs, context, eval_ctx)
 
 
 def new_environment() -> Environment:
-    """A jinja2 environment with the syntax of that in which Hugging Face's transformers renders chat templates.
+    """A jinja2 environment with the same syntax as the one in which Hugging Face's transformers renders chat templates.
 
-    Its filters count against the rendering's `Budget` of steps and time.
+    Its filters spend the `Budget` of the rendering.
     """
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, auto_reload=False, cache_size=0,

@@ -26,7 +26,8 @@ HARMLESS = ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e
 """jinja2's filters that templates may use unchanged; `BOUNDED` has those that spend budget first."""
 
 COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-"""Filters that compare or hash their arguments, nested values included: budget is spent for all of these before."""
+"""Filters that compare or hash their arguments with the values nested in them: budget is spent for all these values
+before the filter runs."""
 
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def _steps(items: Iterable[T], budget: Budget, ticks: int) -> Iterator[T]:
 
 
 class _Steps(Generic[T]):
-    """`_steps` of items whose number is known: has a length, which `loop.last` and similar need."""
+    """The items of a loop, each of which spends budget, with their number, which `loop.last` and similar need."""
 
     def __init__(self, items: Collection[T], budget: Budget, ticks: int) -> None:
         self._items, self._budget, self._ticks = items, budget, ticks
@@ -74,13 +75,13 @@ def _touched(context: Context, value: T) -> T:
 
 
 def _text(context: Context, value: object) -> str:
-    """str(value), after spending budget for it."""
+    """str(value), after spending budget for reading all of the value."""
     context.budget.weigh(value)
     return value if isinstance(value, str) else str(value)
 
 
 def _items(context: Context, values: Iterable[Any], attribute: str | int | None) -> list[Any]:
-    """The values, or an attribute of each."""
+    """The values as a list; if `attribute` is not None, this attribute or item of each value instead."""
     items = list(values)
     return items if attribute is None else [context.environment.getitem(item, attribute) for item in items]
 
@@ -111,7 +112,7 @@ def _indent(context: Context, s: object, width: int | str = 4, first: bool = Fal
 
 def _tojson(context: Context, x: object, ensure_ascii: bool = False, indent: int | None = None,
             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """As Hugging Face's filter: letters outside ASCII, and "<", are not escaped."""
+    """The filter `tojson` as in Hugging Face's transformers: letters outside ASCII, and "<", are not escaped."""
     before = context.budget.left
     depth = context.budget.weigh(x)
     if isinstance(indent, str) or indent is not None and not 0 <= indent <= 16:

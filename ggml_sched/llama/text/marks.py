@@ -1,9 +1,9 @@
 """Marks in messages that keep the texts of control tokens from becoming these tokens.
 
 A user could write "<|im_end|>" in a message to end it early.  A mark is a noncharacter of Unicode that no message
-contains.  `Marker` puts it inside each text of a control token, the template is rendered, and the tokenizer removes it
-after the search for control tokens (`Tokenizer.encode_marked`).  Invariant: a text of a control token that a message
-brought into the prompt, whole or in part, has a mark inside.
+contains.  `Marker` puts a mark inside each text of a control token, the template is rendered, and the tokenizer removes
+the marks after its search for control tokens (`Tokenizer.encode_marked`).  Invariant: a text of a control token in the
+prompt has a mark inside if some of its characters come from a message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
 class Marker:
-    """`marked(value)`: plain data with marks in its strings; `mark`: the noncharacter, or "" where none is needed."""
+    """`marked(value)` copies plain data with marks in its strings; `mark` is a noncharacter that is in no message."""
 
     def __init__(self, control_texts: Iterable[str], messages: object) -> None:
         texts = sorted(control_texts, key=len, reverse=True)
@@ -35,7 +35,7 @@ class Marker:
         self.mark: str = free[0]
 
     def marked(self, value: Any, key: str = "") -> Any:
-        """A copy of `value`, a message or a part of one, with marks in its strings; `key` is the key that it has."""
+        """A copy of `value`, messages or a part of them, with marks in its strings; `key`: its key in a dict."""
         if isinstance(value, dict):
             return {name: self.marked(item, name) for name, item in value.items()}
         if isinstance(value, list):
@@ -43,11 +43,11 @@ class Marker:
         if not isinstance(value, str):
             return value
         value = self._whole.sub(lambda found: found[0][0] + self.mark + found[0][1:], value)
-        # Templates compare roles and types with their own strings: a mark would make them differ.
+        # No marks at the ends of roles and types: templates compare these with their own strings.
         return value if key in ("role", "type") else self._at_ends(value)
 
     def _at_ends(self, text: str) -> str:
-        """The text with marks at its ends where it could become part of a control token together with its neighbours.
+        """The text, with a mark at an end that could form a control token together with the text before or after it.
 
         Templates may strip spaces, so the marks are next to the first and last characters that are no spaces.
         """

@@ -1,4 +1,4 @@
-"""How BPE vocabularies cut a text into words before they merge: a table by `tokenizer.ggml.pre`.
+"""How BPE vocabularies cut a text into words before they merge: a table by the value of `tokenizer.ggml.pre`.
 
 A text is cut by the patterns of a list in turn: each cuts the pieces that the patterns before it have left.  The pieces
 are words, which never merge with each other.  Each pattern is the published one of its model, in the form that gives
@@ -19,13 +19,13 @@ UNICODE_16 = """
     113d7-113d8 113e1-113e2 116d0-116e3 11bc0-11be1 11bf0-11bf9 11f5a 13460-143fa 16100-16139 16d40-16d79 18cff
     1cc00-1ccf9 1cd00-1ceb3 1e5d0-1e5fa 1e5ff 1f8b2-1f8bb 1f8c0-1f8c1 1fa89 1fa8f 1fabe 1fac6 1fadc 1fadf 1fae9
     1fbcb-1fbef"""
-"""Characters assigned in Unicode 16.0, unassigned in 15.1."""
+"""The characters that are assigned in Unicode 16.0 and not in 15.1, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a vocabulary cuts words; `whole_words`: a word whose text is a token becomes this token without merging;
-    `adds_bos`: BOS comes before a text unless the file says otherwise."""
+    """How a vocabulary cuts a text into words; `whole_words`: a word whose text is a token becomes this token without
+    merging; `adds_bos`: BOS comes before a text unless the file says otherwise."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False
@@ -60,7 +60,10 @@ BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 
 def _cased(letters: str, tail: str, digits: str) -> str:
-    """The pattern of words: capitals, then lower-case letters; a letter outside ASCII counts as both."""
+    """The pattern of words: capitals, then lower-case letters; a letter outside ASCII counts as both.
+
+    `letters` matches a letter, `tail` what may follow a word, `digits` a number.
+    """
     capital, small = rf"(?:(?={letters})[^a-z])", rf"(?:(?={letters})[^A-Z])"
     before = r"[^\r\n\p{L}\p{N}]?"
     return "|".join((f"{before}{capital}*{small}+{tail}", f"{before}{capital}+{small}*{tail}", digits,

@@ -38,7 +38,7 @@ def compile_template(source: str) -> Template:
         return environment.from_string(tree)
     except ChatTemplateError:
         raise
-    except Exception as error:  # also RecursionError, and SyntaxError of blocks nested too deep
+    except Exception as error:  # also RecursionError, and Python's SyntaxError for blocks that are nested too deep
         raise ChatTemplateError(f"the chat template cannot be compiled: {_said(error)}") from error
 
 

@@ -20,8 +20,9 @@ __all__ = ["StopStrings", "Stream"]
 class Stream:
     """Decodes ids one by one.
 
-    A character with bytes in several tokens is returned when it is complete; bytes that no further token can complete
-    become U+FFFD at once.  After `flush()` a new text begins.
+    A character whose bytes are in several tokens is returned when it is complete; bytes that no further token can
+    complete become U+FFFD at once.  After `flush()` a new text begins.  `continuing`: the first space of the text is
+    not removed, because the ids continue an earlier text.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continuing: bool = False) -> None:
@@ -30,7 +31,7 @@ class Stream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, *ids: int) -> str:
-        """The text that these ids complete; all ids are checked before any is decoded."""
+        """The text that becomes certain with these ids; all ids are checked before any is decoded."""
         token_bytes, skip = self._tokenizer.token_bytes, self._skip_special
         pieces = [token_bytes(token, skip) for token in ids]
         if self._strip:
@@ -80,7 +81,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text that is certain not to be part of a stop string."""
+        """Add a text; returns what was held back and added, up to where a stop string begins or may begin."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -94,7 +95,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """The text that was held back: the text has ended, so it is no stop string."""
+        """Return the text that was held back: no more text comes, so it is not the beginning of a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizer"]
 
 HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
-# The characters of C's isspace: phi-3's special tokens remove them from the text that follows.
+# The characters of C's isspace: phi-3's special tokens remove these from the beginning of the text that follows.
 ASCII_SPACE = " \t\n\v\f\r"
 
 
@@ -56,8 +56,8 @@ class Tokenizer:
         self.add_bos: bool = vocabulary.add_bos
         self.add_eos: bool = vocabulary.add_eos
         self.add_space_prefix: bool = vocabulary.add_space_prefix
-        # Special tokens, longest first, grouped by their first letter: a text that has none of these letters, as most
-        # do, need not be searched for each token.
+        # Special tokens by their first letter, longest first: a text that has none of these letters, like most texts,
+        # need not be searched for each token.
         types = vocabulary.types
         self._special: dict[str, list[tuple[str, int, bool]]] = {}
         specials = [(vocabulary.ids.text(i), i) for i in special_ids(types)]
@@ -68,7 +68,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, source: Source | GGUFFile) -> Tokenizer:
-        """From a path, bytes, a binary file object, or an open GGUFFile (left open).
+        """The tokenizer of a path, bytes, a binary file object, or an open GGUFFile (left open).
 
         Raises TokenizerError naming the metadata field for a vocabulary that is missing, wrong or not supported,
         FileFormatError for a file that is not GGUF.
@@ -80,7 +80,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], name: str = "<metadata>") -> Tokenizer:
-        """From `tokenizer.ggml.*` keys; errors use `name` as the name of the file."""
+        """The tokenizer of a file's metadata (keys `tokenizer.ggml.*`); `name`: the file's name in errors."""
         return cls(Vocabulary.from_metadata(metadata, name))
 
     # -- text to ids ---------------------------------------------------------------
@@ -103,9 +103,9 @@ class Tokenizer:
         return ids
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Ids of a prompt whose control tokens are parsed, except where `mark`, a character, is in their text.
+        """Ids of a prompt.  Names of control tokens become these tokens, except where the character `mark` is inside.
 
-        The marks are no part of the prompt.  No BOS and no EOS is added.  TokenizerError for a lone surrogate.
+        The marks are then removed; no BOS and no EOS is added.  TokenizerError for a lone surrogate.
         """
         _check_characters(text.replace(mark, ""))
         parts: list[str | int] = []
@@ -119,7 +119,7 @@ class Tokenizer:
         return [text for tokens in self._special.values() for text, _, hidden in tokens if hidden]
 
     def _ids_of(self, parts: list[str | int]) -> list[int]:
-        """The ids of a text that `_cut` has cut into pieces of text and ids of special tokens."""
+        """The ids of the pieces of text and of the special tokens, already ids, into which `_cut` has cut a text."""
         ids: list[int] = []
         after_special = True
         for part in parts:

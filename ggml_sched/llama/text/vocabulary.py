@@ -56,13 +56,13 @@ FILL_IN: dict[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""{metadata key of a token's id: texts of that control token}, for filling in code.  A file that has the key needs no
-search for the texts."""
+"""{metadata key of a token's id, without _token_id: texts that this token may have}, for control tokens that fill in
+code.  The texts are searched only in files without the key."""
 FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-"""The keys of tokens that stand between files and snippets: these tokens end a generation, too."""
+"""Those keys of FILL_IN whose tokens stand between files or snippets: these tokens end a generation, too."""
 OLD_FILL_IN_KEYS = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
 SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
-"""Tokens that separate the channels of gpt-oss's answers: user-defined, so that they are shown."""
+"""Tokens that separate the channels of gpt-oss's answers: made user-defined, so that decoded text shows them."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Vocabulary:
 
     `model` is "spm" or "bpe"; `ids` maps texts, as in the file (U+2581 for a space in SPM, GPT-2's letters for bytes in
     BPE), to ids, the last one of equal texts, and `ids.text(i)` is the text of token i; `types` i32 [n] are TokenTypes,
-    `scores` f32 [n]; `merges` are the lines "left right" of BPE, those that are merged first before others, None in
-    SPM; `eos_ids` are all ids that end a generation.
+    `scores` f32 [n]; `merges` are the lines "left right" of BPE, the pair that is merged first in the first line, None
+    in SPM; `eos_ids` are all ids that end a generation.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Vocabulary:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], name: str = "<metadata>") -> Vocabulary:
-        """Raises TokenizerError naming the field for a missing, wrong or unsupported value."""
+        """The vocabulary in a file's metadata; TokenizerError, with the field's name, for a missing or wrong value."""
         fields = VocabularyFields(metadata, name)
         model = _model(fields)
         ids = _ids(fields)
@@ -128,7 +128,7 @@ class Vocabulary:
 
 
 class VocabularyFields(Fields):
-    """`tokenizer.ggml.*`; errors are TokenizerErrors."""
+    """The metadata fields `tokenizer.ggml.*`; their errors are TokenizerErrors."""
 
     def __init__(self, metadata: Mapping[str, object], name: str) -> None:
         super().__init__(metadata, name, "tokenizer.ggml.")
@@ -142,7 +142,7 @@ class VocabularyFields(Fields):
             return default if default is not None and default < n_vocab else None
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, f"is {shown(value)}, not a token id")
-        if value == 0xFFFFFFFF:  # "none" in an unsigned field
+        if value == 0xFFFFFFFF:  # -1 in an unsigned field: the vocabulary has no such token
             return None
         if not 0 <= value < n_vocab:
             raise self.fail(key, f"is {value}, the vocabulary has {n_vocab} tokens")
@@ -241,7 +241,8 @@ def _scores(fields: VocabularyFields, n: int, needed: bool) -> np.ndarray:
 
 
 def _mark_specials(ids: StringTable, types: np.ndarray, special: dict[str, int | None]) -> frozenset[int]:
-    """Correct the types of tokens with known texts; returns the ids that end a generation."""
+    """Correct `types` for tokens with well-known texts, such as those that end a turn.  `special`: {metadata key
+    without _token_id: the id in the file, or None}.  Returns the ids that end a generation."""
     ends = {i for key in ("eos", "eot", "eom", *FILL_IN_ENDS) if (i := special[key]) is not None}
     marked = {text for text in END_OF_GENERATION if text in ids}
     ends |= {ids[text] for text in marked}
@@ -255,12 +256,12 @@ def _mark_specials(ids: StringTable, types: np.ndarray, special: dict[str, int |
     for text in SHOWN:
         if (i := ids.get(text)) is not None:
             types[i] = int(TokenType.USER_DEFINED)
-    # gpt-oss and Solar end a message with <|end|> and an answer with one of the others.
+    # gpt-oss and Solar end an answer with <|return|> or similar; <|end|> only ends one of its messages.
     answered, called = ("<|return|>", "<|flush|>"), ("<|call|>", "<|calls|>")
     if "<|end|>" in ids and all(any(text in ids for text in texts) for texts in (answered, called)):
         ends.discard(ids["<|end|>"])
         types[ids["<|end|>"]] = int(TokenType.USER_DEFINED)
-    # Gemma 4 has "</s>" among its tags of HTML.
+    # In Gemma 4's vocabulary "</s>" is an HTML tag, and ends no generation.
     if "<|tool_response>" in ids and "</s>" in ids:
         ends.discard(ids["</s>"])
         types[ids["</s>"]] = int(TokenType.NORMAL)
@@ -268,7 +269,7 @@ def _mark_specials(ids: StringTable, types: np.ndarray, special: dict[str, int |
 
 
 def _strips_right(fields: VocabularyFields, ids: StringTable, types: np.ndarray) -> frozenset[int]:
-    """Tokens that remove the whitespace after them: phi-3's, whose files lack this information."""
+    """Ids of the tokens that remove the whitespace after them: those of phi-3, whose files do not say so."""
     name = fields.metadata.get("general.name", "")
     if not isinstance(name, str) or not any(part in name.lower() for part in ("phi-3", "phi3")):
         return frozenset()
@@ -278,5 +279,5 @@ def _strips_right(fields: VocabularyFields, ids: StringTable, types: np.ndarray)
 
 
 def special_ids(types: np.ndarray) -> list[int]:
-    """Tokens that are cut out of a text as a whole, before pre-tokenizing and merging."""
+    """Ids of the tokens that are cut out of a text as a whole, before pre-tokenizing and merging."""
     return np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))).tolist()
