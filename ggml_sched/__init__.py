@@ -99,7 +99,7 @@ def get_include() -> str:
 def get_cython_path() -> str:
     """The folder to add to Cython's include path for `cimport ggml_sched` (`cythonize(..., include_path=[...])`).
 
-    An installed package is found without it; a package that was installed with `pip install -e` is not.
+    Cython finds an installed package without it, but not one that was installed with `pip install -e`.
     """
     return _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
 
@@ -111,7 +111,7 @@ def _host_memory(memory: Memory) -> Buffer:
     return CpuBackend().buffer_from_ptr(memory)
 
 
-# All else loads when its name is first used: the hook under llama.cpp needs little of it.
+# All other names are imported when they are first used: the hook under llama.cpp needs few of them.
 _HOMES = _homes_of({
     "ggml_sched._core": ("Allocator", "Context", "Graph", "GraphAllocator", "Packing", "Tensor", "TensorAllocator",
                          "pack"),

@@ -21,7 +21,8 @@ SUFFIXES = (".so", ".pyd")
 
 
 def raise_explained(error: ImportError) -> NoReturn:
-    """Raise a BuildError from `error` if that is about a compiled module of this package, and otherwise `error`."""
+    """Raise a BuildError from `error` if it is about a compiled module of this package; otherwise raise `error`
+    itself."""
     name = missing_name(error)
     if name is None or isinstance(error, BuildError):
         raise error
@@ -58,18 +59,19 @@ def place_of(name: str) -> Path:
 
 
 def missing_name(error: ImportError) -> str | None:
-    """The module of this package that an ImportError is about."""
+    """The name of the module of this package that an ImportError is about; None if it is about another module."""
     name = error.name or ""
-    # The loader's error has the file, and only the last word of the module's name.
+    # An error of the module loader has the file, and only the last word of the module's name.
     if error.path is not None and error.path.endswith(SUFFIXES) and Path(error.path).is_relative_to(HERE):
         place = Path(error.path).relative_to(HERE)
         return ".".join((__package__, *place.parent.parts, place.name.partition(".")[0]))
-    # "cannot import name": `name` is the package, and in Python 3.11 only the message has the module.
+    # In an error "cannot import name", `name` is the package; in Python 3.11 only the message has the module's name.
     if found := re.match(r"cannot import name '(\w+)'", str(error)):
         name = f"{name}.{found[1]}"
     return name if name.startswith(f"{__package__}.") else None
 
 
 def tag_of(path: Path) -> str:
-    """`cpython-311-x86_64-linux-gnu` of `types.cpython-311-x86_64-linux-gnu.so`."""
+    """The tag in a compiled module's file name: `cpython-311-x86_64-linux-gnu` of
+    `types.cpython-311-x86_64-linux-gnu.so`."""
     return path.name.split(".", 1)[1].rpartition(".")[0] or "another Python"

@@ -339,5 +339,5 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*graph_keep_wiring)(gs_api_graph *graph, gs_graph_arrays *kept, gs_error *error) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept
-    # Declared if Python.h is included; the caller holds the GIL; raises ImportError.
+    # gs_import_api is declared only if Python.h is included.  Its caller holds the GIL; it raises ImportError.
     const gs_api *gs_import_api() except NULL with gil

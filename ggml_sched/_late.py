@@ -15,11 +15,11 @@ def homes_of(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
 
 
 def late(package: str, homes: Mapping[str, str], name: str) -> object:
-    """What the module of a name has under it, for `__getattr__` of a package, which keeps it; AttributeError for a name
-    without a module."""
+    """For `__getattr__` of a package: import the module that has a name, and return what it has under this name, which
+    the package also keeps as an attribute.  AttributeError for a name that is not in `homes`."""
     here = sys.modules[package]
     if name not in homes:
-        # With a name and an object Python suggests similar names.
+        # With the arguments `name` and `obj`, Python's error message suggests similar names.
         raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=here)
     value: object = getattr(import_module(homes[name]), name)
     setattr(here, name, value)

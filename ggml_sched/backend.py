@@ -40,10 +40,10 @@ node itself and each of `node.src` have a `buffer` of this backend and an `offse
 
 `supports_op`, `offload_op` and `alloc_size` are not called for each node: their results are cached (support cache) for
 all nodes with the same op, parameters, type, extents and strides, and the same types, extents and strides of sources.
-They may depend on nothing else.  `expect_queries` is called with the nodes of the calls that follow, for a backend that
-asks another process about all of them at once.  A backend whose results change later must increase its
-`answers_version`.  A backend whose results depend on more sets `answers_version` to None; then they are called for
-every node of every plan.
+Their results may depend on nothing else.  Before such calls, `expect_queries` is called with the nodes of all of them:
+a backend that gets its results from another process can fetch them at once.  A backend whose results change later must
+increase its `answers_version`.  If its results depend on more, it sets `answers_version` to None; then these methods
+are called for every node of every plan.
 
 A backend that computes several nodes faster as one kernel returns such fusion groups from `fusion_groups`, which is
 called before a graph is planned.  `GraphView.groups` has those that the plan uses; it is empty where nodes are computed
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     Bytes: TypeAlias = _BufferProtocol | np.ndarray
     """An object with the buffer protocol.
 
-    Before Python 3.12 type checkers do not see that arrays have it: memoryview takes a cast to Any.
+    Before Python 3.12 type checkers do not see that arrays have this protocol: calls of memoryview cast them to Any.
     """
 
 __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",
@@ -107,13 +107,14 @@ class Buffer(BufferBase):
     """A range of one backend's memory.
 
     `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of the first byte, or 0 on a
-    backend without addresses.  `file_backed`: the memory is a mapped file, whose pages the operating system can drop
-    and read again; so the pages cost no memory of the process, and a copy of them in another layout would.
+    backend without addresses.  `file_backed`: the memory is a mapped file.  The operating system can drop its pages and
+    read them again, so they cost no memory of the process, unlike a copy of them in another layout.
     """
 
     file_backed: bool = False
     experts: Any = None
-    """The bank (backends/store/slots.py) whose experts a store reads into this buffer when a node has chosen them."""
+    """The bank (backends/store/slots.py) whose experts a store reads into this buffer when a node has chosen them, or
+    None."""
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes into [offset, offset + len(data)); the caller has checked the range."""
@@ -137,7 +138,7 @@ class Buffer(BufferBase):
         return index(value)
 
     def _check_range(self, offset: int, size: int) -> None:
-        """BackendError for bytes outside the buffer, and for a closed one."""
+        """Raise BackendError if the bytes lie outside the buffer, or if the buffer is closed."""
         if self.closed:
             raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
         if offset < 0 or offset > self.size - size:
@@ -170,11 +171,11 @@ class GraphView:
 
     @property
     def needed(self) -> frozenset[int]:
-        """Indices of the nodes whose results are needed in memory: nodes outside this view or, of a group's member,
-        nodes outside the group read them.
+        """Indices of the nodes whose results must be in memory, because nodes outside this view read them or, for a
+        member of a fusion group, nodes outside its group.
 
-        The result of a group's member that is not among them need not be written to memory; all other results must be.
-        By default all nodes are needed.
+        A member of a fusion group whose index is missing here need not be written to memory; all other results must be
+        written.  By default all nodes are needed.
         """
         return frozenset(range(len(self.nodes))) if self._needed is None else self._needed
 
@@ -206,17 +207,17 @@ class Backend(BackendBase):
       event methods.
     * `concurrent_copies`: while it computes, another thread may write, read and copy its memory and call its event
       methods.  Without it only one thread at a time is in the backend's methods.
-    * `takes_at_once`: `set_tensor_async` copies its data before it returns, so the caller may change or free them then.
-    * `is_store`: a store: it holds weights where no kernel reads them, such as in a file, and `fetch` brings them to
-      other backends, in its queue, in each compute anew.  It is `asynchronous`, and never the host.
-    * `margin`: of a store, the bytes that a weight takes beyond its own where `fetch` brings it.
+    * `takes_at_once`: `set_tensor_async` copies its data before it returns; the caller may then change or free them.
+    * `is_store`: the backend is a store.  It holds weights where no kernel reads them, such as in a file, and `fetch`,
+      in the store's queue, brings them to other backends anew in each compute.  It is `asynchronous`, not `is_host`.
+    * `margin`: of a store, the bytes that a copy made by `fetch` takes beyond the bytes of the weight.
     * `has_memory`: its addresses are those of real memory; False for dry backends, whose data can not be read.
     * `kv_padding`: the number of rows of a KV cache that attention reads is rounded up to a multiple of this.
-    * `worker`: the name of the process that computes for it, where that is another one: to go from one worker to
-      another costs a message.
+    * `worker`: the name of the other process that computes for it; None: this process computes.  Going on from a
+      backend of one worker to a backend of another costs a message.
     * `work_held`: bytes of work memory that it has allocated so far (see `work_size`); budgets count it.
-    * `host_work_held`: the same of host memory (see `host_work`), which budgets do not count.
-    * `failed`: (how many waits for queued work have raised its error, the last message); see `note_failure`.  If the
+    * `host_work_held`: bytes of host memory that it has allocated to compute (see `host_work`); no budget counts it.
+    * `failed`: (how many waits for queued work raised an error, the last error's message); see `note_failure`.  If the
       number has grown since a compute was queued, the results of that compute are not valid.
     * `lost`: why the backend and what it held are gone; None while it can be used.
     * `answers_version`: an integer to increase when results of `supports_op`, `offload_op`, `alloc_size` or
@@ -249,40 +250,43 @@ class Backend(BackendBase):
         return None
 
     def system_memory(self) -> int | None:
-        """Bytes that the system of another machine can give to a backend that has no bound of its own; None where that
-        is unknown, and for a backend of this process."""
+        """For a backend on another machine that has no bound of its own: the bytes that its system can still give it.
+        None where that is unknown, and for a backend of this process."""
         return None
 
     def round_trip(self) -> float:
-        """Seconds in which an order reaches the device and its answer comes back; 0 where a call is all it takes."""
+        """Seconds in which an order reaches the device and its answer comes back; 0 where calling a method is
+        enough."""
         return 0.0
 
     def link_to(self, name: str) -> tuple[float, float] | None:
-        """Bandwidth in bytes a second and latency in seconds of the link from here to the backend of this name, or to
-        this process ("driver"); None where the backend does not state them."""
+        """Bandwidth in bytes a second and latency in seconds of the link from this backend to the backend of this name,
+        or to this process ("driver"); None where the backend does not state them."""
         return None
 
     def link_from(self, name: str) -> tuple[float, float] | None:
-        """As `link_to`, for the link from the backend of this name, or from this process, to this backend."""
+        """Bandwidth and latency, as `link_to` returns them, of the link to this backend from the backend of this name,
+        or from this process ("driver")."""
         return None
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
         """An upper bound, in bytes, of the work memory that these nodes take on the device, besides the arena.
 
-        The scheduler counts it in budgets: the most of any split, as all splits use the same work memory, which stays
-        allocated (`work_held`).
+        Budgets count the largest `work_size` of all splits: splits use the same work memory, one after another, and it
+        stays allocated (`work_held`).
         """
         return 0
 
     def host_work(self, nodes: Sequence[Tensor]) -> int:
         """An upper bound, in bytes, of the host memory that computing these nodes takes besides buffers.
 
-        A scheduler bounds it where it is made with `host_work`, as `llama.load(memory=)` does.
+        Schedulers made with the argument `host_work` keep it below a bound; `llama.load(memory=)` makes such
+        schedulers.
         """
         return 0
 
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
-        """Give every tensor of a context that has no address memory in one new buffer.
+        """Allocate one new buffer for all tensors of a context that have no address, and place them in it.
 
         Views follow their roots.  Raises OutOfMemory, BackendError; then no tensor has changed.
         """
@@ -333,7 +337,7 @@ class Backend(BackendBase):
         tensor.buffer.write(tensor.offset + offset, data)
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
-        """Queue a copy of the tensor's bytes from `offset` into `out`."""
+        """Queue a copy of the tensor's bytes, from byte `offset` on, into `out`."""
         tensor.buffer.read(tensor.offset + offset, out)
 
     def set_tensor(self, tensor: Tensor, data: Bytes, offset: int = 0) -> None:
@@ -349,8 +353,8 @@ class Backend(BackendBase):
             self.synchronize()
 
     def get_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-        """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  Raises as
-        `set_tensor`."""
+        """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  PlacementError
+        if the tensor has no address on this backend, ValueError for bytes outside the tensor."""
         view = memoryview(cast("Any", out)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
@@ -401,12 +405,13 @@ class Backend(BackendBase):
         return False
 
     def shift(self, weight: Tensor, address: int) -> int:
-        """For stores: the number of bytes, 0 .. `margin`, from `address` to the begin of a fetched copy of a weight.
-        The memory at `address` has the weight's bytes and `margin` bytes more."""
+        """For stores: how many bytes after `address`, 0 .. `margin`, the fetched copy of a weight begins.  The memory
+        from `address` on is `margin` bytes larger than the weight."""
         return 0
 
     def fetch(self, weight: Tensor, start: int, nbytes: int, copy: Tensor, room: tuple[int, int]) -> None:
-        """For stores: queue a read of bytes of a weight, from byte `start` of its root, to a copy on another backend.
+        """For stores: queue a read of `nbytes` bytes of a weight, from byte `start` of its root on, to a copy on
+        another backend.
 
         The fetch may write all bytes `room[0]` .. `room[1]` of the copy's buffer.  It is executed after all work queued
         here before; an event that is recorded here afterwards passes once the copy has its bytes.
@@ -448,7 +453,7 @@ class Backend(BackendBase):
         raise NotImplementedError(f"backend {self.name!r} does not compute")
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
-        """Compute `graph.nodes` in order, which may include views (`not node.computes`): they need no work.
+        """Compute `graph.nodes` in order; views among them (`not node.computes`) need no work.
 
         By default calls `compute_node` for each node that is not a view; an exception of `compute_node` gets a note
         that names the backend and the node.  An asynchronous backend may return before the nodes are computed.
@@ -533,8 +538,8 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
 
 
 def staged(src: Tensor, dst: Tensor) -> bytearray:
-    """The bytes, in host memory, that `dst` has to get so that its elements equal those of `src`.  Reading them waits
-    for the backends."""
+    """The bytes to write to `dst` so that its elements equal those of `src`, in host memory.  Waits for the backends of
+    both, because it reads the tensors."""
     given = bytearray(src.nbytes)
     src.backend.get_tensor(src, given)
     if src.nbytes == dense_bytes(src):
@@ -547,14 +552,14 @@ def staged(src: Tensor, dst: Tensor) -> bytearray:
 
 
 def dense_bytes(t: Tensor) -> int:
-    """Bytes of the elements alone, without gaps."""
+    """Bytes of a tensor's elements alone, without the gaps between them."""
     return t.n_elements // t.type.block_size * t.type.type_size
 
 
 def note_nodes(error: BaseException, backend: Backend, nodes: Sequence[Tensor]) -> None:
     """Add a note to an exception that a backend raised while it computed nodes: the names of the backend and the nodes.
 
-    An exception that has such a note of this backend, which then names fewer nodes, gets no other.
+    An exception that has such a note of this backend already gets no second one: the first names fewer nodes.
     """
     said = f"backend {backend.name!r} was computing "
     if nodes and not any(note.startswith(said) for note in getattr(error, "__notes__", ())):
@@ -564,8 +569,8 @@ def note_nodes(error: BaseException, backend: Backend, nodes: Sequence[Tensor]) 
 
 
 def note_copy(error: BaseException, tensor: Tensor, there: Backend | None, here: Backend) -> None:
-    """Add a note to an exception that was raised while a tensor was copied from backend `there` to backend `here`: the
-    names of all three.  None for `there`: a load of data that the caller set."""
+    """Add a note to an exception that was raised while a tensor was copied from backend `there` to backend `here`; the
+    note names the tensor and both backends.  `there` is None for a load of data that the caller set."""
     how = "loaded from the host" if there is None else f"copied from backend {there.name!r}"
     error.add_note(f"{label(tensor)} was being {how} to backend {here.name!r}")
 
@@ -589,8 +594,8 @@ def checked_bytes(backend: str, what: str, value: int | None) -> int | None:
 
 
 def number_of_bytes(value: Any, what: str, other: str = "") -> int:
-    """`value` as an int.  TypeError if it is no integer, ValueError if it is negative: they say `what` it is, and in
-    which `other` forms it could be given."""
+    """`value` as an int.  TypeError if it is no integer, ValueError if it is negative.  In their messages `what` names
+    the value, and `other` the other forms in which it could be given."""
     try:
         nbytes = index(value)
     except TypeError:
@@ -605,6 +610,6 @@ def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)
 
 
-# `Tensor.set` and `Tensor.numpy` call these two functions, which are passed here because the compiled module of
-# `Tensor` imports no Python module.
+# `Tensor.set` and `Tensor.numpy` use these.  They are registered here because the compiled module of `Tensor` imports
+# no Python module.
 register_tensor_data(hostdata.write, hostdata.read, hostviews)

@@ -73,8 +73,8 @@ class BackendError(Error):
 class BackendLost(BackendError):
     """A worker of a remote backend has died or does not answer, and what its backends held is gone.
 
-    `worker` is its name, `computing` names the nodes that it was computing, or the tensor that it was sent or was to
-    read from a file, and is empty if there were none.  Computing can go on with the other backends:
+    `worker` is the worker's name.  `computing` names the nodes that it was computing, or the tensor that was sent to it
+    or that it was to read from a file; it is empty if there were none.  Computing can go on with the other backends:
     `scheduler.without(backend)`.
     """
 

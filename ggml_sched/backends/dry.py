@@ -1,7 +1,7 @@
 """DryBackend: addresses but no memory, so that a 70B model on four GPUs can be planned on a laptop.
 
 Writes are accepted and do nothing; reading data raises BackendError, and so does a compute on dry backends alone.
-`fail_at` makes one of these operations fail.
+`fail_at` makes the n-th of these operations fail, for tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["DryBackend", "DryStore"]
 
 
 _ROW_OPS = ("NORM", "GROUP_NORM", "L2_NORM", "DUP", "CONT", "REPEAT")
-"""Ops that ggml never computes in place and the CPU kernels of this package do, as they do all gated units (GLU)."""
+"""Ops that the CPU kernels of this package compute in place, and ggml never does; all gated units (GLU) are further
+ones."""
 
 
 class DryBuffer(Buffer):
@@ -78,8 +79,8 @@ class DryBackend(FaultPoints, Backend):
         return buffer
 
     def inplace_sources(self, op: str) -> int:
-        """The sources that CpuBackend may overwrite, so that plans for a DryBackend have the sizes of real ones; see
-        _ROW_OPS."""
+        """The sources that CpuBackend may overwrite (more than ggml, see _ROW_OPS), so that plans for a DryBackend have
+        the sizes of real ones."""
         return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
@@ -103,7 +104,8 @@ class DryBackend(FaultPoints, Backend):
 class DryStore(DryBackend):
     """A store for planning: its weights have addresses, and are fetched to other backends in each compute.
 
-    `margin`: the bytes that a fetched copy takes beyond its own; `supports_op`: by default it computes nothing.
+    `margin`: the bytes that a fetched copy takes beyond the bytes of the weight; `supports_op`: the default supports no
+    node that needs computing.
     """
 
     is_store = True

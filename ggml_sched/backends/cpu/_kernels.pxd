@@ -76,15 +76,15 @@ cdef extern from "kernels/shared_calls.h" nogil:
 cdef class Pool:
     cdef gs_pool *pool                  # owned
     cdef readonly int32_t n_threads
-    cdef public object times            # a NodeTimes that takes what runs measure, or None
+    cdef public object times            # the NodeTimes to which runs add their times; None: nothing is measured
 
 
 cdef enum:
-    WORK_HEAD = 64      # bytes before a block of work memory, for its header and so that it begins at a multiple of them
+    WORK_HEAD = 64      # bytes of the header before a block of work memory; the block begins at a multiple of 64
 
 
 ctypedef struct gs_work_block:
-    gs_work_block *next         # of the blocks that no run uses
+    gs_work_block *next         # the next block that no run uses
     void *memory                # what malloc returned
     int64_t size                # bytes, without the header
 

@@ -44,7 +44,8 @@ def fits(Tensor node not None):
 
 
 def inplace_sources(int op):
-    """Bit i: source i of a node of the op, if it has the result's layout, may have its memory (op_rules.h)."""
+    """Bit i is set if source i of a node of the op may have the result's memory, provided that it has the result's
+    layout (op_rules.h)."""
     cdef const gs_op_rule *rule = gs_rule_of(gs_op_family(op))
     return 0 if rule == NULL else rule.inplace
 
@@ -55,8 +56,8 @@ cdef enum:
 
 
 def work_of(nodes, int32_t n_threads):
-    """A bound, in bytes, of the work memory that computing these nodes takes, in one run or several, before they have
-    addresses: that of the compiled calls, or of the oracle's arrays for a node without compiled kernel."""
+    """An upper bound, in bytes, of the work memory that computing these nodes takes, in one run or several: that of the
+    compiled calls or, for a node without compiled kernel, of the oracle's arrays.  The nodes need no addresses."""
     cdef NodeTable table = NodeTable(nodes)
     cdef gs_node[1 + GS_MAX_SRC] made
     cdef gs_calls calls
@@ -124,8 +125,8 @@ cdef class Pool:
 cdef class WorkMemory:
     """`WorkMemory(name)`: the work memory of the backend `name`, in blocks that runs borrow; all plans share them.
 
-    Invariant: there are no more blocks than runs have been under way at the same time, and none is larger than the
-    largest that a run has needed.  `held`: bytes of all blocks.
+    Invariant: there are at most as many blocks as runs have been under way at the same time, and none is larger than
+    the largest that a run has needed.  `held`: bytes of all blocks.
     """
 
     def __cinit__(self, str name not None):
@@ -137,7 +138,7 @@ cdef class WorkMemory:
     cdef char *take(self, int64_t size) except NULL:
         """A block of `size` bytes or more, at a multiple of 64, for one run; OutOfMemory.
 
-        No other thread runs this meanwhile: the interpreter's lock (GIL) is held.
+        The interpreter's lock (GIL) is held, so no other thread is in this method at the same time.
         """
         cdef gs_work_block *block = self.free_blocks
         if block != NULL:
@@ -155,7 +156,7 @@ cdef class WorkMemory:
         return <char *>block + WORK_HEAD
 
     cdef void give(self, char *memory) noexcept:
-        """Take a block back."""
+        """Take back a block that `take` gave to a run."""
         cdef gs_work_block *block = <gs_work_block *>(memory - WORK_HEAD)
         block.next, self.free_blocks = self.free_blocks, block
 
@@ -226,14 +227,14 @@ cdef class CallList:
         return tuple(self.known)
 
     def held(self):
-        """Arrays over all memory that the calls read and write.  The caller of `run` keeps them while it runs: they
-        keep the memory alive even if another thread closes a buffer.  BackendError if a buffer is closed already.
+        """Arrays over all memory that the calls read and write.  The caller of `run` keeps these arrays during the run:
+        they keep the memory alive even if another thread closes a buffer.  BackendError if a buffer is closed already.
         """
         return [self.memory_of(buffer) for buffer, entry in self.known.items() if entry is not None]
 
     cdef int know(self, BufferBase buffer) except -1:
-        """Look up a buffer's address, size and writability in `known`, adding it if it is new, and copy them to
-        `last*`. last_size becomes -1 if kernels cannot use the buffer."""
+        """Look up a buffer's address, size and writability in `known`, adding it if it is new, and set `last`,
+        `last_size` and `last_writable` to what was found.  `last_size` becomes -1 if kernels cannot use the buffer."""
         entry = self.known.get(buffer, self)
         if entry is self:
             try:
@@ -250,8 +251,8 @@ cdef class CallList:
         return 0
 
     cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
-        """Check tensor t of the table: LOOKED_AT, with READABLE and WRITABLE if its memory lies in an open buffer and
-        its extents and strides are sound."""
+        """Check tensor t of the table.  Returns LOOKED_AT and, if its memory lies in an open buffer and its extents and
+        strides are sound, READABLE, and WRITABLE if kernels may write there."""
         cdef Tensor tensor = <Tensor>PyTuple_GET_ITEM(self.table.tensors, t)
         cdef BufferBase buffer = tensor.c_buffer()
         cdef const gs_node *node = &self.table.nodes[t]
@@ -282,12 +283,11 @@ cdef class CallList:
         return self.state[t] & (WRITABLE if writes else READABLE) != 0
 
     def add(self, Py_ssize_t first, Py_ssize_t stop):
-        """Append the calls of the nodes first .. stop - 1, up to the first that has no compiled kernel or is invalid;
-        returns its index, or `stop`.
+        """Append the calls of the nodes first .. stop - 1, up to the first node that has no compiled kernel or is
+        invalid; returns the index of this node, or `stop`.
 
-        The caller goes through all nodes in the order of execution.  `add` thus meets also the nodes that the oracle
-        computes, which matters for shared tables: a node may overwrite what one was computed from.  IndexError,
-        OutOfMemory.
+        The caller passes all nodes in the order of execution, also those that the oracle computes, because they may
+        overwrite what a shared table was computed from.  IndexError, OutOfMemory.
         """
         cdef const gs_node *node
         cdef Py_ssize_t i

@@ -121,7 +121,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
 
 
 def loads_of(pairs: Iterable[tuple[Tensor, bool]]) -> list[Call]:
-    """The calls for pairs of `staged_leafs`."""
+    """The calls that load leafs, from pairs of `staged_leafs`."""
     return [partial(apply_staged, leaf, written) for leaf, written in pairs]
 
 
@@ -139,7 +139,8 @@ def run_steps(steps: list[Step], name: str) -> None:
 
 
 class CpuPlan:
-    """A graph plan: the steps of a graph at its present addresses (ggml_graph_plan); `work`: their work memory."""
+    """A graph plan: the steps of a graph at its present addresses (ggml_graph_plan); `work`: the work memory that the
+    steps borrow from."""
 
     def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...], pool: Pool | None, work: WorkMemory) -> None:
         self.resolver = resolver
@@ -258,8 +259,8 @@ class CpuBackend(HostBackend):
     def node_times(self) -> Iterator[NodeTimes]:
         """Measure how long each node takes that is computed while the context is open.
 
-        Two readings of the clock for each part of a node are added; closed, it costs nothing.  ValueError for the NumPy
-        kernels, Error if another measurement is open.
+        While the context is open, each part of a node costs two readings of the clock more; otherwise nothing.
+        ValueError for the NumPy kernels, Error if another measurement is open.
         """
         if self._pool is None:
             raise ValueError(f"backend {self.name!r}: kernels={self.kernels!r} are not measured")

@@ -81,7 +81,7 @@ class HostBackend(Backend):
     """Base class of backends over host memory: allocates and wraps buffers, copies tensors, and refuses to go on after
     `close`.
 
-    `memory`: the most bytes of all its buffers together (None: no bound); `used`: those allocated now.
+    `memory`: the most bytes of all its buffers together (None: no bound); `used`: how many of them are allocated now.
     """
 
     concurrent_copies = True
@@ -91,7 +91,7 @@ class HostBackend(Backend):
     _closed = False
 
     def memory_available(self) -> int | None:
-        """Bytes that can still be allocated here."""
+        """Bytes that can still be allocated here; None if `memory` sets no bound."""
         return None if self.memory is None else self.memory - self.used
 
     def _check_size(self, size: int) -> None:
@@ -113,14 +113,15 @@ class HostBackend(Backend):
     def buffer_from_ptr(self, source: Memory, size: int | None = None, usage: str = "any") -> CpuBuffer:
         """A buffer over the caller's memory; the buffer keeps that memory alive and never frees it.
 
-        `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may
-        hold weights), or an address with a `size` in bytes.  `base` is its real address, aligned or not.
+        `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may hold
+        weights), or an address with a `size` in bytes.  The buffer's `base` is the real address of this memory, aligned
+        or not.
         """
         self._require_open()
         return self.buffer_class(self, wrap(source, size), usage, owned=False)
 
     def give_back(self, size: int) -> None:
-        """Called by a buffer of alloc_buffer when it closes."""
+        """Called with the size of a buffer of alloc_buffer when the buffer closes."""
         self.used -= size
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:

@@ -54,7 +54,7 @@ class NodeTimes:
 
     @property
     def nodes(self) -> list[NodeTime]:
-        """Each node that was computed, in the order in which they were compiled."""
+        """The times of each node that was computed, in the order in which the nodes were compiled."""
         with self._lock:
             taken = {calls: times.copy() for calls, times in self._taken.items()}
         found: dict[Tensor, NDArray[np.int64]] = {}

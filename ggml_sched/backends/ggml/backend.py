@@ -4,8 +4,8 @@ A graph plan here is a GraphPlan: the split compiled once, then computed with on
 CPU is allocated by this package, or mapped from a file; that of other devices by ggml.  In ggml: ggml_backend_t.
 
 Kernels run on ggml's thread pool, or on OpenMP's threads where the library was built with OpenMP.  A forked child has
-none of these threads.  It makes a new pool; or, as OpenMP would wait for the lost threads if the same thread computed
-again, it computes on a new thread, for which OpenMP starts new ones.
+none of these threads.  Without OpenMP it makes a new pool.  With OpenMP it computes on a new thread, for which OpenMP
+starts new ones; on the old thread OpenMP would wait for the lost ones.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class GgmlBackend(GgmlBase, HostBackend):
         self._crew: Crew | None = None
         self._pid = os.getpid()
         self._teams = threading.local()
-        """Attribute `size`: up to how many threads `_run` has already checked that the host gives the calling
-        thread."""
+        """Of each thread that computes, attribute `size`: how many threads, itself included, the host has already given
+        it in a trial (see `_run`)."""
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
         self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
         """The smallest number of columns for products by quantised weights; 0: no own products at all."""
@@ -101,7 +101,7 @@ class GgmlBackend(GgmlBase, HostBackend):
     # -- memory -----------------------------------------------------------------
 
     def memory_available(self) -> int | None:
-        """Bytes that can still be allocated here."""
+        """Bytes that can still be allocated here; None on the host if `memory` sets no bound."""
         return super().memory_available() if self.is_host or self.memory is not None else (
             self.library.memory(self.device)[0])
 

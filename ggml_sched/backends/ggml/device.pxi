@@ -6,14 +6,14 @@
 # no_gc: a Device refers to an Api alone, so it is in no reference cycle, and its fields are valid when it is freed.
 @cython.no_gc
 cdef class Device:
-    """`Device(api, dev, n_threads, host)`: the backend of the ggml_backend_dev_t at `dev`.  `host`: it computes on
-    memory that the CPU reads directly."""
+    """`Device(api, dev, n_threads, host)`: the backend of the ggml_backend_dev_t at `dev`.  `host`: the backend
+    computes on memory that the CPU reads directly."""
 
     cdef readonly Api api
     cdef void *dev
     cdef void *backend
     cdef void *pool
-    cdef void *host_buffer          # the ggml buffer of all tensors on the host: kernels read only a buffer's type
+    cdef void *host_buffer          # a ggml buffer for all tensors on the host: kernels read only its type
     cdef uint8_t[128] host_bytes    # the memory of host_buffer
     cdef uint8_t *work              # owned; the work memory of ggml's kernels
     cdef readonly size_t work_size  # bytes of `work`
@@ -94,7 +94,7 @@ cdef class Device:
         self.api.call.backend_buffer_free(<void *>buffer)
 
     def alloc_size(self, uintptr_t buft, Tensor t not None):
-        """Bytes that a tensor takes in buffers of a type."""
+        """Bytes that a tensor takes in buffers of the ggml buffer type `buft`."""
         cdef gx_tensor made
         memset(&made, 0, sizeof(made))
         self.api.fill_layout(&made, &t.layout)
@@ -128,7 +128,7 @@ cdef class Device:
 
 
 cdef void byte_row(gx_tensor *out, void *buffer, void *address, size_t size) noexcept nogil:
-    """A tensor of bytes (i8)."""
+    """Make `out` a ggml tensor of `size` bytes (i8) at an address in a ggml buffer."""
     memset(out, 0, sizeof(gx_tensor))
     out.type, out.buffer, out.data = GS_TYPE_I8, buffer, address
     out.ne[0], out.ne[1], out.ne[2], out.ne[3] = <int64_t>size, 1, 1, 1

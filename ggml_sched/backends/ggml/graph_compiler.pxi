@@ -8,14 +8,14 @@
 # result of its node, in a way that the kernel does not tolerate, is copied first: a node computes as if it read
 # all sources before it wrote.
 #
-# ggml fuses nodes only by the counts of their uses in a graph.  Nodes are added here without these counts, so that it
-# fuses none: it does not check whether the memory of fused nodes overlaps, which in a packed arena it may.
+# ggml fuses nodes only if the graph has counts of their uses.  Nodes are added here without these counts, so that ggml
+# fuses none: it would not check whether the memory of fused nodes overlaps, as it may in a packed arena.
 
 cdef class GraphPart:
     """Consecutive nodes of a split between which nothing must be checked or loaded: one ggml graph."""
 
     cdef Py_ssize_t first           # index of its first node in the split
-    cdef list loads                 # pairs of `staged_leafs` to apply before the part runs
+    cdef list loads                 # pairs of `staged_leafs`: leafs to load before the part runs
     cdef gx_ids *ids                # owned; row ids to check before the part runs
     cdef int n_ids
     cdef void *graph                # ggml_cgraph
@@ -26,7 +26,7 @@ cdef class GraphPart:
         PyMem_Free(self.ids)
 
 
-# no_gc_clear: `release` needs the device, so the garbage collector must not clear that field before.
+# no_gc_clear: `release` needs the device, so the garbage collector must not clear the field `device` before.
 @cython.no_gc_clear
 cdef class GraphPlan:
     """`GraphPlan(backend, device, nodes)`: compiles the nodes.  Raises UnsupportedOp, PlacementError,
@@ -179,7 +179,7 @@ cdef class GraphPlan:
                     if node.src[k] != NULL:
                         made.src[k] = &self.made[node.src[k] - self.table.nodes]
                 if is_copy(node.op) and made.src[1] == NULL:
-                    made.src[1] = made          # as ggml_cast makes it: kernels read the destination's layout there
+                    made.src[1] = made          # as ggml_cast does: kernels read the destination's layout from src[1]
         if clashes:
             self.make_copies(clashes)
         return 0
@@ -220,10 +220,10 @@ cdef class GraphPlan:
     cdef int make_parts(self) except -1:
         """Cut the split into parts, each one ggml graph, and list the row ids to check before each.
 
-        A part begins at the first node, where leafs must be loaded, and before a node whose row ids must be checked
-        and were written by the part before.
+        A part begins at the first node, at a node before which leafs must be loaded, and at a node whose row ids must
+        be checked and are written by the part before.
         """
-        cdef dict found = {}        # {(ids tensor, number of rows): True} that the present part checks already
+        cdef dict found = {}        # {(ids tensor, number of rows): True} for each check of the present part
         cdef list checks = []       # for each part a list of (node, source slot of its ids, number of rows)
         cdef GraphPart part = None
         cdef Tensor t, ids, root
@@ -364,8 +364,8 @@ cdef class GraphPlan:
 
 
 cdef bint is_packable(const gs_node *node) noexcept nogil:
-    """Whether ggml's repacked layouts can serve this product: of a dense quantised matrix, or a stack of them for
-    MUL_MAT_ID, with dense f32 columns."""
+    """Whether ggml may have a repacked layout for the weights of a product: they are a dense quantised matrix, or for
+    MUL_MAT_ID a stack of these, and the columns are dense f32."""
     cdef const gs_layout *a = &node.src[0].layout
     cdef const gs_layout *b = &node.src[1].layout
     cdef int64_t block
@@ -399,7 +399,7 @@ cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
 cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *ids) noexcept:
     """The last node before node `before` that writes to the memory of `ids`; -1 if none does.
 
-    By addresses: tensors that share memory need not be views of each other.
+    Compares addresses, because tensors that share memory need not be views of each other.
     """
     cdef uintptr_t at = <uintptr_t>ids.data, end = at + <uintptr_t>ids.layout.nbytes, first
     cdef Py_ssize_t i
@@ -411,8 +411,8 @@ cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *i
 
 
 cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t rows):
-    """Whether `ids` are certainly below `rows`: indices that ARGSORT or TOP_K, the node `written`, made of rows of at
-    most that many elements, and that the view reads whole."""
+    """Whether all `ids` are certainly below `rows`: node `written` is an ARGSORT or TOP_K of rows of at most `rows`
+    elements, and `ids` are its indices or a view of them that cuts no index apart."""
     cdef Tensor root = ids if ids.view_src is None else ids.view_src
     cdef int op = root.layout.op
     if table.tensors[written] is not root or (op != GS_OP_ARGSORT and op != GS_OP_TOP_K):
@@ -424,7 +424,7 @@ cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t r
 
 cdef void dense_like(gs_layout *out, const gs_layout *a) noexcept nogil:
     out[0] = a[0]
-    out.nb[0] = gx_unit(a, &out.nb[1])      # gx_unit also returns the block size; nb[1] gets its value in the next line
+    out.nb[0] = gx_unit(a, &out.nb[1])      # gx_unit also writes the block size to nb[1]; the next line replaces it
     out.nb[1] = gx_row_size(a)
     out.nb[2] = out.nb[1] * a.ne[1]
     out.nb[3] = out.nb[2] * a.ne[2]
@@ -436,8 +436,8 @@ cdef inline bint is_copy(int op) noexcept nogil:
 
 
 cdef int gx_tolerates(int op) noexcept nogil:
-    """Bit i: ggml's kernel also computes in place, where source i has the result's memory and layout.  The planner gets
-    the same answer from `inplace_sources`."""
+    """Bit i is set if ggml's kernel of the op also computes in place, where source i has the result's memory and
+    layout.  The planner gets the same answer from `inplace_sources`."""
     if GS_OP_SCALE <= op <= GS_OP_LOG or op == GS_OP_CLAMP or op == GS_OP_ROPE or op == GS_OP_RMS_NORM:
         return 0b11 if GS_OP_ADD <= op <= GS_OP_DIV and op != GS_OP_ADD1 else 0b1
     if op == GS_OP_SOFT_MAX or op == GS_OP_ADD_ID or op == GS_OP_UNARY or op == GS_OP_SET:

@@ -121,7 +121,7 @@ class Library:
 
 
 def installed() -> list[str]:
-    """The folders with ggml's libraries of installed packages, best first."""
+    """The folders of installed packages that have ggml's libraries, best first."""
     found = []
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -213,8 +213,8 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:
-    """Check that all libraries use the same libggml-base.  They may not: the loader resolves a dependency by its file
-    name, to a library of another ggml if that was loaded before."""
+    """Check that all libraries use the same libggml-base.  They may use different ones: the loader resolves a
+    dependency by its file name, to a library of another ggml if that was loaded before."""
     found = {_address(library, "version") for library in libraries if library is not None}
     if len(found) != 1 or not found.copy().pop():
         raise BackendError(f"the libraries in {given} do not belong together, or another ggml was loaded before them")

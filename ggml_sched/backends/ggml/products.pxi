@@ -23,7 +23,7 @@ cdef class OwnProducts:
     cdef Products products
     cdef gx_tensor *steps           # owned; the steps of all nodes
     cdef int32_t *first             # owned; for each node the index of its first step, then the number of all steps
-    cdef float[16] unused           # the memory that steps have as results, as ggml tensors need some; never written
+    cdef float[16] unused           # memory for the results of steps, as ggml tensors need some; never written
 
     def __dealloc__(self):
         free(self.steps)
@@ -38,7 +38,7 @@ cdef class OwnProducts:
 
 
 cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, int64_t least):
-    """Replace the products that CpuBackend's kernels compute faster by their calls; None if there are none.
+    """Replace each product that CpuBackend's kernels compute faster by calls of these kernels; None if there are none.
 
     `least`: the smallest number of columns of products by quantised weights.  OutOfMemory.
     """
@@ -95,8 +95,8 @@ cdef bint is_own_product(const gs_node *node, const gx_tensor *weight, int64_t l
 
 
 cdef void fill_step(gx_tensor *out, void *data, void *buffer) noexcept nogil:
-    """Give an extra node, which makes a call of a product before the product's own node, a result of one f32 element that
-    is never written: ggml skips nodes whose result is empty."""
+    """Give an extra node a result of one f32 element that is never written, because ggml skips nodes whose result is
+    empty.  The extra node makes a call of a product before the product's own node."""
     out.data, out.buffer = data, buffer
     out.ne[0], out.ne[1], out.ne[2], out.ne[3] = 1, 1, 1, 1
     out.nb[0], out.nb[1], out.nb[2], out.nb[3] = 4, 4, 4, 4

@@ -4,7 +4,8 @@
 cdef class RepackedWeight:
     """A copy of a weight in one of ggml's extra buffer types, in a layout that its matrix products read faster.
 
-    `tensor_version` is the version of the weight from which the copy was made: the copy is outdated once it changes.
+    `tensor_version` is the version of the weight from which the copy was made: the copy is outdated once the weight's
+    version differs.
     """
 
     cdef Device device              # kept alive
@@ -22,8 +23,8 @@ cdef class RepackedWeight:
         return self.tensor_version == w.version and self.tensor() is w
 
     cdef bint fits(self, Tensor w) noexcept:
-        """Whether the copy was made for a weight of w's type and extents; another may have been placed at its
-        offset."""
+        """Whether the copy was made for a weight of w's type and extents; another weight may lie at the same offset
+        now."""
         return (self.made.type == w.layout.type and self.made.ne[0] == w.layout.ne[0]
                 and self.made.ne[1] == w.layout.ne[1] and self.made.ne[2] == w.layout.ne[2])
 

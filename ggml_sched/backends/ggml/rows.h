@@ -32,7 +32,8 @@ static inline int gx_before(const float *row, int32_t a, int32_t b, int descendi
     return a < b;
 }
 
-/* Heapsort's sift: makes order[at] and its children a heap of n indices, whose top is the one sorted last. */
+/* Heapsort's sift: moves order[at] down until the heap below it is in order again.  In this heap of n indices each
+ * index is sorted after its children, so the top is the one sorted last. */
 static void gx_sift(int32_t *order, int64_t at, int64_t n, const float *row, int descending)
 {
     for (;;) {

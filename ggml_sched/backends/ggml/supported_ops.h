@@ -47,8 +47,8 @@ static inline int64_t gx_unit(gx_layout a, int64_t *elements)
     return traits.type_size ? (int64_t)traits.type_size : -1;
 }
 
-/* The layout, with the strides of extents of 1 as ggml itself would set them.  Such strides have no effect, so callers
- * may set any; but ggml's kernels compare them. */
+/* Layout a, with the strides that ggml itself would set for dimensions of extent 1.  The stride of such a dimension has
+ * no effect, so callers may set any value; but ggml's kernels compare it. */
 static inline gs_layout gx_regular(gx_layout a)
 {
     gs_layout out = *a;
@@ -111,7 +111,8 @@ static inline float gx_float(const gs_node *node, int i)
     return value;
 }
 
-/* Whether ggml computes a function of each element, from layout a to d.  `even`: the kernel needs one row stride. */
+/* Whether ggml computes a function of each element, from layout a to d.  `even`: the kernel needs rows at one stride
+ * (gx_even). */
 static int gx_elementwise(gx_layout d, gx_layout a, uint64_t types, int even)
 {
     return gx_is(a, types) && (even ? gx_even(d) && gx_even(a) : gx_rows(d) && gx_rows(a));
@@ -202,7 +203,7 @@ static int gx_flash(const gs_node *n, gx_layout d, const gx_layout s[])
     }
     if (gx_float(n, 2) != 0 && q->ne[1] >= 64 && k->ne[1] % 64 != 0) {
         /* ggml 0.15 would compute wrongly: it pads keys to tiles of 64 with scores of -inf, and then applies the soft
-         * cap, which makes numbers of them. */
+         * cap, which turns -inf into a number. */
         return 0;
     }
     return gx_is(k, stored) && gx_is(v, stored) && gx_strided(q) && gx_strided(k) && gx_strided(v) && gx_dense(d)

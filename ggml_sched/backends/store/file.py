@@ -45,11 +45,11 @@ class FileStore(Store):
     """A store whose weights are in files, which `open_file` opens.
 
     `direct`: whether reads go past the page cache.  True: always, and FetchError for a file that does not allow it;
-    None: where the file system allows it.  `rows` and `memory` as for `Store`.
+    False: never; None: where the file system allows it.  `rows` and `memory`: see `Store`.
     """
 
     n_readers = 2
-    """So that a disk has its next read before it has done the last one, and is never idle."""
+    """Two threads read, so that a disk gets its next read before it has finished the last one, and is never idle."""
 
     def __init__(self, name: str = "file", rows: HostBackend | None = None, memory: int | None = None,
                  direct: bool | None = None) -> None:
@@ -60,8 +60,8 @@ class FileStore(Store):
     def open_file(self, path: str | os.PathLike[str], status: os.stat_result | None = None) -> FileBuffer:
         """A buffer over a file, with usage "weights"; closing it closes the file.  OSError, FetchError.
 
-        `status`: what `os.fstat` has said of the file, if its header was read already; FetchError if another one has
-        this path now, or it was changed since.
+        `status`: what `os.fstat` returned when the file's header was read, or None.  With it, FetchError if another
+        file has this path now, or the file was changed since.
         """
         self._require_open()
         return FileBuffer(self, StoredFile(os.fsdecode(path), self.direct, status))

@@ -1,9 +1,9 @@
 """Files that a store reads: exactly the bytes that were requested, or a typed error that names the file and the range.
 
 Reads go past the page cache (O_DIRECT) where the file system allows that and the memory is placed for it: addresses and
-offsets in the file must agree modulo BLOCK, and whole blocks are read, also those that hold only a few of the bytes.
-Otherwise bytes are read through the page cache, which is then advised to forget them.  A file that was changed after it
-was opened is refused: its bytes are not those of the model any more.
+offsets in the file must agree modulo BLOCK, and whole blocks are read, also those in which only a few bytes were
+requested.  Otherwise bytes are read through the page cache, which is then advised to forget them.  A file that was
+changed after it was opened is refused: its bytes are not those of the model any more.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from ggml_sched.errors import FetchError
 __all__ = ["BLOCK", "CHUNK", "ROOM", "StoredFile"]
 
 BLOCK = 4096
-"""Bytes to whose multiples direct reads align addresses, offsets and sizes: every common device allows that."""
+"""Addresses, offsets and sizes of direct reads are multiples of this many bytes, which every common device allows."""
 ROOM = 3 * BLOCK
-"""Bytes that memory needs beyond those that are read, so that whole blocks can be read to it, wherever it begins."""
+"""Memory for a read must be this many bytes larger than the read, so that whole blocks can be read to it, wherever it
+begins."""
 CHUNK = 8 << 20
 """Bytes of one read: large enough for the full speed of a disk, small enough that closing a store ends soon."""
 
 
 class StoredFile:
     """A file that is open for reading.  `direct`: whether reads go past the page cache; None: where the file system
-    allows it.  `status`: what `os.fstat` has said of the file, if it was opened before.
+    allows it.  `status`: what `os.fstat` returned when the file was opened before, or None.
 
     OSError if it cannot be opened, FetchError if it is no regular file, if it is not the file of `status` or was
-    changed since, or if `direct` is True and not possible.  A file that is freed is closed.
+    changed since, or if `direct` is True and not possible.  The file is closed when this object is freed.
     """
 
     _fd = _direct = -1
@@ -104,15 +105,16 @@ class StoredFile:
             os.close(fd)
 
     def shift(self, start: int, address: int) -> int:
-        """How many bytes after `address` the bytes of the file from `start` on must be placed for direct reads."""
+        """How many bytes after `address` the bytes of the file, from `start` on, must be placed so that direct reads
+        are possible; 0 if there are no direct reads."""
         return -address % BLOCK + start % BLOCK if self.is_direct else 0
 
     def read(self, start: int, memory: np.ndarray, at: int, size: int, room: tuple[int, int],
              stop: Callable[[], bool] = lambda: False) -> None:
         """Read `size` bytes from `start` on to `memory[at : at + size]`; memory[room[0] : room[1]] may be written.
 
-        `stop` is called before each chunk: once it returns True, the read ends.  FetchError for bytes that cannot be
-        read or were not, and for a file that was changed since it was opened.
+        `stop` is called before each chunk, and once it returns True, the read ends with a FetchError.  FetchError also
+        if bytes cannot be read, and if the file was changed since it was opened.
         """
         if self._fd < 0:
             raise self.error(start, size, "the file is closed")
@@ -193,6 +195,6 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def aligned(size: int) -> np.ndarray:
-    """`size` bytes at a multiple of BLOCK."""
+    """An array of `size` bytes whose address is a multiple of BLOCK."""
     block = np.empty(size + BLOCK, np.uint8)
     return block[-address_of(block) % BLOCK :][:size]

@@ -1,13 +1,13 @@
 """The queue of a store: tasks that threads begin in order, one at a time, and events between them.
 
-All tasks but parts of reads begin when everything before them has ended, and end before the next one begins.  Parts
-of reads (`put_reads`) run beside each other and beside later parts, as many as there are threads, so that a disk has
-its next read before it has done the last one.  An event passes when all that was queued before has ended.
+A task begins when everything before it has ended, and ends before the next one begins.  The exceptions are parts of
+reads (`put_reads`): they run at the same time as each other and as later parts, as many as there are threads, so that a
+disk has its next read before it has done the last one.  An event passes when all that was queued before has ended.
 
 After a task has raised, the tasks after it are skipped until `synchronize` has returned its exception.  Events pass
-all the same: what waits for them goes on with wrong data, and its results are lost when the exception is raised.  The
-threads start with the first task, and end with `close`, or when the queue is freed; after a fork the child starts its
-own.
+nevertheless: work that waits for them goes on with wrong data, and its results are discarded when the exception is
+raised.  The threads start with the first task, and end with `close`, or when the queue is freed; after a fork the child
+starts its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mark:
         self.latch: Latch = Latch()
         self.pid: int = os.getpid()
         self.reads: set[object] = set()
-        """The reads that had begun and not ended when the threads came to this point, and have not ended since."""
+        """The reads that began before the threads came to this point, and have not ended yet."""
 
 
 class _Reads:
@@ -113,19 +113,19 @@ class StoreQueue:
         self._threads().put(partial(self._try, wait))
 
     def put_reads(self, parts: Sequence[Task]) -> None:
-        """Queue the parts of a read, of which each may run beside any other; raises as `put`."""
+        """Queue the parts of a read, each of which may run at the same time as any other; raises as `put`."""
         crew = self._threads()
         for part in parts:
             crew.put(partial(self._begin, part))
 
     def mark(self) -> Mark:
-        """A point after all tasks that were queued so far."""
+        """A mark whose latch opens when all tasks that were queued so far have ended."""
         mark, crew = Mark(), self._crew
         if crew is None or not crew.is_here:
             mark.latch.open()                   # no task was queued in this process, or the threads have ended
             return mark
         crew.put(partial(self._reads.reach, mark))
-        if self.is_closing:                     # by another thread: the store's threads may have ended already
+        if self.is_closing:                     # another thread closes the queue: its threads may have ended already
             crew.close()
             mark.latch.open()
         return mark
@@ -149,7 +149,7 @@ class StoreQueue:
 
     @property
     def seconds(self) -> float:
-        """The seconds for which the queue has read: time in which several parts were read together counts once."""
+        """The seconds for which the queue has read: time in which several parts were read at once counts once."""
         return self._seconds_before + self._reads.seconds
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class StoreQueue:
         crew = self._crew
         if crew is not None:
             crew.close()
-            self._crew = None                   # last: until then a mark waits for the thread
+            self._crew = None                   # only now, because before it marks must wait for the threads
 
     def _threads(self) -> Crew:
         if self.is_closing:

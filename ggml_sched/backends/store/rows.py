@@ -1,7 +1,8 @@
-"""GET_ROWS of stored weights: reads the rows whose numbers the ids are, and lets another backend convert them.
+"""GET_ROWS of stored weights: reads only the rows that the ids name, and lets another backend convert them.
 
-The rows are read to a compact weight, and a twin of the node gets all rows of the compact weight in order.  A row's
-result does not depend on the other rows, so that it has the bits that the other backend computes from the whole weight.
+The rows are read to a compact weight, and a twin of the node gets all rows of the compact weight, in order.  A row's
+result does not depend on other rows, so the results are bit-equal to what the other backend computes from the whole
+weight.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["RowsPlan", "fits", "read_together", "rows_size"]
 
 GAP = 128 << 10
-"""The most bytes between two rows that are read together: what disks read in the time that one more read would take
-beside its bytes."""
+"""The most bytes between two rows that are read together: a disk reads about as many in the time that a second read
+would cost in addition to its bytes."""
 
 
 def fits(node: Tensor) -> bool:
@@ -38,8 +39,9 @@ def fits(node: Tensor) -> bool:
 
 
 def rows_size(nodes: Sequence[Tensor], margin: int) -> int:
-    """The bytes of work memory that a store with this margin takes for the GET_ROWS among these nodes: for each the
-    rows as read with those between them, without repetitions, and in order; and the numbers of the rows."""
+    """The bytes of work memory that a store with this margin takes for the GET_ROWS among these nodes.  For each node
+    these are three arrays of rows (as read, with those between them; without repetitions; in the order of the ids) and
+    the numbers of the rows."""
     return sum(node.src[1].n_elements * (3 * _row_size(node.src[0]) + 4) + margin + 256
                for node in nodes if node.op == "GET_ROWS")
 
@@ -62,7 +64,7 @@ def _row_size(weight: Tensor) -> int:
 class RowsPlan:
     """The GET_ROWS nodes of a split of `store`, which the backend `rows` computes; `run` is for the store's thread.
 
-    BackendError for another node that computes.
+    BackendError for a node that computes and that `fits` does not accept.
     """
 
     def __init__(self, store: Store, rows: HostBackend, nodes: tuple[Tensor, ...]) -> None:
@@ -89,7 +91,7 @@ class RowsPlan:
 class _Rows:
     """One GET_ROWS node, and its twin that reads the compact weight.
 
-    The compact weights of all nodes of a store are in the same memory, one after another: `Store.rows_memory`.
+    The compact weights of all nodes of a store use the same memory in turn: `Store.rows_memory`.
     """
 
     def __init__(self, store: Store, rows: HostBackend, node: Tensor) -> None:
@@ -142,7 +144,7 @@ class _Rows:
             self._backend.graph_plan_compute(self._plan)
 
     def _read(self, different: np.ndarray, size: int) -> np.ndarray:
-        """The rows of these ascending numbers, u8 [n, size]."""
+        """Read the rows with these ascending numbers; returns their bytes, u8 [n, size]."""
         weight, store = self._weight, self._store
         found = np.empty((len(different), size), np.uint8)
         for first, stop in read_together(different.tolist(), size, self._ids.n_elements):

@@ -1,9 +1,9 @@
 """Slots for experts: weights of MUL_MAT_ID of which only some experts are in memory, read from a store when needed.
 
 A bank, the weights of one layer from which the same numbers choose, is a buffer of the backend that computes with it:
-addresses are reserved for all of its experts, and the pages of those that are in a slot have memory.  So kernels find
-an expert where they find it without slots, on every backend over host memory, and other weights are as before.  A page
-that two neighbours share has memory while one of them has a slot; `slot_nbytes` counts such pages for each of both.
+addresses are reserved for all of its experts, and the pages of those that are in a slot have memory.  So an expert has
+the same address with and without slots, and kernels of every backend over host memory can use it.  A page that two
+neighbouring experts share has memory while either of them is in a slot; `slot_nbytes` counts such a page for both.
 
 Experts stay from one compute to the next.  The store's thread reads those that are in no slot; an expert counts as
 present only when all of its weights were read, so that after an error the next visit reads it again.
@@ -44,7 +44,7 @@ def has_slots() -> bool:
 
 
 def slot_nbytes(sizes: Sequence[int]) -> int:
-    """The most bytes of memory that an expert takes whose weights have these sizes: whole pages."""
+    """The most bytes of memory, in whole pages, that one expert takes: `sizes` are the bytes of its weights."""
     return sum((-(-size // PAGE) + 1) * PAGE for size in sizes)
 
 
@@ -100,13 +100,13 @@ class ExpertBank:
         return starts
 
     def range_of(self, k: int, expert: int) -> tuple[int, int]:
-        """The bytes [start, stop) of the buffer that have an expert of weight number k."""
+        """The bytes [start, stop) of the buffer where an expert's matrix of weight number k lies."""
         tensor, start = self.weights[k].tensor, self._starts[k]
         return start + expert * tensor.nb[2], start + (expert + 1) * tensor.nb[2]
 
     def read(self, expert: int) -> int:
-        """Read all weights of an expert, on the store's thread; returns how many bytes were read.  Raises as the store
-        does: then the expert has no memory."""
+        """Read all weights of an expert, on the store's thread; returns how many bytes were read.  After an exception
+        of the store the expert has no memory."""
         try:
             for k, weight in enumerate(self.weights):
                 self._read(k, weight, expert)
@@ -159,10 +159,11 @@ class ExpertBank:
 class ExpertSlots:
     """`n_slots` slots of a store for the experts of banks, which the backend `home` computes with.
 
-    `banks` has for each bank its name and its weights, of equal numbers of experts; they get their addresses here.
-    `policy` says which expert gives up its slot (`ggml_sched.experts`).  A compute that needs more experts of a layer
-    than there are slots fails with a BackendError; computes of one scheduler at a time use them.  OutOfMemory if no
-    addresses can be reserved, BackendError where the system cannot give memory back (`has_slots`).
+    `banks` has for each bank its name and its weights, all of the same number of experts; the weights get their
+    addresses here.  `policy` says which expert gives up its slot (`ggml_sched.experts`).  A compute that needs more
+    experts of a layer than there are slots fails with a BackendError.  Only one scheduler at a time may compute with
+    these slots.  OutOfMemory if no addresses can be reserved, BackendError where the system cannot give memory back
+    (`has_slots`).
     """
 
     def __init__(self, store: Store, home: HostBackend, n_slots: int, policy: Policy,
@@ -202,7 +203,7 @@ class ExpertSlots:
 
     @property
     def traffic(self) -> Hits:
-        """What was counted so far."""
+        """What the slots have counted so far: hits, misses, bytes read, evictions."""
         return self._table.counted(self._nbytes)
 
     def holds(self, bank: int, expert: int) -> bool:
@@ -212,8 +213,8 @@ class ExpertSlots:
     def fetch(self, bank: ExpertBank, ids: Tensor) -> None:
         """Queue: read the experts of a bank that the tensor `ids` names and that are in no slot.
 
-        `ids` is in host memory, and is read when the store executes this.  Numbers that name no expert are left to the
-        kernel, which refuses them.
+        `ids` is in host memory, and is read when the store's thread executes this task.  Numbers that name no expert
+        are left to the kernel, which refuses them.
         """
         self.store.put(partial(self._bring, bank, ids))
 

@@ -1,4 +1,4 @@
-"""Stores: the base class, which holds weights in host memory and fetches them on a thread of its own.
+"""Stores: the base class, which holds weights in host memory and fetches them on threads of its own.
 
 `Store` serves tests, and devices whose weights stay in host memory.  A subclass holds weights elsewhere, in buffers of
 another class, and overrides `read`.  Invariant: `n_readers` threads begin to read in the order in which fetches were
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Fetched", "Store", "StoreEvent", "Traffic"]
 
 PART = 4 << 20
-"""Bytes of a part of a weight that one of several threads reads, and what parts are aligned to where they are stored:
-large enough for the full speed of a disk, small enough that the last part of a weight is not long awaited."""
+"""If a store has several threads, they read a large weight in parts of this many bytes, which begin at multiples of it
+in the store: large enough for the full speed of a disk, small enough that the last part of a weight is soon read."""
 
 
 class Traffic(NamedTuple):
@@ -67,7 +67,7 @@ class StoreEvent(Event):
 class _Fetch:
     """A fetch of `size` bytes of a weight, from byte `first` of a buffer on, in parts that threads may read together.
 
-    The arguments are those of `Store.read`.
+    `source`: the buffer; for the other arguments see `Store.read`.
     """
 
     def __init__(self, store: Store, weight: Tensor, source: BufferBase, first: int, memory: np.ndarray, at: int,
@@ -76,11 +76,11 @@ class _Fetch:
         self.first, self.at, self.size, self.room = first, at, size, room
         self.began = float("inf")
         self.left = 0
-        """The parts that were not read yet."""
+        """How many parts were not read yet."""
         self._lock = threading.Lock()
 
     def parts(self, size: int) -> list[Callable[[], object]]:
-        """A function for each part that reads it.  Parts begin and end at multiples of `size` bytes in the buffer, but
+        """For each part a function that reads it.  Parts begin and end at multiples of `size` bytes in the buffer, but
         for the begin of the first and the end of the last one; less than twice `size` bytes are one part."""
         stop = self.first + self.size
         cuts = [self.first, *range((self.first // size + 1) * size, stop, size), stop]
@@ -104,12 +104,14 @@ class _Fetch:
 
 
 class Store(HostBackend):
-    """A store whose weights are in host memory: `alloc_tensors` gives them memory, `buffer_from_ptr` the caller's.
+    """A store whose weights are in host memory: `alloc_tensors` allocates this memory, `buffer_from_ptr` uses the
+    caller's.
 
     `rows`: a backend over host memory that computes GET_ROWS of stored weights for the store, on the store's thread.
-    The store then reads only the rows that are needed, and the results have that backend's bits.  Without it GET_ROWS
-    reads a fetched copy of the whole weight.  Closing the store closes `rows`.  `memory`: the most bytes of buffers.
-    `listener`, if it is set, is called with a `Fetched` after each fetch, on a thread of the store; it must not raise.
+    The store then reads only the rows that are needed, and the results are bit-equal to that backend's.  Without it
+    GET_ROWS reads a fetched copy of the whole weight.  Closing the store closes `rows`.  `memory`: the most bytes of
+    buffers.  `listener`, if it is set, is called with a `Fetched` after each fetch, on a thread of the store; it must
+    not raise.
     """
 
     is_store = True
@@ -158,7 +160,8 @@ class Store(HostBackend):
         return self.shift_at(weight.buffer, weight.offset, address)
 
     def shift_at(self, buffer: BufferBase | None, start: int, address: int) -> int:
-        """How many bytes after an address the bytes of a buffer of weights, from `start` on, must be placed."""
+        """How many bytes after `address` the first byte of a read must be placed, if the read begins at byte `start` of
+        a buffer of weights; 0, unless a subclass needs more."""
         return 0
 
     def put(self, task: Callable[[], object]) -> None:
@@ -182,12 +185,14 @@ class Store(HostBackend):
         cast("Buffer", target).write(at, memoryview(cast("Any", staging[place : place + size])))
 
     def note_part(self, weight: Tensor, size: int, began: float) -> None:
-        """Count bytes of rows, or of an expert, of a weight that were read since `began`, and notify the listener."""
+        """Count `size` bytes that were read of a weight (rows of it, or an expert), and notify the listener.  `began`:
+        when the read began, in seconds of `time.perf_counter`."""
         self._seconds += time.perf_counter() - began
         self._note(weight, size, began)
 
     def note_fetch(self, weight: Tensor, size: int, began: float) -> None:
-        """Count a weight that was fetched since `began`, and notify the listener."""
+        """Count a fetch of a weight that has ended, and notify the listener.  `began`: when it began, in seconds of
+        `time.perf_counter`."""
         self._fetches += 1
         self._note(weight, size, began)
 
@@ -232,7 +237,8 @@ class Store(HostBackend):
         return self.cpy_tensor_async(src, dst)
 
     def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
-        """Queue a copy of a result of this store, or of a weight, to memory that the host can address."""
+        """Queue a copy of a result of this store, or of a weight, to memory that the host can address; False for other
+        memory, and for tensors that are not contiguous."""
         memory = getattr(dst.buffer, "memory", None)
         if not isinstance(memory, np.ndarray) or not (src.is_contiguous and dst.is_contiguous):
             return False
@@ -263,7 +269,8 @@ class Store(HostBackend):
             self._queue.wait(event.mark)
 
     def rows_memory(self, size: int) -> Buffer:
-        """Memory of the backend `rows` for the rows of one node, of `size` bytes or more; on the store's thread."""
+        """Memory of the backend `rows` for the rows of one node, of `size` bytes or more; called on the store's
+        thread."""
         assert self.rows is not None
         found = self._rows_memory
         if found is None or found.size < size:
@@ -304,7 +311,7 @@ class Store(HostBackend):
     # -- life -------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the thread, after the read that runs; buffers keep their memory until they are closed."""
+        """End the threads, after the reads that run now; buffers keep their memory until they are closed."""
         self._closed = True
         self._queue.close()
         if self._rows_memory is not None:

@@ -1,19 +1,21 @@
 /* attention.h -- FLASH_ATTN_EXT: softmax(q k + mask) v without ever holding all the scores.
  *
  * Included once for each instruction set.  Several query heads may share a key head, so all query rows of a key head
- * are computed together.  Where they are fewer than FEW (decoding), each key is multiplied with each row; keys are
- * divided into chunks of CHUNK for different threads, and the results of the chunks merged in order.  FEW rows or more
- * (a prompt) are computed in blocks of BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  The content of KV
- * cache cells whose mask is -inf, even a NaN, does not affect the result; a row without any unmasked cell gives zeros.
+ * are computed together.  If a key head has fewer than FEW query rows (decoding), each key is multiplied with each row;
+ * different threads take different chunks of CHUNK keys, and the results of the chunks are merged in order.  FEW query
+ * rows or more (a prompt) are computed in blocks of BLOCK_ROWS rows by BLOCK_KEYS keys, as products of small matrices.
+ * The content of KV cache cells whose mask is -inf, even a NaN, does not affect the result; a row without any unmasked
+ * cell gives zeros.
  */
 #define FEW 8
 #define CHUNK 256
 #define BLOCK_ROWS 64
 #define BLOCK_KEYS 64
-#define FLASH_WORK (1 << 17)    /* multiplications of one part, about */
+#define FLASH_WORK (1 << 17)    /* about how many multiplications one part makes */
 
-/* The sources and parameters of a node.  d, dv: elements of a key and of a value; group: query heads that share a key
- * head.  The query rows of a key head are numbered m = row * group + head within the group. */
+/* The sources and parameters of a node.  d, dv: elements of a key and of a value; group: how many query heads share a
+ * key head.  A key head has n_rows * group query rows, numbered m = row * group + head, where `head` counts the query
+ * heads that share it. */
 typedef struct flash {
     const gs_node *node, *q, *k, *v, *mask;
     const float *sinks;
@@ -56,7 +58,8 @@ static void scaled_query(const flash *f, line l, float *to) {
         to[i] = q[i] * f->scale;
 }
 
-/* The mask of n keys from `first` on, for a query row, as f32: in place or in `tile`.  NULL without a mask. */
+/* The mask of a query row for keys first .. first + n - 1, as f32: a pointer into an f32 mask, else to `tile`, to which
+ * the values are converted.  NULL if the node has no mask. */
 static const float *bias_of(const flash *f, line l, int64_t first, int64_t n, float *tile) {
     if (f->mask == NULL)
         return NULL;
@@ -88,8 +91,8 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* The dot products of q, n elements of f32, with four rows of f16, to to[0 .. 3]; n is a multiple of V.  Four at once,
- * so that q is loaded once for them. */
+/* The dot products of q, n elements of f32, with four rows of f16, to to[0 .. 3]; n is a multiple of V.  Each vector of
+ * q is loaded once for all four rows. */
 INLINE void dots_of_halves(const float *q, const uint16_t *const *k, int64_t n, float *to) {
     vf a = vset(0), b = a, c = a, d = a;
     for (int64_t i = 0; i < n; i += V) {
@@ -114,8 +117,8 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
         acc[i] += weight * x[i];
 }
 
-/* acc[i] += weights[key] * v[key][i] over n keys, for 4 V columns i of f16 values, whose sums stay in registers.
- * `stride`: bytes from one key's values to the next. */
+/* acc[i] += weights[key] * v[key][i], summed over n keys, for i in 0 .. 4 V - 1 (V: floats in a vector); v has f16
+ * values.  The sums stay in registers.  `stride`: bytes from one key's values to the next. */
 INLINE void add_halves(float *acc, const float *weights, const char *v, int64_t stride, int64_t n) {
     vf a = vload(acc), b = vload(acc + V), c = vload(acc + 2 * V), d = vload(acc + 3 * V);
     for (int64_t key = 0; key < n; key++) {
@@ -159,8 +162,8 @@ static int64_t lines_floats(const flash *f, int64_t m) {
     return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
 }
 
-/* The final scores of V keys, from their dot products: `cap` is the soft cap, `bias` the mask or NULL, which is
- * multiplied by `slope`.  Masked keys get -inf, whatever their dot product was. */
+/* The final scores of V keys, from their dot products `scores`: limited by the soft cap `cap` (0: none), plus the mask
+ * `bias` (NULL: none) times `slope`.  Masked keys get -inf, whatever their dot product was. */
 INLINE vf final_scores(const float *scores, const float *bias, float slope, float cap) {
     vf s = vload(scores);
     if (cap != 0)
@@ -195,9 +198,9 @@ static int has_nan(const float *x, int64_t n) {
     return 0;
 }
 
-/* Attention of the m query rows from number m0 on of a key head over n keys from `first` on.  For row i it writes the
- * sum of weighted values to acc + i * stride (dv floats), the largest score to top[i * stride] and the sum of the
- * weights, exp(score - largest), to total[i * stride]. */
+/* Attention of query rows m0 .. m0 + m - 1 of a key head to keys first .. first + n - 1.  For query row m0 + i it
+ * writes the sum of weighted values to acc + i * stride (dv floats), the largest score to top[i * stride] and the sum
+ * of the weights, exp(score - largest), to total[i * stride]. */
 static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
                          int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
     int64_t width = padded(f->d);
@@ -208,8 +211,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
     int64_t key = 0;
     if (m == 1 && f->k->layout.type == GS_TYPE_F16 && f->d % V == 0) {
-        /* Four keys at a time.  A masked one among them is computed, too, which is cheaper than a branch around it;
-         * finish_scores replaces its score. */
+        /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
+         * branch; finish_scores replaces the masked key's score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
         int64_t next = f->k->layout.nb[1];
         for (; key + 4 <= n; key += 4) {
@@ -246,8 +249,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         memset(acc + i * stride, 0, (size_t)f->dv * 4);
     }
     int64_t column = 0;
-    /* Sum the weighted values: of f16, 4 V columns at a time with the sums in registers; then the remaining columns,
-     * key by key. */
+    /* Sum the weighted values.  Of f16 values, 4 V columns at a time, with the sums in registers; then the remaining
+     * columns, or all columns of other types, key by key. */
     if (f->v->layout.type == GS_TYPE_F16)
         for (; column + 4 * V <= f->dv; column += 4 * V)
             for (int64_t i = 0; i < m; i++)
@@ -267,8 +270,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
 }
 
-/* Merges the results of n chunks of keys, in order, into the result of query row l.  Each is [top, total, acc[dv]] as
- * attend_lines wrote it; `between`: floats from one to the next. */
+/* Merges the results of n chunks of keys, in order, into the result of query row l.  The result of a chunk is [top,
+ * total, acc[dv]], as attend_lines wrote it; `between`: floats from the start of one chunk's result to the next. */
 static void merge_chunks(const flash *f, line l, const float *from, int64_t n, int64_t between) {
     float *out = result_of(f, l), top = -INFINITY, total = 0;
     float sink = f->sinks == NULL ? -INFINITY : f->sinks[l.head];
@@ -326,8 +329,8 @@ static void run_merge(const gs_call *call, int32_t part, char *shared, char *scr
 #define TILE_VECTORS 2
 #endif
 
-/* The product of a, TILE_ROWS x n, and b, n x (`vectors` vectors of columns), to c; added to c if `more`.  lda, ldb and
- * ldc: floats from one row to the next. */
+/* Writes the product of a (TILE_ROWS x n) and b (n x `vectors` * V) to c, or adds it to c if `more`.  lda, ldb and ldc:
+ * floats from one row of a, b and c to the next. */
 INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t n,
                           int vectors, int more) {
     vf s[TILE_ROWS][TILE_VECTORS];
@@ -347,7 +350,8 @@ INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, co
             vstore(c + r * ldc + i * V, s[r][i]);
 }
 
-/* As small_product, of `rows` x n times n x `columns`: rows must be a multiple of TILE_ROWS, columns of V. */
+/* Writes the product of a (`rows` x n) and b (n x `columns`) to c, or adds it to c if `more`.  `rows` must be a
+ * multiple of TILE_ROWS, `columns` of V; lda, ldb and ldc: floats from one row to the next. */
 static void block_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
                           int64_t rows, int64_t columns, int64_t n, int more) {
     int64_t i = 0;
@@ -380,7 +384,7 @@ static int64_t block_floats(const flash *f) {
     return BLOCK_ROWS * (d + dv + 2 + 2 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + 4 * d;
 }
 
-/* Writes n keys from `first` on, transposed and as f32, to s->keys[element][key]; keys from n to BLOCK_KEYS are 0. */
+/* Writes n keys from `first` on, transposed and as f32, to s->keys[element][key]; keys n .. BLOCK_KEYS - 1 become 0. */
 static void transposed_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n,
                             block_memory *s) {
     int64_t width = padded(f->d);
@@ -416,8 +420,8 @@ static void values_of_keys(const flash *f, int64_t head_kv, int64_t batch, int64
     }
 }
 
-/* Writes the masks of m query rows for n keys to s->bias, -inf beyond n; returns 0 if all are masked, so that the block
- * can be skipped. */
+/* Writes the masks of m query rows for n keys to s->bias, and -inf for keys n .. BLOCK_KEYS - 1.  Returns 0 if all keys
+ * are masked for all rows: the caller then skips the block. */
 static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first, int64_t n,
                       block_memory *s) {
     vi any = (vi)vset(0);
@@ -441,8 +445,8 @@ static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0
     return found;
 }
 
-/* Turns the scores of a block into weights, exp(score - largest).  Where a row has a new largest score, its sums over
- * earlier keys are rescaled to it. */
+/* Turns the scores of a block into weights, exp(score - largest).  If a row's largest score grows, the row's sums over
+ * earlier keys are rescaled to the new largest score. */
 static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
     int64_t width = padded(f->dv);
     for (int64_t i = 0; i < m; i++) {
@@ -468,8 +472,8 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
     }
 }
 
-/* Recomputes a query row whose result is NaN, from unmasked keys and values alone: block products include masked ones
- * with weight 0, and 0 times an inf or NaN is NaN. */
+/* Recomputes a query row whose result is NaN, from unmasked keys and values alone.  The block products also multiply
+ * masked values, by weight 0, and 0 times an inf or NaN is NaN. */
 static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t m, float *memory) {
     lines_memory s = lines_memory_at(f, memory + 2 * (2 + padded(f->dv)), 1);
     int64_t size = 2 + padded(f->dv);
@@ -513,7 +517,8 @@ static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
 }
 
-/* A unit of work is a block of up to BLOCK_ROWS query rows of a key head, over all keys.  arg[2]: blocks of a head. */
+/* A unit of work is a block of up to BLOCK_ROWS query rows of a key head, over all keys.  arg[2]: how many blocks a key
+ * head has. */
 static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     block_memory s = block_memory_at(&f, (float *)scratch);

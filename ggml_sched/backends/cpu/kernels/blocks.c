@@ -84,10 +84,10 @@ static void decode_mxfp4(const uint8_t *block, int8_t *q, float *s, float *m) {
     levels(block + 1, q, gs_mxfp4_levels);
 }
 
-/* -- blocks of 256 elements: scales of 8 or 16 groups, stored as small integers times one f16 (d) ---------------- */
+/* -- blocks of 256 elements: 8 or 16 scales, stored as small integers times one f16 (d) --------------------------- */
 
-/* A q2_k block: 16 bytes with a 4-bit scale and a 4-bit minimum each; 64 bytes of 2-bit elements, of which 32 bytes
- * hold 128; then the f16 factors of scales (d) and of minima (dmin). */
+/* A q2_k block: 16 bytes with a 4-bit scale and a 4-bit minimum each; 64 bytes of 2-bit elements (32 bytes hold 128
+ * elements); then d and dmin, the f16 factors of all scales and of all minima. */
 static void decode_q2_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     float d = half_at(block + 80), dmin = half_at(block + 82);
     for (int g = 0; g < 16; g++) {
@@ -98,8 +98,8 @@ static void decode_q2_k(const uint8_t *block, int8_t *q, float *s, float *m) {
         q[i] = (int8_t)(block[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3);
 }
 
-/* A q3_k block: 32 bytes with the third bit of each element (where it is not set, 4 is subtracted), 64 with the lower
- * two bits, 12 with 6-bit scales, then d. */
+/* A q3_k block: 32 bytes with the third bit of each element (4 is subtracted where it is 0), 64 bytes with the lower
+ * two bits, 12 bytes with 6-bit scales, then d, the f16 factor of all scales. */
 static void decode_q3_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     const uint8_t *scales = block + 96;
@@ -114,9 +114,9 @@ static void decode_q3_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* Decodes the 6-bit scales and minima of the 8 groups of a q4_k or q5_k block.  Of its 12 bytes, the first 8 hold those
- * of groups 0 .. 3 in their lower six bits; the upper two bits belong to groups 4 .. 7, whose lower four bits are in
- * the last 4 bytes. */
+/* Decodes the 6-bit scales and minima of the 8 groups of 32 elements in a q4_k or q5_k block.  They lie in 12 bytes.
+ * The lower six bits of the first 8 bytes are those of groups 0 .. 3; the upper two bits belong to groups 4 .. 7, whose
+ * lower four bits are in the last 4 bytes. */
 static void scales_q4_k(const uint8_t *block, float *s, float *m) {
     const uint8_t *p = block + 4;
     float d = half_at(block), dmin = half_at(block + 2);
@@ -142,7 +142,8 @@ static void decode_q5_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* A q6_k block: 128 bytes with the lower four bits of elements, 64 with the upper two, 16 signed 8-bit scales, d. */
+/* A q6_k block: 128 bytes with the lower four bits of elements, 64 with the upper two, 16 signed 8-bit scales, then d,
+ * the f16 factor of all scales. */
 static void decode_q6_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     float d = half_at(block + 208);
@@ -155,8 +156,8 @@ static void decode_q6_k(const uint8_t *block, int8_t *q, float *s, float *m) {
     }
 }
 
-/* An iq4_xs block: d, 2 bytes with the upper two bits of 8 scales, 4 with their lower four bits, then 128 with the
- * 4-bit element indices into gs_iq4_levels. */
+/* An iq4_xs block: d, the f16 factor of all scales; 2 bytes with the upper two bits of 8 scales, 4 with their lower
+ * four bits, then 128 with the 4-bit element indices into gs_iq4_levels. */
 static void decode_iq4_xs(const uint8_t *block, int8_t *q, float *s, float *m) {
     (void)m;
     float d = half_at(block);

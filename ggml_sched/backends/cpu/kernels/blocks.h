@@ -17,7 +17,7 @@
     X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)
 
 #define GS_MAX_BLOCK 256       /* elements of the largest block */
-#define GS_MAX_GROUPS 16       /* groups of a block             */
+#define GS_MAX_GROUPS 16       /* most groups of a block        */
 
 typedef struct gs_block_kind {
     int32_t type;              /* enum gs_type                                        */
@@ -25,7 +25,7 @@ typedef struct gs_block_kind {
     int32_t bytes;             /* of a block                                          */
     int32_t group;             /* elements that share a scale: 16 or 32               */
     int32_t has_min;           /* whether each group has a minimum m                  */
-    int32_t offset;            /* what makes q unsigned: q + offset is in 0 .. 255    */
+    int32_t offset;            /* to make q unsigned: q + offset is in 0 .. 255       */
     /* Decodes one block to q[elements], s[elements / group] and, where has_min, m[elements / group]. */
     void (*decode)(const uint8_t *block, int8_t *q, float *s, float *m);
 } gs_block_kind;
@@ -33,15 +33,16 @@ typedef struct gs_block_kind {
 /* The description of a quantised type's blocks; NULL for any other type. */
 const gs_block_kind *gs_block_kind_of(int type);
 
-/* The integers q that 4-bit indices stand for, in iq4_nl and iq4_xs, and in mxfp4 (values of e2m1, doubled). */
+/* The integers q that 4-bit indices stand for: gs_iq4_levels in iq4_nl and iq4_xs, gs_mxfp4_levels in mxfp4 (the values
+ * of e2m1, doubled). */
 extern const int8_t gs_iq4_levels[16];
 extern const int8_t gs_mxfp4_levels[16];
 
-/* The scale of an mxfp4 block with exponent byte e: half of 2^(e - 127), as gs_mxfp4_levels are doubled. */
+/* The scale of an mxfp4 block with exponent byte e: half of 2^(e - 127), because gs_mxfp4_levels are doubled. */
 float gs_scale_of_e8m0(uint8_t e);
 
-/* Decodes n elements of a row of `type` to f32; n is a multiple of the block's elements.  Returns 0, or -1 for a type
- * that is not known. */
+/* Decodes n elements of a row of `type` to f32; n is a multiple of the block's elements.  Returns 0, or -1 if `type` is
+ * neither f32, f16, bf16 nor one of the quantised types above. */
 int gs_dequantize_row(int type, const void *src, float *dst, int64_t n);
 
 /* Converts n elements of f32 to `type`: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 or q5_1, rounded like ggml's reference.

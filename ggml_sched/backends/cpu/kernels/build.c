@@ -41,7 +41,7 @@ void gs_forget_tables(gs_tables *in, const gs_node *node) {
 
 /* -- overlap ----------------------------------------------------------------------------------------------- */
 
-/* Whether a tensor's address is no multiple of its element's size; compiled code requires a multiple. */
+/* Whether a tensor is unaligned: its address is not a multiple of its element's size, as compiled code requires. */
 static int is_astray(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     return size > 1 && t->layout.nbytes > 0 && ((uintptr_t)t->data & (uintptr_t)(size - 1)) != 0;
@@ -77,14 +77,14 @@ static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t positio
     return copy;
 }
 
-/* If a source clashes with the result, or a tensor is unaligned, sets `*made` to a node that uses aligned copies
- * instead, and appends the calls that make the copies.  Otherwise `*made` is NULL, and the node can be computed as it
- * is. */
+/* If a source overlaps the result in a way that the kernel does not tolerate (gs_clashes), or a tensor is unaligned,
+ * sets `*made` to a node that uses aligned copies instead, and appends the calls that make the copies.  Otherwise
+ * `*made` is NULL: the node can be computed as it is. */
 static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_node **made) {
     *made = NULL;
     if (is_astray(node)) {
-        /* Copy the result's present bytes, too: the whole copy is written back later, with the gaps between a view's
-         * rows, which belong to other tensors. */
+        /* The copy begins with the result's present bytes: the whole copy is written back later, including the gaps
+         * between the rows of a view, which belong to other tensors. */
         *made = elsewhere(node, node, position, to);
         if (*made == NULL)
             return GS_NO_HOST_MEMORY;
@@ -109,7 +109,7 @@ static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_n
 
 /* -- which kernels ------------------------------------------------------------------------------------------ */
 
-/* Whether all strides are multiples of the element's size, so that aligned first elements make all elements aligned. */
+/* Whether all strides are multiples of the element's size: then all elements are aligned if the first one is. */
 static int strides_are_whole(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     for (int d = 0; d < GS_MAX_DIMS && size > 1; d++)

@@ -7,7 +7,7 @@
 #define GS_MAX_TABLES 8
 
 /* A table that one call computes and many nodes read: the sines and cosines for ROPE, which are equal in every layer of
- * a model.  It is valid until a node writes to the memory of `positions` or `factors`. */
+ * a model.  The table is valid until a node writes to the memory of `positions` or `factors`. */
 typedef struct gs_table {
     const gs_node *positions;   /* source 1 of ROPE                              */
     const gs_node *factors;     /* frequency factors (source 2 of ROPE), or NULL */
@@ -27,13 +27,13 @@ void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factor
 /* Removes the tables that were computed from memory that `node` writes: their values would be outdated. */
 void gs_forget_tables(gs_tables *in, const gs_node *node);
 
-/* Appends the calls of a node; the caller has checked that its memory lies within buffers.  Returns GS_OK;
- * GS_UNSUPPORTED_OP, then nothing was appended; or GS_NO_HOST_MEMORY.  A source that overlaps the result, for an op
- * whose kernel would overwrite values that it still reads, is copied to other memory first. */
+/* Appends the calls of a node; the caller has checked that its memory lies within buffers.  Returns GS_OK,
+ * GS_UNSUPPORTED_OP (nothing was appended) or GS_NO_HOST_MEMORY.  If a source overlaps the result, and the kernel would
+ * overwrite the source's values before it has read them, the first call copies the source to other memory. */
 int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 
-/* gs_build_node for all ops but matrix products, compiled for each instruction set: kernels_*.c.  The node is one that
- * op_rules.h admits, and has a result that is not empty; the builders check what their kernels need besides. */
+/* The part of gs_build_node for one instruction set (kernels_*.c): appends the calls of a node of any op but the matrix
+ * products.  op_rules.h admits the node, and its result is not empty; what else its kernel needs is checked here. */
 int gs_build_portable(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx2(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);
 int gs_build_avx512(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables);

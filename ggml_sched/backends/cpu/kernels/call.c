@@ -22,7 +22,7 @@ int gs_add_call(gs_calls *to, const gs_call *call) {
     return GS_OK;
 }
 
-/* A kept block begins with a pointer to the one before; its data start at the next multiple of 64. */
+/* A block of gs_keep begins with a pointer to the block before; its data start at the next multiple of 64. */
 void *gs_keep(gs_calls *to, int64_t size) {
     if (size < 0 || size > INT64_MAX / 2)
         return NULL;

@@ -26,7 +26,8 @@ typedef struct gs_fault {
 #define GS_FAULT_NONE 0
 #define GS_FAULT_ID 1           /* a row or expert id out of range              */
 
-/* Computes one part of a call.  A kernel that finds a wrong value fills `fault`, whose kind is NONE before. */
+/* Computes one part of a call.  A kernel that finds a wrong value fills `fault`; its caller has set the kind to
+ * GS_FAULT_NONE. */
 typedef void (*gs_run)(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault);
 
 struct gs_call {
@@ -37,9 +38,9 @@ struct gs_call {
     int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
 };
 
-/* A growing list of calls.  While calls run, they have two kinds of work memory, both at a multiple of 64: `shared`
- * bytes in which the calls of one node pass data on, and `scratch` bytes for each thread.  Both sizes are the largest
- * that any node needs. */
+/* A growing list of calls.  While calls run, they have two kinds of work memory, both at addresses that are multiples
+ * of 64: `shared` bytes in which one call of a node leaves data for the node's next call, and `scratch` bytes for each
+ * thread.  Both sizes are the largest that any node needs. */
 typedef struct gs_calls {
     gs_call *call;
     int32_t n;
@@ -49,10 +50,11 @@ typedef struct gs_calls {
     void *kept;                 /* the newest block of gs_keep; each block points to the one before */
 } gs_calls;
 
-/* Appends a copy of `call`; GS_OK or GS_NO_HOST_MEMORY. */
+/* Appends a copy of `call`; returns GS_OK or GS_NO_HOST_MEMORY. */
 int gs_add_call(gs_calls *to, const gs_call *call);
 
-/* Memory for data that calls point to, at a multiple of 64 and valid until gs_free_calls; NULL if malloc fails. */
+/* Memory for data that calls point to, at an address that is a multiple of 64; valid until gs_free_calls.  NULL if
+ * malloc fails. */
 void *gs_keep(gs_calls *to, int64_t size);
 
 /* Frees the calls and all memory from gs_keep, and leaves an empty list. */

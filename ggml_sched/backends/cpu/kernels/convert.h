@@ -24,8 +24,8 @@ static inline float gs_param_f32(const int32_t *params, int i) {
     return gs_f32_of_bits((uint32_t)params[i]);
 }
 
-/* gs_block_elements and gs_block_bytes: elements and bytes of a block of the type.  A type that is not quantised
- * counts as blocks of one element; both are 0 for any type that blocks.h does not decode. */
+/* gs_block_elements and gs_block_bytes: elements and bytes of a block of the type.  A type that is not quantised counts
+ * as blocks of one element; both are 0 for a quantised type that blocks.h does not decode. */
 static inline int gs_block_elements(int type) {
     const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
     return gs_plain_size(type) ? 1 : kind != NULL ? kind->elements : 0;
@@ -36,7 +36,7 @@ static inline int gs_block_bytes(int type) {
     return kind != NULL ? kind->bytes : gs_plain_size(type);
 }
 
-/* Whether gs_quantize_row converts to the type: of the quantised ones, to those that KV caches use. */
+/* Whether gs_quantize_row converts to the type: to all float types, and to those quantised types that KV caches use. */
 static inline int gs_encodes(int type) {
     return gs_is_float(type) || type == GS_TYPE_Q8_0 || type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1
            || type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1;

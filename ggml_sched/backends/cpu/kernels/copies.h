@@ -3,7 +3,7 @@
  * Included once for each instruction set.  Between equal types bytes are copied unchanged; other types are converted
  * through f32.
  */
-#define COPY_WORK 65536         /* elements that one part copies, about */
+#define COPY_WORK 65536         /* about how many elements one part copies */
 
 /* Converts n contiguous elements of a float or quantised type to f32; store_row does the reverse. */
 INLINE void load_row(int type, const void *from, float *to, int64_t n) {
@@ -94,8 +94,8 @@ static void run_copy(const gs_call *call, int32_t part, char *shared, char *scra
 }
 
 /* Copies a transposed matrix, whose elements are neighbours along dimension 1 in the source and along dimension 0 in
- * the destination.  It goes in squares of 16 x 16 elements, so that the cache lines of both sides are used fully; a
- * unit of work is 16 rows of the destination.  Arguments as for run_copy. */
+ * the destination.  Squares of 16 x 16 elements are copied one after another, so that the cache lines of both sides are
+ * used fully; a unit of work is 16 rows of the destination.  Arguments as for run_copy. */
 static void run_transpose(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_layout *a = (const gs_layout *)call->arg[2], *o = (const gs_layout *)call->arg[3];
     int64_t n0 = o->ne[0], n1 = o->ne[1], bands = (n1 + 15) / 16;
@@ -162,7 +162,8 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
     if (!ok || a.ne[0] % gs_block_elements(a.type) || o.ne[0] % gs_block_elements(o.type))
         return GS_UNSUPPORTED_OP;
     if (!same_extents(x, node)) {
-        /* Where extents differ, elements keep their order: a dense tensor can be seen with the other's extents. */
+        /* Where the extents differ, elements keep their order: so the layout of the dense tensor of the two (the
+         * result, if both are dense) is replaced by a dense layout with the other tensor's extents. */
         gs_layout *dense = dense_blocks(node) ? &o : &a;
         const gs_layout *other = dense == &o ? &a : &o;
         if ((dense == &a && !dense_blocks(x)) || other->ne[0] % gs_block_elements(dense->type))
@@ -244,8 +245,8 @@ static int build_get_rows(const gs_node *node, int32_t position, gs_calls *to) {
          : add_rows(node, position, to, run_get_rows, o->ne[0], o->nb[0] != 4 ? o->ne[0] : 0, ROW_WORK);
 }
 
-/* A unit of work is a range of arg[2] elements of all rows of one matrix; a row has arg[3] such ranges.  Work is not
- * cut between rows: of several rows with the same id the last one must be written last. */
+/* A unit of work is a range of arg[2] elements of all rows of one matrix; a row has arg[3] such ranges.  A unit goes
+ * through all rows in order: of several rows with the same id, the last one must be written last. */
 static void run_set_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_node *node = call->node, *b = node->src[0], *ids = node->src[1];
     int type = node->layout.type;

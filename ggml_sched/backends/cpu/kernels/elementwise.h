@@ -1,12 +1,13 @@
 /* elementwise.h -- functions of one element, of two, and gated units: ADD SUB MUL DIV ADD1 ADD_ID, SCALE SQR SQRT LOG
  * CLAMP, UNARY, GLU.
  *
- * Included once for each instruction set.  All is computed in f32, a tile (rows.h) at a time; results of f16 and bf16
- * are rounded once, when they are stored.  An element's result does not depend on its position in a row: the end of a
- * row is computed in a full vector, too.
+ * Included once for each instruction set.  Kernels compute in f32, a tile (rows.h) at a time; results of f16 and bf16
+ * are rounded once, when they are stored.  An element's result does not depend on its position in a row, because the
+ * last elements of a row are computed in a full vector, too.
  */
 
-/* Computes n elements; `b` is the second operand, or any floats where the op has none; `c`: the node's parameters. */
+/* Computes n elements of `out`.  `a`: the first operand; `b`: the second, or any floats if the op has none; `c`: the
+ * node's parameters. */
 typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, const float *c);
 
 /* Defines a tile function; its body computes a vector `y` from the vectors `x` (of a) and `z` (of b). */
@@ -43,22 +44,22 @@ typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, c
         }                                                                                     \
     }
 
-/* NumPy's maximum and minimum of x and a limit: NaN where x is.  Where x is 0 and the limit is 0 of the other sign, the
- * result is the limit, as in ggml. */
+/* above: the maximum of x and a limit; below: the minimum.  As in NumPy, the result is NaN where x is NaN.  Where x is
+ * 0 and the limit is 0 of the other sign, the result is the limit, as in ggml. */
 INLINE vf above(vf x, float limit) { return vpick((x > limit) | (x != x), x, vset(limit)); }
 INLINE vf below(vf x, float limit) { return vpick((x < limit) | (x != x), x, vset(limit)); }
 
-/* The nearest f16, ties to even; values beyond the range of f16 stay unchanged. */
+/* x rounded to the nearest f16 value, ties to even; values beyond the range of f16 stay unchanged. */
 INLINE vf as_half(vf x) {
     vi bits = (vi)x;
     vf normal = (vf)((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fff);
-    /* Below 2^-14, f16 has the multiples of 2^-24, as f32 has from 0.5 to 1: adding and subtracting a number of that
-     * range rounds to such a multiple.  vsign_of keeps the sign of zeros. */
+    /* Below 2^-14 the values of f16 are multiples of 2^-24, and so are those of f32 from 0.5 to 1: adding 0.75 rounds
+     * to such a multiple, and subtracting 0.75 leaves it.  vsign_of keeps the sign of zeros. */
     vf tiny = vsign_of(x, (vabs(x) + 0.75f) - 0.75f);
     return vpick(vabs(x) <= 65504.0f, vpick(vabs(x) < 0x1p-14f, tiny, normal), x);
 }
 
-/* gelu and gelu_quick as ggml looks them up in tables from f16 to f16: argument and result are rounded to f16. */
+/* gelu and gelu_quick with argument and result rounded to f16: ggml looks them up in tables from f16 to f16. */
 INLINE vf gelu_of_halves(vf x) {
     x = as_half(x);
     vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
@@ -153,7 +154,7 @@ static tile_fn gate_of(int sub_op) {
     return sub_op >= 0 && sub_op < GS_N_GLU_OPS ? table[sub_op] : NULL;
 }
 
-/* The tile function of a node, or NULL without one; writes the node's parameters to c. */
+/* The tile function of a node; NULL if its op has none.  Also writes the node's parameters to c. */
 static tile_fn function_of(const gs_node *node, float *c) {
     const int32_t *p = node->params;
     c[0] = c[1] = c[2] = c[3] = 0;
@@ -186,10 +187,10 @@ static tile_fn function_of(const gs_node *node, float *c) {
  * The second operand is repeated to the extents of the first; for ADD_ID, one of its rows is chosen for each row.
  *
  * A unit of work is a piece of a row.  arg[2]: elements of a row; arg[3]: pieces of a row, each of PIECE elements;
- * arg[4]: bytes from the start of a row to the first element of operand a, arg[5]: the same of operand b (the halves of
- * one tensor, for GLU); arg[6]: all tensors are dense, and are computed as if they were one row. */
+ * arg[4], arg[5]: bytes from the start of a row to the first element of operand a and of operand b (not 0 only for a
+ * GLU of one source, whose halves are the operands); arg[6]: 1 if all tensors are dense and computed as one row. */
 #define PIECE 8192
-#define ROW_WORK 16384          /* elements that one part computes, about */
+#define ROW_WORK 16384          /* about how many elements one part computes */
 
 static void run_elementwise(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_node *node = call->node, *a = node->src[0];
@@ -200,7 +201,7 @@ static void run_elementwise(const gs_call *call, int32_t part, char *shared, cha
     const int type_a = a->layout.type, type_b = b->layout.type, type = node->layout.type;
     int64_t width = call->arg[2], pieces = call->arg[3], period = is_flat || b == a ? width : b->layout.ne[0];
     int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
-    if (is_flat) {                              /* dense, though nb[0] may be anything where ne[0] is 1 */
+    if (is_flat) {                              /* dense, but nb[0] may have any value where ne[0] is 1 */
         sa = gs_plain_size(type_a);
         sb = gs_plain_size(type_b);
         so = gs_plain_size(type);

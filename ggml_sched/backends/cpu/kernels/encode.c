@@ -1,7 +1,7 @@
 /* encode.c -- encodes rows of f32 as quantised blocks, rounded like ggml's reference (quantize_row_*_ref).
  *
- * Values are limited to the range of the block's integers before they are cast, NaN to the highest: a cast of inf, NaN
- * or a larger number is undefined in C.
+ * A value is limited to the range of the block's integers before it is cast to an integer, and a NaN becomes the
+ * largest of them: in C, a cast of inf, NaN or a number out of range is undefined.
  */
 #include "blocks.h"
 #include "floats.h"
@@ -13,7 +13,7 @@ static void put_half(uint8_t *at, float value) {
     memcpy(at, &bits, sizeof(bits));
 }
 
-/* q limited to low .. high, without its fraction; `high` if q is a NaN. */
+/* q limited to low .. high, with its fraction cut off; `high` if q is a NaN. */
 static int limited(float q, float low, float high) {
     q = q <= high ? q : high;
     return (int)(q >= low ? q : low);
@@ -29,8 +29,9 @@ static uint32_t put_nibbles(uint8_t *at, const int *level) {
     return fifth;
 }
 
-/* Encodes a block of q4_0 (offset 8) or q5_0 (16).  The scale is such that the element furthest from zero becomes the
- * integer 0, the lowest; it has the element's sign.  A NaN counts as furthest, as NumPy's argmax has it. */
+/* Encodes a block of q4_0 (offset 8) or q5_0 (16).  The element furthest from zero becomes the lowest integer, 0, which
+ * stands for -offset times the scale; so the scale has the opposite sign of that element.  A NaN counts as furthest
+ * from zero, as in NumPy's argmax. */
 static void encode_signed(const float *x, uint8_t *block, int offset) {
     float most = 0, at_most = 0;
     int level[32];

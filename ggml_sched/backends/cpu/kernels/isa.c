@@ -1,4 +1,5 @@
-/* isa.c -- the best instruction set that the processor has and kernels use; the variable GGML_SCHED_ISA can lower it.
+/* isa.c -- the best instruction set that both the processor and the kernels have; the environment variable
+ * GGML_SCHED_ISA can choose a lower one.
  *
  * The variable is read for each node that is compiled, so a test may change it between two graphs.
  */

@@ -1,8 +1,8 @@
 /* matmul.c -- turns a MUL_MAT or MUL_MAT_ID node into calls: checks its shapes, divides the work, and converts columns.
  *
- * A column is a row of source 1 (b), the activations; k is its length.  It is converted to activation cells
- * (product.h).  How the work is divided depends on shapes only, never on the number of threads, so that results do not
- * either.  The kernels that multiply are in tables, one for each ISA.
+ * A column is a row of source 1 (b), the activations; k is its length.  Columns are first converted to activation cells
+ * (product.h).  How the work is divided depends on shapes alone, so that results do not depend on the number of
+ * threads.  The kernels that multiply are in tables, one for each ISA.
  */
 #include "matmul.h"
 
@@ -16,8 +16,8 @@
 /* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
 #define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
 #define MANY_WORK (4 << 20)     /* multiplications of an item, where a group has many columns                */
-#define COLUMN_WORK (8 << 20)   /* multiplications of an item, where the columns of one panel of rows are split */
-#define LEAST_COLUMNS 240       /* least columns of an item where they are split: each item repacks the panel */
+#define COLUMN_WORK (8 << 20)   /* multiplications of an item of one panel of rows and some columns of a group  */
+#define LEAST_COLUMNS 240       /* least columns of such an item, as each item repacks its panel of rows      */
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
 
 static const gs_product_kernels *kernels_here(void) {
@@ -49,7 +49,8 @@ static float value_at(const char *at, int32_t type) {
          : type == GS_TYPE_F16 ? gs_f32_of_f16(gs_load_u16(at)) : gs_f32_of_bf16(gs_load_u16(at));
 }
 
-/* n values of a row of b as contiguous, aligned f32: `at` itself if they are that, else converted to `room`. */
+/* n values of a row of b, from address `at` on, as contiguous and aligned f32: `at` itself if they are stored like
+ * that, else a converted copy in `room`. */
 static const float *values_at(const char *at, const gs_layout *b, int n, float *room) {
     int64_t step = b->nb[0];
     if (b->type == GS_TYPE_F32 && step == 4) {
@@ -139,7 +140,8 @@ static void prepare(const gs_call *call, int32_t part, char *shared, char *scrat
 
 /* -- the call `choose` of MUL_MAT_ID: sorts tokens by the experts that they chose --------------------------------- */
 
-/* Reads the expert id of pair p; 0, with a fault, if it is out of range. */
+/* Reads the expert id of pair p (a token and one of its chosen experts) to *id.  Returns 1; or 0 if the id is out of
+ * range, and then fills `fault`. */
 static int read_expert(const gs_product *of, int64_t p, int32_t *id, gs_fault *fault) {
     const gs_node *ids = of->node->src[2];
     int64_t used = ids->layout.ne[0], n_experts = of->node->src[0]->layout.ne[2];
@@ -211,8 +213,9 @@ static void multiply(const gs_call *call, int32_t part, char *shared, char *scra
 
 /* -- building ----------------------------------------------------------------------------------------------------- */
 
-/* Cuts the product into items and parts.  `columns`: how many columns a group probably has.  Where they are few,
- * the time goes into reading weights, and an item is measured by their bytes; otherwise by its multiplications. */
+/* Cuts the product into items and parts.  `columns`: how many columns a group probably has.  If these are few, reading
+ * weights takes most of the time, so the size of an item is counted in bytes of weights; otherwise in
+ * multiplications. */
 static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     int64_t panel = of->kernels->panel, cost, whole;
     of->column_step = of->columns;
@@ -286,7 +289,7 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     return GS_OK;
 }
 
-/* Whether the kernels take the strides and extents. */
+/* Whether the kernels can compute a node with these strides and extents. */
 static int fits(const gs_node *node) {
     const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout;
     const gs_block_kind *kind = gs_block_kind_of(a->type);

@@ -27,7 +27,7 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
         most = size > most ? size : most;
     }
     memset(cell, 0, sizeof(*cell));
-    if (most >= 0x7f800000u) { /* inf or NaN is among them */
+    if (most >= 0x7f800000u) { /* an element is inf or NaN */
         cell->d = cell->sum_low = cell->sum_high = cell->sum_both = NAN;
         return;
     }

@@ -5,10 +5,11 @@
  * without branches on these.
  *
  * A level is the integer q of a quantised weight (blocks.h).  The instructions that multiply bytes want one side
- * unsigned, so levels become unsigned bytes, q + offset.  What that adds to a product, offset times the sum of the
- * activations, is subtracted again: it is the start value of the sum (gs_cell_q), or is treated as a minimum
- * (gs_strip).  With AVX2, types that would need an offset of 128 stay signed, as sums of two products would not fit 16
- * bits: there the activation takes the level's sign, and the level its absolute value (dot4).
+ * unsigned, so levels become unsigned bytes, q + offset.  This adds offset times the sum of the activations to a
+ * product.  To take it off again, the sum of products begins at minus that number (gs_cell_q), or the number is treated
+ * as a minimum (gs_strip).  With AVX2, types that would need an offset of 128 stay signed, because sums of two products
+ * would not fit 16 bits: their levels are replaced by the absolute values, and each activation gets its level's sign
+ * (dot4).
  */
 #include <immintrin.h>
 #include <math.h>
@@ -51,7 +52,7 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
     uint32_t bits = (uint32_t)_mm_cvtsi128_si32(top);
     if (bits >= 0x7f800000u || bits < GS_LEAST_BITS) {
         memset(cell, 0, sizeof(*cell));
-        if (bits >= 0x7f800000u) /* inf or NaN is among them */
+        if (bits >= 0x7f800000u) /* an element is inf or NaN */
             cell->d = cell->sum_low = cell->sum_high = cell->sum_both = NAN;
         return;
     }

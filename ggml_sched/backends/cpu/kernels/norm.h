@@ -45,8 +45,8 @@ HELPER void shift_and_divide(float *out, const float *x, int64_t n, float shift,
         out[i] = (x[i] - shift) / divisor;
 }
 
-/* A row of f32 as contiguous elements: `from` itself if it is contiguous, else copied to `copy`.  spread_row does the
- * reverse for a result. */
+/* A row of n f32 elements, `stride` bytes apart, as contiguous elements: `from` itself if they are contiguous, else a
+ * copy in `copy`.  spread_row does the reverse for a result. */
 INLINE const float *dense_row(const char *from, int64_t stride, int64_t n, float *copy) {
     if (stride == 4 || n == 1)
         return (const float *)from;
@@ -115,7 +115,7 @@ static void run_diag_mask(const gs_call *call, int32_t part, char *shared, char 
 
 /* -- SOFT_MAX --------------------------------------------------------------------------------------------- */
 
-/* ALiBi: the factor by which the mask of a head is multiplied (Press et al. 2021); 1 without max_bias. */
+/* ALiBi: the factor by which the mask of a head is multiplied (Press et al. 2021); 1 if max_bias is 0 (no ALiBi). */
 HELPER float slope_of(int64_t head, int64_t n_head, float max_bias) {
     if (max_bias <= 0 || max_bias != max_bias)
         return 1;

@@ -1,12 +1,12 @@
-/* op_rules.h -- the nodes of each op: how many sources they have, of which types and extents, with which parameters,
- * and which sources the result may overwrite.
+/* op_rules.h -- which nodes each op allows: how many sources, of which types and extents, with which parameters; and
+ * which sources the result may overwrite.
  *
- * Invariant: whether a node fits depends on no address, and on strides only for SET.  What kernels need besides, they
- * check themselves: the compiled kernels in their builders, those of ggml in supported_ops.h.
+ * Invariant: these checks read no address, and read strides only for SET.  What else a kernel needs is checked with the
+ * kernel: by the builders of compiled kernels, and in supported_ops.h for ggml's kernels.
  *
- * gs_extents_fit: whether the sources, extents and parameters of a node are such as its op has in ggml.
- * gs_types_fit: whether its types are such as the oracle computes, or quantised types of the set `more`.  To be called
- * if gs_extents_fit is true.
+ * gs_extents_fit: whether ggml's op allows the number of sources, the extents and the parameters of a node.
+ * gs_types_fit, called only after gs_extents_fit has returned true: whether the oracle computes a node of these types;
+ * in sources and results that may be quantised, types of the set `more` are allowed, too.
  */
 #ifndef GGML_SCHED_KERNELS_OP_RULES_H
 #define GGML_SCHED_KERNELS_OP_RULES_H
@@ -25,9 +25,9 @@
 #define GS_MOVABLE (GS_WEIGHTS | GS_PLAIN)
 #define GS_MAX_RULED_SRC 7
 
-/* `least` sources are needed, up to `most` allowed.  Bit i of `inplace`: the kernels here, and the oracle, compute the
- * op also where source i has the result's memory and layout.  `result` and `src`: sets of types; where `result` is 0,
- * the result has the type of source 0. */
+/* A node has `least` to `most` sources.  Bit i of `inplace`: compiled kernels and the oracle compute the op correctly,
+ * too, if source i has the result's memory and layout.  `result` and `src[i]`: sets of allowed types (bit t: type t);
+ * if `result` is 0, the result has the type of source 0. */
 typedef struct gs_op_rule {
     int32_t least, most, inplace;
     uint64_t result, src[GS_MAX_RULED_SRC];
@@ -73,7 +73,7 @@ static inline const gs_op_rule *gs_rule_of(int op) {
     return rule != NULL && (rule->most || rule->result) ? rule : NULL;
 }
 
-/* Whether source k of a node is the destination that the op writes to: the node is a view of it. */
+/* Whether source k of a node is the destination that the op writes to, of which the node is a view. */
 static inline int gs_is_destination(const gs_node *n, int k) {
     return (n->op == GS_OP_CPY && k == 1) || (n->op == GS_OP_SET_ROWS && k == 2);
 }
@@ -121,8 +121,8 @@ static inline int gs_types_fit(const gs_node *n, uint64_t more) {
     }
 }
 
-/* Whether some id of a tensor of row ids is outside 0 .. limit - 1; sets *bad to the first such id.  `data`: the ids'
- * memory, at any address. */
+/* Whether some id of a tensor of row ids is outside 0 .. limit - 1; sets *bad to the first such id.  `data`: the memory
+ * of the ids, which need not be aligned. */
 static inline int gs_bad_id(const gs_layout *ids, const char *data, int64_t limit, int64_t *bad) {
     const int64_t *ne = ids->ne, *nb = ids->nb;
     for (int64_t i3 = 0; i3 < ne[3]; i3++)
@@ -164,10 +164,11 @@ static inline int64_t gs_count(const int64_t *a) {
     return n;
 }
 
-/* Whether n is a multiple of `each`; 0 has no multiple but 0. */
+/* Whether n is a multiple of `each`; the only multiple of 0 is 0. */
 static inline int gs_is_multiple(int64_t n, int64_t each) { return each == 0 ? n == 0 : n % each == 0; }
 
-/* Whether a is repeated a whole number of times along each dimension of d, or d is empty. */
+/* Whether a tensor of extents a can be repeated, a whole number of times in each dimension, to extents d; true if d is
+ * empty. */
 static inline int gs_repeats(const int64_t *a, const int64_t *d) {
     int fits = 1;
     for (int i = 0; i < GS_MAX_DIMS; i++)
@@ -175,13 +176,15 @@ static inline int gs_repeats(const int64_t *a, const int64_t *d) {
     return fits || gs_count(d) == 0;
 }
 
-/* Whether a mask has extents [n_kv, >= n_rows, n_head / r, n_batch / s], for whole numbers r and s. */
+/* Whether a mask has extents [n_kv, >= n_rows, n_head / r, n_batch / s], for whole numbers r and s.  NULL (no mask)
+ * fits. */
 static inline int gs_mask_fits(const int64_t *mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch) {
     return mask == NULL || (mask[0] == n_kv && mask[1] >= n_rows && mask[2] > 0 && n_head % mask[2] == 0 && mask[3] > 0
                             && n_batch % mask[3] == 0);
 }
 
-/* Whether SET writes inside its result, by the strides and the offset of its parameters, and the result has no gaps. */
+/* Whether the elements that SET writes, by the strides and the offset in its parameters, lie inside its result, and the
+ * result has no gaps. */
 static inline int gs_window_fits(const gs_node *n) {
     const gs_layout *d = &n->layout, *b = &n->src[1]->layout;
     int64_t size = gs_traits_of_type(b->type).type_size, end = size, dense = gs_traits_of_type(d->type).type_size;
@@ -207,7 +210,7 @@ static inline int gs_concat_fits(const int64_t *d, const int64_t *a, const int64
     return fits;
 }
 
-/* Parameters 2 i and 2 i + 1 of PAD are the zeros before and after along dimension i. */
+/* Parameters 2 i and 2 i + 1 of PAD: how many zeros it adds before and after the source's elements in dimension i. */
 static inline int gs_pad_fits(const int64_t *d, const int64_t *a, const int32_t *p) {
     int fits = 1;
     for (int i = 0; i < GS_MAX_DIMS; i++)
@@ -222,7 +225,8 @@ static inline int gs_flash_fits(const int64_t *d, const int64_t *q, const int64_
            && (sinks == NULL || gs_count(sinks) == q[2]);
 }
 
-/* s: table of states [d_state, head_dim, n_head, n]; x: [head_dim, n_head, n_tokens, n_seqs]. */
+/* s, source 0: the table of states, [d_state, head_dim, n_head, n].  x, source 1: [head_dim, n_head, n_tokens,
+ * n_seqs]. */
 static inline int gs_scan_fits(const int64_t *d, const int64_t *const src[]) {
     const int64_t *s = src[0], *x = src[1], *b = src[4], kept[GS_MAX_DIMS] = {s[0], s[1], s[2], x[3]};
     int64_t n;
@@ -271,7 +275,7 @@ static inline int gs_extents_fit(const gs_node *n) {
                && c[0] % b[1] == 0 && gs_extents_are(d, a[1], c[0], b[2], 1);
     case GS_OP_GET_ROWS:
         return b[3] == 1 && a[2] == b[1] && a[3] == b[2] && gs_extents_are(d, a[0], b[0], b[1], b[2]);
-    case GS_OP_SET_ROWS:            /* the rows, their ids, and the tensor that the result is a view of */
+    case GS_OP_SET_ROWS:            /* a: the rows; b: their ids; c: the tensor that the result is a view of */
         return gs_same_from(0, d, c) && a[0] == d[0] && gs_same_from(2, a, d) && b[3] == 1 && a[1] == b[0] && b[1] > 0
                && b[2] > 0 && a[2] % b[1] == 0 && a[3] % b[2] == 0;
     case GS_OP_ADD_ID:

@@ -1,8 +1,8 @@
 /* pool.c -- see pool.h.
  *
  * One word, `next`, describes the present call: its number in the upper half, how many of its parts are unclaimed in
- * the lower.  A thread claims a part by a compare-and-swap of that word, so a claim of an earlier call fails.  Between
- * a claim and its report in `done`, `call` stays valid, because the caller waits until all parts are done.
+ * the lower.  A thread claims a part by a compare-and-swap of that word, so a late claim for an earlier call fails.
+ * Between a claim and its report in `done`, `call` stays valid, because the caller waits until all parts are done.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -21,8 +21,8 @@
 #define STACK_BYTES (512 << 10)
 #define CACHE_LINE 128          /* bytes between words of different threads, against false sharing */
 
-/* The threads of a pool and all that they share.  It is made anew whenever threads are started.  A forked child reads
- * nothing of its parent's but `owner`, because the parent's threads and locks are of no use there. */
+/* The threads of a pool and all that they share.  A new crew is made whenever threads are started.  A forked child
+ * reads only `owner` of its parent's crew, because the parent's threads and locks are of no use there. */
 typedef struct crew {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
     _Alignas(CACHE_LINE) _Atomic int32_t done;      /* parts of the present call that are done */
@@ -202,9 +202,9 @@ static void drop_crew(gs_pool *pool) {
         end_crew(c);
 }
 
-/* Takes hold of the pool; returns 0 if another thread of this process holds it.  In a forked child the parent's threads
- * do not exist, and locks that they held stay locked for ever: so the child ignores a holder of the parent, and drops
- * the parent's crew without freeing it. */
+/* Takes hold of the pool and returns 1; or returns 0 if another thread of this process holds it.  In a forked child the
+ * parent's threads do not exist, and locks that they held stay locked for ever: so the child ignores a holder of the
+ * parent, and drops the parent's crew without freeing it. */
 static int hold(gs_pool *pool) {
     int32_t here = (int32_t)getpid(), holder = atomic_load(&pool->holder);
     while (holder != here)

@@ -20,7 +20,8 @@ typedef struct gs_work {
     int32_t n_threads;
 } gs_work;
 
-/* How long a call took, in nanoseconds: for the caller, and in its parts on all threads together. */
+/* How long a call took, in nanoseconds.  wall: from its begin to its end; busy: the sum over its parts, on all
+ * threads. */
 typedef struct gs_time {
     int64_t wall;
     int64_t busy;
@@ -28,7 +29,7 @@ typedef struct gs_time {
 
 gs_pool *gs_pool_new(void);
 
-/* Sets the largest number of threads of a run, its caller included; ends the running threads. */
+/* Sets the largest number of threads of a run, its caller included; ends the running threads if that number changes. */
 void gs_pool_resize(gs_pool *pool, int32_t n_threads);
 
 /* Ends the threads; the next gs_pool_run that needs threads starts new ones. */
@@ -39,7 +40,7 @@ void gs_pool_free(gs_pool *pool);
 int32_t gs_pool_alive(gs_pool *pool);
 
 /* Runs the n calls in order.  Stops after the first call with a fault and returns its index; -1 if there was none.
- * `times`: NULL, or n times to add to. */
+ * `times`: an entry for each of the n calls, to which its time is added; NULL: no times. */
 int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_time *times,
                     gs_fault *fault);
 

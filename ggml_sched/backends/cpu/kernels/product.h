@@ -23,16 +23,17 @@
 #define GS_CELL 64
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
-#define GS_FEW_Q 2             /* most columns that quantised weights are multiplied with row by row, not by panels */
+#define GS_FEW_Q 2             /* most columns with which quantised weights are multiplied row by row, not by panels */
 #define GS_FEW_F 12            /* the same for float weights: to repack for so few would take longer than it saves  */
 #define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */
 #define GS_STEP_F 16           /* elements of a cell that meets float weights                                    */
 #define GS_LEAST_BITS 0x03800000u /* 2^-120: cells of smaller values become zero, so that 127 / largest is finite */
 
 /* An activation cell of 32 elements, as 8-bit integers: x = d * q.  Kernels add `offset` to the integers of weights, to
- * make them unsigned; what that adds to a product is taken off by starting from -offset * (sum of q): `low` over
- * the first 16 elements, `high` over the second 16, `both` over all 32.  sum_low, sum_high and sum_both are
- * d * (sum of q), which the minima of weights are multiplied by.  A cell with an inf or NaN has q 0, d and sums NaN. */
+ * make them unsigned.  To take off what this adds to a product, the sum of products begins at -offset * (sum of q):
+ * `low` for the first 16 elements, `high` for the second 16, `both` for all 32.  sum_low, sum_high and sum_both are d *
+ * (sum of q), by which the minima of weights are multiplied.  If an element is inf or NaN, all q are 0, and d and these
+ * three are NaN. */
 typedef struct gs_cell_q {
     int8_t q[32];
     int32_t low, both;
@@ -42,10 +43,10 @@ typedef struct gs_cell_q {
     int32_t unused;
 } gs_cell_q;
 
-/* Eight steps of a column, as kernels for few columns and quantised weights take them: together, so that one vector
- * holds the numbers of all eight.  d and sum have an element for each scale of the weights in these steps, 8 or 16.
- * The weights' minima are multiplied by sum; for a type without minima its scales are, and sum includes the factor
- * -offset.  Steps beyond k are zeros. */
+/* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
+ * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
+ * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
+ * the weights' scales.  Steps beyond k are zeros. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {

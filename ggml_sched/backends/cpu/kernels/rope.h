@@ -1,14 +1,14 @@
 /* rope.h -- ROPE: rotary position embedding, pairs side by side ("normal") or half a head apart ("neox"), with YaRN.
  *
- * Included once for each instruction set.  Angles, and their sines in f64, are computed once for each position, into a
- * table that later nodes with the same positions and parameters share (build.h); the rotation is in f32.
+ * Included once for each instruction set.  Sines and cosines are computed once for each position, in f64, into a table
+ * that later nodes with the same positions and parameters share (build.h); the rotation is in f32.
  *
  * The table has, for each position, `half` cosines, then `half` sines; `half` is the number of rotated pairs.
  */
 
-/* A table and what it is computed from, besides positions and frequency factors. */
+/* A table of sines and cosines, and the values from a node's parameters that it is computed from. */
 typedef struct angles {
-    double *per_position;       /* [half] radians for each step of position */
+    double *per_position;       /* [half] the angle of each pair at position 1, in radians */
     float *table;
     int64_t n_positions;
     int32_t half;
@@ -114,8 +114,8 @@ static void run_rope(const gs_call *call, int32_t part, char *shared, char *scra
     }
 }
 
-/* Sets `found` to the angles for a node's positions and parameters.  If no earlier node has made that table, adds a
- * call that computes it. */
+/* Sets `found` to the angles for a node's positions and parameters.  If no earlier node has made the table of these
+ * angles, adds a call that computes the table. */
 static int find_angles(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables, angles **found) {
     const gs_node *positions = node->src[1], *factors = node->n_src > 2 ? node->src[2] : NULL;
     *found = gs_find_table(tables, positions, factors, node->params);

@@ -142,10 +142,10 @@ INLINE void put_tile(const float *tile, char *to, int type, int64_t stride, int6
 /* -- cutting nodes into parts ------------------------------------------------------------------------ */
 
 /* How many of `n` units of work (rows, heads: the kernel's choice) make a part.  `each` is the cost of one unit, `want`
- * the cost that a part should have. */
+ * the cost that a part should have, both counted in elements or multiplications. */
 HELPER int64_t units_per_part(int64_t n, int64_t each, int64_t want) {
     int64_t units = each > 0 ? want / each : n;
-    int64_t most = (n + (1 << 20) - 1) >> 20;       /* units of a part at least: there are at most 2^20 parts */
+    int64_t most = (n + (1 << 20) - 1) >> 20;       /* least units of a part, so that there are at most 2^20 parts */
     units = units > most ? units : most;
     return units < 1 ? 1 : units;
 }
@@ -198,8 +198,8 @@ static int outside(int64_t id, int64_t limit, int source, gs_fault *fault) {
     return 1;
 }
 
-/* Checks that every id of source number arg[0] is in 0 .. arg[1] - 1.  A call of its own, so that an invalid id is
- * found before anything is written. */
+/* Checks that every id of source number arg[0] is in 0 .. arg[1] - 1.  This is a call of its own, so that an invalid id
+ * is found before anything is written. */
 static void run_check_ids(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     const gs_node *ids = call->node->src[call->arg[0]];
     int64_t id;

@@ -13,7 +13,7 @@ typedef struct gs_shared_call {
     _Atomic int32_t next;       /* the first part that no thread has claimed; 0 before a run */
     const gs_call *call;
     const gs_work *work;
-    char padding[104];          /* to 128 bytes: the counters of two calls never share a cache line   */
+    char padding[104];          /* makes it 128 bytes: no two calls have counters in one cache line   */
 } gs_shared_call;
 
 /* Computes parts of a call until none is left.  Only for kernels that report no fault, as any fault is dropped.

@@ -1,7 +1,7 @@
 /* sort.h -- ARGSORT, TOP_K, ARGMAX: indices of the elements of a row, sorted by value, or of the largest.
  *
- * Included once for each instruction set.  Elements of equal value keep the order of their indices; NaNs come last,
- * ascending and descending.
+ * Included once for each instruction set.  Elements of equal value keep the order of their indices; NaNs come last, in
+ * ascending and in descending order.
  */
 
 /* Whether x is sorted before y. */
@@ -9,8 +9,8 @@ INLINE int before(float x, float y, int descending) {
     return (descending ? x > y : x < y) || (y != y && x == x);
 }
 
-/* Sorts the indices 0 .. n - 1 of a row: runs of 16 by insertion, which are then merged.  `order` and `spare` have room
- * for n indices each; returns the one that holds the result. */
+/* Sorts the indices 0 .. n - 1 of a row: 16 at a time by insertion, then by merging.  `order` and `spare` have room for
+ * n indices each; returns the one of the two that holds the result. */
 static int32_t *sort_row(const char *x, int64_t stride, int64_t n, int descending, int32_t *order, int32_t *spare) {
 #define AT(i) (*(const float *)(x + (i) * stride))
     for (int64_t first = 0; first < n; first += 16) {

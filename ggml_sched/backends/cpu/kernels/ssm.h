@@ -1,8 +1,8 @@
 /* ssm.h -- SSM_CONV and SSM_SCAN: the convolution along tokens and the selective scan of state-space models.
  *
- * Included once for each instruction set.  The sum over a filter's taps is added tap after tap, as the oracle does.  A
- * scan goes token after token, because each state depends on the one before; so parts are cut along channels, heads and
- * sequences, never along tokens.
+ * Included once for each instruction set.  The products of a filter's taps are added tap after tap, as in the oracle.
+ * A scan goes token after token, because each state depends on the one before; so parts are cut along channels, heads
+ * and sequences, never along tokens.
  */
 
 /* A unit of work is one channel, in all sequences. */
@@ -31,7 +31,7 @@ static int build_ssm_conv(const gs_node *node, int32_t position, gs_calls *to) {
 }
 
 /* One token of one channel: state[i] = state[i] * exp(step * a[i]) + x * step * b[i] for n elements; returns the sum of
- * state[i] * c[i].  sa, sb, sc: strides in bytes; sa is 0 where one a serves all elements. */
+ * state[i] * c[i].  sa, sb, sc: strides in bytes; sa is 0 where all elements share one a. */
 static float scan_row(float *state, int64_t n, const char *a, int64_t sa, float step, float x, const char *b,
                       int64_t sb, const char *c, int64_t sc) {
     vf sum = vset(0);

@@ -1,7 +1,8 @@
 /* vector.h -- vectors of f32 of the width of the instruction set being compiled for, and functions of them.
  *
- * Included once for each instruction set, with GS_LEVEL one of enum gs_isa.  The vector types of GCC and Clang let the
- * same source become SSE2 or NEON, AVX2, and AVX-512.  Errors are at most 2 ulp unless a function says otherwise.
+ * Included once for each instruction set, with GS_LEVEL set to its value of enum gs_isa.  The vector types of GCC and
+ * Clang let the same source become SSE2 or NEON, AVX2, and AVX-512.  Errors are at most 2 ulp unless a function says
+ * otherwise.
  */
 #include <math.h>
 #include <stdint.h>
@@ -106,7 +107,7 @@ INLINE vf vfrom_f16(const uint16_t *p) {
 #else
     vu h = __builtin_convertvector(*(const vh_any *)p, vu);
     vu sign = (h & 0x8000) << 16, rest = h & 0x7fff;
-    /* Multiplying by 2^112 corrects the exponent, whose bias is 15 in f16, 127 in f32; exact, also of subnormals. */
+    /* Multiplying by 2^112 corrects the exponent, whose bias is 15 in f16, 127 in f32; exact, also for subnormals. */
     vf value = (vf)(rest << 13) * vset(gs_f32_of_bits(0x77800000));
     vu special = (vu)(rest >= 0x7c00);
     vu wide = (special & (rest << 13 | 0x7f800000)) | (~special & (vu)value);
@@ -121,8 +122,8 @@ INLINE void vto_f16(uint16_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 #else
     vu bits = (vu)x, sign = bits & 0x80000000u, rest = bits & 0x7fffffff;
-    /* small: f16 subnormals; value + 0.5 has the rounded subnormal in its low bits.  normal: the mantissa rounded to
-     * nearest, ties to even. */
+    /* `small`: the bits of an f16 subnormal, which are, rounded, the low bits of value + 0.5.  `normal`: the bits of
+     * any other f16, the mantissa rounded to nearest, ties to even. */
     vu small = (vu)((vf)rest + vset(0.5f)) - 0x3f000000;
     vu normal = (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
     vu is_small = (vu)((vi)rest < (113 << 23)), is_big = (vu)((vi)rest >= 0x477ff000);
@@ -218,8 +219,8 @@ INLINE vf vlog1p_positive(vf x) {
     vi bits = (vi)u - 0x3f3504f3;           /* the bits of sqrt(1/2) */
     vi e = bits >> 23;
     vf m = (vf)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    /* The part of x that rounding 1 + x to u lost, as a correction of the logarithm; 0 where u is so large that it does
-     * not matter. */
+    /* Corrects the logarithm for the part of x that is lost when 1 + x is rounded to u; 0 where u is so large that this
+     * part does not matter. */
     vf lost = vpick(u < 16777216.0f, (x - (u - 1.0f)) / u, vset(0.0f));
     vf p = vset(6.921794964e-02f);
     p = vfma(p, m, vset(-1.180588048e-01f));

@@ -119,7 +119,7 @@ INLINE float half(const uint8_t *at) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(gs_load_u16(at))));
 }
 
-/* Writes 8 unsigned bytes, as f32 and times `times`, to `to`. */
+/* Writes 8 unsigned bytes of v to `to`, as f32 multiplied by `times`. */
 INLINE void put_unsigned(float *to, __m128i v, float times) {
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_set1_ps(times)));
 }
@@ -225,8 +225,8 @@ INLINE __m512i left_by(__m512i v, const int a, const int b) {
     return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
 }
 
-/* Adds `value` to each byte of v for which the same byte of `bits` has bit j (in the lower half of v) or bit j + 1 (in
- * the upper half) set. */
+/* Adds `value` to each byte of v where the byte of `bits` at the same place has a certain bit set: bit j for bytes in
+ * the lower half of v, bit j + 1 in the upper half. */
 INLINE __m512i where_bit(__m512i v, __m512i bits, const int j, const int value) {
     __m512i bit = _mm512_inserti64x4(wide_bytes(1 << j), bytes(2 << j), 1);
     return _mm512_or_si512(v, _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bits, bit), wide_bytes(value)));

@@ -1,4 +1,4 @@
-/* x86_few_f.h -- rows of f32, f16 and bf16 times at most a tile of columns, a row at a time.
+/* x86_few_f.h -- weights of f32, f16 and bf16 times at most GS_FEW_F columns: one row of weights at a time.
  *
  * Included by matmul_x86.h.
  */

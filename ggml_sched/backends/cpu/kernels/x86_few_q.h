@@ -1,7 +1,7 @@
-/* x86_few_q.h -- quantised rows times one or two columns: straight from the blocks, a row at a time.
+/* x86_few_q.h -- quantised weights times one or two columns: decoded from their blocks, one row of weights at a time.
  *
- * Included by matmul_x86.h.  With so few columns each block is used once or twice, so memory bandwidth limits the speed
- * if there is little to compute for each block: therefore a strip's eight steps share one vector of scales.
+ * Included by matmul_x86.h.  With so few columns each block is used once or twice.  Memory bandwidth alone limits the
+ * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.
  */
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
@@ -30,8 +30,8 @@ INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
 #undef HALF_AT
 }
 
-/* Adds the products of eight steps of a row, whose blocks begin at p, with strip number `at` of each of N columns:
- * scaled sums to acc[column], what minima or the offset contribute to low[column]. */
+/* Multiplies eight steps of a row, whose blocks begin at p, with strip number `at` of each of N columns: adds the
+ * scaled sums of products to acc[column], and the contribution of minima, or of the offset, to low[column]. */
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
                       vec acc[][2], __m256 low[]) {
     float s[16], m[16];
@@ -88,7 +88,8 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
 #endif
 }
 
-/* Adds the products of one block of 32 elements, step j of the last strip, which the row does not fill. */
+/* Adds the products of one block of 32 elements, step j of the last strip, where the row ends before all eight
+ * steps. */
 INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int j,
                      __m256 rest[], float sum[]) {
     float s[16], m[16];

@@ -2,8 +2,9 @@
  *
  * Included by matmul_x86.h.
  */
-/* Repacks k elements, from element `from` on, of a panel of rows as f32: the elements of all rows at one k together,
- * then zeros up to a multiple of 8 elements.  If fewer than a panel's rows are left, the last one fills the rest. */
+/* Repacks the k elements from number `from` on of a panel of rows as f32: element 0 of every row, then element 1 of
+ * every row, and so on, with zeros up to a multiple of 8 elements.  If only `rows` rows of the panel are left, the last
+ * row fills the others. */
 INLINE void pack_f(const int type, const char *a, int64_t stride, int64_t rows, int64_t from, int64_t k, float *panel) {
     const int element = type == GS_TYPE_F32 ? 4 : 2;
     for (int64_t at = 0; at < k; at += 8, panel += 8 * PANEL)

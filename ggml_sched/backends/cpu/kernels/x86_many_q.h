@@ -1,11 +1,12 @@
 /* x86_many_q.h -- quantised rows times many columns.
  *
  * Included by matmul_x86.h.  A panel of rows is repacked so that one vector holds elements at the same k of
- * neighbouring rows; it is then multiplied with tiles of columns.  Products of the 32 elements of a step (of 16, for
- * types with two scales) are summed in integers, exactly; each such sum is then scaled and added in f32.
+ * neighbouring rows; the panel is then multiplied with tiles of columns.  Products of the 32 elements of a step (of 16,
+ * for types with two scales) are summed in integers, exactly; each such sum is then scaled and added in f32.
  */
 /* Bytes of a step (32 elements of k) of a packed panel.  For each of the step's scales it holds: the scale of every
- * row, the minimum of every row if the type has minima, then the levels, four neighbours of every row together. */
+ * row, the minimum of every row if the type has minima, then the levels: the first four of every row, then the next
+ * four of every row, and so on. */
 INLINE int64_t step_bytes(const int type) {
     return PANEL * (32 + 4 * halves_of(type) * (1 + has_min(type)));
 }
@@ -58,8 +59,9 @@ INLINE ivec dot4_wide(const int type, ivec start, ivec levels, ivec y) {
 #endif
 }
 
-/* Adds the products of a packed panel with N columns, whose cells begin at y (`width` cells a step), to acc.  Of `type`
- * only the number of scales, the minima and the sign of levels matter, as packed levels of all types are alike. */
+/* Adds the products of a packed panel with N columns, whose cells begin at y (`width` cells a step), to acc.  `type`
+ * need not be the packed type, but must agree with it in the number of scales, in having minima or not, and in having
+ * signed levels or not: packed panels of such types are alike. */
 INLINE void tile_q(const int type, const int N, const char *panel, int64_t steps, const gs_cell_q *y, int64_t width,
                    vec acc[2][TILE_Q]) {
     const int halves = halves_of(type), groups = 8 / halves;

@@ -7,7 +7,7 @@ INLINE float total(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* start + the sums of four products of bytes each, levels * y, in 32-bit integers. */
+/* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes. */
 INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
 #if WIDE
     (void)type;

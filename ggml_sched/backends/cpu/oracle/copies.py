@@ -1,7 +1,7 @@
 """Moving data: dup cpy cont, set, repeat, concat, pad.
 
-Elements keep their order (innermost first) when the two shapes differ.  Types convert
-through f32; equal types copy bytes unchanged.
+Elements keep their order (innermost first) when the two shapes differ.  Different types are converted through f32;
+equal types are copied byte by byte.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def clamp(of: Operands) -> Floats:
 # -- functions ----------------------------------------------------------------------------
 
 Function: TypeAlias = Callable[["Floats"], np.ndarray]
-"""From contiguous f32 to f32."""
+"""A function from a contiguous f32 array to an array of results."""
 
 GELU_A, GELU_B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))
 MAX_HALF = np.float32(65504)

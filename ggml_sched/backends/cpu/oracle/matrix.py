@@ -17,7 +17,7 @@ CONVERTED = 1 << 18
 """Elements of a chunk of weights that is converted to f32: 1 MiB, which fits the cache of a core."""
 
 DIRECT = 1 << 22
-"""Elements of a chunk of f32 weights, which need no conversion."""
+"""Elements of a chunk of f32 weights, which is larger because these need no conversion."""
 
 
 def _multiply(x: np.ndarray, a: np.ndarray, kind: Type, out: np.ndarray) -> None:
@@ -45,8 +45,8 @@ def mul_mat(of: Operands) -> np.ndarray:
 
 @kernel("MUL_MAT_ID")
 def mul_mat_id(of: Operands) -> np.ndarray:
-    """For each expert, the columns of all tokens that chose it are multiplied as one matrix.  `slot`: which of a
-    token's chosen experts it is."""
+    """For each expert, the columns of all tokens that chose it are multiplied as one matrix.  `slot`: the place of the
+    expert among those that its token chose."""
     experts, b, ids = of.raw(0)[0], of.f32(1)[0], of.raw(2)[0, 0]
     check_ids(ids, len(experts), of)
     out = np.empty((ids.size, of.dst.shape[3]), np.float32)

@@ -1,7 +1,7 @@
 """State space models: ssm_conv, ssm_scan (Gu and Dao 2023; Dao and Gu 2024).
 
-The scan goes token by token, for all heads at once; the heads of a group read the same B and C.  Source 0 of ssm_scan
-is a table of states, source 6 says which of them each sequence begins with.  An id outside the table raises
+The scan goes token by token, for all heads at once; several heads in a row may read the same B and C.  Source 0 of
+ssm_scan is a table of states, source 6 says which of them each sequence begins with.  An id outside the table raises
 BackendError before anything is written.
 """
 

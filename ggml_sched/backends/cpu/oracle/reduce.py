@@ -1,7 +1,8 @@
 """Sums, means, norms, and the order of rows: sum sum_rows mean, norm rms_norm l2_norm group_norm, argmax argsort top_k,
 arange.
 
-A row is summed in f32, contiguous, because NumPy then adds pairwise, which loses little; `sum` adds in f64.
+Rows are made contiguous and summed in f32: NumPy adds contiguous rows pairwise, which loses little precision; `sum`
+adds in f64.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def l2_norm(of: Operands) -> np.ndarray:
 
 @kernel("GROUP_NORM")
 def group_norm(of: Operands) -> None:
-    """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
+    """Groups of ceil(channels / n_groups) channels; as in ggml, the last group may be smaller."""
     x, channels = of.dense(0), of.dst.shape[1]
     width = -(-channels // int_param(of.node, 0))
     for batch in range(len(x)):

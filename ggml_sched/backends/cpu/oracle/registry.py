@@ -18,8 +18,9 @@ Compute = Callable[[Operands], "np.ndarray | None"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`compute` returns the values of a node's result as f32, or writes them to `dst` itself and returns None.
-    Bit i of `inplace`: source i, if it has the result's layout, may have its memory, and the result is the same."""
+    """`compute` returns the values of a node's result as f32, or writes them to `dst` itself and returns None.  Bit i
+    of `inplace` is set if source i may have the result's memory, provided that it has the result's layout: the kernel's
+    result is then the same."""
 
     compute: Compute
     inplace: int
