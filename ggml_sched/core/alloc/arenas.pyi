@@ -1,4 +1,4 @@
-"""The typed view of core.alloc.arenas: other extensions alone use it."""
+"""The typed view of core.alloc.arenas: only other extension modules use it."""
 
 from typing import Any
 

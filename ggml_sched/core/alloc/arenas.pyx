@@ -44,7 +44,7 @@ ctypedef struct gs_reuse_trials:
 
 
 cdef int64_t fill_chunks(const gs_plan *p, int32_t backend, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
-    """Raise each of sizes[n_chunks] to the bytes that this chunk of the arena needs; returns their sum."""
+    """Raise sizes[k], for each chunk k of the arena, to the bytes that the chunk needs; returns the sum of sizes."""
     cdef int64_t total = 0, at
     cdef int32_t i
     for i in range(p.n):
@@ -170,7 +170,7 @@ cdef void trials_free(gs_reuse_trials *w) noexcept nogil:
 
 
 cdef int trials_init(gs_reuse_trials *w, gs_allocation *a) noexcept nogil:
-    """Measure the first result, and find out which other modes could make an arena smaller."""
+    """Compute the bytes of each arena in the first result, and find out which other modes could make one smaller."""
     cdef int64_t n = max(a.r.p.n_backends, 1)
     cdef int32_t i
     memset(w, 0, sizeof(gs_reuse_trials))
@@ -194,7 +194,7 @@ cdef int trials_init(gs_reuse_trials *w, gs_allocation *a) noexcept nogil:
 cdef inline bint may_shrink_whole(const gs_allocation *a, int32_t i, int64_t size) noexcept nogil:
     """Whether the arena of backend i, of `size` bytes, could be smaller in mode GS_REUSE_WHOLE.
 
-    It cannot if its size is its `peak`, the most bytes alive without freed tails: no mode needs fewer.
+    It cannot if `size` is the arena's `peak`, the most bytes alive without freed tails: no mode needs fewer.
     """
     return a.arenas[i].n_partial > 0 and size != a.arenas[i].peak
 
@@ -214,7 +214,7 @@ cdef int trials_run(gs_reuse_trials *w, gs_allocation *a, int32_t mode) noexcept
     for i in range(n):
         a.arenas[i].reuse = mode
         a.arenas[i].limit = w.best[i]
-        # Without a refused source, GS_REUSE_ALL gives the same arena as the first walk.
+        # If no source was refused for its offset, GS_REUSE_ALL gives the same arena as the first walk.
         if w.best[i] > 0 and (mode != GS_REUSE_ALL or w.arenas[i].n_refused > 0):
             a.arenas[i].wanted = &wanted
             wanted += 1

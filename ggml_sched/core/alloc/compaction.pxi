@@ -48,7 +48,7 @@ cdef void skyline_raise(gs_skyline *s, int32_t first, int32_t last, int64_t top)
             k += 1
 
 
-ctypedef struct gs_owners:      # of one arena
+ctypedef struct gs_owners:      # the owners of memory in one arena
     int32_t n
     bint some_trimmed           # some owner has a freed tail
     int32_t *id
@@ -74,7 +74,7 @@ cdef void list_owners(const gs_plan *p, int32_t arena, gs_owners *o) noexcept no
 
 
 cdef bint sort_by_offset(const gs_plan *p, gs_owners *o) noexcept nogil:
-    """Fill the keys of all owners, sorted by offset, the id in the low bits; False if the offsets do not fit."""
+    """Fill o.keys, sorted by offset, with the owner's id in the low bits; False if an offset is too large for a key."""
     cdef int32_t i
     cdef int shift = 0, n_bytes = 0
     cdef int64_t bits = 0
@@ -94,7 +94,7 @@ cdef bint sort_by_offset(const gs_plan *p, gs_owners *o) noexcept nogil:
 
 
 cdef int64_t sink_owners(gs_plan *p, gs_owners *o, int64_t stride, gs_skyline *s) noexcept nogil:
-    """Move the offsets of owners down; each stays in its chunk.  Returns the end of the highest one.
+    """Move the offsets of owners down, each in its chunk (`stride` 0: there is one).  Returns the highest owner's end.
 
     No owner moves if offsets are too large to be sorted; the result is then INT64_MAX.
     """
@@ -118,7 +118,7 @@ cdef int repack(const gs_plan *p, const gs_owners *o, gs_pack *pack, gs_pack_res
     """Pack an arena in about linear time; the offsets are in pack.best, and the caller frees `pack`.
 
     If packing would take long, or sums of sizes overflow, nothing is packed and result.arena is INT64_MAX.
-    GS_NO_HOST_MEMORY.
+    The only error is GS_NO_HOST_MEMORY.
     """
     cdef int status = pack_prepare(pack, o.n, p.n_seq + 1, o.birth, o.stop, o.size)
     memset(result, 0, sizeof(gs_pack_result))
@@ -131,7 +131,7 @@ cdef int repack(const gs_plan *p, const gs_owners *o, gs_pack *pack, gs_pack_res
 
 
 cdef int compact_arena(gs_plan *p, gs_owners *o, gs_skyline *s) noexcept nogil:
-    """Choose new offsets for the owners of one arena of one chunk.  GS_NO_HOST_MEMORY."""
+    """Choose new offsets for the owners of one arena of one chunk.  The only error is GS_NO_HOST_MEMORY."""
     cdef gs_pack pack
     cdef gs_pack_result result
     cdef int64_t end = INT64_MAX
@@ -151,7 +151,7 @@ cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *ar
     """Move the offsets of all owners to the low end of their arenas, by the plan's sizes; each stays in its chunk.
 
     Lifetimes, freed tails and in-place reuse do not change.  `in_order`: no arena is packed anew, owners only sink.
-    GS_NO_HOST_MEMORY.
+    The only error is GS_NO_HOST_MEMORY.
     """
     cdef int64_t n_blocks = (p.n_seq >> SKYLINE_BITS) + 1
     cdef int64_t n_heights = n_blocks * (SKYLINE_BLOCK + 2)

@@ -7,7 +7,7 @@ from ggml_sched.core.pack.solve cimport gs_blocks
 
 
 cdef enum:
-    OUTSIDE = -1            # `arena_of` a tensor whose memory is not in an arena
+    OUTSIDE = -1            # the value in `arena_of` for a tensor whose memory is not in an arena
 
 
 # Fusion groups: the members of each group, and the group of each tensor.
@@ -57,7 +57,7 @@ ctypedef struct gs_arena:
     int64_t limit           # bytes of the best result so far: an arena whose `peak` reaches it is no improvement
     int32_t *wanted         # shared: how many arenas may still improve; at 0 the walk ends early.  NULL: it never does
     int32_t n_partial       # nodes that reuse only the front of a larger memory
-    int32_t n_owners        # owners of memory that are not empty
+    int32_t n_owners        # owners of more than 0 bytes of memory
     int32_t section         # index of the current section (an interval of time, core/pack/prepare.pxi)
     bint waiting            # memory was allocated since the last section began
 
@@ -75,7 +75,7 @@ cdef inline int32_t group_of(const gs_groups *w, int32_t id) noexcept nogil:
 
 
 cdef inline bint group_holds(const gs_groups *w, int32_t group, int32_t id) noexcept nogil:
-    """Whether an id is a member of this group, or a view of one."""
+    """Whether an id is a member of this group, or a view of a member."""
     return id < w.n_tensors and w.within[id] == group
 
 
@@ -86,7 +86,7 @@ cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexce
 
 
 cdef inline void plan_mark_late(gs_plan *p, int32_t id) noexcept nogil:
-    """Set or clear GS_STATE_LATE of memory whose offset the walk does not choose.
+    """Set or clear GS_STATE_LATE of an id whose offset is chosen after the walk.
 
     A leaf that is born after the start may get an offset where another tensor lived before: it must be loaded at its
     birth, not at the start.

@@ -27,7 +27,7 @@ include "walk_replay.pxi"
 include "compaction.pxi"
 
 cdef enum:
-    DIES_WITH_GROUP = -2    # as a death: no reader is left, but the memory stays until its fusion group has run
+    DIES_WITH_GROUP = -2    # a value of `death`: no reader is left, but memory stays until its fusion group has run
 
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
@@ -161,13 +161,13 @@ cdef void gallocr_trim(gs_walk *f, gs_arena *arena, int32_t id, int32_t now) noe
 
 
 cdef inline void gallocr_give(gs_walk *f, gs_arena *arena, int64_t offset, int64_t size) noexcept nogil:
-    """Make a range of an arena free; without host memory for that, the walk fails."""
+    """Make a range of an arena free; if this needs host memory and there is none, set the walk's status."""
     if arena.blocks != NULL and blocks_give(arena.blocks, offset, size) != GS_OK:
         f.status = GS_NO_HOST_MEMORY
 
 
 cdef void gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Free an id's memory, if this walk allocated it or it was in an arena before."""
+    """Free an id's memory, if that lies in an arena, even if it was allocated there before this walk."""
     cdef int64_t size
     cdef gs_arena *arena
     # Find the owner, the first tensor in a chain of in-place reuse; an output in the chain keeps the memory allocated.
@@ -209,7 +209,7 @@ cdef inline void gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t n
 
 
 cdef void gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Node id has run: count it as done with its sources and its alloc dependencies."""
+    """Node id has run: count its reads of sources, and its alloc dependencies, as done."""
     cdef int32_t k
     if group_of(f.groups, id) >= 0:
         gallocr_finish_member(f, arenas, id, now)
@@ -220,7 +220,7 @@ cdef void gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
 
 
 cdef void gallocr_drop_deps(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Count a node as done with its alloc dependencies."""
+    """Count the alloc dependencies of a node as done."""
     cdef int32_t k
     if f.p.state[id] & GS_STATE_DEPENDS:
         for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
@@ -228,7 +228,7 @@ cdef void gallocr_drop_deps(gs_walk *f, gs_arena *arenas, int32_t id, int32_t no
 
 
 cdef void gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """As gallocr_finish, for a member of a fusion group.
+    """The walk has passed node id, a member of a fusion group: drop the sources that the group no longer needs.
 
     All members run at the position of the last one, and use sources from outside the group until then.  Sources inside
     the group are done as if the members ran one by one, so that members may reuse each other's memory in place.
@@ -264,8 +264,8 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
                      bint leafs_first, int32_t *failed) noexcept nogil:
     """Allocate the nodes of a walk and the tensors that they read.
 
-    `leafs_first`: leafs are allocated from the start, not from their first use.  Copies that are kept or have several
-    copy slots always are, because an earlier compute has filled them.
+    `leafs_first`: leafs are allocated from the start, not from their first use.  So are, in any case, copies that are
+    kept or have several copy slots, because an earlier compute has filled them.
     `inplace[arena * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order` is NULL, or a parse
     sequence (GraphAllocator.set_parse_seq): positions in seq, and -1 for a barrier; memory is freed only at barriers.
     On failure *failed is the id without memory.  GS_OUT_OF_MEMORY is also the status if the walk ends early because no

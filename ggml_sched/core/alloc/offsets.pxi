@@ -1,9 +1,9 @@
 # Offsets of each arena, chosen once all its lifetimes are known.
 #
 # The walk of gallocr_run gives lifetimes and in-place reuse.  Packing then chooses all offsets of an arena together.
-# Packing treats each memory as a rectangle (size by lifetime) and does not use freed tails: if its arena is larger than
-# the live bytes, best fit, which does, is tried too, and the smaller arena is used.  An arena in chunks has offsets
-# from the walk already; it is packed into one buffer if that is possible.
+# Packing treats each memory as a rectangle (size by lifetime) and does not use freed tails: if the packed arena exceeds
+# the live bytes, best fit, which uses them, is tried too, and the smaller arena is used.  An arena in chunks has
+# offsets from the walk already; it is packed into one buffer if that is possible.
 
 cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena,
                     int32_t *method) noexcept nogil:
@@ -27,7 +27,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
     if status == GS_OK:
         status = pack_prepared(&p, GS_PACK_NO_CAPACITY, GS_PACK_PLANNER_BUDGET, &packing)
     if blocks.chunk:
-        # An arena in several chunks leaves gaps in them; one buffer is better whenever the packing fits in a chunk.
+        # Chunks of an arena have gaps at their ends; one buffer is better whenever the packing fits in a chunk.
         taken = status == GS_OK and packing.arena <= blocks.chunk
     elif status == GS_OK and packing.arena <= arena.peak:
         taken = True
@@ -95,7 +95,7 @@ cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_ar
     cdef int32_t *end
     cdef int32_t b, i, n = 0
     cdef int status = GS_OK
-    # The owners of each arena, one arena after the other.
+    # `owner` gets the owners of memory, one arena after the other; end[b]: where the next owner in arena b goes.
     owner = <int32_t *>malloc((f.n_owners + n_backends) * sizeof(int32_t))
     if owner == NULL:
         return GS_NO_HOST_MEMORY

@@ -2,8 +2,8 @@
 #
 # Ids 0 .. n_tensors-1 are the graph's tensors; then come the copies that a scheduler adds, then the further copy slots
 # of copies that have several.  Each id has an arena (of a backend; OUTSIDE for residents) and a size, rounded up to the
-# arena's alignment.  Owns two blocks: `scratch`, freed once a plan is made, and that of the ids of `p`, which then
-# belongs to the plan.  `layout`, `slot`, `alike` and `dep` point into the graph.
+# arena's alignment.  A gs_walk owns two blocks of memory: `scratch`, freed once a plan is made, and the arrays of `p`
+# that plan_alloc_ids makes, which the plan takes over.  `layout`, `slot`, `alike` and `dep` point into the graph.
 
 cdef int plan_alloc_ids(gs_plan *p, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil:
     """Allocate the arrays of a plan that have an entry for each id; sizes, offsets and states are zero."""
@@ -90,7 +90,7 @@ cdef void walk_from_graph(gs_walk *f, const gs_graph *g) noexcept nogil:
 
 
 cdef uint64_t walk_wiring(const gs_walk *f) noexcept nogil:
-    """A hash of all but shapes, sizes and offsets: ops, flags, arenas, sources, roots, alloc dependencies, order."""
+    """A hash of a walk without shapes, sizes and offsets: ops, flags, arenas, sources, roots, dependencies, order."""
     cdef uint64_t h = gs_mix(<uint64_t>f.p.n, <uint64_t>f.p.n_seq)
     cdef int32_t i, k
     for i in range(f.p.n):

@@ -1,14 +1,15 @@
 # Replaying an allocation: the offsets of a measured walk, used for another walk of the same wiring.
 #
-# walk_can_replay checks that this is possible, walk_replay copies the offsets; no decision is made again.  Invariant:
-# if walk_can_replay is true, the measured offsets are as sound for the new walk as for the measured one.
-# Used by GraphAllocator (measure, then allocate) and for reserved plans (core/plan/replay.pxi).
+# A measured walk is an earlier one whose results were kept: by a GraphAllocator, which measures a graph before it
+# allocates, or in a reserved plan (core/plan/replay.pxi).  walk_can_replay checks that a replay is possible,
+# walk_replay copies the offsets; no decision is made again.
+# Invariant: if walk_can_replay is true, the measured offsets are as sound for the new walk as for the measured one.
 
 cdef bint walk_can_replay(gs_walk *f, const gs_plan *measured, const gs_backend_info *backends) noexcept nogil:
-    """Whether the measured offsets can be used for f: no size is larger, and all in-place reuse is still allowed.
+    """Whether the offsets of `measured`, an earlier walk, suit f: no size is larger, in-place reuse is still allowed.
 
-    Sets f.p.view_offs of the ids that reuse memory in place to their offset in their root.  `backends` are the
-    owners of the arenas, or NULL if memory is only reused at its front.
+    Sets f.p.view_offs of the ids that reuse memory in place to their offset in their root.  `backends` has the
+    alignment of each arena; NULL if memory is only reused at its front.
     """
     cdef int32_t i, k
     if f.p.n != measured.n or f.p.n_seq != measured.n_seq:
@@ -16,7 +17,7 @@ cdef bint walk_can_replay(gs_walk *f, const gs_plan *measured, const gs_backend_
     for i in range(f.p.n):
         if f.p.arena_of[i] != measured.arena_of[i] or f.p.size[i] > measured.size[i]:
             return False
-        # An id that had an address in an arena before the measured walk must have the same address now.
+        # An id that had an address in an arena before the walk `measured` must have the same address now.
         if had_address(&f.p, i) != had_address(measured, i):
             return False
         if had_address(&f.p, i) and f.p.offset[i] != measured.offset[i]:
@@ -36,10 +37,10 @@ cdef inline bint had_address(const gs_plan *p, int32_t i) noexcept nogil:
 
 cdef bint can_reuse_again(gs_walk *f, const gs_plan *measured, const gs_backend_info *backends,
                           int32_t i) noexcept nogil:
-    """Whether node i can reuse the memory of the same source as in the measured walk.
+    """Whether node i can reuse the memory of the same source as in `measured`, an earlier walk.
 
     The source must have i's layout, and i must fit at the source's offset.  The source is the root, or a view of the
-    root; a view may have another shape than the root, and another offset in it than in the measured walk.
+    root; a view may have another shape than the root, and another offset in it than in `measured`.
     """
     cdef int32_t k, s, r = measured.root[i]
     cdef int64_t inside, was, room
@@ -60,13 +61,13 @@ cdef bint can_reuse_again(gs_walk *f, const gs_plan *measured, const gs_backend_
         r = measured.root[r]
     if inside == was:
         return True
-    # While i lives, the memory stays allocated at least up to i's measured end, and up to what is left of its tail.
+    # While i lives, the memory stays allocated up to i's measured end, or up to `rest`, where a tail begins, if higher.
     room = max(was + measured.size[i], measured.rest[r])
     return backends != NULL and inside % backends[f.p.arena_of[i]].alignment == 0 and inside + f.p.size[i] <= room
 
 
 cdef void walk_replay(gs_walk *f, const gs_plan *measured) noexcept nogil:
-    """Copy the measured offsets, lifetimes and in-place reuse to f."""
+    """Copy the offsets, lifetimes and in-place reuse of `measured`, an earlier walk, to f."""
     cdef int32_t i
     for i in range(f.p.n):
         f.p.offset[i] = measured.offset[i]

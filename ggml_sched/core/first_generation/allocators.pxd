@@ -7,7 +7,7 @@ from ggml_sched.core.pack.solve cimport gs_blocks
 
 
 cdef class TensorAllocator:
-    cdef readonly BufferBase buffer     # kept alive; closed by close() only if owned
+    cdef readonly BufferBase buffer     # kept alive; close() closes it if `owns_buffer`
     cdef readonly bint is_measure
     cdef readonly int64_t alignment
     cdef readonly bint closed
@@ -17,7 +17,7 @@ cdef class TensorAllocator:
     cdef gs_blocks blocks               # owned
     cdef Lease lease                    # for tensors allocated one by one since the last reset
     cdef Lease graph_lease              # for tensors allocated with a whole graph since the last reset
-    cdef Lease early_lease              # for those of them that are leafs in memory that no other tensor has before
+    cdef Lease early_lease              # for leafs of a graph whose memory no other tensor has before them
     cdef dict live                      # {tensor: bytes} of the tensors allocated one by one, kept alive
     cdef object __weakref__
     cdef int64_t size_of(self, Tensor t) except -1

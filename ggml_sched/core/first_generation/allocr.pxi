@@ -14,17 +14,17 @@ cdef class Allocator(TensorAllocator):
         return self
 
     def set_parse_seq(self, seq):
-        """GraphAllocator.set_parse_seq."""
+        """See GraphAllocator.set_parse_seq."""
         self.gallocr.set_parse_seq(seq)
 
     def alloc_graph(self, graph):
-        """GraphAllocator.alloc_graph on this allocator's buffer; returns max_size."""
+        """See GraphAllocator.alloc_graph; the tensors are placed in this allocator's buffer.  Returns max_size."""
         return self.gallocr.alloc_graph(self, graph)
 
     def offset_of(self, t):
-        """GraphAllocator.offset_of."""
+        """See GraphAllocator.offset_of."""
         return self.gallocr.offset_of(t)
 
     def inplace_root(self, t):
-        """GraphAllocator.inplace_root."""
+        """See GraphAllocator.inplace_root."""
         return self.gallocr.inplace_root(t)

@@ -15,9 +15,9 @@ cdef class AllocationPass:
 
 
 cdef bint same_but_for_the_end(tuple ours, tuple measured, int64_t room):
-    """Whether the free blocks equal those before measuring, but for the last block's end, which must be `room`.
+    """Whether the free blocks `ours` equal `measured`, those before a measurement, except that the last ends at `room`.
 
-    The measuring buffer is larger than any other, so only the last block's end differs.
+    A buffer with which an allocator measures is larger than any other, so its last free block ends later.
     """
     if len(ours) != len(measured) or ours[:-1] != measured[:-1]:
         return False
@@ -56,8 +56,8 @@ cdef class GraphAllocator:
         return tallocr.max_size
 
     def alloc_graph_n(self, Graph graph not None, table):
-        """Like alloc_graph with an allocator for each tensor: a mapping {tensor: tallocr}, or a sequence parallel
-        to `graph.tensors` (None for tensors that live elsewhere).  Returns each allocator's max_size, by first use."""
+        """Like alloc_graph with an allocator for each tensor: `table` maps {tensor: tallocr}, or is a sequence parallel
+        to `graph.tensors` (None: a tensor that lives elsewhere).  Returns the allocators' max_size, by first use."""
         cdef list tallocrs = []
         cdef list arena_of = []
         if not isinstance(table, dict) and len(table) != len(graph.tensors):
@@ -211,7 +211,10 @@ cdef class GraphAllocator:
         return order
 
     cdef bint replay(self, AllocationPass p, list tallocrs, object key) except -1:
-        """Replay the measured offsets of this wiring, if the free blocks are as before and no tensor is larger."""
+        """Replay the offsets measured for `key`, if free blocks are as they were then and no tensor is larger.
+
+        Returns whether they were replayed.
+        """
         cdef AllocationPass m = self.measured.get(key)
         cdef TensorAllocator tallocr
         cdef gs_walk *f
@@ -247,7 +250,7 @@ cdef class GraphAllocator:
             f"largest free block of {tallocr.room} bytes has {largest}", tallocr.buffer.backend.name, size, largest)
 
     cdef int bind(self, AllocationPass p, Graph graph, list tallocrs) except -1:
-        """Give the tensors their addresses; undone if a buffer's hook raises."""
+        """Give the tensors their addresses; undone if a buffer's init_tensor raises."""
         cdef Tensor t
         cdef TensorAllocator tallocr
         cdef int32_t i
@@ -279,8 +282,8 @@ cdef class GraphAllocator:
         return 0
 
     def offset_of(self, Tensor t not None):
-        """Bytes from the first aligned address, views included; None for a tensor that lives elsewhere
-        (or that nothing in the graph uses).  GraphError for a tensor of another graph."""
+        """The offset of t, or of a view, in bytes from the buffer's first aligned address; None for a tensor that lives
+        elsewhere or that nothing in the graph uses.  GraphError for a tensor of another graph."""
         cdef int64_t offset = self.last_pass().walk.p.offset[self.find(t)]
         return None if offset < 0 else offset
 

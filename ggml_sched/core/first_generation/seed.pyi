@@ -1,4 +1,4 @@
-"""The typed view of core.first_generation.seed: other extensions alone use it."""
+"""The typed view of core.first_generation.seed: only other extension modules use it."""
 
 from typing import Any
 

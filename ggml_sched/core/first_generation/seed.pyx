@@ -15,10 +15,10 @@ from ggml_sched.core.plan.placement cimport (
 
 
 cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t id) noexcept nogil:
-    """The backend for node id by those of its sources: a better-ranked one replaces the choice so far if its source is
-    at least as large as the sources chosen before.
+    """Choose a backend for node id among those of its sources, at[source] (-1: none); returns -1 if none has one.
 
-    As in ggml, the result depends on the order of the sources.
+    A better backend replaces the choice so far if its source is at least as large as the one of that choice.  As in
+    ggml, the result depends on the order of the sources.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t best = INT32_MAX, k, s
@@ -73,8 +73,8 @@ cdef void seed_assign_sources(const gs_request *r, int32_t *assign, unsigned cha
 cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
     """Complete the placement.
 
-    Tensors without a backend get the best one; nodes whose backend does not support them, the best that does; views,
-    that of their root.
+    Nodes without a backend get the best one.  Nodes whose backend does not support them move to the best backend that
+    does.  Views get the backend of their root, and leafs without a backend that of their first reader.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, root, b
@@ -162,7 +162,7 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_splits *w) no
 
 
 cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *w, int32_t *failed) noexcept nogil:
-    """Assign and split by the first generation's rules."""
+    """Choose placement, splits and copies by the rules of ggml's first generation; failed[0]: the node of an error."""
     cdef int32_t i
     cdef int status
     for i in range(r.g.n_tensors):

@@ -1,7 +1,7 @@
 # TensorAllocator: addresses for single tensors, best fit over one buffer.
 #
-# Owns the free blocks of that buffer.  Invariant: the tensors in `live` and the free blocks together cover the buffer,
-# apart from graph allocations, which use the same blocks but are not in `live`.  Corresponds to ggml_tallocr.
+# Owns the free blocks of that buffer.  Invariant: free blocks, the tensors in `live` (allocated one by one) and the
+# tensors of graph allocations (not in `live`) together cover the buffer.  Corresponds to ggml_tallocr.
 
 cdef object _wrap_memory        # makes a buffer over the caller's memory; a Python module registers it at import
 
@@ -65,7 +65,7 @@ cdef class TensorAllocator:
 
     @classmethod
     def measure_from_backend(cls, BackendBase backend not None):
-        """Like `measure`, with the backend's alignment and its own alloc-size rule."""
+        """An allocator of addresses without memory, as `measure`; alignment and sizes are those of the backend."""
         return cls(measure_buffer(backend), is_measure=True)
 
     cdef int check_open(self) except -1:
@@ -74,7 +74,7 @@ cdef class TensorAllocator:
         return 0
 
     cdef int64_t size_of(self, Tensor t) except -1:
-        """Bytes that `t` takes: the buffer's alloc-size, rounded up to the alignment."""
+        """Bytes that `t` takes: what the buffer's alloc_size says, rounded up to the alignment."""
         cdef int64_t size = checked_alloc_size(self.buffer.backend, t, self.buffer.alloc_size(t))
         if gs_checked_align(size, self.alignment, &size) != GS_OK:
             raise OutOfMemory(f"{describe(t)}: {size} bytes cannot be aligned to {self.alignment}",
@@ -85,7 +85,7 @@ cdef class TensorAllocator:
         """Give a tensor an address; returns its offset from the first aligned address.
 
         Raises PlacementError for a view or a tensor that has an address, OutOfMemory with the largest
-        free block as `available`.  Unless it measures, calls the buffer's `init_tensor`.
+        free block as `available`.  Calls the buffer's `init_tensor`, unless this allocator only measures.
         """
         cdef int64_t offset, size, high = self.blocks.max_size
         self.check_open()
@@ -114,7 +114,7 @@ cdef class TensorAllocator:
         return offset
 
     def free(self, Tensor t not None):
-        """Take a tensor's address away.  Ignores tensors that `alloc` has not placed here, or a graph has freed."""
+        """Take a tensor's address away.  Ignores one that `alloc` has not placed here, or that a graph has freed."""
         if self.closed or t not in self.live or t.c_buffer() is not self.buffer:
             return
         self.buffer.settle()
@@ -152,7 +152,7 @@ cdef class TensorAllocator:
         blocks_reset(&self.blocks, self.room)
 
     def close(self):
-        """Make all addresses from this allocator invalid, and close the buffer if it owns that; idempotent."""
+        """Make all addresses from this allocator invalid, and close the buffer if the allocator owns it; idempotent."""
         if not self.closed:
             self.buffer.settle()
             self.closed = True

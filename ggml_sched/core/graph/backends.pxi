@@ -4,12 +4,13 @@
 # subclass.  Corresponds to the queries in ggml_backend_i and ggml_backend_buffer_i.
 
 _INPLACE_OPS = inplace_ops()
-ALL_SOURCES = -1        # as an in-place mask: every source may be the destination
+ALL_SOURCES = -1        # an in-place mask with all bits: every source may be the destination
 
 
 cdef enum:
-    FIRST_BLOCK_WORDS = 32      # 32-bit words in a ContextState's first block of parameters; a later block is twice as large
-    LARGEST_BLOCK_WORDS = 4096  # the most words of a block
+    # 32-bit words in a ContextState's first block of parameters; each later block has twice as many, up to the largest.
+    FIRST_BLOCK_WORDS = 32
+    LARGEST_BLOCK_WORDS = 4096
 
 
 cdef class ContextState:
@@ -48,8 +49,8 @@ cdef class ContextState:
 cdef class Lease:
     """The period in which the addresses that one allocation handed out are valid.
 
-    While computes are queued under it, `drain` waits for them; it is called before memory that they use is freed or
-    given to another use (BufferBase.settle).
+    While computes are queued under the lease, `drain` is a function that waits for them; it is called before memory
+    that they use is freed or gets another use (BufferBase.settle).
     """
 
     def __cinit__(self):
@@ -62,7 +63,7 @@ cdef class Lease:
         return self.rebound
 
     cpdef void end(self) noexcept:
-        """Make every address under this lease invalid until `revive`.  Computes must not be queued under it then."""
+        """Make every address under this lease invalid until `revive`.  No compute may still be queued under it."""
         self.alive = False
         self.drain = None
 
@@ -107,8 +108,8 @@ cdef class BackendBase:
         self.alignment = alignment
 
     def expect_queries(self, nodes):
-        """The support queries about these nodes come next: a backend for which each answer takes a message may ask
-        about all of them at once.  By default does nothing."""
+        """Called before the support queries about these nodes: a backend in another process may get all answers by one
+        message.  By default does nothing."""
 
     def supports_op(self, node):
         """Whether `graph_compute` can run this node; depends on its kind only: op, parameters, types and shapes."""
@@ -178,8 +179,8 @@ cdef class BackendBase:
     cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil:
         return -1
 
-    # A compiled subclass overrides these to compute and to copy without Python; docs/cython-api.md has an example.  Where
-    # the backend has a queue they are work of this queue, and the structs live until it is done.
+    # A compiled subclass overrides these to compute and to copy without Python; docs/cython-api.md has an example.  A
+    # backend with a queue may only queue the work and return; the structs stay valid until the work is done.
 
     cdef int c_compute(self, const gs_run_nodes *run, gs_error *error) noexcept nogil:
         """Compute the nodes of a run, in order, at their addresses; instead of `graph_plan_compute`."""
@@ -188,9 +189,9 @@ cdef class BackendBase:
     cdef int c_copy(self, const gs_node *src, const gs_node *dst, BackendBase other, gs_error *error) noexcept nogil:
         """Copy src to dst, of equal layout, one of which is in this backend's memory, the other in that of `other`.
 
-        Called for the destination's backend, then for the source's; instead of `cpy_tensor_from` and `cpy_tensor_to`.
-        Where the copy is work of the source's queue, the source's backend comes first: instead of `cpy_tensor_async`.
-        Bytes between the elements of dst must stay as they are.
+        Called in place of `cpy_tensor_from` and `cpy_tensor_to`: for the destination's backend, then for the source's.
+        A copy that is work of the source's queue is tried with the source's backend first, in place of
+        `cpy_tensor_async`.  Bytes between the elements of dst must stay as they are.
         """
         return GS_NOT_DONE
 
@@ -247,7 +248,7 @@ cdef class BufferBase:
             self.free()
 
     cdef int settle(self) except -1:
-        """Wait for queued computes that use this memory: its contents or its owner are about to change."""
+        """Wait for queued computes that use this memory, because it is about to be overwritten, freed or given away."""
         cdef Lease lease
         if self.leases is None:
             return 0
@@ -259,17 +260,17 @@ cdef class BufferBase:
         return 0
 
     def free(self):
-        """Hook: give the memory back.  Called once, by close()."""
+        """To override: give the memory back.  Called once, by close()."""
 
     def alloc_size(self, tensor):
         """Bytes that `tensor` takes here, at least tensor.nbytes."""
         return self.backend.alloc_size(tensor)
 
     def init_tensor(self, tensor):
-        """Hook: `tensor` has just been given an address here (never called while measuring)."""
+        """To override: `tensor` has just been given an address here (never called while measuring)."""
 
     def free_tensor(self, tensor):
-        """Hook: `tensor` is about to lose its address here (never called while measuring)."""
+        """To override: `tensor` is about to lose its address here (never called while measuring)."""
 
 
 def measure_buffer(BackendBase backend=None, alignment=64):

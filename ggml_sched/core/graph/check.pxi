@@ -1,9 +1,9 @@
 # Checking graphs whose arrays were written by a caller of the C API.
 #
 # Graphs made from Tensors need no check, because a Context makes only valid tensors.  The check is a few linear passes
-# that allocate no memory: `position` is scratch, as it is for Graph.  Invariant: with a graph that passes the check no
-# pass of the planner reads or writes outside its arrays, and every plan is sound.
-# The strides of a node that writes to other memory are not checked: planning does not depend on them.
+# that allocate no memory: the array `position` serves as scratch until it is filled.  Invariant: with a graph that
+# passes the check no pass of the planner reads or writes outside its arrays, and every plan is sound.
+# The strides of a node that writes to another tensor's memory are not checked: planning does not depend on them.
 
 cdef int graph_refuse(gs_error *error, const gs_graph *g, int32_t tensor, const char *array, int32_t index,
                       int64_t value, int64_t limit, const char *why, int status=GS_BAD_ARGUMENT) noexcept nogil:
@@ -27,7 +27,7 @@ cdef int graph_refuse(gs_error *error, const gs_graph *g, int32_t tensor, const 
 cdef int flat_check(gs_graph *g, const gs_graph_size *size, gs_error *error) noexcept nogil:
     """Check a graph whose arrays the caller has filled, and compute `nbytes` of its layouts, and `position`.
 
-    GS_BAD_ARGUMENT, GS_OVERFLOW, with the wrong entry in `error` unless that is NULL.
+    Errors: GS_BAD_ARGUMENT and GS_OVERFLOW, with the wrong entry in `error` if that is not NULL.
     """
     cdef int32_t i
     cdef int status
@@ -53,7 +53,7 @@ cdef int flat_check(gs_graph *g, const gs_graph_size *size, gs_error *error) noe
 
 cdef int check_begins(const gs_graph *g, const int32_t *begin, int64_t total, const char *array,
                       gs_error *error) noexcept nogil:
-    """Check that the starts of the tensors' entries ascend, from 0 to `total`."""
+    """Check that `begin`, which has where each tensor's entries of another array begin, ascends from 0 to `total`."""
     cdef int32_t i
     if begin[0] != 0:
         return graph_refuse(error, g, -1, array, 0, begin[0], 0, b"is not 0")
@@ -68,7 +68,7 @@ cdef int check_begins(const gs_graph *g, const int32_t *begin, int64_t total, co
 
 
 cdef int check_tensor(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
-    """Check one tensor: layout, root, flags, sources and slots."""
+    """Check one tensor: op, flags, extents, strides, sources and slots."""
     cdef gs_layout *layout = &g.layout[i]
     cdef int32_t k, slot = -1
     cdef int status

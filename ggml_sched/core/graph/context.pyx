@@ -57,7 +57,7 @@ cdef int32_t f32_word(double x) except? -1:
 
 
 cdef Tensor with_params(Tensor t, const int32_t *words, int n):
-    """A tensor that was just made, with its op_params; trailing zeros are cut."""
+    """Give t, which was just made, its op_params: the first n of `words`, without trailing zeros.  Returns t."""
     while n and words[n - 1] == 0:
         n -= 1
     t.params = t.context_state.keep(words, n)
@@ -66,12 +66,13 @@ cdef Tensor with_params(Tensor t, const int32_t *words, int n):
 
 
 cdef extern from "Python.h":
-    # Cython declares the second argument as an exception; with NULL numbers that are too large are clipped, not raised.
+    # Declared here, because Cython's declaration takes no NULL as `exc`.  With NULL, numbers that are too large are
+    # clipped, and no exception is raised.
     Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
 
 
 cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
-    """One to four extents, innermost first, into out[4]; an error names the op and the tensor, if given."""
+    """Read one to four extents, innermost first, into out[4], filled up with 1; errors name op and tensor, if given."""
     cdef Py_ssize_t i, n, extent
     if isinstance(ne, int):
         ne = (ne,)
@@ -151,7 +152,8 @@ cdef int check_batches(str op, Tensor a, Tensor b) except -1:
 
 
 cdef int check_mask(str op, Tensor mask, double max_bias, Tensor a, int64_t n_kv) except -1:
-    """GraphError unless the mask of attention with the rows, heads and batches of `a` over n_kv keys fits."""
+    """GraphError unless `mask` fits attention with the rows, heads and batches of `a` over n_kv keys; it may be None if
+    max_bias is 0."""
     cdef const int64_t *ne
     if mask is None:
         if max_bias > 0:
@@ -202,7 +204,7 @@ cdef class ContextBase:
         return tuple(self._tensors)
 
     def close(self):
-        """Release the tensors; idempotent.  Using one in a new op or graph raises GraphError."""
+        """Release the tensors; idempotent.  Using a released tensor in a new op or graph raises GraphError."""
         self.context_state.closed = True
         self._tensors = []
 
@@ -218,7 +220,8 @@ cdef class ContextBase:
     # -- makers -------------------------------------------------------------
 
     cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs):
-        """Make a tensor without name; all tensors are made here.  `view` may itself be a view; its root is stored."""
+        """Make a tensor without name; all tensors are made here.  It shares the memory of `view` (None: of no tensor)
+        from byte view_offs on; if `view` is itself a view, its root is stored."""
         cdef Tensor s, t
         cdef int64_t end
         if self.context_state.closed:
@@ -255,13 +258,13 @@ cdef class ContextBase:
 
     cdef Tensor add_named(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs, Tensor like,
                           int ending):
-        """add_tensor, named after another tensor."""
+        """Make a tensor as add_tensor does, with the name of `like` and an ending (ENDS_*)."""
         cdef Tensor t = self.add_tensor(op, layout, src, view, view_offs)
         t.name_after(like, ending)
         return t
 
     cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=False):
-        """A result with the type and ne of `a`: a new dense tensor, or a view of `a`."""
+        """A result with the type and ne of `a`: a new dense tensor, or, with `inplace`, a view of `a`."""
         cdef gs_layout layout
         if inplace:
             layout = a.layout
@@ -311,7 +314,7 @@ cdef class ContextBase:
         """Make `t` an alloc dependency of `node`: its memory stays allocated until `node` is done; returns `t`.
 
         A graph with the node also has the tensor, computes it before the node, and reuses its memory only after the
-        node.  No copy is made for it, and placement does not change.  Call this before making the graph.  Raises
+        node.  No copy of `t` is made, and placement does not change.  Call this before making the graph.  Raises
         GraphError for a node that computes nothing (a leaf, a view), or that is `t`.
         """
         for one in (t, node):

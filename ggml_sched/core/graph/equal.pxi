@@ -37,7 +37,7 @@ cdef bint flat_same_layouts(const gs_graph *a, const gs_graph *b) noexcept nogil
 cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
     """Whether a and b are equal except in parameters, extents, strides, sizes and view offsets.
 
-    Either may have its wiring alone (flat_keep_wiring).
+    Either graph may have no arrays but those of its wiring (flat_keep_wiring).
     """
     cdef int32_t i
     if not flat_same_shape(a, b) or not flat_same_links(a, b):
@@ -49,17 +49,17 @@ cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
 
 
 cdef inline int32_t op_of(const gs_graph *g, int32_t i) noexcept nogil:
-    """The op of a tensor of a graph that has layouts, or its wiring alone."""
+    """The op of tensor i, also if flat_keep_wiring has dropped the graph's layouts."""
     return g.layout[i].op if g.layout != NULL else g.op[i]
 
 
 cdef inline int32_t type_of(const gs_graph *g, int32_t i) noexcept nogil:
-    """As op_of, the type."""
+    """The type of tensor i, also if flat_keep_wiring has dropped the graph's layouts."""
     return g.layout[i].type if g.layout != NULL else g.type[i]
 
 
 cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Whether a and b have equal numbers of tensors, nodes, sources and alloc dependencies (or both no dep_begin)."""
+    """Whether a and b have equal numbers of tensors, nodes, sources and alloc dependencies (dep_begin NULL: none)."""
     return (a.n_tensors == b.n_tensors and a.n_nodes == b.n_nodes
             and a.src_begin[a.n_tensors] == b.src_begin[a.n_tensors]
             and (a.dep_begin == NULL) == (b.dep_begin == NULL)
@@ -67,7 +67,7 @@ cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept 
 
 
 cdef bint flat_same_links(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Whether sources, roots, alloc dependencies and orders are equal, for graphs with equal numbers."""
+    """Whether sources, roots, flags, alloc dependencies and order are equal; flat_same_shape must be true."""
     cdef size_t n = a.n_tensors
     cdef size_t n_src = a.src_begin[n]
     return (memcmp(a.src_begin, b.src_begin, (n + 1) * sizeof(int32_t)) == 0

@@ -49,7 +49,7 @@ cdef void flat_fingerprint(const gs_graph *g, uint64_t *layout_hash, uint64_t *f
         lanes_mix(&h, x)
         lanes_mix(&h, <uint64_t>g.view_offs[i])
         for k in range(g.src_begin[i], g.src_begin[i + 1]):
-            # The slot is part of the hash: with an empty slot before it, the same tensor is another source.
+            # The slot is part of the hash: the same tensor in another slot makes another node.
             x = (<uint64_t>g.slot[k] << 32) | <uint64_t>g.src[k]
             lanes_mix(&h, x)
             w = gs_mix(w, x)

@@ -17,7 +17,7 @@ ctypedef struct gs_kinds:
 
 
 cdef enum:
-    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9    # a node's numbers, layout and parameters, and its sources (kinds.pxi)
+    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9    # numbers, layout, parameters and 10 sources of a node (kinds.pxi)
 cdef int kinds_sort(gs_kinds *kinds, const gs_graph *g, const int32_t *ids, int32_t n) noexcept nogil
 cdef void kinds_free(gs_kinds *kinds) noexcept nogil
 cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil
@@ -27,7 +27,8 @@ cdef void node_name_op(gs_node *out) noexcept nogil
 cdef dict flat_arrays(const gs_graph *g)
 
 
-# A flat graph without Tensors, for the C API: laid out in a block of flat_bytes, checked once its arrays are filled.
+# Functions for flat graphs without Tensors, for the C API: such a graph is laid out in a block of flat_bytes bytes, and
+# checked once its arrays are filled.
 cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil
 cdef int64_t flat_given_bytes(const gs_graph_size *size) noexcept nogil
 cdef void flat_lay_out(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil

@@ -1,4 +1,4 @@
-"""The typed view of core.graph.flat: other extensions alone use it."""
+"""The typed view of core.graph.flat: only other extension modules use it."""
 
 from typing import Any
 

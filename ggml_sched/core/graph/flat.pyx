@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Flat graphs: gs_graph, arrays indexed by tensor id (include/ggml_sched/graph.h), without Python objects.
 
-Defines the layout of their memory, and computes the derived arrays that all passes use.
+Defines how these arrays lie in memory, and computes the derived arrays that all passes use.
 
 Includes, before the code below:
 
@@ -48,7 +48,7 @@ cdef int64_t flat_bytes(const gs_graph_size *size) noexcept nogil:
 
 
 cdef inline void lay_out_behind_leafs(gs_graph *g, const gs_graph_size *size) noexcept nogil:
-    """Set the pointers of dependencies, slots and flags, which follow the leafs with and without derived arrays."""
+    """Set the pointers of alloc dependencies, slots and flags, which lie behind the leafs in every kind of block."""
     g.slot = <unsigned char *>(g.leaf + size.n_leafs)
     if size.n_deps:
         g.dep_begin = g.leaf + size.n_leafs
@@ -102,7 +102,7 @@ cdef void flat_lay_out_wiring(gs_graph *g, void *block, const gs_graph_size *siz
 
 
 cdef void flat_keep_wiring(gs_graph *g, const gs_graph_size *size) noexcept nogil:
-    """Move the arrays of the wiring of a classified graph to the start of its block, over the arrays that it loses.
+    """Keep only the wiring of a graph: move the wiring's arrays to the start of the block, over the arrays that go.
 
     The arrays are in the same order as before, and each moves down, so none overwrites one that is still to be moved.
     """
@@ -200,7 +200,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
             g.work[g.n_work] = id
             g.n_work += 1
     for i in range(g.n_views):
-        # A view that is not a node uses its root until its last reader has run; an output is also read by the caller.
+        # A view that is not a node uses its root until the view's last reader has run; the caller reads outputs, too.
         id = g.view[i]
         if g.position[id] < 0 and (g.n_readers[id] or g.flags[id] & GS_FLAG_OUTPUT):
             g.n_viewers[g.view_src[id]] += 1

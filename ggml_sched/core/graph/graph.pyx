@@ -109,7 +109,10 @@ cdef class Graph:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int number(self, dict given, gs_graph_size *size) except -1:
-        """Mark each tensor with its id, and count the entries of the arrays."""
+        """Mark each tensor with its id, and count the entries of the arrays.
+
+        `given`: the alloc dependencies by node, or None for those of the tensors.
+        """
         # Borrowed references, here and below: the tuple owns its tensors.
         cdef void *at
         cdef ContextState context_state = None
@@ -226,7 +229,7 @@ cdef class Graph:
         return 0
 
     cdef int fill_deps(self, dict given) except -1:
-        """Fill the alloc dependencies."""
+        """Fill the alloc dependencies: those in `given`, or, if that is None, the tensors' own."""
         cdef gs_graph *g = &self.flat
         cdef Tensor t, s
         cdef int32_t i, at = 0
@@ -280,8 +283,8 @@ cdef class Graph:
     def kinds(self):
         """For each of `tensors` the number of its kind; support queries have equal answers for tensors of one kind.
 
-        That is: of equal op, parameters (of views none), type, extents and strides, and with equal types, extents
-        and strides in the same slots of their sources.
+        Tensors of one kind have equal op, parameters (ignored for views), type, extents and strides, and equal types,
+        extents and strides of the sources in each slot.
         """
         self.find_kinds(True)
         return ints_tuple(self._kinds.of, self.flat.n_tensors)
@@ -379,7 +382,7 @@ cdef class Graph:
 
 
 cdef str spread(object given):
-    """The end of a message about an argument that is no tensor: how several tensors are given."""
+    """The end of a message about an argument that is no tensor: how to give several; "" if it is no list of tensors."""
     if isinstance(given, (list, tuple)) and given and all(isinstance(t, Tensor) for t in given):
         return ": give each output as an argument, Graph(y) or Graph(*outputs)"
     return ""

@@ -73,7 +73,7 @@ cdef int kinds_grow(gs_kinds *kinds) noexcept nogil:
 
 
 cdef inline int32_t kinds_place(const gs_kinds *kinds, uint64_t hash, int32_t mask) noexcept nogil:
-    """The first empty slot for a hash."""
+    """The first free slot of the hash table for a hash."""
     cdef int32_t at = <int32_t>(hash & <uint64_t>mask)
     while kinds.slot[at] >= 0:
         at = (at + 1) & mask

@@ -7,7 +7,7 @@ cdef enum:
 
 
 cdef int table_init(gs_tensor_table *table, int64_t n) noexcept nogil:
-    """Make an empty table with memory for n tensors; GS_NO_HOST_MEMORY."""
+    """Make an empty table with memory for n tensors; the only error is GS_NO_HOST_MEMORY."""
     cdef int bits = 4
     while (<int64_t>1 << bits) < 2 * n:
         bits += 1
@@ -145,7 +145,7 @@ def staged_leafs(tuple nodes not None):
     """The leafs with staged data that nodes use: {index of a node: pairs (leaf, whether the node writes to it)}.
 
     A backend calls `apply_staged` with each pair just before the node, because until then the leaf's memory may hold
-    other tensors.  It has only leafs that a GraphAllocator placed: a scheduler loads those of its plans itself.
+    other tensors.  Only leafs that a GraphAllocator placed are listed: a scheduler loads those of its plans itself.
     """
     cdef dict found = {}
     cdef set seen = set()

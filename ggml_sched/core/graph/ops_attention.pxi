@@ -12,7 +12,7 @@ cdef class AttentionOps(RecurrentOps):
         return with_params(self.add_like(GS_OP_DIAG_MASK_INF, a, (a,), inplace), &word, 1)
 
     def diag_mask_zero(self, Tensor a not None, n_past, bint inplace=False):
-        """As diag_mask_inf, with 0 in place of -inf."""
+        """a[n, m, ...] with 0 where column > n_past + row."""
         cdef int32_t word = whole32("diag_mask_zero", a, n_past)
         return with_params(self.add_like(GS_OP_DIAG_MASK_ZERO, a, (a,), inplace), &word, 1)
 

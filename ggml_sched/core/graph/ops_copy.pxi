@@ -13,7 +13,10 @@ cdef class CopyOps(MatrixOps):
                               ids.layout.ne[0], ids.layout.ne[1], ids.layout.ne[2], (a, ids))
 
     def set_rows(self, Tensor a not None, Tensor b not None, Tensor ids not None):
-        """Write the rows of b (f32 [n, k, p, q]) to rows ids (i64 or i32 [k, p', q']) of a[n, m, p, q]; a view of a."""
+        """Write the rows of b (f32 [n, k, p, q]) to the rows of a[n, m, p, q] with the indices in ids; a view of a.
+
+        ids is i64 or i32 [k, p / r, q / s], for whole numbers r and s.
+        """
         cdef gs_layout layout = a.layout
         if ids.layout.type != GS_TYPE_I64 and ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"set_rows: ids {describe(ids)} must be i64 or i32")
@@ -27,7 +30,7 @@ cdef class CopyOps(MatrixOps):
         return self.add_named(GS_OP_SET_ROWS, &layout, (b, ids, a), a, 0, a, ENDS_VIEW)
 
     def set(self, Tensor a not None, Tensor b not None, nb1, nb2, nb3, offset, bint inplace=False):
-        """a with b written at byte `offset`, laid out by the byte strides nb1..nb3."""
+        """a, with b written into it from byte `offset` on, at the byte strides nb1..nb3."""
         cdef gs_layout window = b.layout
         cdef int64_t start = whole("set", a, offset)
         cdef int64_t end
@@ -57,7 +60,7 @@ cdef class CopyOps(MatrixOps):
         return self.add_like(GS_OP_DUP, a, (a,))
 
     def cpy(self, Tensor a not None, Tensor b not None):
-        """Write a into b, converting types and layouts; equal numbers of elements.  A view of b."""
+        """Write a into b, which has as many elements, converting types and layouts; returns a view of b."""
         cdef gs_layout layout = b.layout
         cdef Tensor t
         if layout_n_elements(&a.layout) != layout_n_elements(&b.layout):

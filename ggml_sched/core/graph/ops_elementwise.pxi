@@ -253,7 +253,7 @@ cdef class ElementwiseOps(ContextBase):
         return with_params(self.add_like(GS_OP_RMS_NORM, a, (a,), inplace), &word, 1)
 
     def group_norm(self, Tensor a not None, n_groups, double eps):
-        """norm over n_groups groups of channels (dimension 2), each with its rows and columns."""
+        """norm of each of n_groups groups of channels (dimension 2), with one mean and variance for a whole group."""
         cdef int32_t[2] words
         words[0], words[1] = whole32("group_norm", a, n_groups), f32_word(eps)
         if words[0] < 1:

@@ -31,7 +31,7 @@ cdef class RecurrentOps(ViewOps):
         cdef int64_t d_state = s.layout.ne[0], head_dim = x.layout.ne[0], n_head = x.layout.ne[1]
         cdef int64_t n_tokens = x.layout.ne[2], n_seqs = x.layout.ne[3], n_group = B.layout.ne[1]
         cdef int64_t kept, total
-        cdef int32_t snapshots = 1          # ggml's parameter, how many states of each sequence are kept: the last one
+        cdef int32_t snapshots = 1          # ggml's parameter: how many of each sequence's last states are returned
         cdef Tensor t
         for t in (s, x, dt, A, B, C):
             check_f32_rows("ssm_scan", t)

@@ -22,23 +22,23 @@ cdef class ViewOps(CopyOps):
         return with_params(self.add_named(GS_OP_VIEW, &layout, (a,), a, offset, a, ENDS_VIEW), words, 2)
 
     def view_1d(self, Tensor a not None, ne0, offset=0):
-        """[ne0] elements of a from byte `offset`."""
+        """A view of ne0 elements of a, from byte `offset`."""
         return self.view(a, ne0, 1, 1, 1, None, None, None, offset)
 
     def view_2d(self, Tensor a not None, ne0, ne1, nb1, offset=0):
-        """[ne0, ne1] with row stride nb1 bytes, from byte `offset`."""
+        """A view [ne0, ne1] of a with row stride nb1 bytes, from byte `offset`."""
         return self.view(a, ne0, ne1, 1, 1, nb1, None, None, offset)
 
     def view_3d(self, Tensor a not None, ne0, ne1, ne2, nb1, nb2, offset=0):
-        """[ne0, ne1, ne2] with byte strides nb1 and nb2, from byte `offset`."""
+        """A view [ne0, ne1, ne2] of a with byte strides nb1 and nb2, from byte `offset`."""
         return self.view(a, ne0, ne1, ne2, 1, nb1, nb2, None, offset)
 
     def view_4d(self, Tensor a not None, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset=0):
-        """[ne0, ne1, ne2, ne3] with byte strides nb1..nb3 (None: dense), from byte `offset`."""
+        """A view [ne0, ne1, ne2, ne3] of a with byte strides nb1..nb3 (None: dense), from byte `offset`."""
         return self.view(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset)
 
     cdef Tensor view(self, Tensor a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
-        """As view_4d."""
+        """A view [ne0, ne1, ne2, ne3] of a with byte strides nb1..nb3 (None: dense), from byte `offset`."""
         cdef int64_t[4] ne
         cdef int64_t[4] nb
         cdef int64_t row
@@ -60,13 +60,13 @@ cdef class ViewOps(CopyOps):
         return self.window(a, ne, nb, whole("view", a, offset))
 
     def reshape(self, Tensor a not None, *ne):
-        """a contiguous tensor as one to four other extents, innermost first."""
+        """A view of the contiguous tensor a with one to four other extents, innermost first."""
         if len(ne) == 1 and not isinstance(ne[0], int):
             ne = tuple(ne[0])
         return self.reshaped(a, ne)
 
     cdef Tensor reshaped(self, Tensor a, object ne):
-        """As reshape, the extents in one object."""
+        """A view of the contiguous tensor a with the extents in `ne`, or in the one number `ne`."""
         cdef gs_layout layout
         if not layout_contiguous(&a.layout):
             raise GraphError(f"reshape: {describe(a)} is not contiguous")
@@ -92,7 +92,7 @@ cdef class ViewOps(CopyOps):
         return self.reshaped(a, (ne0, ne1, ne2, ne3))
 
     def permute(self, Tensor a not None, axis0, axis1, axis2, axis3):
-        """Dimension i of a becomes dimension axis_i of the view."""
+        """A view of a; dimension i of a becomes dimension axis_i of the view."""
         cdef gs_layout layout = a.layout
         cdef int32_t[4] axes
         cdef int i, seen = 0
@@ -111,7 +111,7 @@ cdef class ViewOps(CopyOps):
         return with_params(self.add_named(GS_OP_PERMUTE, &layout, (a,), a, 0, a, ENDS_PERMUTED), axes, 4)
 
     def transpose(self, Tensor a not None):
-        """Dimensions 0 and 1 exchanged."""
+        """A view of a with dimensions 0 and 1 exchanged."""
         cdef gs_layout layout = a.layout
         if traits[a.layout.type].block_size > 1:
             raise GraphError(f"transpose: the blocks of {describe(a)} lie along dimension 0")

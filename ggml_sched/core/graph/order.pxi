@@ -5,13 +5,13 @@
 
 ctypedef struct gs_frame:
     void *t                     # a tensor whose requirements are being visited
-    Py_ssize_t next             # index of its next requirement: its sources, its root if a view, its alloc dependencies
+    Py_ssize_t next             # index of its next requirement: first sources, then its root, then alloc dependencies
 
 
 cdef class Walk:
     """One walk: the tensors reached so far, and the nodes and leafs in the order in which a graph lists them."""
 
-    cdef void **seen                    # owned, [room]: tensors in the order in which they were reached; t at t.mark
+    cdef void **seen                    # owned, [room]: tensors in the order in which they were reached; t is at t.mark
     cdef void **done                    # owned, [room]: the nodes from the front, the leafs from the back
     cdef gs_frame *stack                # owned, [room]
     cdef Py_ssize_t n_seen, n_nodes, n_leafs, depth, room
@@ -44,7 +44,7 @@ cdef class Walk:
         return not (0 <= mark < self.n_seen and self.seen[mark] == t)
 
     cdef inline int enter(self, void *t) except -1:
-        """Add a tensor that is new, and push it."""
+        """Add a tensor that is not yet in `seen`, and push it on the stack."""
         if self.n_seen == self.room:
             self.grow()
         (<Tensor>t).mark = <int32_t>self.n_seen
@@ -55,7 +55,7 @@ cdef class Walk:
         return 0
 
     cdef inline void *next_source(self, gs_frame *frame) noexcept:
-        """The next new tensor that the one on top of the stack needs first, or NULL."""
+        """The next tensor that the frame's tensor needs and that is not yet in `seen`; NULL if there is none."""
         cdef Tensor t = <Tensor>frame.t
         cdef Py_ssize_t n = PyTuple_GET_SIZE(t.src)
         cdef Py_ssize_t last = n + (0 if t._deps is None else PyTuple_GET_SIZE(t._deps))

@@ -7,7 +7,7 @@ from ggml_sched._c cimport gs_error, gs_layout, gs_node, gs_run_nodes
 
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1
 cpdef str label(Tensor t)               # the tensor's name or id, for messages
-cdef str describe(Tensor t)             # the same with op, type and shape
+cdef str describe(Tensor t)             # the tensor's name or id, op, type and shape, for messages
 cdef frozenset flag_names(int flags)
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1
 
@@ -30,7 +30,7 @@ cdef class Lease:
     cdef readonly bint stages           # data that is set in leafs waits in `Tensor.stash` until a compute loads it
     cdef readonly bint through          # with `stages`: the data is also written to the leafs' memory at once
     cdef public str ended_by            # why the addresses ended for good, a clause for messages; None: not known
-    cdef public object guard            # a function to call before a tensor is read: raises if its data is gone; None
+    cdef public object guard            # a function, called before a read, that raises if the data is gone; or None
     cdef readonly object drain          # a function that waits for computes queued under the lease; None: none queued
     cdef object __weakref__
     cpdef void end(self) noexcept
@@ -42,8 +42,8 @@ cdef enum:
     ASKS_SUPPORTS = 1
     ASKS_OFFLOAD = 2
     ASKS_SIZE = 4
-    COMPUTES = 8                # no queries: the backend computes, or copies, without Python
-    COPIES = 16
+    COMPUTES = 8                # this and COPIES are no queries: the backend computes without Python
+    COPIES = 16                 # the backend copies without Python
 
 
 cdef class BackendBase:
@@ -92,7 +92,7 @@ cdef class Tensor:
     cdef BufferBase _buffer             # keeps its buffer alive
     cdef Lease _lease                   # None: a permanent address
     cdef int64_t _offset
-    cdef public bint overwritten        # a node has written to it since `set`: its memory has the data, not `stash`
+    cdef public bint overwritten        # a node has written to it since `set`: memory has the data, `stash` is outdated
     # Then the fields that a graph is made from.
     cdef int32_t mark                   # the tensor's id in the graph made last; other graphs check it (Graph.id_of)
     cdef int _flags
@@ -102,7 +102,7 @@ cdef class Tensor:
     cdef readonly int64_t view_offs     # bytes from the root's start
     cdef tuple _deps                    # alloc dependencies, kept alive; None: none
     cdef gs_layout layout
-    cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; of `context_state`
+    cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; in `context_state`
     cdef str _name                      # the name without its endings
     cdef uint64_t endings               # such as " (view)": ENDS_* as digits to the base N_ENDINGS, the last one lowest
     cdef str _resident                  # "weight" or "kv", as a graph file says; None: neither

@@ -43,7 +43,7 @@ cdef tuple _ENDINGS = ("", " (view)", " (reshaped)", " (permuted)", " (transpose
 
 
 cpdef str label(Tensor t):
-    """A tensor in messages: its name in quotes, or, without a name, its id in the graph that was made last of it."""
+    """How messages name a tensor: its name in quotes; without one, its id in the graph that was last made with it."""
     if t.name:
         return repr(t.name)
     return f"tensor {t.mark}" if t.mark >= 0 else "unnamed tensor"
@@ -77,11 +77,11 @@ cdef class Tensor:
 
     @property
     def name(self):
-        """Its name in messages, plans and tables; "" unless it was given one, or is a view of a tensor with one."""
+        """The name in messages, plans and tables: given, or made from that of a tensor it views or copies; else ""."""
         return self.full_name()
 
     cdef str full_name(self):
-        """The name; its endings are appended when it is first read, as most names never are."""
+        """The name.  Its endings are appended on the first read, because most names are never read."""
         cdef uint64_t rest = self.endings
         cdef str endings = ""
         while rest:
@@ -93,7 +93,7 @@ cdef class Tensor:
         return self._name
 
     cdef void name_after(self, Tensor t, int ending):
-        """Name it after t's current name, with an ending."""
+        """Set the name to t's current name with an ending (ENDS_*)."""
         if t.endings > <uint64_t>0xffffffffffffffff // N_ENDINGS - 1:
             t.full_name()
         self._name = t._name
@@ -111,7 +111,7 @@ cdef class Tensor:
 
     @property
     def op(self):
-        """ggml's op name, "NONE" for a leaf; kinds are spelled "UNARY:SILU", "GLU:SWIGLU"."""
+        """ggml's op name, "NONE" for a leaf; sub-ops are spelled "UNARY:SILU", "GLU:SWIGLU"."""
         return OP_NAMES[self.layout.op]
 
     @property
@@ -121,7 +121,7 @@ cdef class Tensor:
 
     @property
     def nb(self):
-        """Strides in bytes, a 4-tuple, innermost first (of a block for quantised types)."""
+        """Strides in bytes, a 4-tuple, innermost first; for quantised types nb[0] is the bytes of a block."""
         return (self.layout.nb[0], self.layout.nb[1], self.layout.nb[2], self.layout.nb[3])
 
     @property
@@ -185,9 +185,9 @@ cdef class Tensor:
         return self._offset if self.view_src is None else self.view_src._offset + self.view_offs
 
     cdef char *plain(self) noexcept:
-        """The address of its data, where the host may copy bytes without calling the backend (`BufferBase.plain`).
+        """The address of the data, if the host may copy bytes there without calling the backend (`BufferBase.plain`).
 
-        NULL for other memory, without an address, and for data that does not lie inside the buffer.
+        NULL for other memory, for a tensor without an address, and for data that does not lie inside the buffer.
         """
         cdef BufferBase buffer = self.c_buffer()
         cdef int64_t at = self.c_offset()
@@ -266,7 +266,7 @@ cdef class Tensor:
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
         It may be anything with DLPack, the buffer protocol, `__array__` or the CUDA array interface, and have a dtype
         of ml_dtypes.  Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
-        Where an input was never set, setting a view of it makes the rest zeros.  For weights and caches it first waits
+        Where an input was never set, setting a view of it makes the rest zeros.  Setting weights and caches first waits
         for queued computes.  Raises PlacementError without an address, ValueError for a wrong shape or an integer that
         the type does not hold, TypeError for a wrong dtype: integer types take integers only.
         """
@@ -275,7 +275,7 @@ cdef class Tensor:
     cpdef bint stage(self, bytes data) except -1:
         """A fast `set` from bytes, for an input whose data waits on the host until a compute loads it.
 
-        False, and nothing is done, for any other tensor, or another number of bytes.
+        Does nothing and returns False for any other tensor, or another number of bytes.
         """
         cdef Lease lease = self._lease
         if (lease is None or not lease.stages or lease.through or self.layout.op != GS_OP_NONE or data is None
@@ -289,7 +289,7 @@ cdef class Tensor:
     cpdef bint fetch(self, out) except -1:
         """A fast `Backend.get_tensor` into the contiguous buffer `out`, for `plain` buffers; does not wait.
 
-        False, and nothing is done, for any other memory, or another number of bytes.
+        Does nothing and returns False for any other memory, or another number of bytes.
         """
         cdef const char *at
         cdef Py_buffer view
@@ -340,8 +340,9 @@ cdef class Tensor:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """The data as a DLPack capsule in host memory, for `torch.from_dlpack(t)` and `jax.dlpack.from_dlpack(t)`.
 
-        As `__array__`, but bf16 stays bf16, and a consumer of DLPack before 1.0, which has no read-only memory, gets a
-        copy.  Raises BufferError for a stream or another device, and where copy=False and the consumer do not fit.
+        A view or a copy as from `__array__`, but bf16 stays bf16, and a consumer of DLPack before 1.0, which has no
+        read-only memory, gets a copy.  Raises BufferError for a stream, for another device, and for copy=False where
+        such a consumer or a quantised type needs a copy.
         """
         return _data_views.as_capsule(self, stream, max_version, dl_device, copy)
 
@@ -350,8 +351,8 @@ cdef class Tensor:
         return (1, 0)
 
 
-# The functions that write and read the data of tensors, and the module that gives views of it; registered by the
-# modules above this one.
+# The functions that write and read the data of tensors, and the module that gives views of the data; modules that
+# import this one register them (register_tensor_data).
 cdef object _write_data
 cdef object _read_data
 cdef object _data_views

@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t
 
 from ggml_sched._c cimport GS_MAX_DIMS, GS_N_TYPES, GS_OP_TRANSPOSE, GS_OP_VIEW, gs_layout, gs_type_traits
 
-# `traits` and OP_NAMES are indexed by number; OP_NAMES has None for a number that no op has.  The dicts map names and
-# numbers of ops and types.
+# `traits`, TYPE_OBJECTS (members of Type) and OP_NAMES are indexed by number; OP_NAMES has None for a number that no op
+# has.  OP_IDS is {name: number} of the ops, TYPE_NAMES {number: name} of the types.
 cdef gs_type_traits traits[GS_N_TYPES]
 cdef list OP_NAMES
 cdef dict OP_IDS
@@ -28,7 +28,7 @@ cdef bint layout_permutes(const gs_layout *a, const gs_layout *b) noexcept nogil
 
 
 cdef inline bint op_is_view(int op) noexcept nogil:
-    """VIEW, RESHAPE, PERMUTE, TRANSPOSE: nodes that compute nothing."""
+    """Whether an op is VIEW, RESHAPE, PERMUTE or TRANSPOSE, which compute nothing."""
     return GS_OP_VIEW <= op <= GS_OP_TRANSPOSE
 
 

@@ -51,7 +51,7 @@ cdef list TYPE_OBJECTS = [None] * GS_N_TYPES
 
 
 def _fill_type_table():
-    """Read the table of include/ggml_sched/types.h; {name of a member of Type: number}."""
+    """Read the table of include/ggml_sched/types.h; returns {name of a member of Type: its number}."""
     cdef int number
     members = {}
     for number in range(GS_N_TYPES):
@@ -95,7 +95,7 @@ cdef dict _OTHER_NAMES = {"bfloat16": "bf16", "half": "f16", "float": "f32", "si
 
 
 cdef str like_type(object given):
-    """The end of a message about a type that is none here: what ggml calls it; "" where ggml has no such type.
+    """The end of a message about an unknown type: what ggml calls such a type; "" where ggml has none.
 
     `given`: a dtype of NumPy or of PyTorch, or the name of one, such as "float32", "half" or "torch.bfloat16".
     """
@@ -113,7 +113,7 @@ cdef str numbers_of(const int64_t *n):
 
 
 cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
-    """Bytes from the first to the last element of a layout, by its strides.
+    """Set nbytes of a layout by its strides: the bytes from the first to the last element.
 
     GS_OVERFLOW also if the number of elements exceeds 63 bits, which is possible in few bytes when strides are 0.
     """

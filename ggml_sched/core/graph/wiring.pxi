@@ -68,7 +68,7 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
     if layout_may_overlap(layout):
         raise GraphError(f"{called(name, op)} is written to, and elements of it share bytes: {strides_of(layout)}")
     if root is None and not layout_contiguous(layout) and not layout_is_empty(layout):
-        # Views of its memory could read the bytes in the gaps, which are never written.
+        # Views of the tensor's memory could read the bytes in the gaps, which are never written.
         raise GraphError(f"{called(name, op)} is computed into memory of its own, and leaves gaps: {strides_of(layout)}")
     if root is None and op == OP_IDS["SET_ROWS"]:
         raise GraphError(f"{called(name, op)} has no view_src to write rows of, and memory of its own that it leaves "
@@ -82,7 +82,8 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
 
 
 cdef int check_view(str name, const gs_layout *layout, Tensor s, Tensor root, int64_t view_offs) except -1:
-    """GraphError unless a VIEW, RESHAPE, PERMUTE or TRANSPOSE of s shares its memory, with the layout of that op."""
+    """GraphError unless a VIEW, RESHAPE, PERMUTE or TRANSPOSE of s is in the memory of s, with the layout that the op
+    gives it."""
     cdef gs_layout turned
     cdef bint fits
     if root is None:

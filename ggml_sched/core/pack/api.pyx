@@ -46,9 +46,9 @@ cpdef str method_name(int method):
 cdef class Packing:
     """The result of `pack`.  Immutable.
 
-    `offsets` is an int64 array in the caller's order, `arena` the bytes that they need, `bound` the most bytes alive at
-    one moment, `method` the method that gave them, `optimal` whether it is proven that no smaller arena exists, `tries`
-    the number of tries of the search.
+    `offsets` is an int64 array in the caller's order, `arena` the bytes that these offsets need, `method` how they were
+    found.  `bound` is the most bytes alive at one moment, `optimal` whether it is proven that no smaller arena exists,
+    `tries` the number of tries of the search.
     """
 
     cdef readonly object offsets
@@ -169,7 +169,7 @@ def _pack_integers(values, str name):
 
 
 def _pack_ranks(lower, upper):
-    """(lower, upper) as int64: unchanged if they are already; otherwise each time's rank among all of them."""
+    """(lower, upper) as int64: unchanged if both are int64 already; otherwise each time's rank among all times."""
     if lower.dtype == upper.dtype == np.int64:
         return lower, upper
     _, ranks = np.unique(np.concatenate((lower, upper)), return_inverse=True)

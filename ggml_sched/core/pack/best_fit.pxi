@@ -11,7 +11,7 @@ cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
     """
     cdef gs_blocks blocks
     cdef int32_t *dead = p.order            # buffers in order of death; p.order needs sorting again afterwards
-    cdef int32_t *born = <int32_t *>p.keys  # buffers in order of birth; takes the memory of the keys after their use
+    cdef int32_t *born = <int32_t *>p.keys  # buffers in order of birth; in the memory of the keys, which are used up
     cdef int32_t b, i, k, n_dead = 0
     cdef int64_t arena
     cdef int status

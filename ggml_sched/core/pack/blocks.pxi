@@ -5,7 +5,7 @@
 # adjacent ones are merged.  Corresponds to free_blocks in ggml_tallocr.
 
 cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil:
-    """Make [0, size) the one free block; max_size stays."""
+    """Make [0, size) the only free block; max_size does not change."""
     if b.room == 0:
         b.at = <gs_block *>malloc(16 * sizeof(gs_block))
         if b.at == NULL:
@@ -67,8 +67,8 @@ cdef int blocks_open_chunk(gs_blocks *b, int64_t size) noexcept nogil:
 cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil:
     """Take `size` bytes, a multiple of the alignment, from the front of a free block, and return their offset.
 
-    As in ggml, it is the smallest block that fits, on a tie the later one; the last block, which is all memory after
-    the others, only when no other fits.  Nothing is taken for size 0.
+    As in ggml, this is the smallest block that fits, on a tie the later one, but the last block, which is all memory
+    after the others, only if no other fits.  Nothing is taken for size 0.
     """
     cdef int32_t i, found = -1
     cdef int status

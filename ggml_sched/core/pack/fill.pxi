@@ -1,4 +1,4 @@
-# Filling memory that the best packing probably leaves empty with additional buffers.
+# Adding buffers where the best packing probably leaves memory empty.
 #
 # Owns fill_prepare, which makes a problem with more buffers; each of its packings contains one of the original problem.
 # The slack of a time is the target, the wanted size of the arena, less the bytes alive.  Where slack grows by some
@@ -37,7 +37,7 @@ ctypedef struct gs_fill:
 
 
 cdef int fill_prepare(gs_pack *m, const gs_pack *p, int64_t target, uint64_t seed) noexcept nogil:
-    """Fill m with the buffers of p, and with buffers for the holes below `target`, whose m.id is p.n or more.
+    """Fill m with the buffers of p, and with buffers that fill holes below `target`: these have an m.id of p.n or more.
 
     With seed 0, no hole is filled.  GS_NO_HOST_MEMORY is the only error.
     """

@@ -4,8 +4,8 @@
 # of which wastes a byte:
 #   chain   a buffer dies when another of its size is born: the second gets the offset of the first;
 #   stack   two buffers have the same lifetime: one is directly above the other.
-# All chains come before any stack, and long stacks before short ones: equal sizes are stronger evidence of
-# belonging together than equal lifetimes, and long equal lifetimes are stronger evidence than short ones.
+# All chains are made before any stack, and long-lived stacks before short-lived ones: equal sizes are stronger evidence
+# of belonging together than equal lifetimes, and long equal lifetimes are stronger evidence than short ones.
 # Buffers may match by chance, and after one wrong join there may be no packing.  So a seed selects one of many ways to
 # join: seed 0 joins all that match.  Any other seed leaves out some joins at random, doubtful ones more often, and
 # takes a random one of several that match; odd seeds also reverse the time of the joined problem.
@@ -13,7 +13,7 @@
 # original may still have one.  Time is n log n: no look-up passes more than 2 PACK_LOOK buffers.
 
 cdef enum:
-    PACK_LOOK = 64              # the most buffers that a look-up examines; join_equal: on each side of a block
+    PACK_LOOK = 64              # the most buffers that a look-up examines; in join_equal, on each side of a block
     # The probability that a join is left out, in 256ths: JOIN_RARE + JOIN_RARER * (seed // 4 % 4), plus up to
     # JOIN_DOUBT where many pairs match, probably by chance.
     JOIN_RARE = 16
@@ -31,9 +31,9 @@ ctypedef struct gs_join:
     int64_t *above              # [n] bytes from the offset of into[i] to that of i
     int32_t *stop               # [n] one past the last section of the block that i represents
     int64_t *size               # [n] bytes of the block that i represents; 0 when i was joined to another buffer
-    int32_t *ends               # [n_sections + 1] the first in a list of all blocks with stop == k; or -1
-    int32_t *next               # [n] the block after i in its list; or -1
-    int32_t *prior              # [n] the block before i in its list; or -1
+    int32_t *ends               # [n_sections + 1] a list of the blocks with stop == k: the first of them; -1: none
+    int32_t *next               # [n] the block after i in the list that has i; or -1
+    int32_t *prior              # [n] the block before i in the list that has i; or -1
     int32_t *n_ends             # [n_sections + 1] how many blocks have stop == k
     int32_t *n_starts           # [n_sections + 1] how many blocks begin at section k
     void *memory
@@ -81,7 +81,7 @@ cdef inline bint join_leaves_out(gs_join *g, int64_t pairs, int64_t extent) noex
 
 
 cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept nogil:
-    """Make block b a part of block a, which begins no later: `above` bytes above a; with above == 0, after a."""
+    """Make block b a part of block a, which begins no later: `above` bytes above a, or, for 0, after a in time."""
     join_unlink(g, a)
     join_unlink(g, b)
     if above > 0:
@@ -145,8 +145,8 @@ cdef inline bint join_stacks_rather(gs_join *g, int32_t a) noexcept nogil:
     cdef gs_pack *p = g.p
     cdef int32_t starts = g.n_starts[p.start[a]]
     cdef int32_t ends = g.n_ends[g.stop[a]]
-    # If only these two blocks begin at a time at which at most one ends, they most likely share the memory of that one,
-    # and so lie side by side; likewise if only these two end where at most one begins.
+    # If no other blocks begin with these two, and at most one block ends then, the two most likely divide the memory of
+    # that block, side by side; likewise if no other blocks end with these two, and at most one begins then.
     if starts == 2 and g.n_ends[p.start[a]] <= 1 or ends == 2 and g.n_starts[g.stop[a]] <= 1:
         return True
     return not join_leaves_out(g, <int64_t>starts * ends, 8 * <int64_t>(g.stop[a] - p.start[a]))
@@ -183,7 +183,7 @@ cdef void join_stacks(gs_join *g, int32_t shortest) noexcept nogil:
 
 
 cdef int join_prepare(gs_join *g, gs_pack *p, uint64_t seed) noexcept nogil:
-    """Join the buffers of p, which must outlive g, in the way of the seed, and prepare g.m to be packed.
+    """Join the buffers of p, which must outlive g, as `seed` selects, and prepare g.m to be packed.
 
     GS_NO_HOST_MEMORY is the only error.
     """
@@ -261,7 +261,7 @@ cdef void join_expand(gs_join *g) noexcept nogil:
     cdef int32_t i, b
     for i in range(g.m.n):
         p.offset[g.m.id[i]] = g.m.offset[i]
-    # If into[b] was itself joined to another buffer, that was later than b's join: in reverse, into[b] comes first.
+    # into[b] may itself have been joined, later than b: in reverse order of joining, its offset is known before b's.
     for i in range(g.n_gone - 1, -1, -1):
         b = g.gone[i]
         p.offset[b] = p.offset[g.into[b]] + g.above[b]

@@ -2,12 +2,12 @@
 #
 # Owns the orders (pack_sort) and two ways to place buffers in an order, with equal results: pack_place_near looks only
 # at the buffers that overlap in time, from the carry lists; pack_place_far walks all placed buffers in order of offset,
-# for problems that overlap too much, or are too large, for such lists.
+# for problems that are too large for such lists, or have too many overlaps.
 # Invariant: placed buffers that overlap in time never overlap in memory; ties fall to the earlier birth, so that
 # the result is the same on every machine (no floats decide, except exactly rounded ones).
 
 cdef enum:
-    PACK_BLOCK = 128            # placed buffers per block of pack_place_far
+    PACK_BLOCK = 128            # the most placed buffers in one gs_pack_block
 
 ctypedef struct gs_pack_spot:   # a placed buffer, as pack_place_far sees it
     int64_t bottom              # the buffer has bytes [bottom, top) of the arena
@@ -24,7 +24,7 @@ ctypedef struct gs_pack_block:  # some spots in order of bottom, as an element o
 
 
 cdef inline uint64_t pack_scale(double x) noexcept nogil:
-    """x >= 1 as a 16-bit integer in the same order: 7 bits of exponent, 9 of mantissa; 2**128 and more give more."""
+    """x >= 1 as a 16-bit integer in the same order: 7 bits of exponent, 9 of mantissa; above 16 bits from 2**128 on."""
     cdef uint64_t word
     memcpy(&word, &x, sizeof(word))
     return (word >> 43) - (<uint64_t>1023 << 9)
@@ -100,7 +100,7 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
         if p.n_sections > 255:
             short_life = pack_scale(<double>life) >> 6 if life > 0 else 0
             life = life >> life_shift
-        # The size stands for the area where the lifetime was compared first: for equal lifetimes both give one order.
+        # Where the lifetime is compared first, the size can replace the area: among equal lifetimes they order alike.
         if by == PACK_BY_TWA:
             key = ~((busy << 16) | (short_life << 8) | (bytes >> 8))
         elif by == PACK_BY_SIZE:
@@ -159,7 +159,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
     cdef int64_t *offset = p.offset
     cdef int64_t *sizes = p.size
     cdef int32_t *carry
-    cdef int64_t *bottom = <int64_t *>p.keys        # the keys are done with: memory for two arrays of n
+    cdef int64_t *bottom = <int64_t *>p.keys        # `bottom` and `top` take the memory of the used keys
     cdef int64_t *top = <int64_t *>p.keys + p.n
     cdef int64_t arena = 0
     cdef int64_t at, size
@@ -239,7 +239,10 @@ cdef void pack_insert_spot(gs_pack_block *blocks, int32_t *n_blocks, const gs_pa
 
 
 cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
-    """As pack_place_near, but without the carry lists; may also return GS_NO_HOST_MEMORY."""
+    """Place the buffers in p.order, each in its lowest gap, without the carry lists.
+
+    Returns the arena's bytes, GS_OUT_OF_MEMORY once it would exceed `limit`, or GS_NO_HOST_MEMORY.
+    """
     cdef int64_t arena = 0
     cdef int64_t at, size
     cdef int32_t n_blocks = 1

@@ -1,9 +1,9 @@
 # Preparing a problem: converting lifetimes to sections.
 #
-# A gs_pack has the buffers that take space, numbered in order of birth, and the sections of their lifetimes, which are
-# the maximal cliques.  A section is the moment between consecutive births and the next death.  Any two buffers that are
-# alive at the same time are so in some section, and the section with the most live bytes is the lower bound of the
-# arena.
+# A gs_pack has the buffers that take space, numbered in order of birth, and the sections of their lifetimes.  A section
+# is the moment between consecutive births and the next death; its buffers are a maximal clique.  Any two buffers that
+# are alive at the same time are both alive in some section, and the most live bytes of any section are the lower bound
+# of the arena.
 # Invariants: 0 <= start < stop <= n_sections; start is ascending; the sum of all sizes fits in int64, so that no sum of
 # sizes overflows.  Time is linear in buffers and times.  ggml has no counterpart, because it allocates online.
 #
@@ -103,8 +103,8 @@ cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *low
 cdef int32_t pack_find_sections(int32_t n_times, int32_t *first, int32_t *section_of, const char *dies) noexcept nogil:
     """Fill section_of: the section of each time.  Returns the number of sections.
 
-    first: how many buffers are born at each time; on return, how many are born before that time.
-    dies: whether a buffer dies at that time.
+    first: for each time, how many buffers are born then; on return, how many are born before then.
+    dies: for each time, whether a buffer dies then.
     """
     cdef int32_t n_born = 0
     cdef int32_t k = 0
@@ -140,7 +140,9 @@ cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const 
 
 
 cdef int pack_measure(gs_pack *p) noexcept nogil:
-    """Fill live, bound, born and n_carried from size, start and stop, which are in order of birth.
+    """Fill what follows from size, start and stop of the buffers, which are in order of birth: the bytes alive in each
+    section (live) and their maximum (bound), the first buffer born in each section (born), and how many entries `carry`
+    will need (n_carried).
 
     GS_OVERFLOW: the sizes add up to more than int64.
     """
@@ -171,7 +173,7 @@ ctypedef fused pack_number:
 
 
 cdef inline bint pack_comes_before(const gs_pack *p, int32_t a, int32_t b) noexcept nogil:
-    """Whether a precedes b, born in the same section, in an order that does not depend on the caller's indices."""
+    """Whether buffer a comes before b, of the same section of birth; this does not depend on the caller's indices."""
     if p.stop[a] != p.stop[b]:
         return p.stop[a] > p.stop[b]
     if p.size[a] != p.size[b]:

@@ -1,7 +1,7 @@
 # The sequence of all packing methods.
 #
 # pack_prepared is called by the planner and by pack_any_times; it does not need the GIL.
-# The methods, each tried only if the ones before missed the target:
+# The methods, each tried only if those before it missed the target, the wanted size of the arena:
 #   long lifetimes from the bottom, short ones from the top (two_ends.pxi);
 #   buffers in the order PACK_BY_TWA (solve.pxd), each at its lowest gap; exact search at the target;
 #   the same on a smaller problem of joined buffers (join.pxi); best fit, and all orders;
@@ -21,7 +21,7 @@ cdef enum:
     PACK_METHOD_TWO_ENDS = 7
     PACK_METHOD_JOINED = 8
     PACK_PASSES = 5
-    PACK_WAYS = 3 * SELECTIONS      # pairs of an order of PACK_SEARCH_ORDERS and a selection
+    PACK_WAYS = 3 * SELECTIONS      # number of pairs of an order of PACK_SEARCH_ORDERS and a SELECT_*
     PACK_VARIED = 12                # the most tries spent on joined problems for each try of the problem itself
 
 cdef int64_t PACK_EASY_TRY = 250           # a try is quick if a buffer overlaps at most this many in time, on average
@@ -58,10 +58,10 @@ ctypedef struct gs_pack_work:
 cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_pack_result *out) noexcept nogil:
     """Choose offsets for the buffers of p; they are in p.best.
 
-    `capacity`: work ends once the arena has no more bytes (GS_PACK_NO_CAPACITY: only with the smallest).
+    `capacity`: work ends once the arena has at most this many bytes (GS_PACK_NO_CAPACITY: only once it is smallest).
     `budget`: tries of the exact search, 0 for none, GS_PACK_DEFAULT_BUDGET for a few seconds at most,
-    GS_PACK_PLANNER_BUDGET for a fraction of one.  Every offset is a sum of sizes, so it is aligned if the caller rounds
-    sizes up to the alignment.
+    GS_PACK_PLANNER_BUDGET for a fraction of a second.  Every offset is a sum of sizes, so it is aligned if the caller
+    rounds sizes up to the alignment.
     """
     cdef gs_pack_work work
     cdef int status = GS_OK
@@ -105,7 +105,7 @@ cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil
 cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexcept nogil:
     """Place the buffers of p in one order, and keep the packing if its arena is at most `limit`.
 
-    Where many buffers overlap, pack_place_far compares each with all before it: that is done while work.patience lasts.
+    Where many buffers overlap, pack_place_far compares each with all before it, and only while work.patience lasts.
     """
     cdef int64_t arena
     cdef bint near = p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n
@@ -189,7 +189,7 @@ cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
-    """Join all buffers that match; try two orders in one pass, and short searches, on the joined problem."""
+    """Join all buffers that match; try the joined problem in each of two orders, then with short searches."""
     cdef gs_pack_result *out = work.out
     cdef int64_t target = work.target
     cdef int by, select
@@ -208,7 +208,10 @@ cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
 
 cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by, int select, int seed,
                       int64_t limit) noexcept nogil:
-    """Search once for a packing of at most `capacity` bytes, within the budget, and keep it; SEARCH_* or an error."""
+    """Search once for a packing of at most `capacity` bytes, and keep it; at most `limit` tries, within the budget.
+
+    Returns SEARCH_* or an error.
+    """
     cdef gs_pack *p = q.p
     cdef int64_t before = q.tries
     cdef int64_t arena = 0
@@ -272,9 +275,9 @@ cdef int pack_vary(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_tour(gs_pack_work *work, int seed, int64_t limit) noexcept nogil:
-    """Search at the target once with each pair of an order and a selection; the last SEARCH_*, or an error.
+    """Search at the target once with each pair of an order and a SELECT_*; returns the last SEARCH_*, or an error.
 
-    If a search proves the target impossible, the least possible arena becomes the target, and all begins again.
+    If a search proves the target impossible, the least arena still possible becomes the target, and all begins again.
     """
     cdef int way = 0
     cdef int found = SEARCH_STOPPED
@@ -286,7 +289,7 @@ cdef int pack_tour(gs_pack_work *work, int seed, int64_t limit) noexcept nogil:
 
 
 cdef int pack_lower(gs_pack_work *work, gs_search *q, int seed, int64_t limit, int nearer) noexcept nogil:
-    """Search for a packing that is nearer to the target than the best, by 2**-nearer of the distance.
+    """Search for an arena that is smaller than the best by 2**-nearer of the distance between the best and the target.
 
     After a success, `nearer` is 1 from then on: the distance is halved.
     """
@@ -314,7 +317,7 @@ cdef int pack_improve(gs_pack_work *work) noexcept nogil:
     best and the target: in the first round half-way, in each later round closer to the best.
     """
     cdef int64_t limit = 3 * <int64_t>work.p.n + 32
-    # A small problem is mostly searched without joining, because only such a search can prove that none is smaller.
+    # A small problem is mostly searched without joining, because only such a search can prove that no arena is smaller.
     cdef int64_t varied = min(work.p.n // 32, PACK_VARIED) * PACK_WAYS
     cdef int64_t until
     cdef int seed = 0

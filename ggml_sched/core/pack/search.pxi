@@ -4,8 +4,8 @@
 # If no unplaced buffer lives on both sides of a boundary between sections, the sides are independent pieces; the one
 # with the least slack is searched first.  A finished piece is not searched again; a piece without a packing refutes
 # the placement that separated it.
-# After a failure the search returns to the last placement that changed a section of the failure's reason, because any
-# later placement would fail for the same reason.
+# After a failure the search returns to the last placement that changed a section of the failure's cause (state.pxi),
+# because the failure would remain if only later placements were changed.
 # Invariant: the budget counts tries, not time, so that equal inputs take the same path on every machine.
 
 cdef enum:
@@ -19,7 +19,10 @@ cdef enum:
 
 
 cdef int32_t search_first(const gs_search *q, int32_t left, int32_t right, int64_t lowest) noexcept nogil:
-    """The buffer of lowest q.rank in sections [left, right) whose minimum is `lowest`, the lowest floor of these."""
+    """Of the buffers in sections [left, right) whose minimum is `lowest`, the one of lowest q.rank.
+
+    `lowest` is the lowest floor of these sections.
+    """
     cdef const gs_pack *p = q.p
     cdef int32_t best = -1
     cdef int32_t best_rank = 0x7fffffff
@@ -160,7 +163,7 @@ cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit, i
             q.depth -= 1
             frame = &q.stack[q.depth]
             search_undo(q, frame.mark)
-            if frame.changed & q.reason == 0:
+            if frame.changed & q.cause == 0:
                 continue
             b, left, right = frame.buffer, frame.left, frame.right
             alive = search_lift(q, b)

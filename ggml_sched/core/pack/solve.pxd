@@ -1,4 +1,4 @@
-# The C view of core/pack/solve: gs_blocks, the free blocks of an arena, gs_pack, a packing problem, and its result.
+# The C view of core/pack/solve: gs_blocks (the free blocks of an arena) and gs_pack (a packing problem).
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
@@ -6,14 +6,15 @@ from ggml_sched._c cimport gs_block, gs_pack_result
 
 
 cdef enum:
-    PACK_MAX = 0x1000000        # buffers: a sort key has 24 bits for the index
+    PACK_MAX = 0x1000000        # the most buffers: a sort key has 24 bits for the index
     PACK_CARRY_LIMIT = 6000000  # entries of gs_pack.carry; a problem that needs more is packed without these lists
-    # Orders of buffers, descending.  T: the most bytes alive at once in its lifetime; W: lifetime; A: size * lifetime.
+    # Orders of buffers, largest first, by three quantities in the order of their letters: T is the most bytes alive at
+    # once in the buffer's lifetime, W the length of this lifetime, A size * lifetime.
     PACK_BY_TWA = 0
     PACK_BY_SIZE = 1            # size, then lifetime
     PACK_BY_WAT = 2
     PACK_BY_TAW = 3
-    PACK_ORDERS = 4             # the orders above, which passes use; the one below is for searches only
+    PACK_ORDERS = 4             # number of the orders above, which passes use; the order below is for searches only
     PACK_BY_LONG_AREA = 4       # size times lifetime cubed
     PACK_INDEX_BITS = 24        # low bits of a sort key, the buffer's index; the sorted fields are above them
     PACK_INDEX_MASK = 0xffffff
@@ -27,7 +28,7 @@ ctypedef struct gs_blocks:
     int32_t room                # elements that `at` has memory for
     int64_t max_size            # the highest end of a range ever taken: the bytes that the arena needs
     int64_t chunk               # bytes of each chunk; 0: the arena is one buffer
-    int64_t stride              # from one chunk's first offset to the next's; more than `chunk`: chunks never merge
+    int64_t stride              # from one chunk's first offset to the next's: above `chunk`, so that chunks never merge
     int32_t n_chunks
 
 
@@ -36,13 +37,13 @@ ctypedef struct gs_pack:
     int32_t n                   # buffers, without those that have no bytes or no lifetime
     int32_t n_sections
     int64_t bound               # the most bytes alive in any section, which every arena needs
-    int64_t n_neighbours        # for each buffer those alive with it, and itself, summed up; pack_fill_carry sets it
+    int64_t n_neighbours        # summed over all buffers: how many overlap it in time, itself too; by pack_fill_carry
     int64_t n_carried           # entries that `carry` will need
     int32_t *id                 # the caller's index of buffer i
     int32_t *start              # first section of buffer i's lifetime
     int32_t *stop               # one past the last section of buffer i's lifetime
     int32_t *birth              # the time of birth; for the planner a position in the graph
-    int32_t *life               # for how many times buffer i is alive
+    int32_t *life               # how long buffer i is alive, in units of `birth`
     int64_t *size
     int32_t *born               # [n_sections + 1] first buffer born in section k or later
     int64_t *live               # [n_sections] bytes of the buffers alive in section k
@@ -53,7 +54,7 @@ ctypedef struct gs_pack:
     int32_t *order              # [n] buffers in the order in which a pass places them; pack_sort fills it
     int32_t *turn               # [n] rank of buffer i by birth, then by the caller's index; pack_settle fills it
     int32_t *carry_begin        # [n_sections + 1] where section k begins in `carry`; NULL until pack_fill_carry
-    int32_t *carry              # for each section, the buffers alive in it that were born in an earlier one
+    int32_t *carry              # for each section, the buffers alive in it that were born in an earlier section
     void *memory                # the one allocation of all arrays but carry_begin and carry
     void *carry_memory          # the allocation of carry_begin and carry
 

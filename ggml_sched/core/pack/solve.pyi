@@ -1,4 +1,4 @@
-"""The typed view of core.pack.solve: other extensions alone use it."""
+"""The typed view of core.pack.solve: only other extension modules use it."""
 
 from typing import Any
 

@@ -5,13 +5,13 @@
 # minimum is no higher than that of any unplaced buffer that overlaps it in time:
 #   place   its offset is its minimum; its top (offset + size) becomes the minimum of unplaced buffers that overlap it
 #           in time, unless theirs is higher;
-#   lift    its offset is higher.  In a packing in which no buffer can sink further, it then rests on a buffer that
-#           overlaps it and is not placed yet, so its minimum rises to the lowest top that such a buffer can have.
-# A branch of the search is dead, without a packing, when in some section floor + unplaced bytes exceed the capacity;
+#   lift    its offset is above its minimum.  In a packing in which no buffer can sink further, it then rests on a
+#           buffer that overlaps it in time and is not placed yet: its minimum rises to the lowest top of such a buffer.
+# A branch of the search fails (contains no packing) when in some section floor + unplaced bytes exceed the capacity;
 # the floor of a section is the lowest minimum of its unplaced buffers.
-# Each death has a reason: the sections whose state implies it, namely all that the move has read.  Reasons are masks of
-# 64 bits, each for 2**mask_shift neighbouring sections.  A lift follows from the death of a placement, and has its
-# reason.
+# Each failure has a cause: the sections whose state implies the failure, namely all that the move has read.  A cause is
+# a mask of 64 bits, each for 2**mask_shift neighbouring sections.  A lift follows from the failure of a placement, and
+# has the same cause.
 # Invariants: minimum and offset of a buffer are at most capacity - size, so that PACK_FAR is never one of them; undoing
 # to a mark (a length of the trail) restores exactly the state at that mark, but for `witness`, a hint that is checked.
 
@@ -22,7 +22,7 @@ cdef enum:
     CHANGE_FLOOR = 1
     CHANGE_PLACED = 2
     CHANGE_LIFTED = 3           # a lift was made; `old` is the mask of sections that it changed; nothing is restored
-    CHANGE_REASON = 4           # always follows CHANGE_LIFTED; `old` is the mask of that lift's reason
+    CHANGE_CAUSE = 4            # always follows CHANGE_LIFTED; `old` is the mask of that lift's cause
 
 ctypedef struct gs_change:      # an entry of the trail: one value, and what it was before
     int64_t old
@@ -34,7 +34,7 @@ ctypedef struct gs_piece:       # sections [left, right), whose unplaced buffers
     int32_t left
     int32_t right
 
-ctypedef struct gs_choice:      # a frame of the search's stack: a placement, undone if no packing follows; or pieces
+ctypedef struct gs_choice:      # a frame of the search's stack: pieces, or a placement, undone if no packing follows
     int64_t mark                # trail length before the placement
     uint64_t changed            # mask of the sections that the placement changed
     int32_t buffer              # the placed buffer; -1: the frame has pieces
@@ -50,7 +50,7 @@ ctypedef struct gs_search:
     int64_t area                # sum of (size >> area_shift) * sections of the placed buffers: measures progress
     int area_shift
     uint64_t changed            # mask of the sections that the last placement changed
-    uint64_t reason             # mask of the sections that made the last branch fail; a lift adds those that it reads
+    uint64_t cause              # mask of the sections that made the last branch fail; a lift adds those that it reads
     int64_t *minimum            # [n] lowest offset that buffer i can still have; PACK_FAR once it is placed
     int64_t *floor              # [n_sections] lowest minimum of section k's unplaced buffers; PACK_FAR if it has none
     int32_t *witness            # [n_sections] a buffer whose minimum was section k's floor when that was last computed
@@ -77,7 +77,7 @@ cdef void search_free(gs_search *q) noexcept nogil:
 
 
 cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
-    """Allocate the arrays of a search of p and find twins.  p must have its carry lists, and outlive q."""
+    """Allocate the arrays of a search of p, and fill q.twin.  p must have its carry lists, and outlive q."""
     cdef int64_t n = p.n
     cdef int64_t s = p.n_sections
     cdef char *cursor
@@ -142,7 +142,7 @@ cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old)
         more = <gs_change *>realloc(q.trail, 2 * q.trail_room * sizeof(gs_change))
         if more == NULL:
             q.no_memory = True
-            q.n_trail -= 1          # the search fails anyway, so an entry may be lost to stay within bounds
+            q.n_trail -= 1          # the new entry takes the place of the last: the search ends anyway
         else:
             q.trail = more
             q.trail_room *= 2
@@ -171,10 +171,10 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
             q.minimum[i] = c.old
         elif c.kind == CHANGE_FLOOR:
             q.floor[i] = c.old
-        elif c.kind == CHANGE_REASON:
+        elif c.kind == CHANGE_CAUSE:
             # If the failure depends on sections that the lift changed, it depends on those that forced the lift, too.
-            if <uint64_t>(c - 1).old & q.reason:
-                q.reason |= <uint64_t>c.old
+            if <uint64_t>(c - 1).old & q.cause:
+                q.cause |= <uint64_t>c.old
         elif c.kind == CHANGE_PLACED:
             q.minimum[i] = c.old
             p.offset[i] = -1
@@ -212,12 +212,15 @@ cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noex
         q.floor[k] = floor
     if floor == PACK_FAR or q.rest[k] <= q.capacity - floor:
         return True
-    q.reason |= search_mask(q, k, k + 1)
+    q.cause |= search_mask(q, k, k + 1)
     return False
 
 
 cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
-    """Place b at its minimum, the lowest of all that b overlaps; False, with q.reason, if no packing can follow."""
+    """Place b at its minimum; no unplaced buffer that overlaps b in time has a lower one.
+
+    False, with the sections that show this in q.cause, if no packing can follow.
+    """
     cdef gs_pack *p = q.p
     cdef int64_t *minimum = q.minimum
     cdef int32_t start = p.start[b]
@@ -228,7 +231,7 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
     cdef int64_t size = p.size[b]
     cdef int64_t top = at + size
     cdef int32_t i, j, k
-    q.changed = q.reason = search_mask(q, start, stop)
+    q.changed = q.cause = search_mask(q, start, stop)
     # All unplaced buffers of these sections, b among them, lie at `at` or higher.
     for k in range(start, stop):
         if q.rest[k] > q.capacity - at:
@@ -268,11 +271,11 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
 
 
 cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
-    """Raise the minimum of b, because no packing has b at its minimum; q.reason has the sections that show this.
+    """Raise the minimum of b, because no packing has b at its minimum; q.cause has the sections that show this.
 
-    So b lies on an unplaced buffer that overlaps it in time: the new minimum is the lowest top, minimum + size, of
-    these.  Twins of b (of equal lifetime and size) at the same minimum are interchangeable with b, and are raised, too.
-    False, with q.reason extended, if no packing can follow.
+    So b must rest on an unplaced buffer that overlaps b in time: the new minimum of b is the lowest top (minimum +
+    size) of such a buffer.  Twins of b (of equal lifetime and size) at the same minimum are interchangeable with b, and
+    are raised, too.  False, with more sections in q.cause, if no packing can follow.
     """
     cdef gs_pack *p = q.p
     cdef int64_t old = q.minimum[b]
@@ -280,7 +283,7 @@ cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
     cdef uint64_t changed = search_mask(q, p.start[b], p.stop[b])
     cdef int32_t c = b
     cdef int32_t i, j, k
-    q.reason |= changed         # b's sections, which the code below reads
+    q.cause |= changed          # b's sections, which the code below reads
     while True:
         if q.minimum[c] == old:
             least = PACK_FAR
@@ -301,5 +304,5 @@ cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
         c = q.twin[c]
         if c == b:
             search_note(q, CHANGE_LIFTED, b, <int64_t>changed)
-            search_note(q, CHANGE_REASON, b, <int64_t>q.reason)
+            search_note(q, CHANGE_CAUSE, b, <int64_t>q.cause)
             return True

@@ -47,14 +47,14 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
 cdef int mark_rebound(Lease lease) except -1:
     """Mark a lease as rebound: its tensors are about to get addresses under another lease."""
     if lease.alive and lease.drain is not None:
-        # Wait for queued computes of another scheduler that use its addresses.
+        # Wait for queued computes of another scheduler that use the lease's addresses.
         lease.drain()
     lease.rebound = True
     return 0
 
 
 def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):
-    """A tensor for a copy: the layout of `like`, at an address of its own."""
+    """A tensor for a copy: it has the layout of `like`, and `offset` in `buffer` as its address."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.context_state = ContextState.__new__(ContextState)
     t._name = name
@@ -67,8 +67,8 @@ def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, 
 
 
 def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease not None):
-    """A node like `node` that reads the sources `src`, such as copies.  It computes into the memory of `node`; if
-    `memory` is a tensor, it is a view of that instead."""
+    """A node like `node` that reads the sources `src`, such as copies.  It computes into the memory of `node`, or, if
+    `memory` is not None, into that tensor's."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.context_state = ContextState.__new__(ContextState)
     t._name, t.endings = node._name, node.endings

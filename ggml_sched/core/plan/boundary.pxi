@@ -2,7 +2,8 @@
 #
 # Some nodes at a boundary may move to the other backend: neither their weights nor the caller determine their backend.
 # For each boundary between nodes on backend a and nodes on backend b, every position among such nodes on both sides is
-# evaluated.  Its cost is the bytes of all distinct tensors that are copied between backends.  ggml has no such pass.
+# evaluated.  The cost of a position is the bytes of all distinct tensors that are then copied between backends.  ggml
+# has no such pass.
 
 cdef enum:
     BOUNDARY_ROUNDS = 8
@@ -35,7 +36,7 @@ cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, 
 
 
 cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
-    """Bytes of all copies of tensor id: one for each backend that has a reader of it and cannot read its memory."""
+    """Bytes of all copies of tensor id: one for each backend that computes a reader but cannot read id's memory."""
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, n = 0
     if not c.known[id]:
@@ -105,7 +106,7 @@ cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reas
             high += 1
         if low == high:
             continue
-        # Move the boundary left step by step, then back, then right; costs are relative to the present position.
+        # Move the boundary left step by step, then back, then right; costs are relative to the boundary at `seam`.
         best, best_cost = seam, 0
         cost = 0
         for k in range(seam - 1, low - 1, -1):

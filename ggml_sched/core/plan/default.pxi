@@ -46,7 +46,10 @@ cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char
 
 
 cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Assign nodes with weights to the backend of the weights, or offload them; returns the number of open nodes."""
+    """Assign nodes with weights to the backend of the weights, or offload them.
+
+    Returns the number of nodes still open, but for those that compute into another tensor's memory.
+    """
     cdef const gs_graph *g = r.g
     cdef int32_t host = r.p.n_backends - 1, n_open = 0, i, k, id, s, b
     for i in range(g.n_work):
@@ -76,8 +79,8 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
                             bint with_host) noexcept nogil:
     """Assign open nodes to the backend of the nearest assigned node before them (down) or after them (not down).
 
-    Without `with_host`, the host's nodes do not count, those of stores never do.  Returns how many of the n_open open
-    nodes remain open.
+    Nodes of stores are skipped.  Without `with_host`, nodes whose nearest assigned node is on the host stay open.
+    Returns how many of the n_open open nodes remain open.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t last = r.p.n_backends - (0 if with_host else 1)
@@ -117,8 +120,8 @@ cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id)
 
 
 cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t id) noexcept nogil:
-    """Move a node to a better backend, if that and its present one read each other's memory, and the better one reads
-    all its sources and supports it."""
+    """Move a node to a better backend that supports the node and can read all its sources, if that backend and the
+    node's present one read each other's memory."""
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, at, here = assign[id]
     for b in range(here):
@@ -136,7 +139,10 @@ cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *r
 
 
 cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
-    """Assign the remaining open nodes, and move nodes whose backend does not support them."""
+    """Assign the remaining open nodes, and move nodes whose backend does not support them.
+
+    After an error, failed[0] is the node that could not be placed.
+    """
     cdef const gs_graph *g = r.g
     cdef int32_t i, id, root, wanted
     for i in range(g.n_work):
@@ -227,9 +233,9 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
 
     Copies of unchanged weights are kept for later computes, unless they are streamed.  A streamed weight is copied by
     each compute and opens a split of its own, so that all streamed weights use the same memory one after the other.
-    Weights of stores are always streamed, and no node before the reader of one waits for it.  Weights of offloaded
-    nodes are streamed if keeping them takes more than twice the bytes of the largest; the policy may stream all
-    weights.
+    Weights of stores are always streamed: their reader opens a split, so that earlier nodes do not wait for the copy.
+    Weights of offloaded nodes are streamed if keeping them takes more than twice the bytes of the largest; the policy
+    may stream all weights.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t *total = <int64_t *>calloc(2 * r.p.n_backends, sizeof(int64_t))
@@ -269,7 +275,8 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 closed = True
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = w.src[k]
-            # No copy is needed; the first test, for memory on this backend, is cheap and nearly always decides.
+            # Skip sources that are copies already, or that this backend reads in place.  The comparison of backends is
+            # cheap, and nearly always decides.
             if s >= g.n_tensors or assign[g.memory[s]] == here or reads_tensor(r, assign, here, s):
                 continue
             root = g.memory[s]

@@ -50,7 +50,7 @@ cdef class Devices:
                     in_c &= ~bit
         self.in_python[i], self.in_c[i] = in_python, in_c
         self.queries |= in_python | in_c
-        # answers_version is read from the C field, which is fast, unless a subclass has an attribute of that name.
+        # The C field of answers_version is fast to read, but valid only if no subclass has an attribute of that name.
         self.has_field[i] = type(backend).answers_version is BackendBase.answers_version
 
     cdef list all_versions(self):
@@ -81,7 +81,7 @@ cdef class Devices:
         return self._epoch
 
     def unchanged(self, Graph graph not None, list buffers not None, int64_t residence, int64_t support):
-        """Whether all buffers are open, the residents of a graph have not moved, and support has not changed.
+        """Whether all buffers are open, the residents of a graph have not moved, and backends answer as before.
 
         `residence` and `support` are earlier results of `Graph.residence_epoch` and `epoch`.
         """
@@ -130,7 +130,8 @@ cdef bint overrides(object backend, str method):
 
 
 cdef bint decides_in_python(object backend, str method):
-    """Whether a Python override comes before any compiled class, so that the C function must not be called."""
+    """Whether the backend object, or a Python class before its first compiled base class, overrides `method`: the C
+    function must then not be called."""
     if method in getattr(backend, "__dict__", ()):
         return True
     for cls in type(backend).__mro__:

@@ -4,21 +4,22 @@
 # copies whose fetch has begun, and whose last reader has not run, take no more bytes together than the window of their
 # backend.  A copy that does not fit beside those before it is fetched directly before the split that reads it.  A store
 # that computes a split of its own (rows of its weights) does so before it fetches what later splits read.
-# What a store has computed is copied before it fetches on, in the same queue.
-# Invariant: each store's fetches stay in the order of first uses; the other inputs of a split stay in their order.
+# The results of such a split are copied out in the store's own queue, before its next fetch.
+# Invariant: each store's fetches stay in the order of first uses.  In a split, results of stores come before fetches,
+# and fetches before other inputs (input_rank); inputs of equal rank stay in their order.
 
 ctypedef struct gs_fetches:
     int64_t *alive              # [n_backends][n_splits] bytes of fetched copies alive while a split runs
     int32_t *begun              # [n_copies] the split before which the copy is made
-    int32_t *last               # [n_copies] the last split that reads it
+    int32_t *last               # [n_copies] the last split that reads the copy
     int32_t *least              # [n_backends] of each store: the earliest split before which it may begin another fetch
-    int32_t *inputs             # [n_inputs] the new `inputs` of the splits
-    int32_t *stop               # [n_splits] one past the last of each split's fetches in `inputs`
+    int32_t *inputs             # [n_inputs] the inputs of all splits in their new order, which gs_splits.inputs gets
+    int32_t *stop               # [n_splits] one past each split's last fetch in `inputs`
     void *memory
 
 
 cdef int fetches_init(gs_fetches *f, const gs_splits *w, const gs_request *r) noexcept nogil:
-    """Allocate the arrays; `begun` is the split in whose inputs each copy is, `last` the last one that reads it."""
+    """Allocate the arrays; set `begun` to the split that has the copy as an input, `last` to its last reader."""
     cdef const gs_graph *g = r.g
     cdef int32_t n = w.copy_like.n, n_splits = w.split_start.n, split, first = 0, i, k, id
     cdef int64_t cells = <int64_t>r.p.n_backends * n_splits
@@ -45,12 +46,12 @@ cdef int fetches_init(gs_fetches *f, const gs_splits *w, const gs_request *r) no
 
 
 cdef int64_t *alive_on(gs_fetches *f, const gs_splits *w, int32_t c) noexcept nogil:
-    """The bytes alive during each split on the backend of copy c."""
+    """The bytes of fetched copies that are alive during each split on the backend of copy c."""
     return f.alive + <int64_t>w.copy_backend.at[c] * w.split_start.n
 
 
 cdef int64_t fetched_size(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:
-    """The bytes that a copy of a stored weight takes; INT64_MAX if they exceed 64 bits, which the walk reports."""
+    """The bytes that c, a copy of a stored weight, takes; INT64_MAX if they exceed 64 bits: the walk then fails."""
     cdef int32_t b = w.copy_backend.at[c], like = w.copy_like.at[c]
     cdef int64_t size
     if (gs_checked_add(request_size(r, b, like), r.margin[r.p.resident[like]], &size) != GS_OK
@@ -60,7 +61,7 @@ cdef int64_t fetched_size(const gs_splits *w, const gs_request *r, int32_t c) no
 
 
 cdef void count_alive(gs_fetches *f, const gs_splits *w, const gs_request *r) noexcept nogil:
-    """Add each fetched copy to the bytes alive from its first to its last reader; no sum exceeds INT64_MAX."""
+    """Add each fetched copy to the bytes alive from its first to its last reader; a sum stops at INT64_MAX."""
     cdef int64_t *alive
     cdef int64_t size
     cdef int32_t c, split
@@ -85,7 +86,7 @@ cdef void fetch_earlier(gs_fetches *f, const gs_splits *w, const gs_request *r, 
 
 cdef int input_rank(const gs_splits *w, const gs_request *r, const int32_t *assign, int32_t c) noexcept nogil:
     """The rank of copy c, by which the inputs of a split are sorted: 0 for results of a store, 1 for fetches, 2 for
-    others."""
+    other copies."""
     cdef int32_t like = w.copy_like.at[c]
     if is_stored(r, like):
         return 1
@@ -93,7 +94,7 @@ cdef int input_rank(const gs_splits *w, const gs_request *r, const int32_t *assi
 
 
 cdef void order_inputs(gs_fetches *f, gs_splits *w, const gs_request *r, const int32_t *assign) noexcept nogil:
-    """Rewrite the inputs of the splits by their ranks, fetches in the order of first uses."""
+    """Sort the inputs of each split by rank (input_rank), and fetches of one split by first use."""
     cdef int32_t split, first = 0, i, c, n, at = 0, n_splits = w.split_start.n
     cdef int rank
     for i in range(w.inputs.n):
@@ -103,7 +104,7 @@ cdef void order_inputs(gs_fetches *f, gs_splits *w, const gs_request *r, const i
         n = f.stop[split]
         for rank in range(3):
             if rank == 1:
-                f.stop[split] = at      # where the split's next fetch goes; once all are there, one past the last
+                f.stop[split] = at      # where the loop below puts the split's next fetch; then, one past the last
                 at += n
                 continue
             for i in range(first, w.split_inputs.at[split]):
@@ -124,7 +125,7 @@ cdef void order_inputs(gs_fetches *f, gs_splits *w, const gs_request *r, const i
 cdef int fetch_ahead(gs_splits *w, const gs_request *r, const int32_t *assign) noexcept nogil:
     """Move each copy of a stored weight to the inputs of an earlier split, where the window of its backend allows it.
 
-    GS_NO_HOST_MEMORY.
+    The only error is GS_NO_HOST_MEMORY.
     """
     cdef gs_fetches f
     cdef int32_t split, first = 0, i

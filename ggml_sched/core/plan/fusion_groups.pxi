@@ -1,12 +1,12 @@
 # Fusion groups that backends offer: queried and checked.
 #
-# A request calls `fusion_groups` of each backend once, in Python; the results are positions of nodes.  The request owns
-# the arrays.
+# A request calls `fusion_groups` of each backend once, in Python; the results are positions of nodes, which are kept in
+# arrays of the request.
 # Invariant: a group in a request has two or more computing nodes, in ascending order, and no two groups of one backend
 # share a node.
 
 cdef tuple query_groups(Request request):
-    """The groups that all backends offer, by first position: the result of `Request.groups`."""
+    """The groups that all backends offer, as `Request.groups` returns them; also writes them to request.c."""
     cdef list found = []
     cdef int32_t b
     for b in range(request.devices.n):
@@ -19,7 +19,7 @@ cdef tuple query_groups(Request request):
 
 
 cdef tuple _by_first(tuple group):
-    """Groups in the order of their first members, and of their backends."""
+    """The sort key of a group, (backend, positions): its first position, then its backend."""
     return group[1][0], group[0]
 
 

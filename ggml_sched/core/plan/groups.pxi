@@ -2,9 +2,9 @@
 #
 # Decides which of the groups that backends offer a plan keeps, and which results are needed outside their group.  A
 # group changes no placement: a plan with groups is sound also when its nodes are computed one by one.
-# Owns its arrays.  Invariant: groups share no node; a kept group is in one split of its backend; no node between its
-# members reads memory that an earlier member writes, or writes memory that a member reads or writes.  ggml fuses after
-# planning.
+# A gs_groups owns its arrays.  Invariant: groups share no node; a kept group is in one split of its backend; no node
+# between its members reads memory that an earlier member writes, or writes memory that a member reads or writes.  ggml
+# fuses after planning.
 
 cdef void groups_free(gs_groups *w) noexcept nogil:
     free(w.memory)
@@ -12,7 +12,7 @@ cdef void groups_free(gs_groups *w) noexcept nogil:
 
 
 cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
-    """No groups yet, with room for all of the request."""
+    """Make w empty, with room for all groups of the request."""
     cdef int64_t n = r.g.n_tensors, m = r.p.n_groups
     cdef int32_t *cursor
     memset(w, 0, sizeof(gs_groups))
@@ -44,7 +44,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_plan *p) noexce
     cdef int status = GS_OK
     if r.p.n_groups == 0 or r.p.policy.placement == GS_PLACEMENT_SEED:
         return GS_OK
-    # seen[m]: the last group, plus 1, that reads memory m; seen[n_tensors + m]: the last, plus 1, that writes it.
+    # seen[m]: 1 + the last group that reads memory m; seen[n_tensors + m]: 1 + the last group that writes it; 0: none.
     seen = <int32_t *>calloc(2 * max(<int64_t>g.n_tensors, 1), sizeof(int32_t))
     status = groups_init(w, r)
     if status != GS_OK or seen == NULL:
@@ -75,10 +75,10 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_plan *p) noexce
 
 
 cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_t mark, int32_t *seen) noexcept nogil:
-    """Whether all nodes between the n members may be computed before the first member, by the memories they use.
+    """Whether all nodes between the n members can be computed before the first member, with the same results.
 
-    `seen` has scratch for all groups: seen[m] == mark if a member of this group reads memory m, and
-    seen[n_tensors + m] == mark if one writes it.
+    `seen` is scratch that all groups share: this call sets seen[m] to `mark`, unique to its group, if a member reads
+    memory m, and seen[n_tensors + m] if a member writes it.
     """
     cdef int32_t *read = seen
     cdef int32_t *written = seen + g.n_tensors
@@ -110,7 +110,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
 
 
 cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
-    """Drop the groups in which a leaf is loaded between the members: the program has no single run with all of them."""
+    """Drop each group if a leaf is loaded between its members: no single Run of a program could compute them all."""
     cdef int32_t i, k, n, at = 0, kept = 0
     cdef bint whole
     for i in range(w.n):

@@ -36,8 +36,8 @@ include "replay.pxi"
 cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept nogil:
     """Make the plan of request r in `p`, which is overwritten; after GS_OK the caller frees it with gs_plan_free.
 
-    GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT, GS_OUT_OF_MEMORY, GS_OVERFLOW with the tensor that failed in *failed;
-    GS_NO_HOST_MEMORY.
+    Errors: GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT, GS_OUT_OF_MEMORY and GS_OVERFLOW, with the tensor that failed in
+    *failed; GS_NO_HOST_MEMORY.
     """
     cdef gs_splits splits
     cdef gs_groups groups
@@ -162,7 +162,7 @@ cdef int plan_take_splits(gs_plan *p, gs_splits *w) noexcept nogil:
 
 
 cdef void plan_take_walk(gs_plan *p, gs_walk *f) noexcept nogil:
-    """Move lifetimes and offsets from the walk to the plan, whose placement and splits the walk has."""
+    """Move the walk's plan to p: its lifetimes and offsets, with the placement and splits that the walk began with."""
     p[0] = f.p
     f.p.size = NULL
 
@@ -191,7 +191,7 @@ cdef int plan_measure(gs_plan *p, const gs_allocation *a) noexcept nogil:
 
 
 cdef int32_t plan_tensor(const gs_plan *p, int32_t id) noexcept nogil:
-    """The graph tensor that an id is, or is a copy of; -1 for id -1."""
+    """The graph tensor that `id` is, or whose copy it is; -1 for id -1."""
     if id < p.n_tensors:
         return id
     id -= p.n_tensors
@@ -201,7 +201,7 @@ cdef int32_t plan_tensor(const gs_plan *p, int32_t id) noexcept nogil:
 cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil:
     """Set GS_STATE_EXCLUSIVE for leafs and copies whose memory no other tensor uses: their data survives computes.
 
-    Also sets GS_STATE_WRITTEN.  Marks none if that would take more than 50 million comparisons.
+    Also sets GS_STATE_WRITTEN.  Sets neither if that would take more than 50 million comparisons.
     """
     cdef int32_t i, k, r, count = 0
     for i in range(p.n):
@@ -218,15 +218,14 @@ cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil:
                 break
         else:
             p.state[i] |= GS_STATE_EXCLUSIVE
-    # Memory that a node writes to, through a view or by in-place reuse, is not exclusive (GS_STATE_EXCLUSIVE): it does
-    # not hold its data for the next compute.
+    # Memory that a node writes to, through a view or by in-place reuse, is not exclusive: its data does not survive.
     for i in range(p.n):
         if p.root[i] >= 0 and (p.state[i] & GS_STATE_INPLACE or p.op[i] > GS_OP_TRANSPOSE):
             p.state[plan_owner(p, i)] &= ~GS_STATE_EXCLUSIVE
             if not p.state[i] & GS_STATE_INPLACE:
                 p.state[p.root[i]] |= GS_STATE_WRITTEN
-    # Nor is a copy of a tensor whose memory a node writes to: it is outdated after the compute, or the node writes to
-    # the copy itself, to have it written back.
+    # A copy is not exclusive if a node writes to the memory of the copied tensor: the copy is then outdated after the
+    # compute, or the node writes to the copy itself, which is written back.
     for i in range(p.n):
         if p.like[i] != i:
             k = p.like[i]

@@ -26,8 +26,8 @@ cdef int plan_needed(const gs_graph *g, const gs_plan *p, int32_t first, int32_t
                      unsigned char *needed) noexcept nogil:
     """Set needed[k] to whether memory must hold the result of the k-th computing node at positions first .. last.
 
-    It must for a member of a fusion group whose result is used outside the group, and for another node if a node
-    outside first .. last or the caller uses the result, or if the result has no memory of its own in an arena.
+    The result of a member of a fusion group is needed if it is used outside the group.  That of another node is needed
+    if the caller or a node outside first .. last uses it, or if it has no memory of its own in an arena.
     Returns the number of computing nodes at these positions, or GS_NO_HOST_MEMORY.
     """
     cdef unsigned char *read = <unsigned char *>calloc(3 * max(<int64_t>g.n_tensors, 1), 1)

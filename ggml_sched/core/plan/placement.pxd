@@ -7,12 +7,12 @@ from ggml_sched._c cimport gs_graph, gs_problem
 
 # Everything that a plan depends on: a graph, and a problem in which fields that callers may leave out are filled in.
 ctypedef struct gs_request:
-    gs_problem p                # only `assigned`, `supports`, `offloads`, `nbytes` and the groups may be NULL
+    gs_problem p                # arrays that may be NULL: `assigned`, `supports`, `offloads`, `nbytes`, the groups
     const gs_graph *g
     const uint64_t *inplace     # [n_backends][GS_N_OPS]: bit k: source k may be the destination
     bint shares                 # whether any backend can read a buffer or memory of another backend
     const unsigned char *store  # [n_backends] 1: a store, whose weights are fetched; NULL: no backend is one
-    const int64_t *margin       # [n_backends] bytes that a copy fetched from a store takes beyond the tensor's own
+    const int64_t *margin       # [n_backends] of each store: bytes that a fetched copy takes beyond the weight's own
     const int64_t *window       # [n_backends] bytes that fetched copies may take together ahead of their readers
     void *memory                # owned; holds those arrays of `p` that are not the caller's
     int64_t n_bytes             # bytes of `memory` to compare with another request; only set for problems of the C API
@@ -26,8 +26,8 @@ ctypedef struct gs_ints:
 
 
 cdef enum:
-    N_SPLIT_LISTS = 14          # the growing arrays with which gs_splits begins
-    N_PLAN_LISTS = 12           # the first of these, which a plan has, too, in the order of gs_plan
+    N_SPLIT_LISTS = 14          # how many growing arrays gs_splits begins with
+    N_PLAN_LISTS = 12           # how many of them, from the first on, gs_plan has, too, in the same order
 
 
 # Splits, copies and write-backs while they are being made; gs_plan has the same arrays with fixed lengths.
@@ -44,7 +44,7 @@ ctypedef struct gs_splits:
     gs_ints slot_copy           # of each further copy slot: index of its copy, ascending
     gs_ints back_node           # of each write-back: a node that computes into a copy of another backend's memory
     gs_ints back_copy           # of each write-back: the copy that the node computes into
-    gs_ints copy_version        # `version` of the source's memory when the copy was added; outdated if it differs
+    gs_ints copy_version        # `version` of the source's memory when copied; once that differs, the copy is outdated
     gs_ints copy_next           # of each copy: the copy of the same tensor that was added before it, or -1
     int32_t *src                # the graph's sources; where a node reads copy c, the id n_tensors + c
     int32_t *last_copy          # of each tensor: the copy of it that was added last, plus 1; 0: it has no copy

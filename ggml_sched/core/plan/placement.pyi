@@ -1,4 +1,4 @@
-"""The typed view of core.plan.placement: other extensions alone use it."""
+"""The typed view of core.plan.placement: only other extension modules use it."""
 
 from typing import Any
 

@@ -7,10 +7,10 @@ from ggml_sched._c cimport gs_plan
 
 cdef class PlanData:
     cdef gs_plan c                      # owned
-    cdef bint has_exclusive             # GS_STATE_EXCLUSIVE and WRITTEN are set, which is done on first use
+    cdef bint has_exclusive             # whether find_exclusive has set GS_STATE_EXCLUSIVE and WRITTEN
     cdef tuple _chunk_sizes
     cdef public object _program         # cached program of this plan, or None
     cdef public object _work_sizes      # cached bytes of work memory that the backends want for this plan, or None
-    cdef public object _host_work_sizes # the same of host memory besides buffers
+    cdef public object _host_work_sizes # cached bytes of host memory that the backends want besides buffers, or None
     cdef void find_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1

@@ -77,7 +77,7 @@ cdef class PlanData:
 
     @property
     def splits(self):
-        """Tuples (backend, start, stop, inputs): node positions, and indices of the copies made first."""
+        """Tuples (backend, start, stop, inputs): nodes start .. stop - 1, and the indices of the copies made before."""
         cdef gs_plan *p = &self.c
         cdef list found = []
         cdef int32_t i, first = 0
@@ -89,7 +89,7 @@ cdef class PlanData:
 
     @property
     def copies(self):
-        """Tuples (tensor id whose layout it has, backend), one for each distinct copy."""
+        """For each copy, a tuple (the id of the graph tensor whose layout the copy has, its backend)."""
         return pairs_tuple(self.c.copy_like, self.c.copy_backend, self.c.n_copies)
 
     @property
@@ -172,7 +172,8 @@ cdef class PlanData:
     def arrays(self):
         """{name: contents} of the arrays of gs_plan (include/ggml_sched/plan.h) that a program is made from.
 
-        int32: `arena_of`, `birth`, `src`, `seq`; int64: `offset` (chunks of an arena `stride` apart); bytes: `state`.
+        int32: `arena_of`, `birth`, `src`, `seq`, `assign`; int64: `offset`, with the chunks of an arena
+        gs_arena_result.stride bytes apart; bytes: `state`.
         """
         cdef gs_plan *p = &self.c
         cdef Py_ssize_t n = p.n
@@ -197,14 +198,14 @@ cdef class PlanData:
         return self.c.arena_of[i]
 
     def offset(self, int32_t i):
-        """Bytes from the start of the backend's buffer (of chunk `chunk(i)`), -1 outside the plan."""
+        """Bytes from the start of the backend's buffer (of chunk `chunk(i)`), -1 for memory outside the plan."""
         self.check(i)
         if self.c.offset[i] < 0 or not self.c.arena[self.c.arena_of[i]].stride:
             return self.c.offset[i]
         return self.c.offset[i] % self.c.arena[self.c.arena_of[i]].stride
 
     def chunk(self, int32_t i):
-        """Which of the backend's buffers holds id i: 0 unless a maximum buffer size made several."""
+        """Which of the backend's buffers holds id i: 0 unless a maximum buffer size divides the arena into several."""
         self.check(i)
         if self.c.offset[i] < 0 or not self.c.arena[self.c.arena_of[i]].stride:
             return 0
@@ -235,7 +236,7 @@ cdef class PlanData:
         return 0 if self.c.root[i] >= 0 else self.c.size[i]
 
     def trimmed(self, int32_t i):
-        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if no tail is."""
+        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if no tail is freed."""
         self.check(i)
         if self.c.birth[i] < 0 or self.c.rest[i] == self.c.size[i]:
             return None
@@ -278,7 +279,7 @@ cdef class PlanData:
                 at = k
             elif at >= 0 and f.state[f.seq[k]] & GS_STATE_INPLACE and plan_owner(f, f.seq[k]) == owner:
                 return True
-        # The bytes of i itself, of a view those of its root; what else its owner holds may be overwritten.
+        # Compare with r: i itself, or its root if i is a view.  Other bytes of the owner's memory may be overwritten.
         r = i if f.root[i] < 0 or f.state[i] & GS_STATE_INPLACE else f.root[i]
         for k in range(f.n):
             if (k != owner and f.arena_of[k] == f.arena_of[r] and f.birth[k] > at
@@ -292,7 +293,7 @@ cdef class PlanData:
         return bool(self.c.state[i] & GS_STATE_INNER)
 
     def lifetime(self, int32_t i):
-        """(birth, death): positions in `sequence` between which i's memory is allocated; None outside the plan."""
+        """(birth, death): the positions in `sequence` between which i's memory is allocated; None if it never is."""
         self.check(i)
         i = plan_owner(&self.c, i)
         if self.c.birth[i] < 0:
@@ -315,7 +316,7 @@ cdef class PlanData:
         return _REASON_NAMES[self.c.reason[i]] if i < self.c.n_tensors else "copy"
 
     cdef void find_exclusive(self) noexcept:
-        """Compute the exclusive ids on first use: planning itself does not need them."""
+        """Set GS_STATE_EXCLUSIVE and GS_STATE_WRITTEN on first use: planning itself does not need them."""
         if not self.has_exclusive:
             plan_mark_exclusive(&self.c)
             self.has_exclusive = True
@@ -333,7 +334,7 @@ cdef str _arena_method(int32_t method):
 
 
 def plan_values(PlanData data not None):
-    """{name: integers, lists of them, or lists of lists} that `plan_from_values` makes a plan of."""
+    """The plan as {name: an integer, a list of integers, or a list of lists}, as `plan_from_values` reads it."""
     data.find_exclusive()
     return values_of_plan(&data.c)
 
@@ -361,7 +362,7 @@ def make_plan(Request request not None, policy not None):
 
 
 def replay_plan(Request request not None, PlanData reserved not None, policy not None):
-    """A plan with the decisions of a reserved plan, for a graph of the same wiring; None if some size does not fit.
+    """A plan with the decisions of a reserved plan, for a graph of the same wiring; None if they do not fit it.
 
     The caller has checked that wiring (`Graph.wiring`), residency and assignments (`Request.key`), and fusion groups
     (`Request.groups`) are those of the reserved graph.

@@ -1,4 +1,4 @@
-"""The typed view of core.plan.plan_values: other extensions alone use it."""
+"""The typed view of core.plan.plan_values: only other extension modules use it."""
 
 from typing import Any
 

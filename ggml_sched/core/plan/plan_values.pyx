@@ -1,8 +1,8 @@
 # cython: language_level=3
 """Plans as plain values, for plan files and pickles: conversion in both directions.
 
-Owns nothing.  Invariant: for any input values, a plan made from them has only valid indices, and its chains of roots
-have no cycle; other input raises GraphError.  ggml_sched.planning.verify checks whether the plan is sound.
+Owns nothing.  Invariant: whatever the values, plan_take_values makes a plan in which all indices are valid and no chain
+of roots has a cycle, or raises GraphError.  ggml_sched.planning.verify checks whether the plan is sound.
 """
 
 import itertools
@@ -20,12 +20,12 @@ from ggml_sched.core.plan.make cimport plan_alloc_arenas, plan_alloc_assign, pla
 
 
 cdef list _list(const an_integer *at, int32_t n):
-    """The values of an array."""
+    """The first n values of an array."""
     return list(ints_tuple(at, n))
 
 
 cdef list _column(list rows, Py_ssize_t k):
-    """Item k of each row, as a list: a column."""
+    """Item k of each row, as a list."""
     return list(map(itemgetter(k), rows))
 
 
@@ -40,7 +40,7 @@ cdef list _ends(list rows):
 
 
 cdef dict values_of_plan(const gs_plan *p):
-    """{name: integers, lists of them, or lists of lists} that `plan_take_values` makes the plan of."""
+    """The plan as {name: an integer, a list of integers, or a list of lists}, as `plan_take_values` reads it."""
     cdef int32_t i, first = 0
     cdef list splits = [], copies = [], write_backs = [], src = [], arenas = [], groups = []
     for i in range(p.n_splits):
@@ -89,7 +89,10 @@ cdef dict values_of_plan(const gs_plan *p):
 
 
 cdef list _numbers(object values, str field, object count, object low, object high):
-    """A list of `count` integers (None: any number of them) in low .. high; GraphError naming the field."""
+    """Check and return `values`, a list of `count` integers (None: any number) in low .. high.
+
+    GraphError names the field.
+    """
     if not isinstance(values, list) or count is not None and len(values) != count:
         raise GraphError(f"plan: {field!r} is not a list of {count} numbers")
     for value in values:
@@ -99,7 +102,10 @@ cdef list _numbers(object values, str field, object count, object low, object hi
 
 
 cdef list _rows(object values, str field, object count, tuple highest):
-    """A list of `count` rows (None: any number).  Item i of a row is in 0 .. highest[i]; if that is None, anything."""
+    """Check and return `values`, a list of `count` rows (None: any number).
+
+    Item i of each row must be an integer in 0 .. highest[i]; where highest[i] is None, it may be anything.
+    """
     if not isinstance(values, list) or count is not None and len(values) != count:
         raise GraphError(f"plan: {field!r} is not a list of {count} rows")
     for row in values:
@@ -173,7 +179,7 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
             or plan_alloc_ids(p, n, n_seq, n_src) != GS_OK
             or groups and plan_alloc_groups(p, sum(map(len, groups))) != GS_OK):
         raise no_host_memory(f"a plan of {n_tensors} tensors")
-    # Arrays of one element type lie one after another (plan_alloc_splits, plan_alloc_ids): one _put writes them.
+    # Arrays of one element type lie one after another (plan_alloc_splits, plan_alloc_ids): one _put writes several.
     _put(p.chunk_nbytes, _joined(chunks))
     _put(p.assign, _numbers(get("assign"), "assign", n_tensors, -1, top_backend))
     _put(p.split_backend, [
@@ -203,14 +209,14 @@ cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except 
         p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method = arenas[i][0], arenas[i][1], arenas[i][2]
         p.arena[i].first_chunk, p.arena[i].n_chunks = n, len(chunks[i])
         n += len(chunks[i])
-    # These states follow from the other values, and are computed again on first use, as the file may be wrong.
+    # EXCLUSIVE and WRITTEN follow from the other values: PlanData computes them on first use, as a file may be wrong.
     for i in range(p.n):
         p.state[i] &= ~(GS_STATE_EXCLUSIVE | GS_STATE_WRITTEN)
     return 0
 
 
 cdef list _rows_of_ids(object src, Py_ssize_t n):
-    """The ids that each of n ids reads."""
+    """Check and return `src`: for each of n ids, the list of the ids that it reads."""
     if not isinstance(src, list) or len(src) != n:
         raise GraphError(f"plan: 'src' is not a list of {n} rows")
     for row in src:
@@ -219,9 +225,9 @@ cdef list _rows_of_ids(object src, Py_ssize_t n):
 
 
 cdef int _check_roots(list root) except -1:
-    """GraphError if the chain of roots from an id leads back to it."""
+    """GraphError if the chain of roots from some id leads back to that id."""
     cdef Py_ssize_t i, k
-    cdef bytearray state = bytearray(len(root))     # of each id: 0 not visited, 1 on this chain, 2 its chain ends
+    cdef bytearray state = bytearray(len(root))     # of each id: 0 not visited, 1 on this chain, 2 its chain has an end
     cdef list way
     for i in range(len(root)):
         way = []

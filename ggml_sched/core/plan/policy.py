@@ -15,7 +15,7 @@ PLACEMENTS, OFFSETS, REUSES = ("default", "seed"), ("packed", "best fit"), ("fir
 class Policy:
     """The rules by which a plan is made; immutable, equal by value.
 
-    Raises ValueError for another word, or fewer than one copy slot.
+    Raises ValueError for a word, n_copies or windows that a plan cannot have.
     """
 
     placement: str = "default"
@@ -29,16 +29,16 @@ class Policy:
     leafs_first: bool = True
     """Leafs are allocated from the start, not from their first use."""
     stream: bool = False
-    """Copies of weights share memory, one after the other, and none is kept."""
+    """Copies of weights share memory, one after the other, and none is kept for the next compute."""
     n_copies: int = 1
     """The number of copy slots of each copy that every compute makes again; consecutive computes use them in turn."""
     windows: tuple[int, ...] = ()
-    """For each backend the bytes that copies of weights of stores may take together, from the begin of their fetch to
-    their last reader, so that they are fetched while earlier nodes are computed.  0, or none for the last backends:
-    each is fetched just before its reader."""
+    """For each backend the bytes that copies of stored weights may take together, each from the start of its fetch to
+    its last reader, so that they are fetched while earlier nodes are computed.  For a backend with 0, or without an
+    entry, each copy is fetched just before its reader."""
 
     numbers: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    """The fields of gs_policy, which has no windows: they are an argument of the plan there."""
+    """The fields of the C struct gs_policy, in its order; windows are not among them, but in gs_request."""
 
     def __post_init__(self) -> None:
         numbers = []

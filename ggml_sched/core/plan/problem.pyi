@@ -1,4 +1,4 @@
-"""The typed view of core.plan.problem: other extensions alone use it."""
+"""The typed view of core.plan.problem: only other extension modules use it."""
 
 from typing import Any
 

@@ -2,8 +2,8 @@
 """Problems of the C API: checking a gs_problem, and completing it to the gs_request that the passes take.
 
 The request owns one block with all inputs that a reserved plan and its replays must have in common.  Invariant: with a
-problem that passes the checks no pass reads or writes outside its arrays; the same inputs give the same request as
-the class Request in Python.
+problem that passes the checks no pass reads or writes outside its arrays; from the same inputs the Python class Request
+makes an equal request.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
@@ -55,7 +55,7 @@ cdef int refuse(gs_error *error, const gs_problem *p, const char *array, int64_t
 cdef int request_init(gs_request *r, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil:
     """Check a problem, and make the request of it; after an error there is nothing to free.
 
-    GS_BAD_ARGUMENT, with the wrong entry in `error` unless that is NULL; GS_NO_HOST_MEMORY.
+    Errors: GS_BAD_ARGUMENT, described in `error` if that is not NULL, and GS_NO_HOST_MEMORY.
     """
     cdef int status
     memset(r, 0, sizeof(gs_request))
@@ -79,7 +79,7 @@ cdef int request_init(gs_request *r, const gs_graph *g, const gs_problem *p, gs_
 
 
 cdef int check_counts(const gs_problem *p, gs_error *error) noexcept nogil:
-    """Check the policy, and the numbers of backends, buffers and groups."""
+    """Check the policy, and the numbers of backends, buffers and fusion groups."""
     if not GS_PLACEMENT_DEFAULT <= p.policy.placement <= GS_PLACEMENT_SEED:
         return refuse(error, p, b"policy.placement", -1, p.policy.placement, GS_PLACEMENT_SEED, b"is no GS_PLACEMENT_*")
     if not GS_OFFSETS_PACKED <= p.policy.offsets <= GS_OFFSETS_BEST_FIT:
@@ -101,9 +101,9 @@ cdef int check_counts(const gs_problem *p, gs_error *error) noexcept nogil:
 
 
 cdef int request_alloc(gs_request *r, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Allocate the block of all arrays, those of the widest elements first.
+    """Allocate one block for all arrays of the request, those of the widest elements first.
 
-    Groups have at most as many members on each backend as the graph has nodes.
+    The fusion groups of one backend have at most as many members, all together, as the graph has nodes.
     """
     cdef int64_t n = g.n_tensors, m = p.n_backends, n_buffers = p.n_buffers if p.n_buffers else m, n_members = 0
     cdef int64_t room
@@ -118,7 +118,7 @@ cdef int request_alloc(gs_request *r, const gs_graph *g, const gs_problem *p, gs
     if p.n_groups:
         r.n_bytes += (2 * <int64_t>p.n_groups + 1 + n_members) * <int64_t>sizeof(int32_t)
     r.n_bytes += n + m * m + m * n_buffers
-    # Behind the arrays, scratch memory with a mark for each node, used by the check of groups.
+    # Behind the arrays is scratch memory for take_groups: an int32 for each node.
     room = r.n_bytes + 3 + (g.n_nodes * <int64_t>sizeof(int32_t) if p.n_groups else 0)
     r.memory = malloc(room)
     if r.memory == NULL:
@@ -178,7 +178,7 @@ cdef int take_backends(gs_request *r, const gs_problem *p, gs_error *error) noex
             r.p.reads[b * n + k] = b == k or p.reads != NULL and p.reads[b * n + k] != 0
             if b != k and r.p.reads[b * n + k]:
                 r.shares = True
-        # Without p.buffer, buffer k is all that backend k holds: a backend reads it if it reads that backend's memory.
+        # Without p.buffer, backend k has the one buffer k: a backend reads this buffer if it reads backend k's memory.
         for k in range(r.p.n_buffers):
             r.p.reads_buffer[<int64_t>b * r.p.n_buffers + k] = (
                 p.reads_buffer[<int64_t>b * r.p.n_buffers + k] != 0 if p.n_buffers else r.p.reads[b * n + k])
@@ -186,7 +186,7 @@ cdef int take_backends(gs_request *r, const gs_problem *p, gs_error *error) noex
 
 
 cdef int take_residents(gs_request *r, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Take the residents; a view has the entries of its root."""
+    """Fill the backend, buffer and usage of each resident tensor; a view has the entries of its root."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, m, b
     if p.resident == NULL:
@@ -215,7 +215,7 @@ cdef int take_residents(gs_request *r, const gs_problem *p, gs_error *error) noe
 
 
 cdef int take_assigned(gs_request *r, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Take the assignments of the caller."""
+    """Check and copy the assignments of the caller."""
     cdef int32_t i
     for i in range(r.g.n_tensors):
         if not -1 <= p.assigned[i] < r.p.n_backends:
@@ -238,7 +238,7 @@ cdef int check_sizes(const gs_graph *g, const gs_problem *p, gs_error *error) no
 
 
 cdef int take_groups(gs_request *r, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Take the fusion groups: ordered by first member, then backend; no node twice on one backend."""
+    """Check and copy the fusion groups: ordered by first member, then backend; those of one backend share no node."""
     cdef const gs_graph *g = r.g
     cdef const int32_t *member = p.group_member
     cdef const int32_t *begin = p.group_begin
@@ -283,7 +283,8 @@ cdef int take_groups(gs_request *r, const gs_problem *p, gs_error *error) noexce
 
 
 cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogil:
-    """Whether two problems are equal but for supports, offloads and nbytes, as a replay needs."""
+    """Whether two problems differ in nothing but supports, offloads and nbytes, so that one may replay the other's
+    plan."""
     return (a.n_bytes == b.n_bytes and a.p.n_backends == b.p.n_backends and a.p.n_buffers == b.p.n_buffers
             and a.p.n_groups == b.p.n_groups and (a.p.assigned == NULL) == (b.p.assigned == NULL)
             and memcmp(&a.p.policy, &b.p.policy, sizeof(gs_policy)) == 0

@@ -4,7 +4,7 @@
 # that differ from the refused one in the type of one leaf.
 
 cdef tuple _FIRST_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q6_K", "q4_K")
-"""Types that are named before others."""
+"""The types that an error names before others."""
 
 
 cdef str unsupported(Tensor t, tuple backends):
@@ -33,7 +33,7 @@ cdef str unsupported(Tensor t, tuple backends):
 
 
 cdef list leafs_of(Tensor t):
-    """For each source whether it is a leaf whose type could be another."""
+    """For each source of t, whether it is a leaf that is no view: the caller could give it another type."""
     cdef list found = []
     for s in t.src:
         found.append(s is not None and s.op == "NONE" and s.view_src is None)

@@ -1,9 +1,9 @@
 # Replay: a reserved plan for other graphs of the same wiring whose tensors are no larger.
 #
 # No decision is made again: assignments, splits, copies and in-place reuse are those of the reserved plan.  A node that
-# reuses memory in place through a view moves with the view.  Offsets are those of the reserved plan, compacted if the
-# graph needs less memory.  They are not compacted if computes overlap (several copy slots), because the compute of
-# another graph may still use the memory.
+# reuses the memory of a view in place follows the view to its new offset.  Offsets are those of the reserved plan,
+# compacted if the graph needs less memory.  They are not compacted if computes overlap (several copy slots), because
+# the compute of another graph may still use the memory.
 # Invariant: a replayed plan is as sound as the reserved plan, or no plan is made.
 
 cdef bint still_supported(const gs_request *r, const int32_t *assign) noexcept nogil:
@@ -49,9 +49,9 @@ cdef bint takes_less(const gs_plan *p, const gs_plan *reserved) noexcept nogil:
 
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, bint *serves,
                         int32_t *failed) noexcept nogil:
-    """Make a plan with the decisions of a reserved plan; if it does not fit, serves[0] is 0 and p is empty.
+    """Make a plan with the decisions of a reserved plan; if these do not fit the graph, serves[0] is 0 and p is empty.
 
-    The request's graph has the wiring of the reserved plan's graph.  Errors as those of gs_plan_make.
+    The request's graph has the wiring of the reserved plan's graph.  The errors are those of gs_plan_make.
     """
     cdef gs_walk walk
     cdef const gs_backend_info *backends = NULL
@@ -93,9 +93,9 @@ cdef void mark_shared(gs_plan *p) noexcept nogil:
 
 cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, bint in_order, int64_t *offset) noexcept nogil:
     """Write to `offset` what a replay of a reserved plan would choose for ids of size[i] bytes, which are aligned;
-    with in_order, offsets that keep the order of the reserved ones.
+    with in_order, the offsets keep the order of the reserved ones.
 
-    GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size above that of the reserved plan.
+    Errors: GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size above that of the reserved plan.
     """
     cdef gs_plan p = reserved[0]
     cdef int32_t i
@@ -115,7 +115,7 @@ cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, g
     cdef int32_t i
     cdef int status
     plan_take_walk(p, walk)
-    # The walk has the counts of the reserved plan, and borrows the arrays that are copied here.
+    # p now has the counts of the reserved plan, and borrows arrays from it, which are copied here.
     p.assign, p.split_backend, p.arena, p.group_begin = NULL, NULL, NULL, NULL
     if plan_alloc_assign(p) != GS_OK or plan_alloc_splits(p) != GS_OK or plan_alloc_arenas(p) != GS_OK:
         return GS_NO_HOST_MEMORY

@@ -11,17 +11,17 @@ cdef class Devices:
     cdef readonly tuple backends        # kept alive
     cdef int32_t n
     cdef int64_t *alignment             # owned, one block with other arrays; of each backend, in bytes
-    cdef int64_t *margin                # of each store: bytes that a fetched copy takes beyond its own; else 0
+    cdef int64_t *margin                # of each store: bytes that a fetched copy takes beyond the weight's own; else 0
     cdef unsigned char *store           # of each backend: whether it is a store
-    cdef bint stores                    # whether any is
-    cdef uint64_t *inplace_first        # owned; [n][GS_N_OPS] as `inplace`, only for ops of ggml's first generation
+    cdef bint stores                    # whether any backend is a store
+    cdef uint64_t *inplace_first        # owned; as `inplace`, bits only for in-place ops of ggml's first generation
     cdef uint64_t *inplace              # owned; [n][GS_N_OPS] bit k: the op may write its result over source k
     cdef tuple reads_buffers            # of each backend: whether it overrides supports_buffer
-    cdef bint shares_buffers            # whether any backend overrides it
+    cdef bint shares_buffers            # whether any backend overrides supports_buffer
     cdef tuple fuses                    # of each backend: whether it overrides fusion_groups; () if none does
     cdef unsigned char *in_python       # of each backend: the support queries (ASKS_*) that a Python method answers
-    cdef unsigned char *in_c            # of each backend: those that a C method answers, which is called first
-    cdef unsigned char *has_field       # of each backend: whether answers_version can be read from the C field
+    cdef unsigned char *in_c            # of each backend: the support queries that a C method, called first, answers
+    cdef unsigned char *has_field       # of each backend: whether its answers_version can be read from the C field
     cdef int queries                    # the support queries (ASKS_*) of all backends together
     cdef dict support_cache             # {hash of a kind of node: its record, bytes (support_queries.pxi)}
     cdef list versions                  # of each backend: the answers_version of the cached results
@@ -38,7 +38,7 @@ cdef class SupportQueries:
     cdef Devices devices
     cdef int32_t n                      # how many kinds of nodes
     cdef int32_t n_backends
-    cdef int64_t *size                  # owned, one block with the arrays below; [n][n_backends] bytes
+    cdef int64_t *size                  # owned, one block with the arrays below; [n][n_backends] bytes to allocate
     cdef int32_t *example               # [n] a tensor of each kind
     cdef unsigned char *bits            # [n][n_backends] ASKS_SUPPORTS, ASKS_OFFLOAD: set if the answer is yes
     cdef unsigned char *pending         # [n][n_backends] ASKS_*: queries that a Python method has to answer
@@ -56,7 +56,7 @@ cdef class Request:
     cdef readonly list buffers          # the buffers of the graph's residents
     cdef bint has_support               # the support queries are complete
     cdef tuple group_offers             # the fusion groups that backends offer; None: not queried yet
-    cdef list readers                   # of each buffer: the backends that can read it; () if none was queried
+    cdef list readers                   # of each buffer: the backends that can read it; () if no backend was queried
     cdef int64_t *window                # owned; of each backend the policy's window, in bytes; NULL without stores
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1

@@ -3,7 +3,7 @@
 
 The inputs are the policy, the residents and their backends, the assignments of the caller, and the results of the
 support queries: which backend computes which node, and the size of each tensor on each backend.  The queries run here,
-so that the passes need no GIL.  An array is allocated only if an entry differs from its default.  Owns its arrays.
+so that the passes need no GIL.  An array of results is allocated only if some result differs from its default.
 
 Includes, before the code below:
 
@@ -139,7 +139,7 @@ cdef class Request:
             if buffer != last:
                 last_buffer = self.index_of_buffer(<BufferBase>buffer, indices)
                 last_index = self.reader_of(<Tensor>at, <BufferBase>buffer)
-                # The backends that can read a buffer are part of the key: buffers of one backend may differ in them.
+                # The key includes the buffer's readers, because buffers of one backend may have different readers.
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
                 last_usage = GS_USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else GS_USAGE_ANY
                 last = buffer
@@ -155,7 +155,7 @@ cdef class Request:
         return 0
 
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict indices) except -1:
-        """The index of a buffer among those found so far; adds a new one."""
+        """The index of a buffer in self.buffers; a new buffer is added, together with its readers."""
         found = indices.get(buffer)
         if found is None:
             found = indices[buffer] = len(self.buffers)
@@ -208,7 +208,7 @@ cdef class Request:
         return tuple(found)
 
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2:
-        """The first backend that owns or can read the buffer of a resident tensor."""
+        """The scheduler's backend that owns the buffer of a resident tensor, or else the first one that can read it."""
         cdef int32_t k = self.devices.index(buffer.backend)
         if k >= 0:
             return k

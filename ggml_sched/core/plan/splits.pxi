@@ -47,7 +47,10 @@ cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) n
 
 cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend,
                              int32_t version) noexcept nogil:
-    """Add a copy on `backend` with the layout of `like`; returns its index, or -1 if malloc fails."""
+    """Add a copy of `source`, at its present `version`, on `backend`, with the layout of `like`.
+
+    Returns the index of the copy, or -1 if malloc fails.
+    """
     if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
             or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK
             or ints_push(&w.copy_kept, 0) != GS_OK or ints_push(&w.copy_next, -1) != GS_OK):
@@ -126,7 +129,7 @@ cdef inline bint has_slots(const gs_splits *w, const gs_request *r, int32_t c) n
 cdef int splits_add_slots(gs_splits *w, const gs_request *r) noexcept nogil:
     """Add further copy slots to every copy that is made by each compute; consecutive computes use them in turn.
 
-    GS_NO_HOST_MEMORY also if the slots exceed the range of ids: their arrays would take about 100 GiB.
+    GS_NO_HOST_MEMORY is also the error for more slots than ids can number: their arrays would take about 100 GiB.
     """
     cdef int64_t ids = <int64_t>r.g.n_tensors + w.copy_like.n
     cdef int32_t c, k

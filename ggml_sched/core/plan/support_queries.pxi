@@ -113,7 +113,7 @@ cdef class SupportQueries:
 cdef void query_in_c(BackendBase backend, int queries, const gs_graph *g, const int32_t *example, int32_t n,
                      int32_t step, const unsigned char *cached, unsigned char *pending, unsigned char *bits,
                      int64_t *size) noexcept nogil:
-    """Make the queries to a backend whose methods are in C; those that it answers with -1 stay pending, for Python.
+    """Make the queries to a backend whose methods are in C; a query that it answers with -1 stays pending, for Python.
 
     `pending`, `bits` and `size` point to the backend's first entry; its entries are `step` apart.
     """
