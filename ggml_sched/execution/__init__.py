@@ -10,7 +10,8 @@ from ggml_sched.execution.tracing import register_trace_methods
 
 
 def _imported_when_called(module: str, name: str) -> Callable[..., Any]:
-    """The function `name` of a module that imports tracing.py; a process that traces nothing does not need it."""
+    """A function that calls `name` of a module, which is imported then: a process that traces nothing needs none of
+    these modules."""
 
     def call(*args: object) -> Any:
         return getattr(import_module(f"ggml_sched.view.{module}"), name)(*args)

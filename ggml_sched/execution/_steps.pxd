@@ -14,7 +14,7 @@ cdef class LocationVersions:
 
 cdef class BoundStep:
     cdef readonly object backend
-    cdef int take(self, list keep_alive) except -1      # 1: left out
+    cdef int take(self, list keep_alive) except -1      # returns 1 if the step was left out
 
 
 cdef class BoundLoad(BoundStep):
@@ -44,7 +44,7 @@ cdef class BoundFetch(BoundStep):
     cdef readonly Tensor src
     cdef readonly Tensor dst
     cdef readonly int64_t start         # the first byte of the weight, the root of `src`, that is read
-    cdef readonly int64_t nbytes        # how many are read
+    cdef readonly int64_t nbytes        # the number of bytes that are read
     cdef readonly tuple room            # (first, stop): bytes of the buffer of `dst` that the fetch may write
 
 
@@ -63,11 +63,11 @@ cdef class BoundRun(BoundStep):
     cdef readonly object needed         # frozenset of indices into `twins`; None: all
     cdef object handle                  # what graph_plan_create returned; None: call graph_compute instead
     cdef bint is_prepared
-    # For c_compute: made on first use where the backend has it.
+    # The argument of the backend's c_compute, if it has that; made on first use.
     cdef NodeTable table                # keeps the tensors of `c` alive
-    cdef tuple buffers                  # of `twins` and their sources
+    cdef tuple buffers                  # those of `twins` and of their sources
     cdef gs_run_nodes c
-    cdef void *memory                   # owned; the arrays of `c`
+    cdef void *memory                   # the arrays of `c`; freed with the step
     cdef int prepare_c(self) except -1
     cdef bint compute_c(self) except -1
 
@@ -79,9 +79,9 @@ cdef class BoundWriteBack(BoundTransfer):
 cdef class Recorder:
     cdef readonly list recordings
     cdef public bint waits_after_steps  # whether the host waits for all backends after each step
-    cdef object plan                    # of the last compute, whose data and tensors are:
-    cdef object data
-    cdef object tensors
+    cdef object plan                    # of the recording that was made last; None: none was
+    cdef object data                    # the PlanData of `plan`
+    cdef object tensors                 # the tensors of the graph of `plan`
 
 
 cdef class Recording:
@@ -89,7 +89,7 @@ cdef class Recording:
     cdef readonly object plan
     cdef readonly Py_ssize_t n_steps
     cdef readonly int64_t start
-    cdef readonly int64_t stop          # 0: not yet
-    cdef readonly bint has_failed       # or has not ended yet
-    cdef readonly array.array times     # start and end of each step; both 0 for one that did not run
+    cdef readonly int64_t stop          # when the call that issued the compute had ended; 0: it has not
+    cdef readonly bint has_failed       # whether the compute has failed, or has not ended yet
+    cdef readonly array.array times     # start and end of each step; both 0 for a step that did not run
     cdef int check(self, Py_ssize_t step) except -1

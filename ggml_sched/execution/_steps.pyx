@@ -35,7 +35,7 @@ from ggml_sched.errors import BackendError, HazardError, PlacementError, each, n
 
 
 cdef class LocationVersions:
-    """Which version of its source is in each location that no other tensor uses: unchanged data is not moved again.
+    """For each location that no other tensor uses, the version of the data in it: unchanged data is not moved again.
 
     A source's version grows whenever its data changes.  `forget` is called when other graphs may have used the memory.
     """
@@ -79,11 +79,13 @@ cdef class BoundStep:
         self.backend = backend
 
     def due(self):
-        """The action that issues the step; None if the data is in place already, which only `versions` can tell."""
+        """The action that issues the step; None if the step is left out, because its data is in place already.  Only a
+        step with `versions` is left out."""
         raise NotImplementedError       # each subclass overrides it
 
     cdef int take(self, list keep_alive) except -1:
-        """Issue the step at once, without events to wait for; 1 if it is left out, because its data is in place."""
+        """Issue the step at once, without events to wait for; returns 1 if it is left out, because its data is in
+        place, else 0."""
         action = self.due()
         if action is None:
             return 1
@@ -91,7 +93,7 @@ cdef class BoundStep:
         return 0
 
     def free(self):
-        """Free what the backend has prepared for the step; has no effect on steps other than runs."""
+        """Free what the backend has prepared for the step; it prepares something for a BoundRun only."""
 
 
 cdef class BoundLoad(BoundStep):
@@ -106,7 +108,7 @@ cdef class BoundLoad(BoundStep):
         self.leaf, self.tensor, self.start, self.location, self.versions = leaf, tensor, start, location, versions
 
     cdef bint is_due(self) except -1:
-        """Whether the step has bytes to write; with `versions`, also records that they are written."""
+        """Whether the step has bytes to write that are not in place; with `versions`, records that they now are."""
         if self.versions is None:
             return bool(self.leaf.stash)
         return bool(self.leaf.stash) and self.versions.is_new(self.location, self.leaf.version)
@@ -144,12 +146,12 @@ cdef class BoundLoad(BoundStep):
 
 
 def _nothing(events, keep_alive):
-    """The action of a load without data: of a leaf that has no bytes, or was never set and is written by a node before
-    any node reads it."""
+    """The action of a load that has nothing to write: its leaf has no bytes, or was never set, because nodes write it
+    before any node reads it."""
 
 
 cdef class BoundTransfer(BoundStep):
-    """Copy `src` to `dst`, a tensor on another backend, as work of the queue of `backend`, which holds one of them."""
+    """Copy `src` to `dst`, a tensor on another backend, in the queue of `backend`, which holds one of the two."""
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None):
         BoundStep.__init__(self, backend)
@@ -163,7 +165,7 @@ cdef class BoundTransfer(BoundStep):
         return 0
 
     def transfer(self, events, list keep_alive):
-        """`copy_after`, as an action."""
+        """The action of the step: `copy_after`, which only C can call, as a method for Python."""
         return self.copy_after(events, keep_alive)
 
     cdef object copy_after(self, events, list keep_alive):
@@ -223,10 +225,11 @@ cdef class BoundTransfer(BoundStep):
 
 
 cdef class BoundCopy(BoundTransfer):
-    """Copy a tensor to the memory of a copy; `versions` as in BoundLoad.
+    """Copy a tensor to the memory of a copy.
 
-    Where `backend` holds `src`, and the backend of `dst` takes data while it computes (`concurrent_copies`), a direct
-    copy does not wait for the queue of the latter.
+    `versions` is not None if no other tensor uses that memory: then an unchanged source is not copied again.  If
+    `backend` holds `src`, and the backend of `dst` takes data while it computes (`concurrent_copies`), a direct copy
+    does not wait for what is queued on the backend of `dst`.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t location, LocationVersions versions):
@@ -234,7 +237,7 @@ cdef class BoundCopy(BoundTransfer):
         self.location, self.versions = location, versions
 
     cdef bint is_due(self) except -1:
-        """Whether the data is not in place already; with `versions`, also records that it is now."""
+        """Whether the data must be copied, because it is not in place; with `versions`, records that it now is."""
         return self.versions is None or self.versions.is_new(self.location, self.src.data_version)
 
     def due(self):
@@ -250,7 +253,8 @@ cdef class BoundCopy(BoundTransfer):
 cdef class BoundFetch(BoundStep):
     """Let the store `backend` read bytes of a weight, from byte `start` of its root, to `dst`, a copy elsewhere.
 
-    The fetch may write the bytes `room[0]` .. `room[1]` of the buffer of `dst`, which holds nothing else meanwhile.
+    The fetch may write all bytes from `room[0]` to before `room[1]` of the buffer of `dst`: no other tensor uses them
+    meanwhile.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t start, int64_t nbytes,
@@ -262,7 +266,7 @@ cdef class BoundFetch(BoundStep):
         return self.fetch
 
     def fetch(self, events, keep_alive):
-        """The action of the step."""
+        """The action of the step: let the store read the bytes after the events."""
         here = home_of(self.dst)
         try:
             for event in events:
@@ -327,7 +331,8 @@ cdef class BoundRun(BoundStep):
     """Compute nodes on one backend, which prepares them on first use (`graph_plan_create`).
 
     `nodes` are nodes of the graph.  `twins`, of the same number, are the tensors that the backend computes: a node
-    itself, or a tensor like it that reads copies or has its result in a copy.  `groups` and `needed` as in GraphView.
+    itself, or a tensor like it that reads copies or has its result in a copy.  `groups`: the fusion groups, as indices
+    into `nodes`; `needed`: indices of the nodes whose results must be in memory, None for all (see GraphView).
     """
 
     def __init__(self, backend, tuple nodes not None, tuple twins not None, tuple groups not None=(), needed=None):
@@ -338,7 +343,7 @@ cdef class BoundRun(BoundStep):
         free(self.memory)
 
     cdef int prepare_c(self) except -1:
-        """Make the argument of the backend's `c_compute`: nodes and groups at their present addresses."""
+        """Make the argument of the backend's `c_compute`: the nodes, at their present addresses, and the groups."""
         cdef int32_t n = <int32_t>len(self.twins), k, n_members = 0, at = 0
         cdef const gs_node **nodes
         cdef int32_t *begin
@@ -486,7 +491,7 @@ def _let_follow(later, earlier):
 
 
 def run_in_order(list steps not None, list keep_alive not None):
-    """Issue bound steps one after the other, without events; `keep_alive` as for an action."""
+    """Issue bound steps one after the other, without events; `keep_alive` gets the objects that backends still use."""
     cdef BoundStep step
     for step in steps:
         step.take(keep_alive)
@@ -525,7 +530,7 @@ cdef class Recorder:
         self.recordings = []
 
     def begin(self, allocation, Py_ssize_t n_steps):
-        """A recording of a compute of an allocation that begins now."""
+        """A new recording, for a compute of an allocation; the compute begins now."""
         cdef Recording recording = Recording.__new__(Recording)
         data, tensors = allocation.data, allocation.tensors
         if self.data is not data or self.tensors is not tensors:
@@ -595,8 +600,8 @@ def check_inputs(list leafs not None, bint zero):
 def note_written(list leafs not None, int64_t n_done):
     """Note which leafs have lost the data that the caller set, because one of the first `n_done` nodes wrote to them.
 
-    `leafs` are pairs (leaf that nodes write to, position of the first such node).  A resident gets a new version
-    instead, so that copies of it are made again.
+    `leafs` are pairs (leaf that nodes write to, position of the first such node).  A resident among them gets a new
+    version instead, so that copies of it are made again.
     """
     cdef Tensor root
     cdef int64_t first

@@ -123,7 +123,8 @@ class Allocation:
     _pipeline: Pipeline | None = None
     """The pipeline of the last compute that was queued or deferred (`wait=False`); None before the first."""
     _failure_epoch: int | None = None
-    """The failure epoch of the pipeline when the last compute was issued; None if it failed, or `run` waited for it."""
+    """The failure epoch of the pipeline when the last compute was issued; None if that compute has failed, or if `run`
+    waited for it."""
     _is_deferred = False
     """Whether the last compute was `run` with `wait=False`: a read raises its error.  After `submit` only
     `synchronize` raises the error, and a read raises HazardError."""
@@ -140,7 +141,7 @@ class Allocation:
     """
 
     def new_plan(self) -> Plan:
-        """A Plan equal to the one that the allocation was made of; GraphError if the graph was freed."""
+        """A Plan equal to the one from which the allocation was made; GraphError if the graph was freed."""
         return Plan(_alive(self.graph), self.data, self.backends, self._policy, _alive(self.given_graph))
 
     def id_of(self, t: Tensor) -> int:
@@ -191,8 +192,8 @@ class Allocation:
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
-        """Leafs that the caller must have set: inputs of the program, but for those loaded to a backend without memory
-        (a dry backend), whose data is never read."""
+        """Leafs that the caller must have set: the inputs of the program that are loaded to a backend with memory (a
+        dry backend never reads their data)."""
         loaded = {step.tensor for step in self.program.steps
                   if isinstance(step, Load) and self.backends[step.backend].has_memory}
         return [self.tensors[i] for i in self.program.inputs if i in loaded and self.tensors[i].nbytes]
@@ -258,7 +259,7 @@ class Allocation:
         return observer is None or observer.stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False, trace: Trace | None = None) -> None:
-        """Queue a compute, with the data that inputs have now; `trace` as for `run`."""
+        """Queue a compute, with the data that inputs have now; `trace` records when each step begins and ends."""
         steps = self._next_steps(zero)
         recording = None if trace is None else trace.begin(self, len(steps))
         self._failure_epoch, self._is_deferred = pipeline.failure_epoch(), False
@@ -292,7 +293,7 @@ class Allocation:
         if pipeline.failed:
             if not self._is_deferred:
                 raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
-            self.forget(pipeline.last_failure)      # first: the error is lost if an interrupt comes with it
+            self.forget(pipeline.last_failure)      # before take_error, where an interrupt would lose the error
             error = pipeline.take_error()
             if error is not None:
                 raise error
@@ -308,7 +309,8 @@ class Allocation:
         return {node: k for k, node in enumerate(self.nodes)}
 
     def _next_steps(self, zero: bool) -> list[BoundStep]:
-        """The bound steps of the next compute; HazardError for inputs that were not set."""
+        """The bound steps of the next compute, whose copy slots count as used; HazardError for inputs that were not
+        set."""
         check_inputs(self._inputs, zero)
         copy = self._cur_copy
         if self._steps_of is None:
@@ -358,7 +360,7 @@ class Allocation:
             raise
 
     def _abandon(self, pipeline: Pipeline | None) -> None:
-        """Wait for every backend after an exception; exceptions of the waiting are dropped in favour of the first."""
+        """Wait for every backend after an exception; drops exceptions of the waiting, so that the first is raised."""
         try:
             if pipeline is None:
                 synchronize(self.backends)
@@ -380,9 +382,9 @@ class Allocation:
     # -- binding steps --------------------------------------------------------
 
     def _bind(self, k: int, step: Step, copy: int) -> BoundStep:
-        """Step k of the program, bound for slot `copy` of its copies, modulo the number of their slots.
+        """Step k of the program, bound for slot `copy` (modulo the number of slots) of each copy that it uses.
 
-        Bound once, and used again by every later compute with that slot.
+        It is bound once, and used again by every later compute with that slot.
         """
         n_copies = max(map(len, _locations_of(step)), default=1)
         key = (k, copy % n_copies)
@@ -393,7 +395,7 @@ class Allocation:
         return self.prepared[key]
 
     def _new_bound(self, step: Step, copy: int) -> BoundStep:
-        """A new bound step for a step of the program; `copy` as for `_bind`."""
+        """A new bound step for a step of the program, with slot `copy` (modulo their number) of each copy."""
         backend, versions = self.backends[step.backend], self._versions if step.if_changed else None
         match step:
             case Load():
@@ -423,7 +425,8 @@ class Allocation:
         raise TypeError(f"no step: {step!r}")
 
     def _new_run(self, step: Run, copy: int) -> BoundRun:
-        """A run, bound: with twins for the nodes that read copies or compute into one.  `copy` as for `_bind`."""
+        """The bound step of a Run, with twins for the nodes that read copies or compute into one.  `copy` as for
+        `_bind`."""
         nodes = computed(self.nodes[step.first : step.last + 1])
         groups, needed = self._groups_of(step)
         if not step.reads and not step.into:
@@ -491,7 +494,7 @@ def _alive(graph: weakref.ref[Graph]) -> Graph:
 
 
 def _locations_of(step: Step) -> Iterable[tuple[Location, ...]]:
-    """The tuples of locations, one for each slot, of all that a step reads or writes in an arena."""
+    """The locations that a step names: for each copy or leaf a tuple, with one location for each of its slots."""
     if isinstance(step, Run):
         return [locations for _, _, locations in step.reads] + ([step.into] if step.into else [])
     return [step.locations]

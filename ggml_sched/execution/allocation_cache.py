@@ -23,7 +23,7 @@ __all__ = ["Allocations"]
 
 
 class Tracked(Allocation):
-    """An allocation, and the state for which it was made: if any of this has changed, the allocation is not used again.
+    """An allocation, and the state for which it was made: if any of this state has changed, the allocation is stale.
 
     While it is the current allocation it keeps its plan alive, and through the plan the graph.
     """
@@ -31,7 +31,7 @@ class Tracked(Allocation):
     epoch: int
     """The graph's residence epoch at creation: a number that grows when a weight or cache gets or loses its memory."""
     assignments: int
-    """How many times the caller had changed assignments at creation."""
+    """How many times the caller had changed assignments when the allocation was made."""
     residents: list[Buffer]
     """The buffers of the graph's weights and caches."""
     watched: list[Buffer]
@@ -43,8 +43,8 @@ class Tracked(Allocation):
     key: int
     """`id(graph)`, set when the allocation is suspended."""
     end: weakref.ref[Graph]
-    """The graph, set when the allocation is suspended; its callback puts `key` into `Allocations._gone` when the graph
-    is freed."""
+    """A weak reference to the graph, made when the allocation is suspended: its callback puts `key` into
+    `Allocations._gone` when the graph is freed."""
 
 
 class Allocations:
@@ -62,7 +62,7 @@ class Allocations:
         """Keys of graphs that had a suspended allocation and were freed."""
 
     def find(self, graph: Graph) -> Tracked | None:
-        """Make the graph's allocation the current one; None if it has none, or one that `_is_fresh` refuses."""
+        """Make the graph's allocation the current one, and return it; None if it has none, or a stale one."""
         current = self.current
         if current is not None and current.given_graph() is graph:
             if not self._is_fresh(current, graph) or not current.lease.alive:
@@ -88,7 +88,7 @@ class Allocations:
         return found
 
     def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, given: Graph) -> Tracked:
-        """Make a new allocation, of a plan in the arenas' present buffers, and make it the current one.
+        """Make a new allocation for a plan, in the present buffers of the arenas, and make it the current one.
 
         `support_epoch` is the epoch that the support cache had when the graph was planned.
         """
@@ -141,7 +141,7 @@ class Allocations:
     def _is_fresh(self, found: Tracked, graph: Graph) -> bool:
         """Whether residents, assignments, support cache and buffers are as they were when the allocation was made.
 
-        That the arenas have other buffers need not be checked: `invalidate` has released every allocation then.
+        It need not check whether the arenas have other buffers now: `invalidate` releases all allocations before that.
         """
         return (self._capacity > 0 and found.assignments == self._assignments
                 and self._devices.unchanged(graph, found.watched, found.epoch, found.support_epoch))
@@ -167,7 +167,7 @@ class Allocations:
         """Release the allocations of freed graphs and of `given`, and the oldest ones beyond the capacity."""
         released = []
         while self._gone:
-            # A new graph may have got the id of the freed one: then its allocation, not the old one, is found.
+            # A new graph may have got the id of the freed one: then `found` is the new graph's allocation, and stays.
             found = self._suspended.get(self._gone.pop())
             if found is not None and found.given_graph() is None:
                 released.append(self._suspended.pop(found.key))

@@ -30,15 +30,15 @@ class SchedulerArenas:
         self._set(((),) * len(backends))
         self._checked = self.buffers
         self._large_enough: Sequence[Sequence[int]] | None = None
-        """The sizes for which `hold` last returned True, when `buffers` was `_checked`: the same two objects need no
-        new comparison."""
+        """The sizes for which `hold` last returned True; `buffers` was `_checked` then.  For the same two objects it
+        does not compare the sizes again."""
 
     def held(self) -> list[int]:
         """Bytes of each backend's open buffers."""
         return [sum(buffer.size for buffer in buffers if not buffer.closed) for buffers in self.buffers]
 
     def hold(self, sizes: Sizes) -> bool:
-        """Whether there is an open buffer of at least each of these sizes."""
+        """Whether the arenas have, for each of these sizes, an open buffer that is large enough."""
         if self._large_enough is sizes and self._checked is self.buffers:
             return self.are_open()
         if not all(self._holds(i, chunk, size) for i, wanted in enumerate(sizes) for chunk, size in enumerate(wanted)):
@@ -88,12 +88,14 @@ class SchedulerArenas:
         return chunk < len(held) and not held[chunk].closed and held[chunk].size >= size
 
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
-        """Whether backend i has no room for its new buffers while the old ones are open; `short` as in `grow`."""
+        """Whether backend i has no room for its new buffers while the old ones are open; `short` is {(backend, chunk):
+        bytes} of all new buffers."""
         free = self.backends[i].memory_available()
         return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
 
     def _exchange(self, sizes: dict[tuple[int, int], int], invalidate: Callable[[], None]) -> None:
-        """Replace buffers by new ones, all or none; `sizes` is {(backend, chunk): bytes}."""
+        """Replace buffers by new ones, all or none; `sizes` is {(backend, chunk): bytes}.  Calls `invalidate` before it
+        closes the old ones."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
             for (i, chunk), size in sizes.items():

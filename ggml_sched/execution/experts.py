@@ -1,4 +1,4 @@
-"""The bound step that lets a store read the experts of a bank that numbers name."""
+"""The bound step for which a store reads the experts that nodes have chosen, as far as they are in no slot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["BoundFetchExperts"]
 
 
 class BoundFetchExperts(BoundStep):
-    """Let the store `backend` read the missing experts of the bank of `weight` that the tensor `ids` names.
+    """Let the store `backend` read those experts of the bank of `weight` that `ids` names and that are in no slot.
 
-    `ids` is in memory of the host, which the store's thread reads after the events.
+    `ids` is a tensor in the host's memory; the thread of the store reads it after the events.
     """
 
     def __init__(self, backend: Backend, weight: Tensor, ids: Tensor) -> None:
@@ -26,7 +26,7 @@ class BoundFetchExperts(BoundStep):
         return self.fetch
 
     def fetch(self, events: Sequence[Event], keep_alive: KeepAlive) -> None:
-        """The action of the step."""
+        """The action of the step: let the store read the experts after the events."""
         try:
             for event in events:
                 self.backend.event_wait(event)

@@ -1,6 +1,6 @@
 """Computes with a callback: the actions of a program, with the callback called after each observed node.
 
-The callback may read the node's data, so it is called once that is in the node's own memory.  Nodes that are not
+The callback may read the node's data, so it is called when the data is in the node's own memory.  Nodes that are not
 observed run together with the next observed node, in one call of the backend.  After the callback has returned False
 every later action does nothing.
 """
@@ -31,7 +31,7 @@ class Observer:
         self.stopped_at: Tensor | None = None
         self._callback, self._ask = callback, ask
         self._unwritten: Tensor | None = None
-        """An observed node that was computed into a copy: its callback waits for the step that writes the copy back."""
+        """An observed node that was computed into a copy: the callback is called after the write-back of the copy."""
 
     def action(self, bound: BoundStep, step: Step) -> Action | None:
         """The action of a step, extended by calls of the callback; None if the step is left out."""
@@ -41,9 +41,10 @@ class Observer:
         return None if action is None else partial(self._transfer, bound, action)
 
     def _run(self, bound: BoundRun, computes_into_copy: bool, events: Sequence[Event], keep_alive: KeepAlive) -> None:
-        """The action of a run: computes it in parts that end with an observed node, with the callback after each part.
+        """The action of a Run: computes its nodes in parts that each end with an observed node, and calls the callback
+        after each part.
 
-        `computes_into_copy`: the last node's result is in a copy, and its callback waits for the write-back.
+        `computes_into_copy`: the last node's result is in a copy, and its callback is called after the write-back.
         """
         if self.stopped_at is not None:
             return
@@ -67,7 +68,7 @@ class Observer:
 
     def _transfer(self, bound: BoundStep, action: Action, events: Sequence[Event],
                   keep_alive: KeepAlive) -> Event | None:
-        """The action of a step that is no run: `action`, and after a write-back the callback that waited for it."""
+        """The action of a step that is no Run: calls `action`, and after a write-back the callback that was put off."""
         if self.stopped_at is not None:
             return None
         end = action(events, keep_alive)

@@ -115,14 +115,15 @@ class _State:
     def __init__(self) -> None:
         self.lock = ForkLock()
         self.last: dict[Backend, _Completion] = {}
-        """The last completion of each queue since the last `drain`: with threads, that of the last step."""
+        """{backend: the last completion in its queue since the last `drain`}; with threads, that of the last step."""
         self.error: BaseException | None = None
         self.failed: float = inf
         """The number of the first compute that failed: its remaining steps and later computes are skipped, earlier ones
         run."""
 
     def fail(self, error: BaseException, compute: float = inf) -> None:
-        """Keep the error of compute number `compute` (inf: not known), unless that of an earlier compute is kept."""
+        """Keep the error of compute number `compute` (inf: not known), unless one of an earlier compute is kept
+        already."""
         with self.lock:
             if self.error is None or compute < self.failed:
                 self.error, self.failed = error, compute
@@ -141,7 +142,7 @@ class _State:
 
 def _issue_on_thread(state: _State, compute: _QueuedCompute, backend: Backend, action: Action,
                      completion: _Completion | None, waits: Sequence[_Completion]) -> None:
-    """Issue one step on its backend's thread."""
+    """Issue one step on its backend's thread, once the steps of `waits` are issued; skipped after a failure."""
     try:
         for other in waits:
             if other.issued is not None:
@@ -182,7 +183,7 @@ class Pipeline:
         self._has_deferred = False
         """Whether computes were issued for which no call has waited yet (see `defer`)."""
         self._kept: list[object] = []
-        """Objects that must stay alive until deferred computes are done."""
+        """Objects that backends still use, for deferred computes: held until `drain`."""
 
     def submit(self, tasks: Sequence[Task], inline: bool = False) -> None:
         """Queue one compute: a task for each step of its program.
@@ -208,7 +209,7 @@ class Pipeline:
             partial(self._state.last.update, last)]
         for step in steps if is_threaded else ():
             commits.append(self._crews[step[0]].putting(partial(_issue_on_thread, self._state, compute, *step)))
-        any(map(_CALL, commits))    # functions in C, and nothing between them: no signal handler runs before the last
+        any(map(_CALL, commits))    # runs in C alone, so that no signal handler can run when only some are done
         for step in () if is_threaded else steps:
             if compute.number < self._state.failed:
                 try:
@@ -221,8 +222,8 @@ class Pipeline:
             self._flush()
 
     def _flush(self) -> None:
-        """Call `flush` of backends that gather commands, as all steps of a compute were issued; its errors are those of
-        queued work."""
+        """Call `flush` of the backends that gather commands, after all steps of a compute were issued; its exceptions
+        are kept like those of queued work."""
         for backend in self._gathering:
             try:
                 backend.flush()
@@ -231,10 +232,10 @@ class Pipeline:
 
     def _new_compute(self, tasks: Sequence[Task], ends: dict[Backend, int],
                      is_threaded: bool) -> tuple[_QueuedCompute, dict[Backend, _Completion]]:
-        """A compute with completions for the steps that others wait for, and for the last step of each queue; and the
-        last completion of each queue.
+        """(a compute, {backend: the last completion in its queue}).
 
-        `ends` is {backend: index of its last task}; empty if `drain` waits for the backends themselves.
+        The compute has completions for the steps that others wait for, and for the last step of each queue.  `ends` is
+        {backend: index of its last task}; empty if `drain` waits for the backends themselves.
         """
         self._count += 1
         compute, last = _QueuedCompute(self._count), self._state.last.copy()
@@ -262,8 +263,8 @@ class Pipeline:
                 self.drain()
 
     def _completions(self, compute: _QueuedCompute, waits: Sequence[Wait]) -> list[_Completion]:
-        """The completions of the steps named by `waits`, of the compute or earlier ones; without those that have
-        ended."""
+        """The completions of the steps that `waits` names, in this compute or earlier ones; those of computes before
+        the last `drain` have ended, and are left out."""
         earlier, found = self._history, []
         for step, back in waits:
             if back <= len(earlier):
@@ -310,8 +311,8 @@ class Pipeline:
 
     @property
     def failure_epoch_of_queued(self) -> int:
-        """The failure epoch up to which failures can concern the last computes: the present one while computes are
-        queued, else that of the last `drain`."""
+        """The present failure epoch while computes are queued, else that of the last `drain`: later failures do not
+        concern the computes that were queued last."""
         return self.failure_epoch() if self._has_deferred or self._in_flight else self._epoch_of_drained
 
     @property
@@ -362,7 +363,8 @@ class Pipeline:
         return crew
 
     def _after_fork(self) -> None:
-        """In a child process the parent's threads do not exist, and its queued computes are lost."""
+        """In a child after a fork: begin anew, because the threads exist in the parent alone.  If queued computes are
+        lost by that, an error is kept for `take_error`."""
         if all(crew.is_here for crew in self._crews.values()):
             return
         lost = 0 if self._state.is_issued else len(self._in_flight)

@@ -44,14 +44,14 @@ class Scheduler:
     order (reorder.py) and uses that plan when its arenas are smaller; positions in the plan are then indices into
     `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
     Weights of a store (`Backend.is_store`) are fetched in each compute while earlier nodes are computed; `windows` maps
-    backends to the bytes that such weights may take from the begin of their fetch to their last reader.  For a backend
-    without a window that is as much as its budget leaves, or without a limit twice the largest weight.  `host_work`
-    maps backends to the bytes of the host's memory that their kernels may take besides buffers (`Backend.host_work`).
-    `arenas`: the buffers are shared with the other schedulers that are given the same `Arenas`.
+    backends to the bytes that such weights may take from the begin of their fetch to their last reader.  A backend that
+    is not in `windows` gets a window as large as its budget allows, or twice the largest weight if it has no limit.
+    `host_work` maps backends to the bytes of the host's memory that their kernels may take besides buffers
+    (`Backend.host_work`).  `arenas`: the buffers are shared with the other schedulers that are given the same `Arenas`.
     A scheduler is a context manager.
 
-    Raises ValueError for no backends, for a backend given twice, for a host that is not last, for a store that is, or
-    an unknown policy.  A call from a second thread during another call raises Error.
+    Raises ValueError for no backends, for a backend given twice, if the host is not last or a store is, or for an
+    unknown policy.  A call from a second thread during another call raises Error.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class Scheduler:
             self._lock = LockAndLease(lock, self._leased)
 
     def _bytes_of(self, what: str, given: Mapping[Backend, int] | None) -> dict[int, int]:
-        """{position of a backend: bytes} of an argument {backend: bytes}; else TypeError and ValueError."""
+        """{position of a backend: bytes} from `given`, {backend: bytes}.  Raises TypeError or ValueError for anything
+        else; `what` names the bytes in the message."""
         if not isinstance(given, Mapping | None):
             raise TypeError(f"{what}s are {{backend: bytes}}, not {given!r}")
         found = {self._index(backend): _index(nbytes) for backend, nbytes in (given or {}).items()}
@@ -181,9 +182,9 @@ class Scheduler:
     def adopt(self, plan: Plan) -> None:
         """Use a plan made elsewhere (`gs.load_plan`) whenever its graph, or an equal one, is allocated or planned.
 
-        It is preferred to a plan in another order (`reorder`); where it exceeds a budget, allocating or planning its
-        graph raises OutOfMemory.  Raises PlacementError for a plan of other backends or another policy, HazardError
-        for an unsound plan.
+        With `reorder`, too, no other plan is used for that graph.  If the plan exceeds a budget later, allocating or
+        planning its graph raises OutOfMemory.  Raises PlacementError for a plan of other backends or another policy,
+        HazardError for an unsound plan.
         """
         with self._lock:
             if plan.backends != self.backends or plan.policy != self.policy:
@@ -239,7 +240,8 @@ class Scheduler:
         """In the block of `with scheduler.lease():` no other scheduler gets the memory of shared arenas, so that
         results can be read although other threads use them, too; without shared arenas it does nothing.
 
-        It waits as the calls of a scheduler do.  Error where that would not end (see `Arenas`).
+        It waits for the memory as the calls of a scheduler do.  Raises Error if the wait would never end (see
+        `Arenas`).
         """
         return self._leased or nullcontext()
 
@@ -305,7 +307,7 @@ class Scheduler:
                 allocation.run(self._pipeline, zero=zero, trace=trace)
 
     def _check_computes(self) -> None:
-        """BackendError if no backend has memory, and nothing would be computed."""
+        """Raise BackendError if no backend has memory, so that nothing would be computed."""
         if not self._computes:
             names = ", ".join(repr(backend.name) for backend in self.backends)
             raise BackendError(f"the backends {names} are dry: they have no memory, and compute nothing; `plan` and "

@@ -33,14 +33,14 @@ __all__ = ["Arenas", "Leased", "LockAndLease"]
 
 
 class _Buffers:
-    """Buffers, by backend, that at most one scheduler has at a time."""
+    """A set of buffers, some on each backend, which at most one scheduler has at a time."""
 
     def __init__(self) -> None:
         self.of: dict[Backend, tuple[Buffer, ...]] = {}
         self.users: weakref.WeakSet[Leased] = weakref.WeakSet()
-        """The arenas of the schedulers that have had these buffers; `Leased.at` are those with their allocations."""
+        """The `Leased` of each scheduler that has had these buffers; its allocations are in the buffers `Leased.at`."""
         self.lessee: weakref.ref[Leased] | None = None
-        """The arenas of the scheduler whose tensors have addresses in these buffers."""
+        """The `Leased` of the scheduler whose tensors have addresses in these buffers."""
         self.drain: Callable[[], None] | None = None
         """Waits for the computes of the lessee, even if it was freed."""
         self.taken: list[object] = []
@@ -50,11 +50,11 @@ class _Buffers:
 
     def is_taken(self) -> bool:
         if self.taken and self.pid != os.getpid() and self.thread != threading.get_ident():
-            self.taken.clear()          # taken by a thread of the parent of this process, which is not in this one
+            self.taken.clear()          # the thread that took them is in the parent process, and not in this fork
         return bool(self.taken)
 
     def prune(self) -> None:
-        """Close the buffers on backends that no scheduler with allocations in these buffers has."""
+        """Close the buffers on each backend that is in no scheduler with allocations in these buffers."""
         used = {backend for user in self.users if user.at is self for backend in user.backends}
         gone = [self.of.pop(backend) for backend in [*self.of] if backend not in used]
         each(buffer.close for buffers in gone for buffer in buffers)
@@ -65,9 +65,9 @@ class Arenas:
     arenas=arenas)`.
 
     Schedulers that have a backend in common lease the same buffers on it, which are as large as the largest scheduler
-    needs.  When another scheduler allocates or computes, the tensors of the scheduler before lose their addresses, once
-    its queued computes have ended, as they do when it allocates another graph itself; results are read before that, or
-    inside `with scheduler.lease()`.  While another thread uses the buffers, a call waits (`when_busy="wait"`), or its
+    needs.  When another scheduler allocates or computes, it waits for the queued computes of the scheduler before, and
+    the tensors of that one lose their addresses.  So results are read before that, or inside
+    `with scheduler.lease()`.  While another thread uses the buffers, a call waits (`when_busy="wait"`), or its
     scheduler gets other buffers, and keeps them (`"own"`): then there are as many sets of buffers as threads that
     compute at the same time.
 
@@ -121,7 +121,8 @@ class Arenas:
         """Take buffers for a scheduler until `give_back(holder)`, and return them: those that it had last, if no other
         scheduler has them.
 
-        Error if waiting would not end.  After `close` the buffers returned are of no use (`Leased._usable`).
+        Raises Error if waiting would never end.  After `close` it returns a set without buffers, and `Leased._usable`
+        raises.
         """
         while True:
             with self._lock:
@@ -164,7 +165,7 @@ class Arenas:
 
 
 class Leased(SchedulerArenas):
-    """The arenas of one scheduler over shared buffers; a context manager that has the buffers in its block.
+    """The arenas of one scheduler over shared buffers.  In the block of `with leased:` the scheduler has the buffers.
 
     `buffers` are those of the last `take`.
     """
@@ -177,12 +178,13 @@ class Leased(SchedulerArenas):
         self._allocations: Callable[[], Allocations | None] = lambda: None
         self._pipeline: Pipeline | None = None
         self._changing = ForkLock()
-        """Held while allocations are suspended or released: other buffers are taken, or another scheduler has these."""
+        """Held while this scheduler's allocations are suspended or released, either because it takes other buffers, or
+        by the scheduler that takes these."""
         self._holders: list[tuple[object, _Buffers]] = []
         """(holder, its buffers) for each `take` that was not undone, in order."""
 
     def serve(self, allocations: Allocations, pipeline: Pipeline) -> None:
-        """Name the allocations in these arenas, and the pipeline of their computes."""
+        """Remember the scheduler's allocations, which are in these arenas, and the pipeline of their computes."""
         self._allocations, self._pipeline = weakref.ref(allocations), pipeline
 
     # -- having the buffers -------------------------------------------------------------
@@ -208,7 +210,7 @@ class Leased(SchedulerArenas):
                 self._holders.remove(entry)
                 self.shared.give_back(entry[1], holder)
                 return
-        for buffers in tuple(self.shared._all):         # `take` was interrupted
+        for buffers in tuple(self.shared._all):         # `take` may have been interrupted before it noted the holder
             if any(one is holder for one in buffers.taken):
                 self.shared.give_back(buffers, holder)
 
@@ -255,7 +257,8 @@ class Leased(SchedulerArenas):
         """Suspend this scheduler's allocations in `at`, or release them, after their queued computes; called by the
         scheduler that has `at`.
 
-        `ended_by`: None: suspend; else release: the reason for errors, or "" if other buffers replace these.
+        `ended_by`: None to suspend them.  Else they are released, and it is the reason that errors name; "" for no
+        reason, because other buffers replace these.
         """
         with self._changing:
             allocations = self._allocations()
@@ -292,7 +295,7 @@ class Leased(SchedulerArenas):
 
 
 class LockAndLease:
-    """The lock of a scheduler with shared arenas: its calls are made one at a time, and have the buffers meanwhile."""
+    """The lock of a scheduler with shared arenas: one call at a time, which has the buffers until it returns."""
 
     def __init__(self, lock: OneAtATime, arenas: Leased) -> None:
         self._lock, self._arenas = lock, arenas

@@ -1,9 +1,9 @@
 """Traces: when each step of a scheduler's computes began and ended, recorded while `Scheduler.trace` is on.
 
 A recording has one clock reading for each step, and one more for each step that is issued on a thread of its backend.
-Without a trace the only cost is to look whether there is one.  A backend that is asynchronous ends a step when it is
-issued, unless the trace is `exact`: then the host waits for the backends after each step, as it does where nodes are
-recorded, too.
+Without a trace the only cost is to look whether there is one.  A step of an asynchronous backend ends, by the trace,
+when it has been issued.  If the trace is `exact`, or records nodes, the host waits for the backends after each step,
+which then ends when it is done.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class TracedCompute:
     plan: Plan
     start: float
     issued: float
-    """The time at which its last step had been issued (or queued); from then on the host waited for the backends, if at
-    all."""
+    """The time at which its last step had been issued (or queued); after that the host may have waited for the
+    backends."""
     returned: float
     """The time at which the call had returned."""
     stop: float
@@ -62,9 +62,9 @@ class TracedCompute:
     """The steps that ran, in the order in which they began, without steps that were left out because their data was in
     place."""
     nodes: tuple[Span, ...]
-    """Each node, where nodes were recorded."""
+    """When each node ran; empty if nodes were not recorded."""
     failed: bool
-    """Whether it raised an exception; the steps after it did not run."""
+    """Whether the compute raised an exception; its later steps did not run."""
 
 
 class Trace(Recorder):
@@ -78,7 +78,7 @@ class Trace(Recorder):
         self.has_nodes: bool = nodes
         """Whether nodes are recorded: each runs alone, without fusion."""
         self.is_exact: bool = exact or nodes or not any(backend.asynchronous for backend in self.backends)
-        """Whether a step's time ends when its backend has done it, on every backend."""
+        """Whether the recorded end of every step is the time at which its backend had done the step."""
         self.waits_after_steps: bool = exact or nodes
         self._began = perf_counter_ns()
         self._plans: list[Plan] = []
@@ -157,7 +157,7 @@ def timed(trace: Trace, recording: Recording, tasks: Sequence[Task], steps: Sequ
           is_observed: bool) -> list[Task]:
     """The tasks of a compute with actions that note when they begin and end.
 
-    `is_observed`: their actions call the caller's function after nodes, which then run one by one anyway.
+    `is_observed`: the actions are those of an Observer, which runs nodes in its own way: no times of nodes are noted.
     """
     found = []
     for k, (task, bound) in enumerate(zip(tasks, steps, strict=True)):
@@ -172,7 +172,7 @@ def timed(trace: Trace, recording: Recording, tasks: Sequence[Task], steps: Sequ
 class _Timed:
     """The action of step k of a compute, with readings of the clock before and after it.
 
-    `by_node`: the run whose nodes are computed one by one instead.
+    `by_node`: the run whose nodes are computed one by one instead of by `action`; None: `action` is called.
     """
 
     __slots__ = ("action", "by_node", "k", "recording", "trace")

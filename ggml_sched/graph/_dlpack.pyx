@@ -151,7 +151,7 @@ cdef void drop(object capsule) noexcept:
 cdef class Import:
     """Memory that another library gave by DLPack: NumPy makes an array over it (`__array_interface__`).
 
-    `kind` and `bits` of the elements as in `export`; bf16 elements are uint16 with the same bits to NumPy.
+    `kind` and `bits` of the elements as in `export`.  In NumPy's array bf16 elements are uint16 with the same bits.
     """
 
     cdef DLManagedTensorVersioned *versioned
@@ -171,7 +171,7 @@ def take(given):
     """The `Import` of an object with `__dlpack__`, in memory that the CPU reads.
 
     Raises what the object's `__dlpack__` raises; BufferError for a capsule that was consumed before, for memory of a
-    device, for more than one lane, and for a newer major version.
+    device, for elements of more than one lane, and for a newer major version of DLPack.
     """
     cdef Import found = Import.__new__(Import)
     cdef DLTensor *dl
@@ -179,7 +179,7 @@ def take(given):
     try:
         capsule = given.__dlpack__(max_version=(<int>MAJOR_VERSION, 0))
     except TypeError:
-        capsule = given.__dlpack__()        # a producer of an earlier version
+        capsule = given.__dlpack__()        # `given` knows only DLPack before version 1.0
     if PyCapsule_IsValid(capsule, VERSIONED):
         found.versioned = <DLManagedTensorVersioned *>PyCapsule_GetPointer(capsule, VERSIONED)
         PyCapsule_SetName(capsule, USED_VERSIONED)
@@ -201,7 +201,7 @@ def take(given):
     if dl.dtype.lanes != 1 or not found.kind or found.bits % 8:
         raise BufferError(f"{type(given).__name__} gives elements of DLPack's type code {dl.dtype.code} with "
                           f"{found.bits} bits in {dl.dtype.lanes} lanes, which NumPy has not")
-    # Integers of Python, because a product of extents may be any: NumPy refuses those that are too large.
+    # Integers of Python, because a product of extents may exceed 64 bits: NumPy refuses an array that is too large.
     shape = [<object>dl.shape[i] for i in range(dl.ndim)]
     if dl.strides == NULL:
         strides = [found.bits // 8 * prod(shape[i + 1:]) for i in range(dl.ndim)]

@@ -73,7 +73,8 @@ def array_over(tensor: Tensor, memory: Span, offset: int = 0) -> np.ndarray:
 
 
 def read(tensor: Tensor, raw_bf16: bool = False) -> np.ndarray:
-    """See `Tensor.numpy`; with `raw_bf16`, bf16 elements are uint16 with the same bits."""
+    """`Tensor.numpy`: the tensor's data as a new array.  With `raw_bf16`, bf16 elements are uint16 with the same
+    bits."""
     _require(tensor)
     _check_ends(tensor)
     try:
@@ -90,7 +91,7 @@ def read(tensor: Tensor, raw_bf16: bool = False) -> np.ndarray:
 
 
 def write(tensor: Tensor, array: Any) -> None:
-    """See `Tensor.set`."""
+    """`Tensor.set`: give the tensor the data of an array."""
     backend = _backend(tensor)
     _check_ends(tensor)
     kind = tensor.type
@@ -149,8 +150,8 @@ def _as_array(tensor: Tensor, given: Any) -> np.ndarray:
     """`given` as an array: see `Tensor.set` for what it may be.  bf16 elements become uint16 with the same bits for a
     tensor of that type, float32 for others.
 
-    Python integers too large for a common integer dtype, of which NumPy would make rounded floats, become for integer
-    types an array of Python objects, so that `_numbers` can report them.
+    For a tensor of integers, Python integers that no integer dtype holds become an array of Python objects, so that
+    `_numbers` can report them: NumPy would make rounded floats of them.
     """
     is_bf16 = False
     if hasattr(given, "__cuda_array_interface__"):

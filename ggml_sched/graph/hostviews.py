@@ -30,16 +30,18 @@ SHOWN = 1 << 20
 def as_buffer(tensor: Tensor) -> np.ndarray:
     """A read-only array over a tensor's memory, for the buffer protocol; see `Tensor`.
 
-    BufferError for bf16 and quantised types, of which the buffer protocol has no format; further what `_view` raises.
+    Raises BufferError for bf16 and quantised types, for which the buffer protocol has no format, and what `_view`
+    raises.
     """
     _check_format(tensor, BufferError)
     return _view(tensor)
 
 
 def as_array(tensor: Tensor, dtype: npt.DTypeLike | None, copy: bool | None) -> np.ndarray:
-    """`Tensor.__array__`: `copy` as NumPy means it.
+    """`Tensor.__array__`: `copy` is True, False (never) or None (if necessary), as in NumPy.
 
-    Without a copy: ValueError for bf16 and quantised types, whose elements become float32; further what `_view` raises.
+    With False: ValueError for bf16 and quantised types, which only a copy can convert to float32, and what `_view`
+    raises.
     """
     if copy is False:
         _check_format(tensor, ValueError)
@@ -55,7 +57,7 @@ def as_capsule(tensor: Tensor, stream: object, max_version: tuple[int, int] | No
                copy: bool | None) -> Any:
     """`Tensor.__dlpack__`: arguments as the protocol means them; bf16 stays bf16, quantised types become float32.
 
-    Raises BufferError for a stream, for a device other than the CPU, and without a copy for quantised types; further
+    Raises BufferError for a stream, for a device other than the CPU, and for quantised types with `copy=False`; also
     what `_view` and `Tensor.numpy` raise.
     """
     if stream is not None or device not in (None, dlpack.HOST):
@@ -120,7 +122,7 @@ def _view(tensor: Tensor) -> np.ndarray:
     Raises PlacementError without an address, HazardError for memory that later computes use again, BackendError for
     memory that the CPU does not read.
     """
-    buffer, offset = tensor.buffer, tensor.offset      # once: another thread may close the buffer
+    buffer, offset = tensor.buffer, tensor.offset      # read once, because another thread may close the buffer
     if buffer is None or offset is None:
         raise PlacementError(no_address(tensor))
     if not tensor.is_resident:

@@ -10,7 +10,8 @@ from ggml_sched.planning.plan import register_plan_methods
 
 
 def _imported_when_called(module: str, name: str) -> Callable[..., Any]:
-    """The function `name` of a module that imports plan.py; a process that only runs plans does not need it."""
+    """A function that calls `name` of a module, which is imported then: a process that only runs plans needs none of
+    these modules."""
 
     def call(*args: object) -> Any:
         return getattr(import_module(f"ggml_sched.{module}"), name)(*args)

@@ -23,10 +23,11 @@ KINDS = {"load": GS_STEP_LOAD, "copy": GS_STEP_COPY, "copy experts": GS_STEP_COP
 
 
 def write_program(size_t graph, size_t plan, size_t resident, tuple concurrent not None, size_t program):
-    """Write the program of a plan to a gs_program; returns the address of the block with its arrays, for `free`.
+    """Write the program of a plan to a gs_program; returns the address of the block with its arrays, which the caller
+    frees.
 
-    `graph`, `plan` and `program` are addresses of a gs_graph, its gs_plan and a gs_program, `resident` is the address
-    of the resident backend of each tensor, `concurrent` has each backend's `concurrent_copies`.
+    `graph`, `plan` and `program` are addresses of a gs_graph, its gs_plan and a gs_program; `resident` is that of an
+    array with the resident backend of each tensor, -1 for none; `concurrent` has each backend's `concurrent_copies`.
     """
     cdef const gs_graph *g = <const gs_graph *>graph
     cdef const gs_plan *p = <const gs_plan *>plan
@@ -57,7 +58,8 @@ cdef object flat_graph(const gs_graph *g, const int32_t *resident, list backends
 
 
 cdef size_t put_program(gs_program *out, object program, int32_t n_ids) except 0:
-    """Allocate one block for all arrays of a program, those of the widest elements first, and fill it."""
+    """Allocate one block for all arrays of a program, those of the widest elements first, fill it, and return its
+    address."""
     cdef char *block
     cdef Py_ssize_t n_slots = 0, n_reads = 0, n_waits = 0
     for one in program.steps:

@@ -53,7 +53,7 @@ BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
 """{op that is given its destination as a source, and does not read it: the slot of that source}."""
 _TYPES = {"view_offs": np.int64, "nbytes": np.int64, "offset": np.int64, "slot": np.uint8, "op": np.uint8,
           "role": np.uint8, "flags": np.uint8, "state": np.uint8}
-"""{array of a graph or a plan: the type of its elements, unless it is int32}."""
+"""{array of a graph or a plan: the type of its elements}; arrays that are not listed have int32."""
 MIXTURE_OP = op_numbers()["MUL_MAT_ID"]
 PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
 """Ops that write only a part of their result; which part is known only when they run."""
@@ -104,9 +104,9 @@ class _Maker:
         self.stores = {k for k, b in enumerate(backends) if getattr(b, "is_store", False)}
         self.fetched = {c: owner for c, (like, _) in enumerate(self.copies if self.stores else ())
                         if not self._is_placed(like) and (owner := self._owner(int(self.memory[like]))) in self.stores}
-        """{copy of a weight of a store: the store}."""
+        """{index of a copy of a store's weight: index of the store among the backends}."""
         self.banks = self._banks()
-        """{root with a place in a bank of experts: the bank}."""
+        """{id of a weight whose experts are in slots: its bank}."""
         # One element for each source of each node that computes: `entry` is its index in `src`, `reader` the node's id,
         # `reads` the id that is read: the source, or the copy that replaces it.
         begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
@@ -167,8 +167,8 @@ class _Maker:
         late, early = self._leafs()
         fetches = self._expert_fetches() if self.banks else {}
         yield from early
-        # Copies that have several slots, of leafs that no node writes to, are made first: when a compute begins, their
-        # slot is free and the leaf has its data, so that they need not wait for any step of this compute.
+        # Copies that have several slots, of leafs that no node writes to, are made first.  They wait for no step of
+        # this compute: when it begins, the slot that it uses is free, and the leaf has its data.
         splits = self.data.splits
         ahead = [c for c in dict.fromkeys(c for split in splits for c in split[3])
                  if len(self.locations[c]) > 1 and self._is_unwritten(self.copies[c][0])]
@@ -194,7 +194,7 @@ class _Maker:
     def _leafs(self) -> tuple[dict[int, list[Load]], list[Load]]:
         """The loads of leafs: ({position in the plan's sequence: the late loads before it}, the loads at the start).
 
-        A late load is made where the lifetime of its leaf begins, because other tensors use the memory before.
+        A late load is made where the lifetime of its leaf begins, because other tensors use the leaf's memory before.
         """
         late: dict[int, list[Load]] = {}
         early: list[Load] = []
@@ -269,8 +269,8 @@ class _Maker:
         """The step that makes copy c, before the split of the nodes start .. stop - 1.
 
         What the caller set is loaded from the host, a store's weight is fetched by the store.  Other data is copied
-        from the backend that owns it: in the destination's queue, or in the owner's where the destination takes data
-        while it computes and the copy has several slots or the owner is a store.
+        from the backend that owns it.  That is done in the owner's queue if the destination takes data while it
+        computes, and the copy has several slots or the owner is a store; else in the destination's queue.
         """
         i, backend = self.copies[c]
         locations, root = self.locations[c], int(self.memory[i])
@@ -300,7 +300,8 @@ class _Maker:
     def _expert_fetches(self) -> dict[int, FetchExperts]:
         """{position of a node: the fetch of experts that must be made before it}.
 
-        Before the first MUL_MAT_ID that reads a bank, and again where another bank or other numbers came between.
+        There is one before the first MUL_MAT_ID that reads a bank, and one before each later MUL_MAT_ID if the one
+        before that reads another bank, or chooses by other numbers.
         """
         found: dict[int, FetchExperts] = {}
         groups = [(min(group), max(group)) for group in self.data.groups]
@@ -320,7 +321,7 @@ class _Maker:
             if last == (bank, ids):
                 continue
             last = bank, ids
-            # A fusion group is not cut: its members run after the fetch.
+            # The fetch does not cut a fusion group: it comes before the first member.
             now = min([low for low, high in groups if low < now <= high], default=now)
             if self.position[self.memory[int(self.src[of[2]])]] >= now:
                 raise PlacementError(f"the numbers that choose experts of {self._name(weight)} are "
@@ -343,8 +344,8 @@ class _Maker:
         """The id of the tensor with the numbers of the used experts of `weight`; None if all experts must be copied.
 
         Only the used experts are copied if one MUL_MAT_ID is the only reader of `weight`, no node writes through a view
-        to `weight` or to the numbers, and the numbers are known when the copy is made: before the split of the nodes
-        start .. stop - 1.
+        to `weight` or to the numbers, and the numbers are known when the copy is made, which is before the split of the
+        nodes start .. stop - 1.
         """
         ids = self._mixtures.get(weight)
         if ids is None or not self.written.isdisjoint((int(self.memory[ids]), int(self.memory[weight]))):
@@ -380,7 +381,7 @@ class _Maker:
     def _needs_data(self, leaf: int) -> bool:
         """Whether the caller must have set `leaf`, which nodes write to.
 
-        Follows the nodes in order, with the bytes of the leaf that have been written so far.
+        It must if a node reads bytes that no node before it has written, or if some bytes are never written.
         """
         known = Bytes()
         reads: dict[int, list[int]] = {i: [] for i in self.work[self.memory[self.work] == leaf].tolist()}
@@ -421,7 +422,7 @@ class _Maker:
         results = self.work.copy()
         for i, c in self.backs.items():
             results[self.work == i] = n + c
-        # Reads and results of nodes, then what other steps access; joined at the end.
+        # Each list has an array for what nodes read, one for their results, and one for what other steps access.
         accessed: list[Ints] = [self.reads, results]
         steps_of: list[Ints] = [np.repeat(run_of, n_sources), run_of]
         written: list[npt.NDArray[np.bool_]] = [np.zeros(len(self.reads), bool), np.ones(len(results), bool)]
@@ -440,7 +441,7 @@ class _Maker:
                       [b for b, concurrent in enumerate(self.concurrent) if not concurrent])
 
     def _accesses_of_copies(self, steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
-        """(id, step, 1 if the step writes the id, else 0) for each access of loads, copies and write-backs."""
+        """(id, step, 1 if the step writes the id, else 0) for each access by a step that is no Run."""
         for k, step in enumerate(steps):
             if isinstance(step, Run):
                 continue
@@ -462,8 +463,8 @@ class _Maker:
                 yield step.ids, k, 0
 
     def _accesses_of_keepers(self, step_at: Ints) -> Iterator[tuple[int, int, int]]:
-        """(id, step, 0) of alloc dependencies: their memory must stay until the node is done, so the node counts as a
-        reader."""
+        """(id, step, 0) for each alloc dependency: its memory must stay until the node is done, so the step that runs
+        the node counts as a reader."""
         ids: Callable[[Any], int] = self.graph.id_of
         for node, kept in self.graph.deps.items():
             for t in kept:
@@ -487,7 +488,7 @@ class _Maker:
         start = np.where(in_ring, 0, np.where(placed, self.offset[root] + inside, inside))
         size = self.nbytes[tensor]
         if self.fetched:
-            # A fetch may write beside the weight, and where in its memory the weight lies is known only when bound.
+            # A fetch may write all of the copy's memory: the weight's place in it is known only when the plan is bound.
             whole = np.full(self.n_copies, -1)
             whole[list(self.fetched)] = [self.data.size(n + c) for c in self.fetched]
             size = np.where(is_copy & (whole[copy] >= 0), whole[copy], size)
@@ -545,7 +546,7 @@ def experts_lie_apart(weight: Tensor | FlatTensor) -> bool:
 def runs_of(t: Tensor | FlatTensor) -> tuple[Ints, int]:
     """The bytes that the elements of a tensor take: the first byte of each contiguous range, and the bytes of a range.
 
-    No range for a tensor of more than MAX_RUNS ranges, as if nothing were written.
+    For a tensor of more than MAX_RUNS ranges it returns none, as if the tensor's node wrote nothing.
     """
     size, extents = t.type.type_size, [t.ne[0] // t.type.block_size, *t.ne[1:]]
     starts = np.zeros(1, np.int64)

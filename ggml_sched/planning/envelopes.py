@@ -21,7 +21,7 @@ __all__ = ["DRIVER", "FETCHED", "PIECE", "Messages", "Visits", "messages"]
 DRIVER = "driver"
 """The name of this process beside those of workers."""
 PIECE = 1 << 22
-"""Bytes that are sent at once; larger data travel in pieces, so that answers come while they do."""
+"""The most bytes that one message carries; larger data travel in pieces, so that answers arrive in between."""
 FETCHED = 1 << 22
 """Bytes of the largest output that comes back with its compute, before the caller reads it."""
 
@@ -34,16 +34,16 @@ class Visits:
         """The name of the worker of each visit."""
         self._last: dict[str, int] = {}
         self._read_in: dict[int, int] = {}
-        """{block that one worker reads for another: the visit in which it is read}."""
+        """{number of a block of bytes that one worker reads for another: the visit in which it is read}."""
 
     def place(self, worker: str, gives: int | None = None, needs: int | None = None) -> tuple[int, int]:
         """The visit for a command of `worker`, and the visit whose commands move there, -1 for none.
 
-        `gives`, `needs`: the block that the command reads for another worker, or gets from another.  A command is
-        executed in the last visit of its worker, unless a block that it needs is read in a later visit.  Then a new
-        visit is made for it, to which the commands of the worker's last visit move if they read no block for another
-        worker: so inputs that the host writes for the last worker, before it computes on the first one, cost no message
-        of their own.
+        `gives`, `needs`: numbers of the block of bytes that the command reads for another worker, and of the one that
+        it gets from another.  A command is executed in the last visit of its worker, or in a new visit if its block
+        `needs` is read after that.  If the commands of the worker's last visit read no block for another worker, they
+        move to the new visit: so inputs that the host writes for the last worker, before it computes on the first one,
+        cost no message of their own.
         """
         at, moved = self._last.get(worker, -1), -1
         if at < 0 or needs is not None and self._read_in.get(needs, -1) > at:
@@ -66,8 +66,8 @@ class Messages(NamedTuple):
 
 @dataclass(eq=False)
 class _Block:
-    """Bytes that an envelope carries from one visit, or from the driver (-1), to another visit, or to its end
-    (None)."""
+    """Bytes that an envelope carries from visit `start` (-1: from the driver) to visit `end` (None: back to the
+    driver)."""
 
     nbytes: int
     start: int
@@ -95,7 +95,7 @@ class _Envelope:
         return at
 
     def sent(self) -> Iterator[tuple[str, str, int]]:
-        """(sender, receiver, bytes) of each of its messages."""
+        """(sender, receiver, bytes) for each message: the envelope goes from worker to worker, then to the driver."""
         route = [k for k, n in enumerate(self.used) if n]
         sender, before = DRIVER, -1
         for k in (*route, None):
@@ -188,13 +188,13 @@ def messages(plan: Plan) -> dict[tuple[str, str], Messages]:
                 predicted.run(one)
             elif one is not None:
                 if here is None:
-                    predicted.flush()    # the host waits for the result before it reads it
+                    predicted.flush()    # the host waits until the worker has computed the tensor, then reads it
                 predicted.read(one, size)
                 predicted.flush()
             elif other is not None:
                 predicted.write(other, size)
                 if here is None:
-                    predicted.flush()    # the queue of the host waits until it is done
+                    predicted.flush()    # the step is in a queue of this process, which waits until the write is done
     predicted.flush()
     for worker, size in later:
         predicted.read(worker, size)

@@ -40,8 +40,8 @@ class Fallback:
     why: str
     """The property of the nodes that `refused_by` does not support, in words."""
     seconds: float | None
-    """Seconds that a compute would take less if `refused_by` supported them, by the prices of the devices; None without
-    devices."""
+    """Seconds that a compute would save if `refused_by` supported the nodes, by the prices of the devices; None if no
+    devices were given."""
 
     def __str__(self) -> str:
         more = f" and {len(self.nodes) - _SHOWN} more" if len(self.nodes) > _SHOWN else ""
@@ -103,7 +103,8 @@ def _fallen(plan: Plan) -> dict[Tensor, int]:
 
 
 def _neighbours(graph: Graph) -> dict[Tensor, list[Tensor]]:
-    """For each node that computes, the roots that it reads and the nodes that read it, without views."""
+    """For each node that computes: what it reads (the node that wrote a source's memory last, or a leaf), and the nodes
+    that read what it writes."""
     made: dict[Tensor, Tensor] = {}
     near: dict[Tensor, list[Tensor]] = {}
     for node in graph.nodes:
@@ -129,7 +130,8 @@ def _backend_of(plan: Plan, t: Tensor) -> int:
 
 
 def _is_held_back(plan: Plan, node: Tensor, here: int, better: int) -> bool:
-    """Whether a weight or cache of the node is where it is computed, and the better backend cannot read it there."""
+    """Whether the node reads a weight or cache on backend `here`, which computes the node, that backend `better` cannot
+    read there."""
     for source in node.src:
         root = None if source is None else source.root
         if root is not None and (root.resident or root.is_resident) and _backend_of(plan, root) == here:
@@ -143,8 +145,8 @@ def _is_held_back(plan: Plan, node: Tensor, here: int, better: int) -> bool:
 
 
 def _why(plan: Plan, node: Tensor, backend: Backend) -> str:
-    """The reason for which a backend refuses a node: the strides or the type of one source, all types, its extents, or
-    its op."""
+    """What a backend refuses in a node: the strides or the type of one source, the types of all sources together, the
+    extents or parameters, or the op."""
     sources = [(k, s) for k, s in enumerate(node.src) if s is not None]
     for k, source in sources:
         if not source.is_contiguous and _supports(backend, node, {k: source.type}):
@@ -162,7 +164,8 @@ def _why(plan: Plan, node: Tensor, backend: Backend) -> str:
 
 
 def _supports(backend: Backend, node: Tensor, dense: Mapping[int, Type]) -> bool:
-    """Whether a backend would support the node with some sources contiguous; `dense`: {slot of a source: its type}."""
+    """Whether a backend would support the node if some sources were contiguous and had other types; `dense`: {slot of
+    such a source: its type}."""
     with Context("what if") as ctx:
         given: list[Tensor | None] = []
         for k, source in enumerate(node.src):
@@ -185,7 +188,7 @@ def _supports(backend: Backend, node: Tensor, dense: Mapping[int, Type]) -> bool
 
 
 class _Permissive(DryBackend):
-    """Answers as a backend does, and supports some nodes that it refuses; holds nothing."""
+    """A dry backend with the answers of `backend`, except that it supports the nodes `accepted`, too."""
 
     def __init__(self, backend: Backend, accepted: Iterable[Tensor]) -> None:
         super().__init__(backend.name, backend.alignment, backend.max_buffer_size)
@@ -213,7 +216,7 @@ class _Permissive(DryBackend):
 
 
 def _as_if_supported(plan: Plan, backend: int, nodes: Sequence[Tensor]) -> Plan:
-    """The plan of the same graph if a backend supported some nodes; nodes that the caller assigned stay so."""
+    """The plan of the same graph if a backend supported `nodes`; nodes stay where the caller assigned them."""
     backends = tuple(_Permissive(b, nodes if k == backend else ()) for k, b in enumerate(plan.backends))
     data, graph = plan.data, plan.graph
     ids = [(node, graph.id_of(node)) for node in graph.nodes if node.computes]

@@ -11,7 +11,7 @@ __all__ = ["FlatBackend", "FlatGraph", "FlatTensor", "FlatType"]
 
 
 class FlatBackend:
-    """A backend that is a table of functions; compared by identity."""
+    """A backend of the C API, where it is a table of functions; compared by identity."""
 
     def __init__(self, concurrent_copies: bool, is_store: bool = False) -> None:
         self.concurrent_copies = concurrent_copies
@@ -19,7 +19,7 @@ class FlatBackend:
 
 
 class FlatType(NamedTuple):
-    """The sizes of an element type; (1, 0) for a type that is not listed, of whose elements no bytes are known."""
+    """The elements and the bytes of a block of a type; (1, 0) for a type that this package does not know."""
 
     block_size: int
     type_size: int
@@ -35,7 +35,7 @@ class FlatTensor(NamedTuple):
 
 
 class FlatGraph:
-    """A graph whose tensors are known by id alone: `deps` and `id_of` take and give ids."""
+    """A graph in which ids stand for tensors: `deps` is {id of a node: ids}, and `id_of` returns its argument."""
 
     def __init__(self, arrays: dict[str, bytes], tensors: list[FlatTensor], deps: dict[int, tuple[int, ...]]) -> None:
         self._arrays = arrays

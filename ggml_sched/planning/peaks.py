@@ -24,9 +24,9 @@ __all__ = ["ArenaPeaks", "Cap", "Peak", "Series", "peaks_of", "series_of"]
 _LARGEST = 4
 """The most series of a cap."""
 _BEAM = 32
-"""How many sets of one size are extended."""
+"""The search for caps extends at most this many sets of series of one size."""
 _WIDTH = 16
-"""How many series of one peak are tried, the largest first."""
+"""The search for caps extends a set by at most this many series, the largest at the peak first."""
 _SHOWN = 4
 _WORTH = 0.01
 """The part of the live bytes that a cap has to save to be printed."""
@@ -57,24 +57,24 @@ class Series:
 
 @dataclass(frozen=True)
 class Peak:
-    """A time at which most bytes are alive; later ones with the same series are counted with the first."""
+    """A time at which most bytes are alive; later peaks with the same series are counted with the first (`times`)."""
 
     node: str
     """The name of the tensor, a node or a copy, that gets memory at this time."""
     position: int
     """The position of the peak in the sequence of copies and nodes."""
     times: int
-    """How many peaks have the same series."""
+    """How many peaks have the same series, this one included."""
     series: tuple[tuple[Series, int, int], ...]
-    """(Series, its bytes alive at the peak, bytes that the arena would need less if this series alone took none),
+    """(Series, its bytes alive at the peak, by how many bytes the arena would shrink if this series alone took none),
     largest first."""
 
 
 @dataclass(frozen=True)
 class Cap:
-    """Series that bind together: if they took no memory, the live bytes would be lower by `saves`.
+    """Series that must shrink together: if they took no memory, the live bytes would be lower by `saves`.
 
-    Every smaller set of them saves less.
+    Any set of some of them saves less.
     """
 
     series: tuple[Series, ...]
@@ -161,7 +161,8 @@ def series_of(plan: Plan, i: int) -> Series:
 
 
 def _spans(plan: Plan, i: int) -> Iterator[tuple[int, int, int]]:
-    """(First position, position after the last one, bytes): while the memory of id i is taken, and its tail."""
+    """(first position, position after the last one, bytes) of the memory of id i: one range of positions, or two if its
+    tail is freed earlier than the rest."""
     lifetime, trimmed = plan.data.lifetime(i), plan.data.trimmed(i)
     if lifetime is None:
         return
@@ -177,7 +178,8 @@ def _spans(plan: Plan, i: int) -> Iterator[tuple[int, int, int]]:
 
 def _peaks(plan: Plan, series: Sequence[Series], alive: NDArray[np.int64], total: NDArray[np.int64],
            alone: Sequence[int]) -> Iterator[Peak]:
-    """The times of most live bytes: one of neighbouring positions with the same series, equal ones counted."""
+    """The positions with the most live bytes: neighbouring ones with the same series are one peak, and later peaks with
+    the same series are counted with the first."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     last, before = -2, None
     for position in np.flatnonzero(total == total.max()).tolist():
@@ -199,10 +201,11 @@ def _made_at(plan: Plan, position: int) -> str:
 
 
 def _caps(alive: NDArray[np.int64], total: NDArray[np.int64]) -> list[tuple[tuple[int, ...], int]]:
-    """Sets of rows of `alive` that lower the maximum of `total` together, and by how much.
+    """Sets of rows of `alive` without which the maximum of `total` is lower, and by how much.
 
-    A set that saves more than one of its subsets has a row that is alive where the subset's maximum is: extending sets
-    at their maximum finds all of them, up to the bounds above.
+    `alive` has a row for each series: its live bytes at each position; `total` is the sum of all rows.  Without a set's
+    rows the maximum is at another position; only a row with bytes there can save more.  So the search extends each set
+    by such rows, at most as many as _LARGEST, _BEAM and _WIDTH allow.
     """
     live = int(total.max())
 

@@ -73,8 +73,8 @@ class Split:
     """Position after the last node."""
     nodes: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
-    """Tensors of other backends, copied before the split runs, in this order; first the weights that stores begin to
-    fetch then, for this split or later ones."""
+    """Tensors of other backends that are copied before the split runs, in this order.  The first ones are weights that
+    stores begin to fetch before this split, for it or for later splits."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -220,7 +220,7 @@ class Plan:
 
     @cached_property
     def fetches(self) -> tuple[Copy, ...]:
-        """The copies that a store fetches; `split` is the one before which the fetch begins."""
+        """The copies that stores fetch; the `split` of a copy is the one before which its fetch begins."""
         return tuple(copy for copy in self.copies if _is_stored(copy.tensor))
 
     @cached_property
@@ -243,9 +243,10 @@ class Plan:
         return None if index < 0 else self.backends[index]
 
     def offset_of(self, t: Tensor) -> int | None:
-        """Bytes from the start of the tensor's buffer, that of `chunk_of` (a view: its root's offset plus view_offs).
+        """Bytes from the start of the buffer that holds the tensor: the one with index `chunk_of` in the arena.
 
-        None for a resident and for a tensor without memory: the plan chose no address for them.
+        For a view it is its root's offset plus `view_offs`.  None for a resident, and for a tensor without memory: the
+        plan chose no address for them.
         """
         offset = self.data.offset(self.index_of(t))
         return None if offset < 0 else offset
@@ -289,19 +290,19 @@ class Plan:
         return _METHODS["explain"](self, t)
 
     def peaks(self) -> tuple[ArenaPeaks, ...]:
-        """For each backend's arena its peaks, and the sets of tensors that must shrink together to lower them.
+        """For each backend's arena its peaks, and the sets of tensors that must shrink together to make it smaller.
 
-        Each prints as tables.  Two independent peaks need a set: capping either alone saves nothing.  Tensors whose
-        names differ in numbers alone count as one series.
+        Each prints as tables.  With two independent peaks a set has tensors of both, because lowering one alone saves
+        nothing.  Tensors whose names differ in numbers alone count as one series.
         """
         return _METHODS["peaks"](self)
 
     def traffic(self) -> dict[tuple[str, str], Traffic]:
         """{(from, to): copies and bytes of one compute}, by the names of backends.
 
-        What stays in place between computes (copies of weights) does not count; of the experts that are copied when a
-        node has chosen them, all do, and of those that a store fetches, as many as can be chosen.  Inputs that the
-        caller sets come from no backend, and do not count.
+        Data that stays in place between computes (copies of weights) does not count.  Where only chosen experts are
+        copied, all experts of the weight count; where a store fetches chosen experts, as many as can be chosen.  Inputs
+        that the caller sets come from no backend, and do not count.
         """
         found: dict[tuple[str, str], Traffic] = {}
         for step in self.program.steps:
@@ -326,8 +327,8 @@ class Plan:
         """{(from, to): messages and bytes of one compute} between the processes of the backends: names of workers, and
         "driver" for this process; empty where all backends are of this process.
 
-        What the host sets and the outputs that it reads are counted, on all links that they pass.  Splits are
-        registered in the messages of the first compute, which are larger.
+        What the host sets and the outputs that it reads are counted, on all links that they pass.  The messages of the
+        first compute are larger than these: they also carry the splits to the workers.
         """
         return _METHODS["messages"](self)
 
@@ -335,24 +336,24 @@ class Plan:
         """Nodes that a later backend computes because a better one refused them: which, why, and what that costs.
 
         One entry for the nodes of an op that one backend refused for one reason; `print` shows it as a sentence.  With
-        `devices` and `link`, as for `gs.price`, `seconds` is what one compute would take less if the backend supported
-        the nodes, by the price of the plan for that case; the most expensive are first.
+        `devices` and `link`, as for `gs.price`, an entry's `seconds` is the time that one compute would save if the
+        backend supported the nodes, by the price of the plan for that case; the most expensive entries are first.
         """
         return _METHODS["fallbacks"](self, devices, link)
 
     def differences(self, other: Plan, names: Sequence[str] = ()) -> Differences:
         """The differences of another plan, of the same graph or of one with the same names; prints as text.
 
-        Bytes, splits and copies, nodes on other backends and the rules that placed them, memories that one plan alone
-        shares.  `names`: what to call the two, such as ("before", "after").
+        They are bytes, splits and copies, nodes on other backends and the rules that placed them, and tensors that
+        share memory in one of the plans only.  `names`: what to call the two, such as ("before", "after").
         """
         return _METHODS["differences"](self, other, names)
 
     def to_svg(self, other: Plan | None = None, names: Sequence[str] = ()) -> str:
         """The plan as an SVG drawing: which backend computes when, and the memory map of each arena.
 
-        Time goes to the right, addresses upwards; a block is the memory of one tensor, or of a chain of results in
-        place.  `other`: a second plan, drawn beside this one to the same scale.  `names`: titles of the two.
+        Time goes to the right, addresses upwards; a block is the memory of one tensor, or of a chain of nodes that
+        reuse it in place.  `other`: a second plan, drawn beside this one to the same scale.  `names`: their titles.
         """
         return _METHODS["to_svg"](self, other, names)
 

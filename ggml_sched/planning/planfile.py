@@ -142,7 +142,8 @@ def _ordered(order: object, graph: Graph, where: str) -> Graph:
 def _compare_tensors(values: dict[str, Any], graph: Graph, made: PlanData, where: str) -> None:
     """Raise FileFormatError if a tensor's op, view offset or number of sources is not that of the graph.
 
-    A node that reuses the memory of a view in place is no view in the graph; its view offset is that in its root.
+    A node that reuses memory in place is no view in the graph; in the file its view offset is its distance from the
+    start of that memory.
     """
     arrays = arrays_of(graph)
     offsets, places = arrays["view_offs"].tolist(), values["offset"]
@@ -161,16 +162,16 @@ def _compare_tensors(values: dict[str, Any], graph: Graph, made: PlanData, where
 
 def _check_memory(values: dict[str, Any], needs: list[list[int]], graph: Graph, made: PlanData,
                   backends: Sequence[BackendBase], where: str) -> None:
-    """Raise FileFormatError if an id has memory of a wrong size, or shares memory and is neither a view nor reused in
-    place.  `needs` is the result of `_needs`."""
-    least = list(values["size"])    # of each owner of memory, the bytes that in-place reuse never frees
+    """Raise FileFormatError if an id has memory of a wrong size, or shares another's and is neither a view nor written
+    in place.  `needs` is the result of `_needs`."""
+    least = list(values["size"])    # for each id that owns memory, the bytes that in-place reuse never frees
     for i, place in enumerate(values["offset"]):
         if made.is_inplace(i):
             owner = _owner(values["root"], i)
             least[owner] = min(least[owner], place - values["offset"][owner] + values["size"][i])
     for i, (_, need) in enumerate(needs):
         is_view = i < made.n_tensors and graph.tensors[i].is_view
-        if made.is_inplace(i) + is_view != (made.root(i) >= 0):     # both a view and in-place reuse is refused, too
+        if made.is_inplace(i) + is_view != (made.root(i) >= 0):     # refuses an id that is both, too
             raise FileFormatError(f"{where}: id {i} shares the memory of id {made.root(i)}")
         if is_view or made.offset(i) < 0:
             continue
@@ -243,7 +244,7 @@ def _needs(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> lis
 
 
 def _margin(graph: Graph, made: PlanData, i: int) -> int:
-    """The bytes that a copy takes beyond its own where a store fetches it; 0 for other ids."""
+    """The bytes that a copy which a store fetches takes beyond those of its weight; 0 for other ids."""
     if i < made.n_tensors:
         return 0
     owner = graph.tensors[made.copies[made.copy_of(i)][0]].root.backend
@@ -251,7 +252,7 @@ def _margin(graph: Graph, made: PlanData, i: int) -> int:
 
 
 def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
-    """Raise PlacementError for a fusion group that its backend no longer offers: it would not compute it as one."""
+    """Raise PlacementError for a fusion group of the file that its backend does not compute as one kernel."""
     groups_of: dict[int, set[tuple[int, ...]]] = {}
     for group in data.groups:
         b = data.backend_index(graph.id_of(graph.nodes[group[0]]))

@@ -62,7 +62,7 @@ class Planner:
     `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
     work memory may take.  `reorders`: another order of the nodes is planned, too, and used if its arenas are smaller.
     `windows` maps positions in `backends` to the windows of fetched weights (`Policy.windows`) that are not searched.
-    `host_work` bounds what kernels take of the host's memory besides (`Backend.host_work`), by positions in `backends`.
+    `host_work` maps positions in `backends` to the host memory that kernels may take besides (`Backend.host_work`).
     """
 
     def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
@@ -86,12 +86,12 @@ class Planner:
         self._adopted: dict[Key, Adopted] = {}
         # {graph: the same graph in the order that `reorder` chose}: an order is searched for once.
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
-        # {graph: the same graph in the order of its adopted plan}.  This keeps the reordered graph alive, which the
-        # caller does not have and allocations refer to weakly.
+        # {graph: the same graph in the order of its adopted plan}.  The entry keeps the reordered graph alive: the
+        # caller does not have it, and allocations refer to it weakly.
         self._adopted_orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
     def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: HeldBytes) -> tuple[Plan, Request]:
-        """A plan, and the request of which it was made.
+        """The plan of a graph, and the request that it answers.
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
@@ -117,7 +117,7 @@ class Planner:
     def reserve(self, plan: Plan, request: Request) -> None:
         """Keep a plan, for replay to graphs of the same wiring with no larger tensors.
 
-        Not kept if a plan that was reserved before serves this request already.
+        The plan is not kept if one that was reserved before serves its request already.
         """
         plans = self._reserved.setdefault(_reserved_key(plan.graph, request, self.policy), [])
         if _replay_any(request, plans, self.policy) is None:
@@ -191,7 +191,8 @@ class Planner:
         return Plan(graph, data, self.backends, self.policy_name, given)
 
     def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
-        """The key of a plan in the cache; a planner's policies differ in `stream` and `windows` alone."""
+        """The key of a plan in the cache.  It has `stream` and `windows` of the policy, because a planner changes no
+        other field of its policy."""
         limits = tuple([backend.max_buffer_size for backend in self.backends])
         return graph.fingerprint, request.key, policy.stream, policy.windows, limits, self.devices.epoch()
 
@@ -225,8 +226,8 @@ class Planner:
         return None if free is None else free + held()[i] + self.backends[i].work_held
 
     def _excess(self, plan: Plan, held: HeldBytes) -> OutOfMemory | None:
-        """The error to raise if a plan exceeds a budget, with the missing bytes and the tensors alive at the peak; or
-        None."""
+        """If a plan exceeds a budget, the OutOfMemory to raise, which names the missing bytes and the tensors alive at
+        the peak; else None."""
         for i, backend in enumerate(self.backends):
             limit = self._limit(i, held)
             if limit is None:

@@ -119,17 +119,17 @@ class CopyExperts(NamedTuple):
 
 
 def bank_of(buffer: object) -> Any:
-    """The bank of experts whose weights a buffer holds, in slots (`ExpertBank`, or what a plan file has recorded);
-    None for any other buffer, and for none."""
+    """The bank whose experts a buffer holds in slots (an `ExpertBank`, or what a plan file has recorded of one); None
+    for any other buffer, and if `buffer` is None."""
     return getattr(buffer, "experts", None)
 
 
 class FetchExperts(NamedTuple):
     """Read from a store those experts of a bank whose numbers are in the tensor `ids` and that are in no slot.
 
-    A bank is the weights of a layer from which the same numbers choose; its experts stay in their slots until others
-    need these, also of other banks.  So the step may write to the memory of every bank of its store.  The nodes that
-    read the bank follow, before the next such step.
+    A bank is the weights of a layer from which the same numbers choose.  Its experts stay in their slots until other
+    experts, of this or another bank, need the slots, so the step may write to the memory of every bank of its store.
+    The nodes that read the bank follow, before the next such step.
     """
 
     backend: int
@@ -142,7 +142,7 @@ class FetchExperts(NamedTuple):
     locations: tuple[Location, ...]
     """Where the numbers are read: the location of `ids`, or of its copy."""
     nbytes: int
-    """The most bytes that are read: all experts that so many numbers can name."""
+    """The most bytes that are read: each number in `ids` may name another expert, none of which is in a slot."""
     waits: tuple[Wait, ...] = ()
 
     @property
@@ -201,7 +201,7 @@ class WriteBack(NamedTuple):
 
 
 Transfer: TypeAlias = Load | Copy | CopyExperts | Fetch | FetchExperts | WriteBack
-"""A step that writes data to `locations`, or from there back to its tensor; fetched experts have their own memory."""
+"""A step that moves data: to `locations`; for a WriteBack from there; for FetchExperts to the memory of the bank."""
 Step: TypeAlias = Transfer | Run
 Named: TypeAlias = Callable[[int], str]
 """Gives the name of the tensor with an id, or of the backend with an index."""

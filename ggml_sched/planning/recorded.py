@@ -1,7 +1,7 @@
 """Recorded backends: the backends of an unpickled plan.
 
-The real backends may not exist where a plan is unpickled.  These have no memory, and answer support queries as the real
-ones did, so that the plan can be read, printed, explained and verified.
+The real backends may not exist where a plan is unpickled.  Recorded ones have no memory, and answer support queries as
+the real ones did, so that the plan can be read, printed, explained and verified.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class BackendDescription(TypedDict):
     inplace: dict[str, int]
     """{op: `Backend.inplace_sources(op)`}."""
     reads: list[int]
-    """Indices of the backends whose memory it reads without a copy."""
+    """Indices of the backends whose memory this one reads without a copy."""
     margin: NotRequired[int]
-    """For a store, the bytes that a fetched copy takes beyond its own."""
+    """For a store, the bytes that a fetched copy takes beyond those of its weight; other backends have no such key."""
 
 
 class PlanFile(TypedDict):
@@ -104,7 +104,7 @@ class RecordedBackend(DryBackend):
 
 
 def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBackend, ...]:
-    """The backends of a plan file (planfile.py); residents of the graph get addresses on them."""
+    """Makes the backends of a plan file (planfile.py), and gives the graph's residents addresses on them."""
     backends = tuple(RecordedBackend(k, fields) for k, fields in enumerate(described["backends"]))
     plan = described["plan"]
     copied = [row[0] for row in plan["copies"]]

@@ -1,8 +1,8 @@
 """Reordering: another execution order of the same nodes, with fewer bytes alive at the peak.
 
 List scheduling (a greedy form of Sethi and Ullman's idea): among the nodes whose sources are computed, take the one
-after which the fewest bytes are alive, on a tie the one that comes first in the graph.  Where nodes write to memory
-through views (a KV cache), its reads and writes keep their order: in ggml's graphs only the position of nodes says
+after which the fewest bytes are alive, on a tie the one that comes first in the graph.  If nodes write to a memory
+through views (a KV cache), all its reads and writes keep their order: in ggml's graphs only the position of nodes says
 which comes first.
 """
 

@@ -91,7 +91,7 @@ def program(plan: Plan) -> str:
 
 
 def _listed(words: Sequence[str], others: str = "more") -> str:
-    """The first few of `words`, and how many others there are: a line stays readable."""
+    """The first few of `words`, and how many others there are, so that lines stay short."""
     shown, rest = ", ".join(words[:_SHOWN_INPUTS]), len(words) - _SHOWN_INPUTS
     return f"{shown}, and {rest} {others}" if rest > 0 else shown
 
@@ -132,8 +132,8 @@ def _placed(plan: Plan, i: int) -> str:
 
 
 def _neighbours(plan: Plan, i: int, rule: str) -> list[int]:
-    """The ids of the tensors that led to tensor i's backend by this rule, if the text of the rule does not name
-    them."""
+    """The ids of the tensors because of which this rule chose tensor i's backend; empty where no tensor was the
+    cause."""
     graph, data = plan.graph, plan.data
     t, b = graph.tensors[i], data.backend_index(i)
     sources = list(dict.fromkeys(graph.id_of(s) for s in t.src if s is not None))
@@ -158,7 +158,8 @@ def _neighbours(plan: Plan, i: int, rule: str) -> list[int]:
 
 
 def _boundary(plan: Plan, i: int) -> list[int]:
-    """The ids of the nodes beside each boundary to which node i and its neighbours of the same reason were moved."""
+    """The rule "boundary" has moved node i, with nodes next to it, to another backend: the ids of the nodes on both
+    sides of the boundaries before the first and after the last of these."""
     data = plan.data
     work = [plan.graph.id_of(node) for node in plan.graph.nodes if node.computes]
     first = last = work.index(i)
@@ -178,9 +179,9 @@ def _boundary(plan: Plan, i: int) -> list[int]:
 
 
 def _passed_over(plan: Plan, i: int) -> list[str]:
-    """Why each backend that the caller prefers, and that supports node i, was not chosen: a line for each.
+    """Why each better backend (earlier among the scheduler's) that supports node i was not chosen: a line for each.
 
-    Memory that the chosen backend cannot reach either does not count as a reason, and is not named.
+    Only memory that the chosen backend can access, and the better one cannot, counts as a reason.
     """
     t, data = plan.graph.tensors[i], plan.data
     here = data.backend_index(i)
@@ -377,7 +378,8 @@ def _describe(plan: Plan, t: Tensor) -> str:
 
 
 def _id_name(plan: Plan, i: int) -> str:
-    """The id and the name of a graph tensor or of the original of a copy, for sentences: names may repeat."""
+    """For sentences: the id and the name of a graph tensor, because names may repeat; of a copy those of its
+    original."""
     data, tensors = plan.data, plan.graph.tensors
     if i < data.n_tensors:
         return f"tensor {i} {tensors[i].name!r}" if tensors[i].name else f"tensor {i}"

@@ -40,7 +40,7 @@ class Access(NamedTuple):
     owner: np.ndarray
     """The backend to which each memory belongs; -1 if it is none of the plan's."""
     period: np.ndarray
-    """After how many computes the same bytes of a memory are used again: the number of slots for a copy's, else 1."""
+    """After how many computes the same bytes of a memory are used again: for that of a copy its slots, else 1."""
     exclusive: Sequence[int]
     """Backends without `concurrent_copies`: only one queue may access their memory at a time."""
 
@@ -69,10 +69,10 @@ def _want(found: dict[int, Wait], queue: int, wait: Wait) -> None:
 
 
 def _take_turns(steps: Sequence[int], queues: Sequence[int], wanted: list[dict[int, Wait]]) -> None:
-    """Let no two of `steps` (ascending) run at the same time: each waits for the last step before it in every other
+    """Let no two of `steps` (ascending) run at the same time: each waits for the last of them before it in every other
     queue.
 
-    Before the first step of a queue comes its last one, of the compute before.
+    Where a queue has none before it in this compute, that is the queue's last one of the compute before.
     """
     last = {queues[k]: Wait(k, 1) for k in steps}
     for k in steps:
@@ -83,8 +83,8 @@ def _take_turns(steps: Sequence[int], queues: Sequence[int], wanted: list[dict[i
 
 
 def _order_conflicts(queues: Sequence[int], access: Access, wanted: list[dict[int, Wait]]) -> None:
-    """Let each step wait for the last step before it, of every other queue, that accesses some of the same bytes, where
-    one of the two writes.  Such steps conflict in one compute, and again `Access.period` computes later."""
+    """Let each step wait, in every other queue, for the last step before it that accesses some of the same bytes, if
+    one of the two writes: a step of the same compute, or else of the compute `Access.period` earlier."""
     queue_of, count = np.asarray(queues), len(queues)
     n_queues = int(queue_of.max()) + 1
     by_memory = np.lexsort((access.step, access.memory))
@@ -94,7 +94,7 @@ def _order_conflicts(queues: Sequence[int], access: Access, wanted: list[dict[in
     for memory in np.flatnonzero(np.bincount(pairs // n_queues) > 1).tolist():
         here, period = by_memory[begin[memory] : begin[memory + 1]], int(access.period[memory])
         # `edges` cut the memory into ranges.  For each queue and range: the last step that accesses the range, and the
-        # last that writes to it.  Step k of the compute before has number k - count.
+        # last that writes to it.  Step k of the compute that used the memory before has number k - count.
         edges = np.unique(np.concatenate([access.start[here], access.stop[here]]))
         last_access, last_write = np.full((2, n_queues, len(edges)), -count - 1)
         steps = []
@@ -121,10 +121,10 @@ def _ranges_of(access: Access, entries: np.ndarray, edges: np.ndarray) -> np.nda
 
 
 def _reduced(queues: Sequence[int], optional: Sequence[bool], wanted: list[dict[int, Wait]]) -> list[tuple[Wait, ...]]:
-    """The waits without those that others imply.
+    """The waits of each step without those that others imply.
 
-    Uses vector clocks: `done[i][q]` is the last step of queue q that is known to be done when step i is done.  Step k
-    of the same compute has number k there, step k of the compute n before it k - n * len(queues).
+    Uses vector clocks: `done[i][q]` is the last step of queue q that is known to be done when step i is done: k for
+    step k of the same compute, k - n * len(queues) for step k of the compute n before it.
     """
     count, n_queues = len(queues), max(queues) + 1
     never = -count * (2 + max((w.back for waits in wanted for w in waits.values()), default=0))
@@ -163,9 +163,9 @@ def _reduced(queues: Sequence[int], optional: Sequence[bool], wanted: list[dict[
 
 
 def _predecessors(queues: Sequence[int]) -> list[tuple[int, int]]:
-    """For each step (the one before it in its queue, how many computes back that is).
+    """For each step: (the step before it in its queue, how many computes earlier that one ran: 0 or 1).
 
-    Before the first step of a queue comes its last one, of the compute before.
+    The step before a queue's first one is the queue's last one, of the compute before.
     """
     last = {q: i for i, q in enumerate(queues)}
     found, seen = [], set()

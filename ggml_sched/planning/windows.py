@@ -1,8 +1,8 @@
 """Windows: how far ahead of its readers a store fetches weights, as far as the memory of each backend allows.
 
 A window bounds the bytes of fetched copies that are alive at the same time (core/plan/fetching.pxi).  The arena grows
-with the window, and only a plan shows by how much.  So the widest window with which arena and work memory stay within
-the backend's limit is searched, with few plans.
+with the window, and only a plan shows by how much.  So `widest` makes a few plans, to find the widest window with which
+arena and work memory stay within the backend's limit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], g
            limits: Sequence[int | None]) -> Plan:
     """The plan with the widest windows whose arenas stay within the limits, of the plans that `made(windows)` returns.
 
-    `given`: the windows of some backends, by position, which are not searched.  `limits`: bytes of each backend; None:
-    no bound, and a window of twice the largest copy, so that one is fetched while another is read.  Where even without
-    a window a limit is exceeded, the plan without windows is returned.
+    `given`: {position of a backend: its window}, for windows that are not searched.  `limits`: for each backend the
+    bytes of its arena and work memory; None for no limit: the window is then twice the largest copy, so that one copy
+    is fetched while another is read.  A backend whose limit is exceeded even without a window gets none.
     """
     plan = made([0] * len(backends))
     sizes = fetched_sizes(plan)
@@ -49,7 +49,7 @@ def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], g
             windows[i] = 2 * max(copies)
             plan = made(windows)
             continue
-        # Bisection: a window of `low` fits; one of `high` does not, or is no wider than one that holds all copies.
+        # Bisection: a window of `low` fits; one of `high` does not, or is wider than all copies together.
         low, high, wanted = 0, sum(copies) + 1, sum(copies)
         for _ in range(TRIES):
             if _needed(plan, i) > limit or high - low <= max(max(copies) // 4, 1):
@@ -61,12 +61,12 @@ def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], g
             else:
                 high = wanted
             windows[i] = low
-            # The window may grow by what the present plan leaves, if the arena grows by no more than the window.
+            # Try a window wider by the bytes that the present plan leaves: it fits if the arena grows no more than it.
             room = limit - _needed(plan, i) + (0 if low else max(copies))
             wanted = low + room if 0 < room < high - low else (low + high) // 2
     return plan
 
 
 def _needed(plan: Plan, i: int) -> int:
-    """The bytes of backend i that a limit bounds."""
+    """The bytes that a limit bounds: of backend i the arena and the work memory."""
     return plan.buffer_sizes[i] + plan.work_sizes[i]

@@ -1,7 +1,7 @@
 """What a driver asks a worker, and the checks of the answers.
 
-An answer of a wrong shape, from a worker of another version or from a damaged message, is an error that names the
-worker and the question, and nothing has used it.
+An answer of a wrong shape, from a worker of another version or from a damaged message, is refused before anything uses
+it, with an error that names the worker and the question.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _known_size(value: Any, arguments: Sequence[Any]) -> None:
 
 
 def _kinds(value: Any, arguments: Sequence[Any]) -> None:
-    """For each node of (device, nodes): whether it is supported, and computed with weights of the host; its bytes."""
+    """Check, for each node that was asked for: [whether it is supported, whether the backend offers to compute it with
+    weights of the host, its bytes]."""
     for kind in fields_of(value, "kinds", len(arguments[1])):
         supported, offloads, size = fields_of(kind, "a kind", 3)
         _truth(supported, "whether it is supported")
@@ -57,14 +58,14 @@ def _kinds(value: Any, arguments: Sequence[Any]) -> None:
 
 
 def _groups(value: Any, arguments: Sequence[Any]) -> None:
-    """Groups of positions among the nodes of (device, tensors, nodes)."""
+    """Check fusion groups: lists of indices into the nodes that were asked for, the third argument."""
     for group in fields_of(value, "groups"):
         for k in fields_of(group, "a group"):
             natural(k, "a node", len(arguments[2]))
 
 
 def _facts(value: Any, arguments: Sequence[Any]) -> None:
-    """What `Worker.describe` says of each backend."""
+    """Check what `Worker.describe` says of each backend."""
     for facts in fields_of(value, "it"):
         if not isinstance(facts, dict):
             raise MessageError("a backend is no object")

@@ -101,8 +101,8 @@ class RemoteSplit:
     """A split of a worker, under a number.
 
     `values`: its nodes and fusion groups, which the worker gets once, before it first computes the split; `registered`:
-    the epoch of the session in which they were sent, because commands that are queued at a failure are not executed.
-    `outputs`: (buffer, offset, size, values) of results that the caller will read.
+    the epoch of the session in which they were sent, None if they were not.  After a failure, which begins an epoch,
+    they are sent again.  `outputs`: (buffer, offset, size, values) of results that the caller will read.
     """
 
     number: int
@@ -126,9 +126,9 @@ class _Fetched(NamedTuple):
 class RemoteBackend(Backend):
     """Backend number `device` of a worker of a cluster: `RemoteBackend(cluster.workers[0])`.
 
-    `cluster.backends` has one of each.  `name` defaults to the worker's name and the backend's.  Several of one device
-    share its memory and its bound.  Methods raise BackendLost once the worker is lost, and the errors of its backend as
-    they are, with a note that names the worker.
+    `cluster.backends` has one of each.  `name` defaults to the worker's name and the backend's.  Several RemoteBackends
+    of one device share its memory and its bound.  Methods raise BackendLost once the worker is lost, and errors of the
+    worker's backend as they are, with a note that names the worker.
     """
 
     asynchronous = True
@@ -150,7 +150,7 @@ class RemoteBackend(Backend):
         self._answered: weakref.WeakKeyDictionary[Tensor, list[Any]] = weakref.WeakKeyDictionary()
         """Answers of the worker's backend about the nodes that `expect_queries` announced."""
         self._known_values: weakref.WeakKeyDictionary[Tensor, dict[str, Any]] = weakref.WeakKeyDictionary()
-        """The values of tensors that were read or written."""
+        """{tensor that was read or written: its form in messages}."""
         self._fetched: list[_Fetched] = []
         """Outputs of the splits that were computed last; empty once anything else is queued on this backend."""
         self.session.on_failure(self.note_failure)
@@ -184,7 +184,8 @@ class RemoteBackend(Backend):
         return asked(self.session, self.worker, question, arguments, doing)
 
     def freed(self, command: str, number: int) -> None:
-        """A buffer was closed ("free"), or a split is not needed any more ("drop")."""
+        """Queue the command by which the worker frees a closed buffer ("free"), or a split that is not needed any more
+        ("drop")."""
         if self._is_connected:
             self.put(command, number)
 
@@ -206,8 +207,8 @@ class RemoteBackend(Backend):
         return None
 
     def _values(self, tensor: Tensor) -> dict[str, Any]:
-        """A tensor as values of a message.  A tensor whose elements overlap, which have no form in messages, is given
-        as its bytes."""
+        """A tensor as values of a message.  A tensor whose elements overlap has no form in messages, so its bytes are
+        given as a tensor."""
         number, offset = _number(tensor), tensor.offset
         known = self._known_values.get(tensor)
         if known is not None and known["at"] == [number, offset]:
@@ -242,8 +243,8 @@ class RemoteBackend(Backend):
         return cast("int | None", self.ask("memory", self.device)) if self.facts["bounded"] else None
 
     def system_memory(self) -> int | None:
-        """The free memory of the worker's machine, divided equally among its backends that have no bound of their own,
-        in bytes."""
+        """The free memory of the worker's machine in bytes, divided equally among the machine's backends that have no
+        bound of their own; None for a backend that is not in the machine's own memory."""
         left = self.ask("system memory", self.device) if self.facts["host"] else None
         return None if left is None else int(left) // max(self.session.sharers[self.facts["machine"]], 1)
 
@@ -290,8 +291,8 @@ class RemoteBackend(Backend):
         self._answered.update(zip((node for node, _ in queried), answers, strict=True))
 
     def _answers(self, node: Tensor) -> list[Any] | None:
-        """Whether the worker's backend supports a node, whether it offers to compute it with weights of the host, and
-        its size; None for a node whose layout does not travel."""
+        """[whether the worker's backend supports a node, whether it offers to compute it with weights of the host, the
+        node's size]; None for a node whose layout has no form in messages (see layout_values)."""
         found = self._answered.get(node)
         if found is None:
             self.expect_queries((node,))
@@ -328,8 +329,8 @@ class RemoteBackend(Backend):
     def load_from_file(self, tensor: Tensor, path: str, start: int, data: Any) -> bool:
         """Let the worker fill a tensor from its own copy of a GGUF file, in which the tensor begins at byte `start`.
 
-        False if the worker has no file at `path` with the bytes `data` there, and for a small tensor, which is not
-        looked for.
+        False if the worker has no file at `path` with the bytes `data` there, and for `data` smaller than SMALLEST,
+        which no worker looks for.
         """
         return len(data) >= SMALLEST and bool(
             self.ask("file", self._values(tensor), os.path.abspath(path), start, digest_of(data),
@@ -378,7 +379,8 @@ class RemoteBackend(Backend):
         return True
 
     def _copied_here(self, src: Tensor, dst: Tensor) -> bool:
-        """Queue a copy to memory of this process: the bytes come with the answer to what is queued before."""
+        """Queue a copy to memory of this process: the bytes come in the answer to the envelope that has the command.
+        False if `dst` is not in the host's memory, or `src` has gaps between its elements."""
         memory = getattr(dst.buffer, "memory", None) if dst.backend.is_host else None
         if memory is None or src.nbytes != dense_bytes(src):
             return False

@@ -24,13 +24,13 @@ AGAIN = "~"
 
 
 class Cluster:
-    """`workers` and their `backends`, best first as the workers name them: w0:CPU, or w0:CPU0, w0:CPU1 where a worker
-    gives several one name.  A context manager: closing it frees what the session holds, and ends the workers that
+    """The `workers`, and their `backends`, the best of each worker first: w0:CPU, or w0:CPU0, w0:CPU1 where worker w0
+    has several of one name.  A context manager: closing it frees what the session holds, and ends the workers that
     `connect` has started."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.session.sharers[machine()] += 1        # this process
+        self.session.sharers[machine()] += 1        # this process uses the machine's memory, too
         self.workers: tuple[RemoteWorker, ...] = ()
         self.backends: tuple[RemoteBackend, ...] = ()
         self._last: dict[str, str] = {}
@@ -89,9 +89,9 @@ class Cluster:
 
     def measure(self, seconds: float = 0.5) -> None:
         """Measure the links between the workers, and between this process and each, by copies of some KiB and MiB for
-        about so many seconds.  The backends state them (`Backend.link_to`), so that `gs.fit` need not measure again.
-        Links of lost workers, and links that were measured before, are left out; nothing is stated for a worker without
-        room for the copies.
+        about `seconds`.  Then the backends state the links (`Backend.link_to`), so that `gs.fit` need not measure them.
+        Links of lost workers, and links that were measured before, are left out.  If a worker has no room for the
+        copies, no new link is stated.
         """
         from ggml_sched.placement.devices import DRIVER, Link
         from ggml_sched.placement.measure import measure_links
@@ -132,7 +132,7 @@ class Cluster:
 
 
 def cluster_of(transport: Transport, deadline: float = 60.0) -> Cluster:
-    """The workers of a transport that is connected; it is closed if one of them does not answer."""
+    """The Cluster of the workers of a connected transport, which is closed if one of them does not answer."""
     try:
         return Cluster(Session(transport, deadline))
     except BaseException:

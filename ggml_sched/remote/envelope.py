@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Envelope:
-    """Segments that were not executed yet; `blocks` are bytes by a number that commands name.
+    """Segments that were not executed yet; `blocks` is {number: bytes}, of which commands name the numbers.
 
     `epoch` counts the failures that the driver has seen: work of an epoch in which something has failed is not
     executed.

@@ -21,10 +21,10 @@ __all__ = ["DIGEST", "SMALLEST", "Files", "digest_of"]
 DIGEST = 16
 """Bytes of the BLAKE2b digest of a weight."""
 SMALLEST = 1 << 12
-"""Bytes of the smallest weight that is looked for in a file: by digests of a few bytes a driver could guess a file's
+"""A weight of fewer bytes is not looked for in a file: by digests of a few bytes a driver could guess a file's
 contents."""
 KEPT = 8
-"""Files whose headers are kept."""
+"""The most files of which the places of tensors are remembered."""
 Key = tuple[int, int, int, int]
 
 
@@ -34,13 +34,13 @@ def digest_of(data: Any) -> str:
 
 
 class Files:
-    """Files by path; keeps the places of their tensors while the files stay as they are."""
+    """Reads weights from files, and remembers where the tensors of a file are while the file stays as it is."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, Key], frozenset[tuple[int, int]]] = OrderedDict()
 
     def read(self, path: str, start: int, size: int, digest: str) -> bytes | None:
-        """Bytes [start, start + size) of a file, which are those of a whole tensor and have this digest; else None."""
+        """Bytes [start, start + size) of a file, if they are a whole tensor and have this digest; else None."""
         if size < SMALLEST:
             return None
         with contextlib.suppress(OSError, ValueError, Error), _opened(path) as descriptor:

@@ -21,18 +21,18 @@ __all__ = ["Mesh"]
 LENGTH = struct.Struct("<Q")
 PIECE = 1 << 20
 TAKES_WITHIN = 0.25
-"""Seconds in which a peer must accept some bytes; the rest of a message to one that does not is sent whenever this
-process waits for messages."""
+"""If a peer accepts no bytes for so many seconds, `send` returns; the rest of the message is sent whenever this process
+waits for messages."""
 AT_ONCE = 64
-"""Buffers that are given to the system at once."""
+"""The most buffers that one system call is given to send."""
 
 
-# An interrupt may come after any call of a system's function, before its result is assigned.  `list.extend(map(...))`
-# keeps the count of bytes in the same step, and a state is replaced as a whole: so no byte is lost or sent twice.
+# An interrupt may come after any system call, before its result is assigned.  So that no byte is lost or sent twice,
+# `list.extend(map(...))` calls and keeps the count of bytes in one step, and a `_state` is replaced as a whole.
 
 
 class _Incoming:
-    """A connection on which a peer sends; `name` is the peer's, which its first message has, and empty before."""
+    """A connection on which a peer sends.  `name`: the peer's name, which is its first message; empty before that."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -212,7 +212,7 @@ class Mesh:
             self._poll.unregister(outgoing.socket)
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait until bytes have arrived, or bytes that were kept can be sent."""
+        """Wait until bytes arrive, or a peer takes bytes that were kept for it; receives them, or sends them."""
         for number, _ in self._poll.poll(None if timeout is None else max(0.0, timeout * 1000)):
             if number == self._listener.fileno():
                 connection = self._listener.accept()[0]

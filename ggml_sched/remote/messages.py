@@ -24,14 +24,14 @@ __all__ = ["MAX_BLOCK_BYTES", "MAX_HEADER", "MAX_MESSAGE", "MessageError", "fiel
 MAGIC = b"gsm1"
 START = struct.Struct("<4sI")
 MAX_HEADER = 1 << 26
-"""Bytes of the largest header: that of a split of some hundred thousand tensors."""
+"""The most bytes of a header: enough for a split of some hundred thousand tensors."""
 MAX_BLOCKS = 1 << 16
 MAX_BLOCK_BYTES = 1 << 27
-"""Bytes of the blocks of a message, all together: drivers send some MiB."""
+"""The most bytes of all blocks of a message together; drivers send some MiB."""
 MAX_MESSAGE = START.size + MAX_HEADER + MAX_BLOCK_BYTES
 ENCODED = json.JSONEncoder(separators=(",", ":")).encode
 MAX_NUMBER = 1 << 62
-"""No size, offset or number of a message is as large."""
+"""Every size, offset and number in a message is below this."""
 
 
 class MessageError(BackendError):

@@ -57,7 +57,7 @@ class Processes:
             self._start(worker, how)
             self._connect(worker)
         except BaseException:
-            process = self.processes.pop(worker, None)      # a new worker may get the name
+            process = self.processes.pop(worker, None)      # so that a new worker may get the name
             if process is not None:
                 process.kill()
                 process.wait()
@@ -99,7 +99,7 @@ class Processes:
         self._mesh.send(worker, message)
 
     def abandon(self, worker: str) -> None:
-        self.processes[worker].kill()       # it may hang
+        self.processes[worker].kill()       # a worker that hangs does not end by itself
 
     def receive(self, timeout: float) -> bytearray | None:
         return self._mesh.receive(timeout)
@@ -120,7 +120,8 @@ class Processes:
 
 
 def _folder() -> Path:
-    """A new folder that only this user can open; the names of sockets may have some hundred bytes."""
+    """A new folder that only this user can open.  Its path is short, because that of a socket has at most about 100
+    bytes."""
     folder = tempfile.mkdtemp(prefix="ggml-sched-")
     if len(folder) > 60 and os.path.isdir("/tmp"):
         os.rmdir(folder)
@@ -129,7 +130,7 @@ def _folder() -> Path:
 
 
 def _ended(mesh: Mesh, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path, pid: int) -> None:
-    """Close the connections, upon which the workers end, and wait for the workers."""
+    """Close the connections, which makes the workers end, wait for them, and remove the folder of the sockets."""
     mesh.close()
     if os.getpid() != pid:
         return          # a child after a fork: the workers are its parent's

@@ -39,9 +39,9 @@ STARTS_WITHIN = 60.0
 ENDS_WITHIN = 5.0
 """Seconds that a relay has to end its actors' loops."""
 IN_RELAY = 8
-"""Messages that are under way in a relay at once; others are calls."""
+"""The most messages that are under way in a relay at once; further ones are sent by calls."""
 RELAY_BYTES = 1 << 20
-"""Bytes of the largest message that a relay carries: its channels grow to the largest one that they have had."""
+"""The most bytes of a message that a relay carries: its channels grow to the largest message that they have had."""
 CHANNEL_BYTES = 1 << 16
 """Bytes of a channel at first."""
 OWN = "ggml-sched"
@@ -53,8 +53,8 @@ ways."""
 
 
 def initialized(address: str | None, n_cpus: int) -> bool:
-    """Connect to the Ray cluster at `address`, or start a local one with so many CPUs, also where another Ray runs on
-    this machine; False if this process has initialised Ray before, which is then used."""
+    """Connect to the Ray cluster at `address`; None: start a local one with `n_cpus` CPUs, even if another Ray runs on
+    this machine.  False if this process had initialised Ray before: then that one is used."""
     if ray.is_initialized():
         return False
     # A local Ray runs its workers at a low priority unless the environment says otherwise.
@@ -63,7 +63,7 @@ def initialized(address: str | None, n_cpus: int) -> bool:
     try:
         ray.init("local" if address is None else address, log_to_driver=False, logging_level="ERROR",
                  runtime_env={"worker_process_setup_hook": _package_import()}, **local)
-    except Exception as error:      # of any type: a node that starts too late is a bare Exception
+    except Exception as error:      # any type: for a node that starts too late Ray raises a bare Exception
         raise BackendError(f"Ray at {address or 'this machine'} does not start or answer: {error}") from error
     return True
 
@@ -72,7 +72,8 @@ def _package_import() -> Callable[[], None]:
     """The function that each of Ray's processes calls when it starts.  It imports the installed package before Ray puts
     the driver's folder first on the path: that folder may hold this package's sources without compiled modules.
 
-    A nested function, because Ray sends such by value: a process without the package says so where an actor starts.
+    It is a nested function, because Ray sends those by value.  So a process without the package can start, too, and the
+    error comes where an actor starts.
     """
     def load() -> None:
         with contextlib.suppress(ImportError):
@@ -82,9 +83,9 @@ def _package_import() -> Callable[[], None]:
 
 
 def _kill(actor: Any) -> None:
-    """End an actor.  Ray starts anew at a call after its end, so none is made then."""
+    """End an actor.  Does nothing after Ray was shut down, because a call would start a new Ray."""
     if ray.is_initialized():
-        with contextlib.suppress(Exception):        # another Ray by now
+        with contextlib.suppress(Exception):        # a new Ray may run, which does not have this actor
             ray.kill(actor)
 
 
@@ -183,14 +184,14 @@ class _Relay:
         try:
             found: list[tuple[str, bytes]] = ray.get(self.open[0], timeout=timeout)
         except ray.exceptions.RayChannelTimeoutError:
-            self.open[0]._ray_get_called = False        # Ray raises at a second wait, also after a timeout
+            self.open[0]._ray_get_called = False        # else Ray raises when the result is waited for again
             return []
         except ray.exceptions.RayError as error:
             logger.info("the relay of actors has ended, calls take its place: %s", error)
             self.give_up()
             return []
         except BaseException:
-            self.open[0]._ray_get_called = False        # an interrupt; the result is waited for again
+            self.open[0]._ray_get_called = False        # after an interrupt the result is waited for again
             raise
         self.open.popleft()
         return found
@@ -201,7 +202,7 @@ class _Relay:
         if self.open:
             self._note_loss()
         for reference in self.open:
-            reference._ray_get_called = True        # else it waits for its result when it is freed
+            reference._ray_get_called = True        # else the reference waits for its result when it is freed
         self.open.clear()
 
     def close(self) -> bool:
@@ -353,7 +354,7 @@ class RayActors:
             if to == DRIVER:
                 self._inbox.append(message)
             elif to not in self._lost:
-                self._call(to, message)     # for a worker before the one that sends it
+                self._call(to, message)     # its receiver stands before its sender in the relay
         if self._relay.broken:
             self._probe_actors()
 
@@ -364,7 +365,7 @@ class RayActors:
                 self._open[actor.alive.remote()] = name
 
     def _receive_call(self, timeout: float) -> None:
-        if len(self._open) == 1 and timeout:        # one call of Ray's less than waiting first
+        if len(self._open) == 1 and timeout:        # no need to ask Ray which result is ready first
             reference, = self._open
         else:
             ready, _ = ray.wait([*self._open], num_returns=1, timeout=timeout)

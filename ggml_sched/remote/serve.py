@@ -46,8 +46,8 @@ def serve(worker: Worker, mesh: Mesh) -> None:
 
 
 def _remove(mesh: Mesh) -> None:
-    """Remove the folder of the sockets if the driver was killed, which otherwise removes it.  The driver's socket may
-    close a moment after its connection to this process."""
+    """Remove the folder of the sockets if the driver was killed; a driver that ends by itself removes it.  Tries for
+    0.1 s, because a killed driver's socket may close a moment after its connection to this process."""
     for _ in range(10):
         if not mesh.listens(DRIVER):
             shutil.rmtree(mesh.folder, ignore_errors=True)

@@ -33,7 +33,7 @@ __all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session"]
 PACE = 1e6
 """Bytes a second that a link is assumed to carry before it was measured."""
 MEASURED = 1 << 20
-"""Bytes of the smallest message whose answer says how fast a link is."""
+"""The answer to a message of so many bytes or more says how fast a link is."""
 FORGETS = 0.75
 """The factor by which the remembered time between answers shrinks with each answer."""
 COMPUTED = "computed"
@@ -41,13 +41,13 @@ MAX_EARLY = 64
 POLL = 0.25
 """Seconds after which a session looks for dead workers while it waits."""
 ASKS_AT = 0.75
-"""The part of the deadline after which the session sends workers a question: how many segments they have executed."""
+"""The part of the deadline after which the session asks the workers how many segments they have executed."""
 ENDS_WITHIN = 10.0
-"""Seconds that a worker has to free what a session holds, at most the deadline."""
+"""Seconds that a worker has to free what a session holds; less if the deadline is less."""
 IN_FLIGHT = 1 << 26
-"""Bytes without an answer above which sending waits."""
+"""While more bytes than this have no answer yet, sending waits."""
 MAX_OPEN = 1 << 8
-"""Envelopes without an answer above which sending waits: workers hold no more that come too early."""
+"""While more envelopes than this have no answer yet, sending waits: a worker can hold them all until their turn."""
 
 
 Doing = tuple[str, str]
@@ -106,7 +106,7 @@ class _Pending:
     n_bytes: int = 0
     splits: set[tuple[str, int]] = field(default_factory=set)
     visits: Visits = field(default_factory=Visits)
-    """The order of the segments."""
+    """Decides which segment gets a command, and the order of the segments."""
 
 
 class Session:
@@ -128,7 +128,8 @@ class Session:
         self.bytes_sent: int = 0
         self.closed: bool = False
         self.links: dict[tuple[str, str], tuple[float, float]] = {}
-        """{(name of a backend, name): (bytes a second, seconds)} of the links that were measured."""
+        """{(from, to): (bytes a second, seconds a copy)} of the links that were measured, by names of backends, and
+        "driver" for this process."""
         self.sharers: Counter[str] = Counter()
         """{machine: the number of its backends without a bound of their own, which share its memory}."""
         self._pid = os.getpid()
@@ -145,26 +146,25 @@ class Session:
         """The times at which an answer came last, and at which messages were sent again last."""
         self._first_patience = min(POLL if transport.patience is None else transport.patience, deadline / 8)
         self._took = 0.0
-        """Seconds between answers, as of late; see FORGETS."""
+        """The longest of the last times between answers, in seconds; shrinks with each answer (FORGETS)."""
         self._pace = PACE
-        """Bytes a second that links carry, as of late."""
+        """Bytes a second that links carry, by the last answer to a large message (MEASURED)."""
         self._early: dict[int, tuple[float, int]] = {}
-        """{number of an envelope that was sent twice and answered once: (seconds until the answer, bytes)}: a second
-        answer shows that these hold for the first message.
-        """
+        """{number of an envelope that was sent twice and answered once: (seconds until the answer, bytes)}.  If a
+        second answer comes, the first one was to the first message, so that its seconds are right."""
         self._n_repeats = 0
         """How often messages were sent again since the last answer."""
         self._losses = transport.losses
         self._in_doubt = 0
-        """An interrupt may have lost a message of an envelope with a number below this."""
+        """The envelopes with numbers below this may be lost, by an interrupt or the transport, and are sent again."""
         self._status: dict[str, int] | None = None
-        """{worker: the number of segments that it has executed}: the answers to the question that is sent shortly
-        before the deadline."""
+        """{worker: the number of segments that it has executed}: the answers to a question that is sent shortly before
+        the deadline.  None: it was not sent since the last answer to an envelope."""
         self.released: deque[tuple[str, Command]] = deque()
         """(worker, command) of each command that finalizers issue, to free something.  Finalizers may run at any
         instruction of the thread that holds the lock, so they only append here."""
         self._open: set[str] = set()
-        """Workers that have not confirmed that they freed the session."""
+        """While the session is closed: the workers that have not confirmed that they freed what it held."""
         self._noted: list[Callable[[Exception], None]] = []
 
     def add(self, worker: str) -> None:
@@ -223,7 +223,7 @@ class Session:
                 pending.outs[out[0]] = out[1]
             if command[0] == "read":
                 pending.n_bytes += command[3]
-            if pending.n_bytes >= PIECE and gives is None:      # a command that needs the block is queued next
+            if pending.n_bytes >= PIECE and gives is None:      # else the command that needs the block is queued next
                 self.flush()
 
     def _take_released(self) -> None:
@@ -275,7 +275,7 @@ class Session:
                 continue        # its commands were moved to a later segment
             n = numbers[worker]
             numbers[worker] += 1
-            # No segment of this envelope is answered yet, the earlier ones of this worker among them.
+            # All segments of this envelope for one worker have the same `acked`: none of them is answered yet.
             segments.append(Segment(worker, n, commands, acked.setdefault(worker, self._acked(worker, n))))
             said.append((worker, n, _first_and_last(done)))
         number = self._count
@@ -285,7 +285,8 @@ class Session:
         n_bytes = len(message) + sum(command[3] for segment in segments for command in segment.commands
                                      if command[0] == "read")
         now = self.transport.now()
-        # Nothing has changed before this: a number that was counted and never sent would be waited for.
+        # Up to here an exception leaves the session unchanged: a number that was counted must be sent, because the
+        # session waits for its answer.
         if not self._sent:
             self._heard, self._status = now, None
         sent = self._sent[number] = _Sent(message, said, pending.outs, now, n_bytes, is_call=kind == "call",
@@ -349,7 +350,8 @@ class Session:
                 self._await(number)
 
     def take_error(self) -> Exception | None:
-        """The first error of queued work since the last call; work that is queued afterwards is executed again."""
+        """The first error of queued work since the last call, or None.  Workers skip what was queued before this call
+        and after the error; they execute what is queued after the call."""
         with self.lock:
             return self._taken()
 
@@ -366,7 +368,7 @@ class Session:
             self._pump()
 
     def _pump(self) -> None:
-        """Handle one message, or, if none comes in time, what the deadlines require."""
+        """Handle one message; if none comes in time, send messages again or give up workers, as deadlines require."""
         try:
             self._step()
         except BaseException:
@@ -405,7 +407,7 @@ class Session:
             self._repeat(heads)
 
     def _heads(self) -> list[_Sent]:
-        """The first envelope without an answer of each worker that envelopes are sent to."""
+        """For each worker that is the first on the route of an envelope: the first such envelope without an answer."""
         first: dict[str, _Sent] = {}
         for number in sorted(self._sent):
             first.setdefault(self._sent[number].route[0], self._sent[number])
@@ -445,7 +447,7 @@ class Session:
             sent = self._sent[answer.number]
             self._note_time(answer.number, sent)
             self._put_out(sent, answer)
-            del self._sent[answer.number]       # last: an interrupt before it lets the answer be asked for again
+            del self._sent[answer.number]       # last: after an interrupt before it the message is sent again
             self._in_flight -= sent.n_bytes
 
     def _note_time(self, number: int, sent: _Sent) -> None:
@@ -466,7 +468,7 @@ class Session:
             self._pace = n_bytes / took
 
     def _put_out(self, sent: _Sent, answer: Envelope) -> None:
-        """Store the results of an envelope in the places of its commands, or keep its error for `take_error`."""
+        """Write the bytes of an answer to the `Out` of each command that reads, or keep its error for `take_error`."""
         sent.answer = answer
         if answer.error is not None:
             if not sent.is_call:
@@ -501,8 +503,8 @@ class Session:
 
     def _lose(self, worker: str, why: str) -> None:
         """Give up a worker.  If queued work has a segment for it, all queued work fails, because the rest may depend on
-        that segment.  The next segment of each other worker then says that it follows no earlier one, and frees what
-        the failed segments were to free."""
+        that segment.  The next segment of each other worker then says (`acked`) that those before it are given up, and
+        frees what they were to free."""
         parts = [doing for number in sorted(self._sent) for name, _, doing in self._sent[number].segments
                  if name == worker]
         verb, what = next(filter(any, parts), NOTHING)
@@ -512,7 +514,7 @@ class Session:
         mine = [commands for name, commands, _ in self._pending.segments if name == worker]
         if not parts and all(command[0] in FREES for commands in mine for command in commands):
             for commands in mine:
-                commands.clear()        # what it held is gone
+                commands.clear()        # what the worker held is gone, so nothing is left to free
             return
         self._error = self._error or self._lost_error(worker)
         frees = [free for sent in self._sent.values() for free in sent.frees]
@@ -525,7 +527,7 @@ class Session:
         self._heard, self._status = self.transport.now(), None
 
     def _give_up(self) -> None:
-        """Forget all that is queued."""
+        """Forget all commands that were sent and not answered, or not sent yet."""
         self._sent.clear()
         self._in_flight = 0
         self._pending = _Pending()

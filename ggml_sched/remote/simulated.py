@@ -21,7 +21,7 @@ __all__ = ["Faults", "SimulatedNetwork"]
 class Faults(NamedTuple):
     """The faults of a network.
 
-    `loss`, `repeat`: probabilities that a message is lost, or comes twice; `late`: up to how many seconds it is late;
+    `loss`, `repeat`: probabilities that a message is lost, or comes twice; `late`: the most seconds that it is late;
     `deaths`: {worker: after how many messages it dies}; `hangs`: {worker: after how many messages it answers
     nothing any more}; `cut`: {(sender, receiver): after how many messages nothing passes any more}.
     """

@@ -4,10 +4,10 @@ A layout is sent without strides: as its axes from the innermost to the outermos
 that of the axis before it (of those with several elements).  The receiver multiplies them with checked arithmetic, so
 that no two elements of a tensor can lie at one place, and checks that the result lies in its buffer.
 
-    tensor     {"t": type, "ne": [ne0, ne1, ne2, ne3]}, and where it differs from what is left out
-               "axes": [[axis, steps], ...]     contiguous
-               "at": [buffer, offset]           no place
-               "op", "p", "s", "v", "n", "f"    op NONE, parameters, sources, [root, offset], name, flags: none
+    tensor     {"t": type, "ne": [ne0, ne1, ne2, ne3]}, and fields that may be left out, for:
+               "axes": [[axis, steps], ...]     a contiguous tensor
+               "at": [buffer, offset]           a tensor without a place
+               "op", "p", "s", "v", "n", "f"    op NONE; no parameters, sources, [root, offset], name, flags
 
 Sources and roots are positions of tensors that stand before in the same list, -1 for a source that is left out.
 """
@@ -34,7 +34,7 @@ FLAGS = ("input", "output")
 def layout_values(t: Tensor) -> dict[str, Any]:
     """Type, extents and, unless the tensor is contiguous, axes.
 
-    PlacementError for strides that are no multiples of each other, as no op of a language model makes them.
+    PlacementError for strides that are no multiples of each other, which no op of a language model makes.
     """
     values: dict[str, Any] = {"t": str(t.type), "ne": list(t.ne)}
     if t.nb == strides(t.type, t.ne, None) or not t.n_elements:
@@ -56,7 +56,8 @@ def layout_values(t: Tensor) -> dict[str, Any]:
 
 
 def strides(kind: Type, ne: Sequence[int], axes: Any) -> tuple[int, ...]:
-    """The strides in bytes of `axes`, None for a contiguous tensor; MessageError for axes that do not fit `ne`."""
+    """The strides in bytes that `axes` give (None: those of a contiguous tensor); MessageError for axes that do not fit
+    `ne`."""
     counts = [ne[0] // kind.block_size, *ne[1:]]
     nb = [0] * 4
     if axes is None:
@@ -144,7 +145,7 @@ class Described:
             return self.node(t, wired)
         if t.view_src is None:
             return self.leaf(t)
-        # A result in the memory of another tensor, computed elsewhere.
+        # A node outside `wired` whose result is in the memory of its root: described as a view of that root.
         root = self.source(t.view_src, wired)
         self._add(t, {**layout_values(t), "op": "VIEW", "s": [root], "v": [root, t.view_offs]})
         return self._known[t]

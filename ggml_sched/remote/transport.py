@@ -73,7 +73,8 @@ class StartingTransport(Transport, Protocol):
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of workers, which must differ, and be none of the driver's; they may name files."""
+    """The names of workers as a tuple; ValueError unless they differ, none is empty or the driver's, and each can be
+    the name of a file."""
     if len(set(names)) != len(names) or "driver" in names or not all(names):
         raise ValueError(f"names of workers are {list(names)}: they differ, and none is 'driver' or empty")
     if any(not isinstance(name, str) or "/" in name or "\0" in name for name in names):

@@ -34,7 +34,7 @@ until they are acknowledged."""
 MAX_CACHED = 4096
 """The most tensors of a session that are kept for the next command that names them."""
 MAX_KEY = 1 << 12
-"""The most characters of the values by which such a tensor is found."""
+"""A tensor is kept only if its values, as text, have at most this many characters."""
 MAX_BUFFERS = 1 << 16
 """The most buffers of all sessions together."""
 MAX_REGISTERED = 1 << 20
@@ -45,7 +45,7 @@ Sent = list[tuple[str, bytes]]
 
 @dataclass(slots=True)
 class _Split:
-    """Nodes of one device, prepared to be computed.  `ctx` keeps the tensors."""
+    """Nodes of one device, prepared to be computed.  `ctx` keeps the tensors alive."""
 
     backend: Backend
     view: GraphView
@@ -124,7 +124,7 @@ class Worker:
         return self._serve_held(session)
 
     def answer(self, message: bytes | bytearray | memoryview) -> Sent:
-        """`handle`, which sends the error to the driver for a message that is not understood."""
+        """As `handle`, but for a message that is not understood it returns a message with the error to the driver."""
         try:
             return self.handle(message)
         except MessageError as error:
@@ -190,7 +190,8 @@ class Worker:
         return [(envelope.segments[0].worker if envelope.segments else DRIVER, message)]
 
     def _execute(self, session: _Session, envelope: Envelope, segment: Segment) -> None:
-        """Execute the commands of a segment; the first error stays in the envelope, and ends it."""
+        """Execute the commands of a segment.  The envelope carries the first error on to the driver; after it only the
+        commands of ALWAYS are executed."""
         is_call = envelope.kind == "call"
         for command in segment.commands:
             try:
@@ -268,8 +269,8 @@ class Worker:
         return session.buffers[number]
 
     def _tensor(self, session: _Session, values: Any) -> Tensor:
-        """The tensor of some values.  Equal values give the same object, because backends keep what they have prepared
-        by tensor."""
+        """The tensor that `values` describe.  Equal values mostly give the same object, because backends keep by tensor
+        what they have prepared."""
         key = repr(values)
         found = session.tensors.get(key)
         if found is None:
@@ -393,7 +394,8 @@ class Worker:
         return self.describe()
 
     def _file(self, session: _Session, values: Any, path: Any, start: Any, digest: Any) -> bool:
-        """Fill a tensor with a whole one of a GGUF file that is here; False if there is none with this digest."""
+        """Fill a tensor from a GGUF file of this machine; False if the file has no tensor of that size and with this
+        digest at byte `start`."""
         t = self._tensor(session, values)
         path, start = text(path, "a path", 1 << 12), natural(start, "an offset")
         data = self.files.read(path, start, t.nbytes, text(digest, "a digest"))
@@ -425,8 +427,8 @@ class Worker:
         return made[-1]
 
     def _kinds(self, session: _Session, device: Any, nodes: Any) -> list[list[Any]]:
-        """For each node whether the backend supports it, offers to compute it with weights of the host, and its size;
-        leafs have a size alone."""
+        """For each node: [whether the backend supports it, whether it offers to compute it with weights of the host,
+        its size]; the first two are False for a leaf."""
         _, backend = self._backend(device)
         found = []
         for values in fields_of(nodes, "nodes"):
@@ -449,7 +451,8 @@ class Worker:
 
 
 def _called(functions: dict[str, Callable[..., Any]], what: str, name: str, arguments: list[Any], *first: Any) -> Any:
-    """Call the function of a name; MessageError if there is none, or it takes another number of arguments."""
+    """Call the function that `functions` has under a name; MessageError if it has none, or one that takes another
+    number of arguments."""
     function = functions.get(name)
     if function is None:
         raise MessageError(f"{name!r} is no {what}")

@@ -25,7 +25,7 @@ from ggml_sched.graph.quants.bits import bf16_to_f32, f32_to_bf16
 __all__ = ["QUANTIZED", "bf16_to_f32", "dequantize", "f32_to_bf16", "quantize"]
 
 Coder: TypeAlias = Callable[[np.ndarray, Type, np.ndarray], None]
-"""Reads elements or blocks of a type from its first argument, and writes the result to its last."""
+"""A function (source, type, result): writes the blocks of the source's elements to the result, or the reverse."""
 
 FORMATS: Mapping[Type, tuple[Coder, Coder]] = plain.FORMATS | k_quants.FORMATS | codebook.FORMATS
 """{quantised type: its functions (dequantize, quantize) for arrays of blocks}."""

@@ -26,14 +26,15 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values, np.float32).reshape(np.shape(values)).view(np.uint32)
     high = bits >> np.uint32(16)
     rounded = (bits + (high & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
-    # Adding could turn the bits of a NaN into an infinity or a zero, so a NaN is cut instead; its quiet bit is set, as
-    # the cut bits may have been the only ones that made it a NaN.
+    # Rounding could turn a NaN into an infinity or a zero, so the lower bits of a NaN are cut off instead.  Its quiet
+    # bit is set, because the bits that were cut off may have been the only ones that made it a NaN.
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(nan, high | np.uint32(64), rounded).astype(np.uint16)
 
 
 def inverse(d: np.ndarray) -> np.ndarray:
-    """1 / d for the scale d of each block, 0 where d is 0; has a last axis of 1, to multiply the elements of blocks."""
+    """1 / d for the scale d of each block, 0 where d is 0, as an array with a last axis of 1, by which the elements of
+    blocks can be multiplied."""
     found: np.ndarray = np.where(d != 0, np.float32(1) / d, np.float32(0))
     return found[..., None]
 

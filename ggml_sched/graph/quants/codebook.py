@@ -2,8 +2,8 @@
 
           elements  bytes of a block, in order
     iq4_nl   32     d:f16, then 16 bytes: the low nibble of byte j is element j, the high nibble element j + 16
-    iq4_xs  256     d:f16, u16 and 4 bytes with the upper and the lower bits of 8 scales, then 8 times such 16 bytes
-    mxfp4    32     e:u8, the exponent of a power of 2 (d), then such 16 bytes
+    iq4_xs  256     d:f16, a u16 with the upper bits of 8 scales, 4 bytes with the lower bits, 8 times 16 bytes as above
+    mxfp4    32     e:u8, the exponent of a power of 2 (d), then 16 bytes as in iq4_nl
 
 An element is d * table[q]; of iq4_xs d * (scale - 32) * table[q], where each 32 elements have a scale of 6 bits.
 """
@@ -25,12 +25,12 @@ FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.flo
 """The 16 values of a 4-bit float (e2m1), doubled so that they are integers; `_halves` halves the scale in return."""
 
 _PLACES = np.searchsorted((UNEVEN[1:] + UNEVEN[:-1]) / 2, np.arange(-254, 256) / 2, "right").astype(np.uint8)
-"""The index of the element of UNEVEN nearest to each multiple of 0.5 from -127 on.  These suffice, as all midpoints
-between elements are multiples of 0.5."""
+"""For each multiple of 0.5 from -127 on the index of the nearest element of UNEVEN.  A value has the same nearest
+element as the multiple of 0.5 below it, because all midpoints between elements are multiples of 0.5."""
 
 
 def _uneven(scaled: np.ndarray) -> np.ndarray:
-    """Quantises values: the index of the element of the table UNEVEN that is nearest to each."""
+    """For each value, already divided by its scale, the index of the nearest element of the table UNEVEN."""
     return _PLACES[limited(np.floor(scaled * np.float32(2)), -254, 255).astype(np.int16) + 254]
 
 

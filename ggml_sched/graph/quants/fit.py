@@ -1,7 +1,7 @@
 """Finds good scales: for each part of a block a step (and minimum) with which step * level is close to the elements.
 
-A part is a group of elements that share a scale; a level is the integer that an element becomes; the
-step is the real scale of a part.  The method: try some steps around the one with which the levels just cover the part's
+A part is the elements of a block that share a scale; a level is the integer that an element becomes; the step is the
+scale of a part as a real number.  The method: try some steps around the one with which the levels just cover the part's
 values; for each, round the elements to levels, and compute the least-squares step for these levels; keep the step with
 the smallest sum of squared errors.
 Invariant: every result is finite; a part that holds an infinity or a NaN has the step 0.
@@ -18,10 +18,10 @@ from ggml_sched.graph.quants.bits import limited
 __all__ = ["fit_affine", "fit_signed", "fit_table", "share"]
 
 AFFINE_SPANS = np.linspace(0.85, 1.05, 9, dtype=np.float32)
-"""The ranges that levels are tried to cover, as fractions of the range from the least to the largest element."""
+"""`fit_affine` tries levels that cover these fractions of the range from a part's least to its largest element."""
 
 SIGNED_SPANS = np.linspace(0.78, 1.06, 15, dtype=np.float32)
-"""Steps that are tried without a minimum, as fractions of the step with which the levels just cover the elements."""
+"""`fit_table` tries these fractions of the step with which the levels just cover the elements."""
 
 Nearest = Callable[[np.ndarray], np.ndarray]
 """A function from elements divided by a step to the nearest levels."""
@@ -65,8 +65,8 @@ def fit_signed(x: np.ndarray, low: int, high: int) -> np.ndarray:
 def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarray:
     """The step, f32 [...], of either sign, of each part x [..., n], so that x is about step * level.
 
-    `nearest` gives the levels; `furthest` is the level with the largest magnitude, to which a step of share 1 maps the
-    element furthest from zero.
+    `nearest` gives the levels; `furthest` is the level of the largest magnitude: the steps that are tried are around
+    the one that gives it to the element furthest from zero.
     """
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], -1)
     step = spanning = extreme / furthest

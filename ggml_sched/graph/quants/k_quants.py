@@ -24,8 +24,8 @@ from ggml_sched.graph.quants.fit import fit_affine, fit_signed, share
 __all__ = ["FORMATS"]
 
 Scales = tuple[np.ndarray, np.ndarray | None]
-"""(step, minimum) of each part, f32 [..., parts]: step = d * scale; the minimum, dmin * minimum, is subtracted, and is
-None for types without one."""
+"""For each part, f32 [..., parts]: (d * scale, by which levels are multiplied; dmin * minimum, which is then
+subtracted, None for types without minima)."""
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -44,7 +44,7 @@ def _two_bits(packed: np.ndarray) -> np.ndarray:
 
 
 def _join_fours(q: np.ndarray, apart: int) -> np.ndarray:
-    """Pack levels of 0 .. 3, four in a byte, which lie `apart` elements apart."""
+    """Pack levels of 0 .. 3, four in a byte: those of elements i, i + apart, i + 2 * apart and i + 3 * apart."""
     lanes = (q & 3).reshape(*q.shape[:-1], -1, 4, apart)
     packed = lanes[..., 0, :] | lanes[..., 1, :] << 2 | lanes[..., 2, :] << 4 | lanes[..., 3, :] << 6
     return packed.reshape(*q.shape[:-1], -1)

@@ -1,12 +1,13 @@
 """Blocks of 32 elements with one scale: q4_0 q4_1 q5_0 q5_1 q8_0, rounded as ggml's reference does.
 
     q4_0   d:f16                    16 bytes: the low nibble of byte j is element j, the high nibble element j + 16
-    q4_1   d:f16 m:f16              such 16 bytes
-    q5_0   d:f16        qh:u32      such 16 bytes; bit j of qh is the fifth bit of element j
-    q5_1   d:f16 m:f16  qh:u32      such 16 bytes; qh likewise
+    q4_1   d:f16 m:f16              16 bytes as in q4_0
+    q5_0   d:f16        qh:u32      16 bytes as in q4_0; bit j of qh is the fifth bit of element j
+    q5_1   d:f16 m:f16  qh:u32      16 bytes as in q4_0; qh as in q5_0
     q8_0   d:f16                    32 signed bytes
 
-q is the stored integer.  An element is d * (q - offset), or d * q + m where the block has a minimum m.
+q is the stored integer.  An element is d * q + m where the block has a minimum m, else d * (q - offset), with an offset
+of 8 in q4_0, 16 in q5_0 and 0 in q8_0.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
         q = round_away(x * inverse(d))
         blocks[..., 2:] = limited(q, -128, 127).astype(np.int8).view(np.uint8)
     elif kind in _OFFSET:
-        # The element furthest from zero becomes the level 0, q - offset = -offset: so d has its opposite sign.
+        # The element furthest from zero gets q = 0, and so the value d * -offset: d has the opposite sign.
         offset = _OFFSET[kind]
         at = np.abs(x).argmax(axis=-1)
-        # + 0 makes -0 to 0: ggml's reference gives a block of elements -0 the same scale as one of elements 0.
+        # + 0 turns -0 into 0: ggml's reference gives a block of elements -0 the same scale as a block of elements 0.
         d = (np.take_along_axis(x, at[..., None], -1)[..., 0] + np.float32(0)) / np.float32(-offset)
         q = x * inverse(d) + np.float32(offset + 0.5)
         _put_levels(limited(q, 0, 2 * offset - 1).astype(np.uint8), kind, blocks)

@@ -31,7 +31,7 @@ def facts_of(plan: Plan) -> Facts:
 
 
 def verify(plan: Plan) -> None:
-    """HazardError for an unsound plan."""
+    """Check a plan and its program; raises HazardError if they are unsound."""
     require_sound(facts_of(plan))
 
 

@@ -3,8 +3,8 @@
 Every step is executed on two memories: a real one, with the plan's addresses, and an ideal one, in which every tensor
 has memory of its own and nodes run in the graph's order.  Every read must find the same in both.  Steps are executed in
 the program's order.  A separate check ensures that every other order which the waits allow has the same results: when a
-step accesses bytes, all steps with conflicting accesses before must be known to be done, by the order of their queues
-and by waits (the vector clocks of _Order).
+step accesses bytes, all earlier steps whose accesses conflict with this one must be known to be done, by the order of
+their queues and by waits (the vector clocks of _Order).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ A tensor's values differ in each compute: `writer` is an id plus the number of t
 
 
 def check_dataflow(facts: Facts) -> list[Problem]:
-    """Execute the program symbolically, for so many computes that every slot of every copy is used twice.
+    """Execute the program symbolically, for at least one compute more than copies have slots and waits go back.
 
-    Nodes write new values in each compute, and inputs change in some computes, so that data kept too long is found.
+    Nodes write new values in each compute, and inputs change in some computes, so that reads of old data are found.
     Fusion groups are executed in each way that a backend may choose: node by node at their own positions, node by node
     where the last member stands, and as one kernel.
     """
@@ -62,7 +62,7 @@ class Memory:
         at = max(bisect_right(self.pieces, (start, inf)) - 1, 0)
         if at < len(self.pieces):
             begin, end, writer, first = self.pieces[at]
-            if begin <= start < stop <= end:        # as most are: one piece has all
+            if begin <= start < stop <= end:        # in most cases one piece covers the whole range
                 return [(0, stop - start, writer, first + start - begin)]
         for k in range(at, len(self.pieces)):
             begin, end, writer, first = self.pieces[k]
@@ -96,20 +96,19 @@ class Memory:
 
 
 class _Range(NamedTuple):
-    """The last accesses to the bytes [start, stop): by the writer, and since then by one reader of each queue."""
+    """The last accesses to the bytes [start, stop): the last write (None: none), and since then the last read of each
+    queue.  Both are instances of steps (see `_Order`)."""
 
     start: int
     stop: int
     writer: int | None
     readers: dict[int, int]
-    """{queue: reader}."""
+    """{queue: the instance of a step that was its last to read the bytes}."""
 
 
 class _Touched:
-    """The last accesses to the bytes of one memory: sorted, disjoint ranges.
-
-    The next access conflicts with these.  Writers and readers are instances of steps (see `_Order`).
-    """
+    """The last accesses to the bytes of one memory, with which the next access may conflict: sorted, disjoint
+    ranges."""
 
     def __init__(self) -> None:
         self.ranges: list[_Range] = []
@@ -156,7 +155,7 @@ def _start(piece: _Range) -> int:
 class _Order:
     """Which steps are known to be done when a step begins, as vector clocks: {queue: the latest step known to be done}.
 
-    A step runs once in each compute; its run in compute number c is the instance c * (number of steps) + k of step k.
+    In clocks a step stands for its run in one compute, its instance: c * (number of steps) + k for step k in compute c.
     """
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
@@ -168,7 +167,7 @@ class _Order:
         self.now: dict[int, int] = {}
 
     def begin(self, compute: int, k: int) -> int:
-        """Run step k of a compute; returns its instance."""
+        """Begin step k of a compute: sets `now` to the clock at its begin, notes that it ran, returns its instance."""
         clock: dict[int, int] = {}
         step = self.steps[k]
         me = compute * len(self.steps) + k
@@ -193,15 +192,15 @@ class _Order:
         return instances[at - 1] if at else -1
 
     def knows(self, instance: int) -> bool:
-        """Whether an instance is done when the step that began last begins."""
+        """Whether an instance is known to be done when the present step, the last that `begin` began, begins."""
         queue = self.steps[instance % len(self.steps)].backend
         return instance <= self.now.get(queue, -1)
 
 
 class _Execution:
-    """The state of the symbolic execution of several computes: both memories, and what was set, computed and found.
+    """The state of the symbolic execution of several computes: both memories, what was set and computed, and problems.
 
-    `real` is {memory: content} with the plan's addresses, `ideal` {root: content} with memory for each root.
+    `real` is {memory: content} with the plan's addresses; `ideal` is {root: content}: each root has memory of its own.
     """
 
     def __init__(self, facts: Facts, mode: int = ONE_BY_ONE) -> None:
@@ -215,21 +214,22 @@ class _Execution:
         self.bad: set[int] = set()
         """Copies with a problem that was reported: reads of them are not reported again."""
         self.experts: dict[int, list[Piece]] = {}
-        """{copy or weight that has only some experts: the pieces of the expert ids for which they were copied or
-        fetched}."""
+        """{copy or weight of which only chosen experts are in memory: the content of the tensor whose numbers chose
+        them}."""
         self.size = len(facts.name)
         self.round = 0
-        """The number of the compute, from 0.  A writer is round * size + id, so that the values of computes differ."""
+        """The number of the present compute, from 0.  The writer in a `Piece` is round * size + id."""
         self.cur_copy = 0
         """Which slot of each copy this compute uses: `cur_copy` modulo the number of the copy's slots."""
         self.needed: set[int] = set()
-        """Leafs with bytes that are read, or left at the end of the compute, as the caller set them."""
+        """Leafs of which some bytes are still as the caller set them when a node reads them, or when the first compute
+        ends."""
         self.versions: dict[int, int] = {}
         """{leaf or resident: how often its data has changed}: the caller set it, or nodes wrote to a resident."""
         self.set_in: dict[int, int] = {}
         """{leaf or resident: the round in which it was set last}."""
         self.seen: dict[int, int] = {}
-        """{id whose data is kept between computes: the entry of `versions` of its source when it was written}."""
+        """{leaf or copy slot whose data is kept between computes: which of the `versions` of its source it holds}."""
         steps = facts.program.steps
         self.order = _Order(steps) if len({step.backend for step in steps}) > 1 else None
         self.touched: defaultdict[Area, _Touched] = defaultdict(_Touched)
@@ -261,11 +261,11 @@ class _Execution:
         return self.found
 
     def set_before(self, leafs: list[int]) -> list[int]:
-        """The leafs that the caller sets before this compute: some computes leave out steps that are
-        `if_changed`, some do not.
+        """The leafs that the caller sets before this compute; they vary, so that each step that is `if_changed` is left
+        out of some computes and runs in others.
 
-        Before the first compute all.  Then, each for as many computes as a copy has slots: none, every second leaf, the
-        other leafs, all.
+        Before the first compute the caller sets all.  Then, each time for as many computes as a copy has slots: none,
+        every second leaf, the other leafs, all.
         """
         match (self.round + self.facts.program.copy_slots - 1) // self.facts.program.copy_slots:
             case 1:
@@ -276,12 +276,12 @@ class _Execution:
                 return leafs
 
     def set_data(self, leafs: list[int]) -> None:
-        """Give leafs and residents new data."""
+        """Give these leafs new data, as the caller would; leafs that are residents get it at once, others by loads."""
         for i in leafs:
             self.set_in[i] = self.round
             self.versions[i] = self.versions.get(i, 0) + 1
             if self.facts.is_resident(i):
-                if i not in self.facts.banks:       # of those the store has the data
+                if i not in self.facts.banks:       # the data of a bank's weights is in the store
                     self.write_real(i, self.all_of(i), False)
                 self.done.add(i)
         for i in self.set_in:
@@ -289,7 +289,8 @@ class _Execution:
                 self.write_ideal(i)
 
     def is_kept(self, step: Step) -> bool:
-        """Whether a step is left out, because its destination holds the present version of its source."""
+        """Whether a step is left out of this compute, because its destination holds the present version of its source;
+        if not, notes in `seen` that it will."""
         if isinstance(step, Run) or not step.if_changed:
             return False
         location, version = location_id(step, self.cur_copy), self.versions.get(self.facts.memory(step.tensor), 0)
@@ -331,7 +332,8 @@ class _Execution:
         self.done.add(location)
 
     def fetch(self, step: Fetch) -> None:
-        """Write the fetched range of a weight to its copy; the bytes beside it, which a fetch may write, are lost."""
+        """Write the fetched range of a weight to its copy.  The rest of the copy's memory loses its content, because a
+        fetch may write there, too."""
         facts, location = self.facts, location_id(step, self.cur_copy)
         self.touch(step.tensor, False)
         pieces = self.real["resident", facts.memory(step.tensor)].read(step.start, step.start + step.nbytes)
@@ -342,8 +344,8 @@ class _Execution:
         self.done.add(location)
 
     def fetch_experts(self, step: FetchExperts) -> None:
-        """Write the experts that ids name to the memory of their bank; those of every other bank of the store may have
-        lost their slots."""
+        """Write the experts that `step.ids` names to the memory of their bank.  All other banks of the store lose their
+        content: their experts may have lost their slots."""
         facts, location = self.facts, location_id(step, self.cur_copy)
         numbers = self.read_real(location)
         self.compare(step.ids, location, f"the store {facts.backend(step.backend)} reads")
@@ -383,7 +385,8 @@ class _Execution:
     def compute_as_one(self, step: Run, members: list[int]) -> None:
         """Compute a fusion group as one kernel, which does not write inner results.
 
-        It may read at any time while it writes: its reads from outside must find the right data before and after.
+        The kernel may read at any time while it writes: the sources from outside the group must be right both before
+        and after its writes.
         """
         facts = self.facts
         inside, own = {facts.memory(i) for i in members}, {i for i in members if facts.view_of[i] < 0}
@@ -425,7 +428,8 @@ class _Execution:
     def write(self, step: Run, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
         """Write the result of node i to the ideal memory, and with `really` to the real one.
 
-        `own` are the nodes of its group: the earlier content of their memory is not checked.
+        `own`: the nodes of its fusion group.  If node i is a view of one of them, the content before the write is not
+        checked.
         """
         facts = self.facts
         here, into = facts.assigned[i], facts.into(step, i, self.cur_copy)
@@ -434,7 +438,8 @@ class _Execution:
             root = facts.label(facts.memory(into))
             self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
         elif facts.view_of[i] >= 0 and facts.view_of[i] not in own:
-            # The op may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right before.
+            # The op may write only some bytes of its result (SET_ROWS, gaps between strides): before the write all must
+            # be right.
             self.compare(i, into, f"{node} writes into")
         self.write_ideal(i)
         if really:
@@ -446,17 +451,18 @@ class _Execution:
         return ne[3] == 1 and nb[2] >= nb[1] * (ne[1] - 1) + nb[0] * (ne[0] // kind.block_size)
 
     def need(self, i: int) -> None:
-        """Note the leafs whose data, as the caller set it, a read of tensor i finds in its memory."""
+        """In the first compute: note in `needed` the leafs of which tensor i has bytes as the caller set them."""
         if not self.round:
             self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
 
     def names_experts(self, i: int, slot: int, reads: tuple[int, ...]) -> bool:
-        """Whether node i is a MUL_MAT_ID that reads in this slot what has the experts of its own ids."""
+        """Whether node i is a MUL_MAT_ID, source number `slot` is its weight, and the experts of that weight which are
+        in memory are those that the node's own ids choose."""
         return (self.facts.op[i] == "MUL_MAT_ID" and slot == 0
                 and self.read_real(reads[2]) == self.experts[reads[0]])
 
     def end(self) -> None:
-        """Check, after a compute, results, residents, and the inputs that the program names."""
+        """After a compute, check the results, the residents, and that the program names all inputs."""
         facts = self.facts
         if not self.round:
             for i in self.leafs & self.written:
@@ -475,7 +481,7 @@ class _Execution:
             self.check_overwritten()
 
     def check_overwritten(self) -> None:
-        """Check `overwritten`: tensors not in it hold their value, and the memory of those in it was used again."""
+        """Check `Facts.overwritten`: the memory of a tensor in it was used again, any other tensor has its value."""
         facts = self.facts
         for i in sorted({i for i in facts.nodes if facts.computes(i)} | (self.leafs & self.written)):
             if facts.is_resident(i) or facts.offset[i] < 0 or i in facts.inner or not facts.nbytes[i]:
@@ -487,7 +493,8 @@ class _Execution:
                             f"{facts.label(i)} is declared overwritten, and no step has written over it")
 
     def is_reused(self, i: int) -> bool:
-        """Whether a tensor that is used first after i overlaps the memory of i, padding included."""
+        """Whether the memory of i, padding included, overlaps that of a tensor whose first use comes after that of
+        i."""
         facts, root, first = self.facts, self.facts.memory(i), self.first_use
         start, stop = facts.offset[root], facts.offset[root] + facts.padded(root)
         return any(first[k] > first[i] and facts.offset[k] >= 0 and facts.view_of[k] < 0
@@ -511,7 +518,7 @@ class _Execution:
     # -- bytes --
 
     def all_of(self, i: int) -> list[Piece]:
-        """The content of tensor i: of a node, what this compute gives it; of another, what the caller has set last."""
+        """The right content of tensor i: of a node, what this compute writes; of a leaf, what the caller set last."""
         writer = i + self.set_in.get(i, self.round) * self.size
         return [(0, self.facts.nbytes[i], writer, 0)] if self.facts.nbytes[i] else []
 
@@ -560,7 +567,8 @@ class _Execution:
             touched.ranges[low : low + len(pieces)] = [_Range(at, stop, self.me, {})]
 
     def report_unordered(self, i: int, other: int, n: int) -> None:
-        """Report the conflict of instance `other`, of a program of n steps, with the current step at the bytes of i."""
+        """Report that the current step conflicts, at the bytes of i, with instance `other` of a step, and that no wait
+        orders them; n is the number of steps of the program."""
         pair = (other % n, self.me % n)
         if pair not in self.unordered:
             self.unordered.add(pair)
@@ -570,9 +578,9 @@ class _Execution:
             self.report("unordered", f"{what}, and step {pair[0]}{of} may not be done with them")
 
     def producers(self, i: int) -> set[int]:
-        """The ids that must be computed before tensor i is copied: its root, and i itself or the node that it views.
+        """The ids that must be set or computed before tensor i is copied: its root, and the node that i is or views.
 
-        For a node that writes into its root's memory only the root: the copy, made first, receives the result.
+        A node that writes to its root's memory is not among them: it may compute into the copy, which is made first.
         """
         facts = self.facts
         found = {facts.memory(i)}
@@ -581,7 +589,10 @@ class _Execution:
         return found if facts.view_of[i] >= 0 else found | {i}
 
     def compare(self, s: int, p: int, who: str, worst: str | None = None, by_step: bool = True) -> None:
-        """Report a problem if a read of graph tensor s, at the address of id p, differs from the ideal memory."""
+        """Report a problem if a read of graph tensor s, at the address of id p, differs from the ideal memory.
+
+        `worst`: the reason code, in place of the one that is found here; `by_step`: a step reads, not the caller.
+        """
         facts = self.facts
         expected, actual = self.read_ideal(s), self.read_real(p, by_step)
         if expected == actual or p in self.bad:

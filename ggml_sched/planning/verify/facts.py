@@ -24,7 +24,7 @@ VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 Layout: TypeAlias = tuple[Type, tuple[int, ...], tuple[int, ...]]
 """(type, ne, nb) of a tensor."""
 Area: TypeAlias = tuple[int, int] | tuple[str, int]
-"""A memory: (backend, chunk) of an arena, or ("resident", root)."""
+"""A memory: (backend, chunk) for a buffer of that backend's arena, or ("resident", id) for the memory of a resident."""
 
 
 # -- the content of a plan ---------------------------------------------------------------------------
@@ -38,7 +38,7 @@ class PlainSplit(NamedTuple):
     """Position in `Facts.nodes`, like `stop`."""
     stop: int
     inputs: tuple[int, ...]
-    """Indices of copies, in the order in which they are made; a repeated one is made once."""
+    """Indices of the copies that are made before the nodes run, in order; one that is listed twice is made once."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Facts:
     tolerates: list[int]
     """Bit k is set if the kernel of this node may write its result over the source in slot k."""
     need: list[int]
-    """The bytes that the backend of an id allocates for it (0 for views), with the margin of the store that fetches
-    it."""
+    """The bytes that an id needs in its arena: what the backend allocates for it, plus, for a fetched copy, the margin
+    of its store; 0 for views and for ids in no arena."""
 
     # The plan.
     splits: list[PlainSplit]
@@ -86,7 +86,7 @@ class Facts:
     write_backs: dict[int, int]
     """{node that computes into a copy: index of that copy}; it is then written back to the node's own memory."""
     sequence: list[int]
-    """Ids of copies and nodes, in the order in which a compute makes and computes them."""
+    """Ids of copies and nodes, in the order in which a compute makes the copies and computes the nodes."""
     assigned: list[int]
     """The backend that computes a node, or holds a leaf or a copy; -1 for a tensor that is not used."""
     arena_of: list[int]
@@ -96,7 +96,7 @@ class Facts:
     offset: list[int]
     size: list[int]
     shares: list[int]
-    """The id whose memory an id shares, because it is a view or written in place; -1 for memory of its own."""
+    """The id whose memory an id shares, as a view or by in-place reuse; -1 for an id that shares no other's."""
     is_inplace: list[bool]
     reads: list[tuple[int, ...]]
     """As `src`, with the id of the copy in place of each source that was copied."""
@@ -108,9 +108,10 @@ class Facts:
     deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """{node: its alloc dependencies}."""
     groups: tuple[tuple[int, ...], ...] = ()
-    """Fusion groups, as positions in `nodes`; computed where the last member stands, or one by one for a callback."""
+    """Fusion groups, each as the positions of its members in `nodes`.  A backend computes all members at the position
+    of the last, or each at its own, such as for an observer."""
     inner: frozenset[int] = frozenset()
-    """Members of groups whose results the plan declares unwritten."""
+    """Ids of members of fusion groups; the plan declares that their results are not written to memory."""
     overwritten: frozenset[int] = frozenset()
     """Tensors that the plan declares overwritten at the end of a compute; reading them is refused."""
     stores: frozenset[int] = frozenset()
@@ -209,8 +210,8 @@ class Facts:
         return i >= self.n_tensors and bool(self.stores & (self.resident[self.copies[i - self.n_tensors][0]] or set()))
 
     def extent(self, i: int) -> int:
-        """The bytes of its memory that an access to id i may touch: a fetch writes beside the weight, too, and where in
-        that memory the weight lies is not known before it is bound."""
+        """How many bytes an access to id i may touch, from its address on: of a fetched copy all of its memory, because
+        a fetch also writes bytes beside the weight, whose place in that memory is known only when the plan is bound."""
         return max(self.need[i], self.nbytes[i]) if self.is_fetched(i) else self.nbytes[i]
 
     def padded(self, i: int) -> int:
@@ -235,9 +236,9 @@ class Facts:
         return {self.nodes[k]: number for number, group in enumerate(self.groups) for k in group}
 
     def units(self, step: Run, late: bool) -> list[list[int]]:
-        """The nodes that a run computes, in order, as lists of one node.
+        """The nodes that a Run computes, in order, each as a list of one node.
 
-        `late`: the members of a fusion group are one list, where the last of them stands, as if run by one kernel.
+        `late`: the members of a fusion group are one list, at the position of the last, as if one kernel ran them.
         """
         found: list[list[int]] = []
         waiting: dict[int, list[int]] = {}
@@ -257,8 +258,8 @@ class Facts:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Ids of leafs and copy slots whose data later computes use again, without loading or copying it, while its
-        source is unchanged."""
+        """Ids of leafs and copy slots whose data stays for later computes: while its source is unchanged, these neither
+        load nor copy it again."""
         return frozenset(location.id for step in self.program.steps
                          if not isinstance(step, Run) and step.if_changed for location in step.locations)
 
@@ -269,9 +270,9 @@ class Facts:
                          if not isinstance(step, Run) and len(step.locations) > 1 for location in step.locations)
 
     def read_by(self, step: Run, node: int, cur_copy: int) -> tuple[int, ...]:
-        """The ids that a node reads in a run, one for each of its slots; -1 for an empty slot.
+        """The ids that `node` reads when `step` runs it, in the order of its sources; -1 where it has no source.
 
-        `cur_copy` selects the slot of each copy: it grows by 1 with each compute.
+        `cur_copy`, which grows by 1 with each compute, selects the slot of each copy.
         """
         found = list(self.src[node])
         for read in self._reads.get((id(step), self.position[node]), ()):
@@ -289,7 +290,7 @@ class Facts:
         return found
 
     def into(self, step: Run, node: int, cur_copy: int) -> int:
-        """The id into whose memory a node of a run computes: the node itself, or a copy."""
+        """The id into whose memory `step` computes `node`: the node itself, or a copy that is written back."""
         if step.into and self.position[node] == step.last:
             return step.into[cur_copy % len(step.into)].id
         return node
@@ -327,7 +328,8 @@ def _residents(tensors: tuple[Tensor, ...], backends: tuple[BackendBase, ...]) -
 
 
 def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
-    """The planned sources in the order of `src`, which has -1 for an empty one; `given` leaves the empty ones out."""
+    """`given`, the ids that a node reads by the plan, put in the order of `src`; -1 where `src` has -1 for no source,
+    which `given` leaves out."""
     rest = iter(given)
     return tuple(-1 if s < 0 else next(rest, -1) for s in src)
 
@@ -343,11 +345,13 @@ class Act(NamedTuple):
     kind: str
     """"load", "copy", "copy experts", "fetch", "fetch experts", "run" (one node), "write back"."""
     id: int
-    """The id that is written: a leaf, a slot of a copy, a node, or the first weight of a bank of experts."""
+    """The id of what is written: a leaf, a copy, a further slot of a copy (with an id after those of all copies), a
+    node, or the first weight of a bank of experts."""
 
 
 def acts(facts: Facts, cur_copy: int = 0, late: bool = False) -> Iterator[Act]:
-    """The actions of a compute in the order of the program, one for each node; `late` as in `Facts.units`."""
+    """The actions of a compute in the order of the program: one for each node that a Run computes, and one for each
+    other step.  `late`: the members of a fusion group follow each other, at the position of the last."""
     time = 0
     for k, step in enumerate(facts.program.steps):
         if isinstance(step, Run):
@@ -362,7 +366,8 @@ def acts(facts: Facts, cur_copy: int = 0, late: bool = False) -> Iterator[Act]:
 
 
 def location_id(step: Transfer, cur_copy: int) -> int:
-    """The id of the copy slot (or leaf) that a step writes, or a write-back reads; `cur_copy` selects the slot."""
+    """The id of the copy slot (or leaf) that a step writes; of a write-back or a fetch of experts, of the one that it
+    reads.  `cur_copy` selects the slot."""
     return step.locations[cur_copy % len(step.locations)].id
 
 
@@ -376,7 +381,7 @@ def readable(facts: Facts) -> list[int]:
 
 
 def holder(facts: Facts, i: int) -> int:
-    """The id that owns the memory of i: i itself, or the id at the end of the chain of `shares`."""
+    """The owner of the memory of id i: i itself, or the id at the end of the chain of `shares`."""
     seen = set()
     while facts.shares[i] >= 0 and i not in seen:
         seen.add(i)

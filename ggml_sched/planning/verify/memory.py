@@ -35,8 +35,8 @@ def check_memory(facts: Facts) -> list[Problem]:
         by_arena: dict[tuple[int, int], list[Life]] = {}
         for life in lives(facts, late):
             by_arena.setdefault((facts.arena_of[life.id], facts.chunk[life.id]), []).append(life)
-        for group in by_arena.values():
-            found += _check_overlaps(facts, group)
+        for lifetimes in by_arena.values():
+            found += _check_overlaps(facts, lifetimes)
         if found:
             break
     return found
@@ -110,11 +110,11 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
     return sorted(found, key=lambda life: life.birth)
 
 
-def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
-    """The problems of lifetimes that overlap in the bytes of one arena; `group` is sorted by birth.
+def _check_overlaps(facts: Facts, lifetimes: list[Life]) -> Iterator[Problem]:
+    """The problems of lifetimes that overlap in the bytes of one buffer of an arena; `lifetimes` is sorted by birth.
 
-    A sweep: `taken` has the ranges (start, stop, id) that are live at the present birth, sorted and disjoint, `death`
-    the end of each of their lifetimes.  A node that may write in place over a range replaces it.
+    A sweep: `taken` has the ranges (start, stop, id) that are live at the present birth, sorted and disjoint; `death`
+    is {id: end of its lifetime} of these.  A node that may reuse a range in place takes its entry over.
     """
     taken: list[tuple[int, int, int]] = []
     death: dict[int, int] = {}
@@ -125,7 +125,7 @@ def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
         key = (facts.offset[i], facts.offset[i] + facts.need[i], i)
         del taken[bisect_left(taken, key)]
 
-    for life in group:
+    for life in lifetimes:
         i = life.id
         start, stop = facts.offset[i], facts.offset[i] + facts.need[i]
         if start == stop:
@@ -152,7 +152,8 @@ def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
 
 
 def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
-    """The problem of `new` overlapping the live `old`; None if it is an in-place reuse that is allowed."""
+    """The problem of lifetime `new`, which begins in bytes where `old` is live; None if `new` reuses them in place, as
+    is allowed."""
     x, y = new.id, old.id
     both = f"{facts.label(x)} at {facts.where(x)}, written at event {new.birth}"
     theirs = f"{facts.label(y)} at {facts.where(y)}, needed until event {old.death}"

@@ -87,8 +87,8 @@ def _slots_of(step: Step) -> list[tuple[Location, ...]]:
 
 
 def _check_splits(facts: Facts) -> list[Problem]:
-    """Check that the splits cover the nodes in the order of `sequence`, and make copies for their own backend; fetches
-    may be for later splits."""
+    """Check that the splits cover the nodes in the order of `sequence`, and make copies for their own backend only,
+    except fetches, which may be for the backend of a later split."""
     found = []
     expected, at = [], 0
     for k, split in enumerate(facts.splits):
@@ -193,7 +193,8 @@ def _check_run(facts: Facts, k: int, step: Run, nodes: list[int]) -> Iterator[Pr
 
 
 def _ends(facts: Facts, step: Load | Copy) -> set[int]:
-    """The backends in whose queue a load or copy may be: that of the destination, and of a copied source."""
+    """The backends in whose queue a load or copy may be: that of the destination and, for a copy, those that hold the
+    source, or can read it if it is a resident."""
     ends = {facts.arena_of[step.locations[0].id]}
     if isinstance(step, Copy):
         ends |= facts.resident[step.tensor] or {facts.arena_of[facts.memory(step.tensor)]}
